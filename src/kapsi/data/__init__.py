@@ -1,0 +1,1 @@
+"""Data for models: tables from files, their preprocessing, and the bundled data set."""

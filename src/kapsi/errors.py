@@ -1,0 +1,38 @@
+"""The errors that kapsi raises on purpose: each is one line that says where, what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["KapsiError", "RunError", "SpecError", "TableError", "nearest"]
+
+
+class KapsiError(ValueError):
+    """An error that the caller can mend; the command line prints it as one line and exits with code 2."""
+
+
+class SpecError(KapsiError):
+    """A function, a specification or a model file that does not fit."""
+
+
+class TableError(KapsiError):
+    """A table that cannot be read, fitted or predicted on."""
+
+
+class RunError(KapsiError):
+    """A run folder that is damaged, of a newer version, in the way, or not a run folder."""
+
+
+def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
+    """Return the choices most like a misspelled word, the best first; letters' case does not count.
+
+    Example:
+        >>> nearest("Tailor", ["taylor", "b_spline", "identity"])
+        ['taylor']
+    """
+    by_folded: dict[str, str] = {}
+    for choice in choices:
+        by_folded.setdefault(choice.casefold(), choice)
+    close = difflib.get_close_matches(word.casefold(), list(by_folded), n=count, cutoff=0.6)
+    return [by_folded[folded] for folded in close]

@@ -1,0 +1,66 @@
+"""The protocol of data expansions κ: Rᵐ → Rᴰ, and what element-wise families share."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kapsi.features import Features
+from kapsi.function import Function, Params, Tensors
+
+__all__ = ["Expansion", "Interval", "columns_of_basis", "working_precision"]
+
+Interval: TypeAlias = tuple[int, float, float]
+"""A group of consecutive columns and the range of inputs on which they are well behaved: (columns, low, high)."""
+
+
+class Expansion(Function, role="expansion"):
+    """κ: a data expansion, `(..., m) → (..., D)`, row by row.
+
+    An instance is called with inputs and the tensors it declared, and returns `Features`.
+    """
+
+    @abstractmethod
+    def factors(self, in_features: int) -> tuple[int, int]:
+        """Return (q, t), D = q·t: the grid on which Kronecker kinds of ψ fit κ naturally."""
+
+    def out_features(self, in_features: int) -> int:
+        """Return D, the number of columns."""
+        return math.prod(self.factors(in_features))
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        """Return where the columns are well behaved, as (columns, low, high) for each group of columns in order."""
+        return ((self.out_features(in_features), -math.inf, math.inf),)
+
+    def params(self, in_features: int) -> Params:
+        """Return the tensors that the expansion needs; nested by part for expansions made of others."""
+        return {}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return new values for some of the tensors, estimated from data.
+
+        Args:
+            x: inputs of the expansion, `(rows, m)`.
+            params: the present values.
+            y: class labels or targets, `(rows,)` or `(rows, n)`, for the expansions that use them.
+        """
+        return {}
+
+    @abstractmethod
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        """Return κ(x) for x of shape `(..., m)`."""
+
+
+def working_precision(x: Tensor) -> Tensor:
+    """Return x in float32 if it comes in a 16-bit type: bases lose all their digits there (a cubic has an error of 0.25)."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def columns_of_basis(values: list[Tensor]) -> Tensor:
+    """Return [φ₁(x), φ₂(x), …], basis-major, from a list of `(..., m)`."""
+    return torch.cat(values, -1) if len(values) > 1 else values[0]

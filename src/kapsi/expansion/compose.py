@@ -1,0 +1,159 @@
+"""Expansions made of expansions: nested (one after another) and extended (side by side)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kapsi.errors import SpecError
+from kapsi.expansion.base import Expansion, Interval
+from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, formed
+from kapsi.function import Params, Tensors
+
+__all__ = ["Extended", "Nested"]
+
+
+@dataclass(frozen=True)
+class Extended(Expansion, name="extended"):
+    """Expansions side by side: κ(x) = [κ₁(x), κ₂(x), …], D = ΣDᵢ.
+
+    Args:
+        parts: the expansions, at least one; their tensors are named by position, `0`, `1`, ….
+
+    Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
+
+    Example:
+        >>> import torch
+        >>> from kapsi import Identity, Taylor
+        >>> Extended((Identity(), Taylor(2)))(torch.tensor([3.0]), {"0": {}, "1": {}}).dense()
+        tensor([3., 3., 9.])
+    """
+
+    examples = (
+        {"parts": ("identity", "chebyshev")},
+        {"parts": ("taylor", "b_spline", "identity")},
+        {"parts": ({"kind": "nested", "parts": ("chebyshev", "taylor")}, "b_spline")},
+    )
+
+    parts: tuple[Expansion, ...]
+
+    def check(self) -> None:  # noqa: D102
+        _need_parts(self)
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, sum(part.out_features(in_features) for part in self.parts)
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+        return tuple(interval for part in self.parts for interval in part.domain(in_features))
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        return {str(i): part.params(in_features) for i, part in enumerate(self.parts)}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+        return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.parts)}
+
+    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+        for i, part in enumerate(self.parts):
+            part.validate(tensors[str(i)])
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        pieces: list[Features] = []
+        for i, part in enumerate(self.parts):
+            made = part(x, params[str(i)])
+            for piece in made.parts if isinstance(made, ConcatenatedFeatures) else (made,):
+                # Neighbors without structure become one array: one matrix product instead of several.
+                if pieces and isinstance(piece, DenseFeatures) and isinstance(pieces[-1], DenseFeatures):
+                    pieces[-1] = DenseFeatures(torch.cat((pieces[-1].values, piece.values), -1))
+                else:
+                    pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else ConcatenatedFeatures(tuple(pieces))
+
+
+@dataclass(frozen=True)
+class Nested(Expansion, name="nested"):
+    """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), parts in the order they are applied.
+
+    The structure of the last part is kept; what goes into it is formed.
+
+    Args:
+        parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-spline.
+
+    Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
+
+    Example:
+        >>> import torch
+        >>> from kapsi import Chebyshev, Taylor
+        >>> Nested((Chebyshev(2), Taylor(2))).out_features(3)
+        42
+    """
+
+    examples = (
+        {"parts": ("chebyshev", "taylor")},
+        {"parts": ("b_spline", {"kind": "taylor", "symmetric": True})},
+        {"parts": ("taylor", {"kind": "extended", "parts": ("identity", "b_spline")})},
+    )
+
+    parts: tuple[Expansion, ...]
+
+    def check(self) -> None:  # noqa: D102
+        _need_parts(self)
+
+    def _widths(self, in_features: int) -> list[int]:
+        widths = [in_features]
+        for part in self.parts:
+            widths.append(part.out_features(widths[-1]))
+        return widths
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return self.parts[-1].factors(self._widths(in_features)[-2])
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        """Return the range of the first part, for all columns: what goes into the others is not the input."""
+        bounds = self.parts[0].domain(in_features)
+        return ((self.out_features(in_features), max(low for _, low, _ in bounds), min(high for _, _, high in bounds)),)
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        widths = self._widths(in_features)
+        return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=False))}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return new values part by part, each from what the calibrated parts before it make of the data."""
+        values: dict[str, Any] = {}
+        for i, part in enumerate(self.parts):
+            new = part.calibrate(x, params[str(i)], y)
+            values[str(i)] = new
+            if i + 1 < len(self.parts):
+                x = formed(part(x, _Overlay(params[str(i)], new)), "Nested")
+        return values
+
+    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+        for i, part in enumerate(self.parts):
+            part.validate(tensors[str(i)])
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        last = len(self.parts) - 1
+        for i, part in enumerate(self.parts[:last]):
+            x = formed(part(x, params[str(i)]), "Nested")
+        return self.parts[last](x, params[str(last)])
+
+
+class _Overlay:
+    """Tensors by name, some of them replaced."""
+
+    def __init__(self, below: Tensors, above: Mapping[str, Any]) -> None:
+        self.below, self.above = below, above
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.above:
+            return self.below[name]
+        value = self.above[name]
+        return _Overlay(self.below[name], value) if isinstance(value, Mapping) else value
+
+
+def _need_parts(function: Extended | Nested) -> None:
+    if not function.parts:
+        raise SpecError(f"{type(function).__name__}(parts=()): at least one expansion is needed")

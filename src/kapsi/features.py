@@ -1,0 +1,198 @@
+"""What κ returns: expanded inputs as small immutable structures. `dense()` is their meaning, the rest a cheaper way to act."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kapsi.errors import SpecError
+
+__all__ = ["ConcatenatedFeatures", "DenseFeatures", "Features", "NormalizedFeatures", "ProductFeatures", "formed"]
+
+LARGEST_FORMED = 2**24
+"""Columns of the widest κ(x) that the package forms by itself: 16.7 million, 64 MiB a row in float32."""
+
+
+class Features(ABC):
+    """κ(x) of shape `(..., D)`."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """Return D."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Return κ(x) itself, `(..., D)`."""
+
+    @abstractmethod
+    def matmul(self, matrix: Tensor) -> Tensor:
+        """Return κ(x) Mᵀ: `(..., k)` for a matrix `(k, D)`, `(..., c, k)` for matrices `(c, k, D)`."""
+
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Return the sum over the columns, `(...)`."""
+
+    @abstractmethod
+    def square_norm(self) -> Tensor:
+        """Return the sum of squares over the columns, `(...)`."""
+
+    def normalized(self, epsilon: float) -> Features:
+        """Return the layer norm of κ(x) without affine part: (κ − mean) / √(variance + ε), over the columns."""
+        mean = self.total() / self.columns
+        # The difference of two means goes below zero by rounding where κ is nearly constant.
+        variance = (self.square_norm() / self.columns - mean.square()).clamp_min(0)
+        return NormalizedFeatures(self, -mean, torch.rsqrt(variance + epsilon))
+
+
+def formed(features: Features, why: str) -> Tensor:
+    """Return κ(x) itself where no structure helps, after a check of the size that is made.
+
+    Raises:
+        SpecError: κ has more than `LARGEST_FORMED` columns.
+    """
+    if features.columns > LARGEST_FORMED:
+        raise SpecError(
+            f"{why} needs κ(x) itself, {features.columns:,} columns a row, and at most {LARGEST_FORMED:,} are formed; "
+            "choose a reconciliation that keeps κ's structure (low_rank, kronecker on the natural grid) or a smaller expansion"
+        )
+    return features.dense()
+
+
+def apply_matrix(values: Tensor, matrix: Tensor) -> Tensor:
+    """Return values Mᵀ, `(..., k)` or `(..., c, k)`, for one matrix `(k, D)` or one a channel `(c, k, D)`."""
+    if matrix.dim() == 2:
+        return F.linear(values, matrix)
+    return F.linear(values, matrix.flatten(0, 1)).unflatten(-1, matrix.shape[:2])
+
+
+@dataclass(frozen=True)
+class DenseFeatures(Features):
+    """κ(x) as it is."""
+
+    values: Tensor
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.values.shape[-1]
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return self.values
+
+    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+        return apply_matrix(self.values, matrix)
+
+    def total(self) -> Tensor:  # noqa: D102
+        return self.values.sum(-1)
+
+    def square_norm(self) -> Tensor:  # noqa: D102
+        return self.values.square().sum(-1)
+
+    def normalized(self, epsilon: float) -> Features:  # noqa: D102
+        return DenseFeatures(F.layer_norm(self.values, self.values.shape[-1:], eps=epsilon))
+
+
+@dataclass(frozen=True)
+class ProductFeatures(Features):
+    """κ(x) = u ⊗ v, the Kronecker product row by row of u `(..., q)` and v `(..., t)`; D = q·t."""
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.left.shape[-1] * self.right.shape[-1]
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return (self.left.unsqueeze(-1) * self.right.unsqueeze(-2)).flatten(-2)
+
+    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+        lead, q, t = matrix.shape[:-1], self.left.shape[-1], self.right.shape[-1]
+        rows = lead.numel()
+        if rows >= max(q, t):  # κ is then the smallest array of the three
+            return apply_matrix(self.dense(), matrix)
+        grid = matrix.reshape(rows, q, t)
+        if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values a row of x are kept
+            half = F.linear(self.right, grid.flatten(0, 1)).unflatten(-1, (rows, q))
+            return (half @ self.left.unsqueeze(-1)).squeeze(-1).unflatten(-1, lead)
+        half = F.linear(self.left, grid.transpose(1, 2).flatten(0, 1)).unflatten(-1, (rows, t))
+        return (half @ self.right.unsqueeze(-1)).squeeze(-1).unflatten(-1, lead)
+
+    def total(self) -> Tensor:  # noqa: D102
+        return self.left.sum(-1) * self.right.sum(-1)
+
+    def square_norm(self) -> Tensor:  # noqa: D102
+        return self.left.square().sum(-1) * self.right.square().sum(-1)
+
+
+@dataclass(frozen=True)
+class ConcatenatedFeatures(Features):
+    """κ(x) = [κ₁(x), κ₂(x), …]."""
+
+    parts: tuple[Features, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the number of columns of each part."""
+        return [part.columns for part in self.parts]
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return sum(self.sizes)
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return torch.cat([part.dense() for part in self.parts], -1)
+
+    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+        return add(part.matmul(piece) for part, piece in zip(self.parts, matrix.split(self.sizes, -1), strict=True))
+
+    def total(self) -> Tensor:  # noqa: D102
+        return add(part.total() for part in self.parts)
+
+    def square_norm(self) -> Tensor:  # noqa: D102
+        return add(part.square_norm() for part in self.parts)
+
+
+@dataclass(frozen=True)
+class NormalizedFeatures(Features):
+    """(κ(x) + shift) · scale, with one shift and one scale a row: a layer norm that leaves the structure of κ alone."""
+
+    base: Features
+    shift: Tensor
+    scale: Tensor
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.base.columns
+
+    def dense(self) -> Tensor:  # noqa: D102
+        return (self.base.dense() + self.shift.unsqueeze(-1)) * self.scale.unsqueeze(-1)
+
+    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+        return self.adjust(self.base.matmul(matrix), matrix.sum(-1))
+
+    def adjust(self, product: Tensor, row_sums: Tensor) -> Tensor:
+        """Return what a product with `base` becomes: (product + shift · row sums of the weights) · scale."""
+        lead = (...,) + (None,) * row_sums.dim()
+        return (product + self.shift[lead] * row_sums) * self.scale[lead]
+
+    def total(self) -> Tensor:  # noqa: D102
+        return (self.base.total() + self.shift * self.columns) * self.scale
+
+    def square_norm(self) -> Tensor:  # noqa: D102
+        square = self.base.square_norm() + 2 * self.shift * self.base.total() + self.columns * self.shift.square()
+        return square * self.scale.square()
+
+
+def add(terms: object) -> Tensor:
+    """Return the sum of tensors without the zero that `sum` begins with."""
+    result: Tensor | None = None
+    for term in terms:  # type: ignore[attr-defined]
+        result = term if result is None else result + term
+    if result is None:
+        raise SpecError("nothing to add: there are no parts")
+    return result

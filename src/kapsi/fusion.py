@@ -1,0 +1,80 @@
+"""How the outputs of several heads become one: the sum, as in the paper, and others by name."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kapsi.function import Function, Param, Params, Tensors
+
+__all__ = ["Concatenation", "Fusion", "Mean", "Sum", "WeightedSum"]
+
+
+class Fusion(Function, role="fusion"):
+    """A fusion of k heads, `(k, ..., n) → (..., n)`."""
+
+    def params(self, heads: int, out_features: int) -> Params:
+        """Return the tensors that the fusion needs."""
+        return {}
+
+    def gain(self, heads: int) -> float:
+        """Return the standard deviation that independent outputs of unit deviation have at initial values."""
+        return 1.0
+
+    @abstractmethod
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
+        """Return one output, `(..., n)`, of those of the heads, `(k, ..., n)`."""
+
+
+@dataclass(frozen=True)
+class Sum(Fusion, name="sum"):
+    """The sum of the heads, Σ y_h.
+
+    Source: arXiv 2407.04819, "Multi-Head and Multi-Channel Model Architecture".
+    """
+
+    def gain(self, heads: int) -> float:  # noqa: D102
+        return heads**0.5
+
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+        return outputs.sum(0)
+
+
+@dataclass(frozen=True)
+class Mean(Fusion, name="mean"):
+    """The mean of the heads, Σ y_h / k."""
+
+    def gain(self, heads: int) -> float:  # noqa: D102
+        return heads**-0.5
+
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+        return outputs.mean(0)
+
+
+@dataclass(frozen=True)
+class WeightedSum(Fusion, name="weighted_sum"):
+    """A trainable weighted sum of the heads, Σ a_h y_h; all a_h are one at first."""
+
+    def params(self, heads: int, out_features: int) -> Params:  # noqa: D102
+        return {"weights": Param((heads,), "ones")}
+
+    def gain(self, heads: int) -> float:  # noqa: D102
+        return heads**0.5
+
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+        return torch.einsum("k...n,k->...n", outputs, params["weights"])
+
+
+@dataclass(frozen=True)
+class Concatenation(Fusion, name="concatenation"):
+    """A linear map of the heads side by side, W [y₁, y₂, …], W `(n, k·n)`."""
+
+    def params(self, heads: int, out_features: int) -> Params:  # noqa: D102
+        return {"matrix": Param((out_features, heads * out_features), (heads * out_features) ** -0.5)}
+
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+        return F.linear(outputs.movedim(0, -2).flatten(-2), params["matrix"])

@@ -1,0 +1,130 @@
+"""Models in files: one safetensors file with the specification in its metadata; written beside and renamed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kapsi.errors import SpecError
+from kapsi.files import atomic
+from kapsi.function import to_dict
+from kapsi.modules import Model
+from kapsi.spec import ModelSpec, from_dict
+from kapsi.version import __version__
+
+__all__ = ["FORMAT_VERSION", "load", "save"]
+
+FORMAT_VERSION = 1
+"""Version of the file format; a newer file is refused, with the advice to upgrade."""
+
+
+def save(model: Model, path: str | Path) -> None:
+    """Write a model as one safetensors file: all tensors, and in the metadata the specification and what is frozen.
+
+    Args:
+        model: on any device, in any type.
+        path: the file; an old one is replaced when the new one is whole.
+
+    Raises:
+        SpecError: the file cannot be written, or the model is on the meta device.
+    """
+    from safetensors.torch import save_file
+
+    if not isinstance(model, Model):
+        raise SpecError(f"save: expected a kapsi.Model, got {type(model).__name__}")
+    state = model.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):
+        raise SpecError("save: the model is on the meta device and has no values")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    metadata = {
+        "format": "kapsi model",
+        "format_version": str(FORMAT_VERSION),
+        "kapsi": __version__,
+        "spec": json.dumps(to_dict(model.spec)),
+        "frozen": json.dumps(frozen),
+    }
+    with atomic(path) as beside:
+        try:
+            save_file(tensors, beside, metadata)
+        except Exception as error:  # safetensors has one error type for everything, not an OSError
+            if isinstance(error, OSError):
+                raise
+            raise SpecError(f"{path}: cannot be written: {error}") from None
+
+
+def load(path: str | Path, *, device: torch.device | str | None = None) -> Model:
+    """Return the model of a file that `save` wrote.
+
+    The file may come from a stranger: it can name registered functions only, its sizes are checked against the tensors that
+    are really there before anything is allocated, and nothing in it is executed.
+
+    Args:
+        path: the file.
+        device: where the tensors go, the CPU by default.
+
+    Raises:
+        SpecError: not such a file, damaged, of a newer version, or with tensors that do not fit the specification.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise SpecError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
+    try:
+        with safe_open(path, framework="pt", device="cpu" if device is None else str(device)) as handle:
+            metadata = handle.metadata() or {}
+            model, frozen = _blank(metadata, {name: handle.get_slice(name) for name in handle.keys()}, str(path))  # noqa: SIM118
+            tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
+    except SafetensorError as error:
+        raise SpecError(f"{path}: is not a safetensors file, or is damaged: {error}") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+    model.load_state_dict(tensors, assign=True)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tuple[Model, list[str]]:
+    """Return the model on the meta device, which allocates nothing, once the header agrees with it."""
+    if metadata.get("format") != "kapsi model":
+        raise SpecError(f"{where}: is not a kapsi model (its metadata does not say so)")
+    version = metadata.get("format_version", "")
+    if not version.isdecimal():
+        raise SpecError(f"{where}: is damaged: the format version is {version!r}")
+    if int(version) > FORMAT_VERSION:
+        raise SpecError(
+            f"{where}: has format version {version}, this kapsi reads up to {FORMAT_VERSION}; upgrade kapsi"
+        )
+    try:
+        data, frozen = json.loads(metadata.get("spec", "")), json.loads(metadata.get("frozen", "[]"))
+    except (json.JSONDecodeError, RecursionError):
+        raise SpecError(f"{where}: is damaged: its specification is not JSON") from None
+    spec: ModelSpec = from_dict(data, ModelSpec, f"{where}: spec")
+    if len(spec.widths) > len(slices) + 1 and len(spec.layers) == 1:
+        # One layer stands for all: do not build a million of them to learn that their tensors are not there.
+        raise SpecError(f"{where}: {len(spec.widths)} widths, but {len(slices)} tensors")
+    model = Model(spec, device="meta")
+    expected = model.state_dict()
+    missing, extra = sorted(expected.keys() - slices.keys()), sorted(slices.keys() - expected.keys())
+    if missing or extra:
+        listed = [f"missing {', '.join(missing[:5])}"] * bool(missing) + [f"unexpected {', '.join(extra[:5])}"] * bool(
+            extra
+        )
+        raise SpecError(f"{where}: the tensors do not fit the specification: {'; '.join(listed)}")
+    for name, tensor in expected.items():
+        shape, kind = tuple(slices[name].get_shape()), str(slices[name].get_dtype())
+        if shape != tuple(tensor.shape):
+            raise SpecError(f"{where}: {name} has shape {shape}, the specification says {tuple(tensor.shape)}")
+        if (kind[:1] in ("F", "B") and kind != "BOOL") != tensor.is_floating_point() or (kind == "BOOL") != (
+            tensor.dtype == torch.bool
+        ):
+            raise SpecError(f"{where}: {name} has type {kind}, expected one like {tensor.dtype}")
+    parameters = dict(model.named_parameters())
+    if not isinstance(frozen, list) or not all(isinstance(name, str) and name in parameters for name in frozen):
+        raise SpecError(f"{where}: is damaged: it freezes parameters that are not there")
+    return model, frozen

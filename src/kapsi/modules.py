@@ -1,0 +1,670 @@
+"""Head → Layer → Model, and the stores that hold their tensors: the only stateful file.
+
+y = contract(self.expand(x), self.weights()).sum(channels) + self.remainder(x)
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import keyword
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from kapsi.contraction import contract_sum
+from kapsi.errors import SpecError, nearest
+from kapsi.features import DenseFeatures, Features, formed
+from kapsi.function import LARGEST_TENSOR, Param, Params, flatten
+from kapsi.fusion import Sum
+from kapsi.process import LayerNorm, pipeline
+from kapsi.remainder import ZeroRemainder
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.weights import Weights
+
+__all__ = ["Head", "Layer", "Model", "Store", "calibrate"]
+
+Role = Literal["expansion", "reconciliation", "remainder"]
+Seed = int | Generator | None
+"""Where random values come from: a seed, a generator, or None for torch's default generator."""
+
+
+def as_generator(seed: Seed) -> Generator | None:
+    """Return a generator of one's own for a seed, the given one, or None."""
+    if seed is None or isinstance(seed, Generator):
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SpecError(f"seed: expected an integer, a torch.Generator or None, got {seed!r}")
+    try:
+        return torch.Generator().manual_seed(seed)
+    except (RuntimeError, ValueError, OverflowError):
+        raise SpecError(f"seed: expected an integer of at most 64 bits, got {seed}") from None
+
+
+class Store(nn.Module):
+    """The tensors that a function declares, by name: trainable ones are parameters, the rest buffers.
+
+    Access is plain `store["name"]`; the stores of nested functions are reached the same way.
+
+    Args:
+        params: the declaration.
+        channels: length of the leading channel axis, None for no such axis.
+        device, dtype: of the tensors.
+
+    Raises:
+        SpecError: a name that `nn.Module` uses for itself, or a tensor beyond any machine.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        channels: int | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self._declared = dict(params)
+        self._channels = channels
+        for name, param in params.items():
+            self._check_name(name)
+            if not isinstance(param, Param):
+                self.add_module(name, Store(param, channels, device, dtype))
+                continue
+            shape = param.shape if channels is None else (channels, *param.shape)
+            if math.prod(shape) > LARGEST_TENSOR:
+                sizes = " × ".join(f"{size:,}" for size in shape)
+                raise SpecError(f"{name!r} would have {sizes} elements; at most {LARGEST_TENSOR:,} are allowed")
+            tensor = torch.empty(shape, device=device, dtype=param.dtype or dtype)
+            if param.trainable:
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+
+    def _check_name(self, name: str) -> None:
+        taken = hasattr(nn.Module, name) or name in self.__dict__ or keyword.iskeyword(name)
+        if (
+            not isinstance(name, str)
+            or (not name.isidentifier() and not name.isdecimal())
+            or taken
+            or name.startswith("_")
+        ):
+            raise SpecError(
+                f"Store: {name!r} cannot be the name of a tensor; nn.Module uses it, or it is not an identifier"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        value = getattr(self, name, None)
+        if name not in self._declared or value is None:
+            raise KeyError(f"there is no tensor {name!r}; there are: {', '.join(self._declared) or 'none'}")
+        return value
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors, dotted for those of nested functions."""
+        return [name for name, _ in flatten(self._declared)]
+
+    def trainable(self) -> bool:
+        """Return whether any tensor is declared trainable."""
+        return any(param.trainable for _, param in flatten(self._declared))
+
+    @torch.no_grad()
+    def reset(self, generator: Generator | None = None) -> None:
+        """Draw initial values anew."""
+        for name, param in self._declared.items():
+            if isinstance(param, Param):
+                self[name].copy_(param.draw(self._channels, generator))
+            else:
+                self[name].reset(generator)
+
+    def assign(self, values: Mapping[str, Any], where: str = "Store") -> None:
+        """Set some tensors, in place, after a check of names and shapes; nothing is set if one does not fit.
+
+        Args:
+            values: new values by name, tensors or what `torch.as_tensor` takes; mappings for nested functions.
+            where: what messages begin with.
+        """
+        with torch.no_grad():
+            for target, value in self._fitted(values, where):
+                target.copy_(value)
+
+    def _fitted(self, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, value in values.items():
+            if name not in self._declared:
+                close = nearest(str(name), self._declared)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise SpecError(
+                    f"{where}: there is no tensor {name!r}; {hint}there are: {', '.join(self._declared) or 'none'}"
+                )
+            target = self[name]
+            if isinstance(target, Store):
+                if not isinstance(value, Mapping):
+                    raise SpecError(f"{where}.{name}: expected a mapping of tensors, got {type(value).__name__}")
+                pairs += target._fitted(value, f"{where}.{name}")
+                continue
+            try:
+                tensor = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise SpecError(
+                    f"{where}.{name}: expected numbers of shape {tuple(target.shape)}, got {type(value).__name__}"
+                ) from None
+            # A single set of values stands for every channel.
+            if self._channels is not None and tensor.shape == target.shape[1:]:
+                tensor = tensor.expand(target.shape)
+            if tensor.shape != target.shape:
+                raise SpecError(f"{where}.{name}: expected shape {tuple(target.shape)}, got {tuple(tensor.shape)}")
+            if target.dtype == torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
+                raise SpecError(f"{where}.{name}: expected true and false, or ones and zeros")
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise SpecError(f"{where}.{name}: expected finite numbers")
+            pairs.append((target, tensor))
+        return pairs
+
+    def forward(self, *args: Any) -> Any:  # noqa: D102
+        raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")
+
+    def extra_repr(self) -> str:  # noqa: D102
+        own = [(name, p) for name, p in self._declared.items() if isinstance(p, Param)]
+        return ", ".join(f"{name}{'' if p.trainable else ' (buffer)'}: {tuple(self[name].shape)}" for name, p in own)
+
+
+class Head(nn.Module):
+    """One head, y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b.
+
+    Args:
+        in_features: m, at least 1.
+        out_features: n, at least 1.
+        spec: what it is made of.
+        seed: a seed or a generator for initial values; None draws from torch's default generator, as `nn.Linear` does.
+        device, dtype: of the tensors.
+
+    Attributes:
+        kappa, psi, pi: the stores of the tensors of κ, ψ and π.
+        bias: b, or None.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> head = kp.Head(3, 2, kp.HeadSpec(kp.Taylor(2), kp.LowRank(1), kp.LinearRemainder()), seed=0)
+        >>> head(torch.ones(5, 3)).shape
+        torch.Size([5, 2])
+        >>> head.expand(torch.ones(5, 3)).dense().shape
+        torch.Size([5, 12])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        spec: HeadSpec | None = None,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        spec = HeadSpec() if spec is None else spec
+        if not isinstance(spec, HeadSpec):
+            raise SpecError(f"Head: expected a HeadSpec, got {type(spec).__name__}")
+        _check_width("Head", "in_features", in_features)
+        _check_width("Head", "out_features", out_features)
+        device = None if device is None else torch.device(device)
+        self.in_features, self.out_features, self.spec = in_features, out_features, spec
+        self.factors = spec.expansion.factors(in_features)
+        columns = self.factors[0] * self.factors[1]
+        channels = None if spec.channels == 1 else spec.channels
+        where = f"Head({in_features} → {out_features})"
+        try:
+            self.before = pipeline(spec.before, in_features, device, dtype)
+            self.kappa = Store(spec.expansion.params(in_features), None, device, dtype)
+            self.after = pipeline(spec.after, columns, device, dtype)
+            self.psi = Store(spec.reconciliation.params(out_features, self.factors), channels, device, dtype)
+            self.pi = Store(spec.remainder.params(in_features, out_features), None, device, dtype)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+        if spec.bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        # A head whose κ another head of its layer owns refers to it without registering it a second time.
+        self._owner: tuple[Head, ...] = ()
+        self._gain = 1.0
+        self._fold = bool(spec.after) and isinstance(spec.after[0], LayerNorm) and not spec.after[0].affine
+        self._has_remainder = not isinstance(spec.remainder, ZeroRemainder)
+        self.reset_parameters(seed)
+
+    # -------------------------------------------------------------------------------- the formula
+
+    def expand(self, x: Tensor) -> Features:
+        """Return κ(x) with its processing before and after, for x of shape `(..., m)`."""
+        if self._owner:
+            return self._owner[0].expand(x)
+        if x.dim() == 0 or x.shape[-1] != self.in_features:
+            raise SpecError(f"Head: expected inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise SpecError(f"Head: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
+        spec = self.spec
+        features = spec.expansion(self.before(x) if spec.before else x, self.kappa)
+        if not spec.after:
+            return features
+        first = spec.after[0]
+        if self._fold and isinstance(first, LayerNorm):
+            features = features.normalized(first.epsilon)
+            if len(spec.after) == 1:
+                return features
+        values = formed(features, f"Head({self.in_features} → {self.out_features}): processing after κ")
+        return DenseFeatures((self.after[1:] if self._fold else self.after)(values))
+
+    def weights(self) -> Weights:
+        """Return ψ(w); `weights().dense()` is `(channels, n, D)`."""
+        return self.spec.reconciliation(self.psi, self.out_features, self.factors)
+
+    def remainder(self, x: Tensor) -> Tensor:
+        """Return π(x), `(..., n)`."""
+        return self.spec.remainder(x, self.pi, self.out_features)
+
+    def forward(self, x: Tensor, features: Features | None = None) -> Tensor:
+        """Return y of shape `(..., n)`.
+
+        Args:
+            x: inputs, `(..., m)`.
+            features: κ(x), where it is known already.
+        """
+        y = contract_sum(self.expand(x) if features is None else features, self.weights(), self.bias)
+        return y + self.remainder(x) if self._has_remainder else y
+
+    # -------------------------------------------------------------------------------- initial values
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew and scale ψ, so that outputs have unit deviation for standard normal inputs."""
+        if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
+            return
+        generator = as_generator(seed)
+        for module in (*self.before, *self.after):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        for store in (self.kappa, self.psi, self.pi):
+            store.reset(generator)
+        if self.bias is not None:
+            self.bias.zero_()
+        weights: list[Tensor] = list(self.psi.parameters())
+        if weights:
+            self.spec.reconciliation.scale(weights, self._gain / (self.expansion_gain() * self.spec.channels**0.5))
+        for tensor in self.pi.parameters():
+            tensor.mul_(self._gain)
+
+    @torch.no_grad()
+    def expansion_gain(self) -> float:
+        """Return the root mean square of κ's columns for standard normal inputs, measured; one where it has none."""
+        like = next(
+            (
+                t
+                for t in (*self.kappa.parameters(), *self.kappa.buffers(), *self.psi.parameters())
+                if t.is_floating_point()
+            ),
+            None,
+        )
+        if like is None:
+            return 1.0
+        owner = self._owner[0] if self._owner else self
+        # In training mode, as batch statistics are then those of the data; a copy, since a norm would remember them.
+        probe = copy.copy(owner)
+        steps = {name: copy.deepcopy(owner.get_submodule(name)).train() for name in ("before", "after")}
+        probe._modules = {**owner._modules, **steps}
+        for module in (*steps["before"].modules(), *steps["after"].modules()):
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        rows = max(32, min(1024, 2**21 // max(1, self.in_features)))
+        # The same inputs whenever and wherever, and no draw from the caller's generator.
+        x = torch.randn(rows, self.in_features, generator=torch.Generator().manual_seed(0)).to(like)
+        features = probe.expand(x)
+        gain = float((features.square_norm().double().mean() / features.columns).sqrt())
+        return gain if math.isfinite(gain) and gain > 0 else 1.0
+
+    # -------------------------------------------------------------------------------- tensors from the user
+
+    def store(self, role: Role) -> Store:
+        """Return the tensors of κ, ψ or π."""
+        if role == "expansion":
+            return self._owner[0].kappa if self._owner else self.kappa
+        if role not in ("reconciliation", "remainder"):
+            raise SpecError(f"Head: expected expansion, reconciliation or remainder, got {role!r}")
+        return self.psi if role == "reconciliation" else self.pi
+
+    def assign(self, role: Role, **tensors: Any) -> None:
+        """Set tensors of κ, ψ or π in place: matrices, grid ranges, masks.
+
+        Heads of a layer that share κ share its tensors too.
+
+        Args:
+            role: `expansion`, `reconciliation` or `remainder`.
+            **tensors: new values by name, of the shapes they have; nested mappings for nested expansions. One set of values
+                stands for every channel.
+
+        Raises:
+            SpecError: a name or a shape that does not fit, values that are not finite, or that the function refuses; nothing
+                is changed then.
+
+        Example:
+            >>> import torch, kapsi as kp
+            >>> head = kp.Head(2, 1, kp.HeadSpec(kp.BSpline()))
+            >>> head.assign("expansion", range=torch.tensor([[-3.0, 0.0], [3.0, 1.0]]))
+        """
+        store = self.store(role)
+        function = getattr(self.spec, role)
+        fitted = store._fitted(tensors, f"Head.assign({role!r})")
+        old = [(target, target.detach().clone()) for target, _ in fitted]
+        with torch.no_grad():
+            for target, value in fitted:
+                target.copy_(value)
+            try:
+                function.validate(store)
+            except SpecError:
+                for target, value in old:
+                    target.copy_(value)
+                raise
+
+    def extra_repr(self) -> str:  # noqa: D102
+        spec = self.spec
+        return f"{self.in_features} → {self.out_features}, {spec.expansion}, {spec.reconciliation}, {spec.remainder}"
+
+
+class Layer(nn.Module):
+    """Heads side by side, fused (summed by default), then processed.
+
+    Heads with equal κ share its tensors and its evaluation, unless κ has trainable tensors or processing that is random or
+    trained.
+
+    Args:
+        in_features: m.
+        out_features: n.
+        spec: what it is made of.
+        seed, device, dtype: as in `Head`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        spec: LayerSpec | None = None,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        spec = LayerSpec() if spec is None else spec
+        if not isinstance(spec, LayerSpec):
+            raise SpecError(f"Layer: expected a LayerSpec, got {type(spec).__name__}")
+        device = None if device is None else torch.device(device)
+        self.in_features, self.out_features, self.spec = in_features, out_features, spec
+        generator = as_generator(seed)
+        heads: list[Head] = []
+        self._owners: list[int] = []
+        gain = 1 / spec.fusion.gain(len(spec.heads))
+        for i, head_spec in enumerate(spec.heads):
+            try:
+                # On the meta device first, where nothing is drawn: whether κ is shared decides what is there to draw.
+                head = Head(in_features, out_features, head_spec, device="meta", dtype=dtype)
+            except SpecError as error:
+                raise SpecError(f"heads[{i}]: {error}") from None
+            owner = next((j for j in self._owners if j != i and _shares(heads[j], head)), i)
+            if owner != i:
+                head._owner = (heads[owner],)
+                head.kappa, head.before, head.after = Store({}), nn.Sequential(), nn.Sequential()
+            head._gain = gain
+            head.to_empty(device=device or torch.get_default_device())
+            heads.append(head)
+            self._owners.append(owner)
+        self.heads = nn.ModuleList(heads)
+        self.fusion = Store(spec.fusion.params(len(heads), out_features), None, device, dtype)
+        self.output = pipeline(spec.output, out_features, device, dtype)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew."""
+        generator = as_generator(seed)
+        for head in self.heads:
+            head.reset_parameters(generator)  # type: ignore[operator]
+        if not any(tensor.is_meta for tensor in self.fusion.parameters()):
+            self.fusion.reset(generator)
+        for module in self.output:
+            if hasattr(module, "reset_parameters") and not any(t.is_meta for t in module.parameters()):
+                module.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the fused output of the heads, `(..., n)`."""
+        if len(self._owners) == 1:
+            for head in self.heads:
+                y = head(x)
+        else:
+            y = self._fused(x)
+        return self.output(y) if self.spec.output else y
+
+    def _fused(self, x: Tensor) -> Tensor:
+        shared: dict[int, Features] = {}
+        outputs = []
+        for i, head in enumerate(self.heads):
+            owner = self._owners[i]
+            if owner not in shared:
+                shared[owner] = head.expand(x)  # type: ignore[operator]
+            outputs.append(head(x, shared[owner]))
+        if isinstance(self.spec.fusion, Sum):  # without stacking
+            total = outputs[0]
+            for output in outputs[1:]:
+                total = total + output
+            return total
+        return self.spec.fusion(torch.stack(outputs), self.fusion)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.in_features} → {self.out_features}, fusion={self.spec.fusion}"
+
+
+class Model(nn.Module):
+    """Layers in sequence.
+
+    Args:
+        spec: what it is made of; all widths must be given.
+        seed: a seed or a generator for initial values; None draws from torch's default generator.
+        device, dtype: of the tensors.
+
+    Raises:
+        SpecError: a part does not fit; the message names it.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([4, 8, 3], expansion=kp.Taylor(2), reconciliation=kp.LowRank(2)), seed=0)
+        >>> model(torch.ones(5, 4)).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec, ModelSpec):
+            raise SpecError(f"Model: expected a ModelSpec, got {type(spec).__name__}; kp.rpn([…]) makes one")
+        if dtype is not None and not dtype.is_floating_point:
+            raise SpecError(f"Model: expected a floating-point dtype, got {dtype}")
+        self.spec = spec
+        generator = as_generator(seed)
+        layers = []
+        for i, (width, next_width, layer) in enumerate(spec.resolved()):
+            try:
+                layers.append(Layer(width, next_width, layer, seed=generator, device=device, dtype=dtype))
+            except SpecError as error:
+                raise SpecError(f"layers[{i}].{error}") from None
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def in_features(self) -> int:
+        """Return the number of inputs."""
+        return int(self.spec.widths[0] or 0)
+
+    @property
+    def out_features(self) -> int:
+        """Return the number of outputs."""
+        return int(self.spec.widths[-1] or 0)
+
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew, as after `to_empty` of a model that was made on the meta device."""
+        generator = as_generator(seed)
+        for layer in self.layers:
+            layer.reset_parameters(generator)  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y of shape `(..., n)` for x of shape `(..., m)`."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def heads(self) -> Iterator[tuple[str, Head]]:
+        """Yield all heads with their names, `layers.0.heads.0`."""
+        for name, module in self.named_modules():
+            if isinstance(module, Head):
+                yield name, module
+
+    def freeze(self, *patterns: str, frozen: bool = True) -> list[str]:
+        """Stop (or with `frozen=False` resume) the training of some parameters; saved with the model.
+
+        Args:
+            *patterns: names of parameters or of what holds them, as in `named_parameters()`, with `*` for any text:
+                `"layers.0"`, `"*.psi"`, `"layers.*.bias"`.
+            frozen: False to train them again.
+
+        Returns:
+            The names of the parameters.
+
+        Raises:
+            SpecError: a pattern that no parameter fits.
+        """
+        found: list[str] = []
+        names = [name for name, _ in self.named_parameters()]
+        for pattern in patterns:
+            fitting = [n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"{pattern}.*")]
+            if not fitting:
+                shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+                raise SpecError(f"Model.freeze({pattern!r}): fits no parameter; there are {shown}")
+            found += [name for name in fitting if name not in found]
+        for name in found:
+            self.get_parameter(name).requires_grad_(not frozen)
+        return found
+
+    def summary(self) -> str:
+        """Return a table of the model for people: a line a head, and the totals."""
+        rows: list[tuple[str, ...]] = [
+            ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
+        ]
+        for name, head in self.heads():
+            spec, tensors = head.spec, list(head.parameters())
+            frozen = sum(p.numel() for p in tensors if not p.requires_grad)
+            shown = [str(head.in_features), f"{math.prod(head.factors):,}", str(head.out_features)]
+            functions = [_brief(spec.expansion), _brief(spec.reconciliation), _brief(spec.remainder)]
+            if spec.channels > 1:
+                functions[1] = f"{spec.channels} × {functions[1]}"
+            if head._owner:
+                functions[0] += " (shared)"
+            rows.append(
+                (name, *shown, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        numeric = (1, 2, 3, 7, 8)
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i in numeric else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        total = sum(p.numel() for p in self.parameters())
+        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        buffers = sum(b.numel() for b in self.buffers())
+        footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
+        return "\n".join(line.rstrip() for line in (*lines, footer))
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"widths={list(self.spec.widths)}"
+
+
+def _brief(function: Any) -> str:
+    """Return a function as it is written, options that have their defaults left out."""
+    from kapsi.function import options_of
+
+    changed = [f for f in options_of(type(function)) if getattr(function, f.name) != f.default]
+    shown = []
+    for field in changed:
+        value = getattr(function, field.name)
+        if isinstance(value, tuple):
+            text = ", ".join(_brief(v) if hasattr(v, "role") else str(v) for v in value)
+            shown.append(f"({text})" if field.name == "parts" else f"{field.name}=({text})")
+        else:
+            shown.append(f"{field.name}={_brief(value) if hasattr(value, 'role') else value}")
+    return type(function).__name__ + (f"({', '.join(shown)})" if shown else "")
+
+
+def _check_width(where: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SpecError(f"{where}({name}={value!r}): expected an integer of at least 1")
+
+
+def _shares(owner: Head, head: Head) -> bool:
+    a, b = owner.spec, head.spec
+    alike = (a.expansion, a.before, a.after) == (b.expansion, b.before, b.after)
+    steps = (*b.before, *b.after)
+    trained = (
+        head.kappa.trainable()
+        or any(True for _ in head.before.parameters())
+        or any(True for _ in head.after.parameters())
+    )
+    return alike and not trained and not any(step.random for step in steps)
+
+
+@torch.no_grad()
+def calibrate(model: Model, x: Tensor, y: Tensor | None = None) -> Model:
+    """Set grids, centers and other buffers of all expansions from data, layer by layer, in place.
+
+    Each layer is calibrated on what the calibrated layers before it make of x. It may change the function of the model.
+
+    Args:
+        model: a model (or a layer or a head).
+        x: inputs, `(rows, m)` or with more leading axes, at least one row, finite.
+        y: labels or targets, one a row, for the expansions that use them.
+
+    Returns:
+        The same model.
+
+    Raises:
+        SpecError: no rows, the wrong number of columns, or values that are not finite.
+    """
+    if x.dim() == 0 or x.numel() == 0:
+        raise SpecError(f"calibrate: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
+    if not bool(torch.isfinite(x).all()):
+        raise SpecError("calibrate: the inputs must be finite")
+    x = x.reshape(-1, x.shape[-1])
+    if y is not None and y.shape[:1] != x.shape[:1]:
+        raise SpecError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
+    training = model.training
+    model.eval()
+    try:
+        layers = model.layers if isinstance(model, Model) else [model]
+        for layer in layers:
+            for head in layer.heads if isinstance(layer, Layer) else [layer]:
+                if isinstance(head, Head) and not head._owner:
+                    if x.shape[-1] != head.in_features:
+                        raise SpecError(
+                            f"calibrate: expected inputs of shape (rows, {head.in_features}), got {tuple(x.shape)}"
+                        )
+                    inputs = head.before(x)
+                    head.kappa.assign(head.spec.expansion.calibrate(inputs, head.kappa, y), "calibrate")
+            x = layer(x)
+    finally:
+        model.train(training)
+    return model

@@ -1,0 +1,1 @@
+"""Training: the engine, and the fitting of tables into run folders."""
