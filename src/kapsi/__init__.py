@@ -1,8 +1,9 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
 from kapsi.contraction import contract
-from kapsi.errors import KapsiError, RunError, SpecError, TableError
+from kapsi.errors import FileError, KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import BSpline, Chebyshev, Expansion, Extended, Identity, Nested, Taylor
+from kapsi.explain import explain
 from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, NormalizedFeatures, ProductFeatures
 from kapsi.function import Function, Param, catalogue, option, to_dict
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
@@ -20,6 +21,7 @@ from kapsi.reconciliation import (
 )
 from kapsi.remainder import IdentityRemainder, LinearRemainder, Remainder, ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec
+from kapsi.training.engine import Epoch, TrainConfig, fit, train
 from kapsi.version import __version__
 from kapsi.weights import ConstantWeights, DenseWeights, KroneckerWeights, LowRankWeights, Weights
 
@@ -37,9 +39,11 @@ __all__ = [
     "DenseWeights",
     "Dropout",
     "DualLowRankKronecker",
+    "Epoch",
     "Expansion",
     "Extended",
     "Features",
+    "FileError",
     "Function",
     "Fusion",
     "Head",
@@ -73,6 +77,7 @@ __all__ = [
     "Sum",
     "TableError",
     "Taylor",
+    "TrainConfig",
     "WeightedSum",
     "Weights",
     "ZeroRemainder",
@@ -80,6 +85,8 @@ __all__ = [
     "calibrate",
     "catalogue",
     "contract",
+    "explain",
+    "fit",
     "from_dict",
     "load",
     "load_spec",
@@ -88,4 +95,5 @@ __all__ = [
     "save",
     "save_spec",
     "to_dict",
+    "train",
 ]

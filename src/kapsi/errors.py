@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["KapsiError", "RunError", "SpecError", "TableError", "nearest"]
+__all__ = ["FileError", "KapsiError", "RunError", "SpecError", "TableError", "nearest"]
 
 
 class KapsiError(ValueError):
@@ -20,7 +20,11 @@ class TableError(KapsiError):
     """A table that cannot be read, fitted or predicted on."""
 
 
-class RunError(KapsiError):
+class FileError(KapsiError):
+    """A file or folder that cannot be written."""
+
+
+class RunError(FileError):
     """A run folder that is damaged, of a newer version, in the way, or not a run folder."""
 
 

@@ -55,12 +55,17 @@ def formed(features: Features, why: str) -> Tensor:
     Raises:
         SpecError: κ has more than `LARGEST_FORMED` columns.
     """
-    if features.columns > LARGEST_FORMED:
+    check_formed(features.columns, why)
+    return features.dense()
+
+
+def check_formed(columns: int, why: str) -> None:
+    """Raise a `SpecError` if κ(x) of so many columns is not formed by itself."""
+    if columns > LARGEST_FORMED:
         raise SpecError(
-            f"{why} needs κ(x) itself, {features.columns:,} columns a row, and at most {LARGEST_FORMED:,} are formed; "
+            f"{why} needs κ(x) itself, {columns:,} columns a row, and at most {LARGEST_FORMED:,} are formed; "
             "choose a reconciliation that keeps κ's structure (low_rank, kronecker on the natural grid) or a smaller expansion"
         )
-    return features.dense()
 
 
 def apply_matrix(values: Tensor, matrix: Tensor) -> Tensor:

@@ -37,14 +37,17 @@ Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
 """Draws one tensor of a given shape, from a generator or from torch's default one."""
 
 NAMED_INITIALIZERS: dict[str, Initializer] = {
-    "zeros": lambda shape, generator: torch.zeros(shape),
-    "ones": lambda shape, generator: torch.ones(shape),
-    "normal": lambda shape, generator: torch.randn(shape, generator=generator),
-    "uniform": lambda shape, generator: torch.rand(shape, generator=generator) * 2 - 1,
+    "zeros": lambda shape, generator: torch.zeros(shape, device="cpu"),
+    "ones": lambda shape, generator: torch.ones(shape, device="cpu"),
+    "normal": lambda shape, generator: torch.randn(shape, generator=generator, device="cpu"),
+    "uniform": lambda shape, generator: torch.rand(shape, generator=generator, device="cpu") * 2 - 1,
 }
 
 LARGEST_TENSOR = 2**40
 """Elements of the largest single tensor that a function may declare; more is a slip in a specification, not a model."""
+
+LARGEST_EXPANSION = 2**53
+"""Columns of the widest κ, formed or not: up to here a float counts them."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,13 @@ class Param:
             return NAMED_INITIALIZERS[self.init](self.shape, generator)
         if isinstance(self.init, tuple):
             # In float64, so that constants such as grid ends are exact in every type of model.
-            values = torch.tensor(self.init, dtype=torch.float64)
+            values = torch.tensor(self.init, dtype=torch.float64, device="cpu")
             if len(self.init) == self.numel:
                 return values.reshape(self.shape)
             if len(self.init) == 1:
                 return values.expand(self.shape).clone()
             return values.reshape(-1, *[1] * (len(self.shape) - 1)).expand(self.shape).clone()
-        return torch.randn(self.shape, generator=generator) * self.init
+        return torch.randn(self.shape, generator=generator, device="cpu") * self.init
 
 
 Params: TypeAlias = "Mapping[str, Param | Params]"

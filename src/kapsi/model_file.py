@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kapsi.errors import SpecError
+from kapsi.errors import FileError, SpecError
 from kapsi.files import atomic
 from kapsi.function import to_dict
 from kapsi.modules import Model
@@ -29,7 +29,8 @@ def save(model: Model, path: str | Path) -> None:
         path: the file; an old one is replaced when the new one is whole.
 
     Raises:
-        SpecError: the file cannot be written, or the model is on the meta device.
+        FileError: the file cannot be written.
+        SpecError: no model, or one on the meta device.
     """
     from safetensors.torch import save_file
 
@@ -51,9 +52,7 @@ def save(model: Model, path: str | Path) -> None:
         try:
             save_file(tensors, beside, metadata)
         except Exception as error:  # safetensors has one error type for everything, not an OSError
-            if isinstance(error, OSError):
-                raise
-            raise SpecError(f"{path}: cannot be written: {error}") from None
+            raise FileError(f"{path}: cannot be written: {error}") from None
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Model:
@@ -84,6 +83,11 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
     model.load_state_dict(tensors, assign=True)
+    for name, head in model.heads():
+        try:
+            head.validate()
+        except SpecError as error:
+            raise SpecError(f"{path}: {name}: {error}") from None
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
@@ -94,21 +98,24 @@ def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tupl
     if metadata.get("format") != "kapsi model":
         raise SpecError(f"{where}: is not a kapsi model (its metadata does not say so)")
     version = metadata.get("format_version", "")
-    if not version.isdecimal():
-        raise SpecError(f"{where}: is damaged: the format version is {version!r}")
+    if not version.isdecimal() or len(version) > 9:
+        raise SpecError(f"{where}: is damaged: the format version is {version[:20]!r}")
     if int(version) > FORMAT_VERSION:
         raise SpecError(
             f"{where}: has format version {version}, this kapsi reads up to {FORMAT_VERSION}; upgrade kapsi"
         )
     try:
         data, frozen = json.loads(metadata.get("spec", "")), json.loads(metadata.get("frozen", "[]"))
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # also of an integer with too many digits
         raise SpecError(f"{where}: is damaged: its specification is not JSON") from None
     spec: ModelSpec = from_dict(data, ModelSpec, f"{where}: spec")
     if len(spec.widths) > len(slices) + 1 and len(spec.layers) == 1:
         # One layer stands for all: do not build a million of them to learn that their tensors are not there.
         raise SpecError(f"{where}: {len(spec.widths)} widths, but {len(slices)} tensors")
-    model = Model(spec, device="meta")
+    try:
+        model = Model(spec, device="meta")
+    except SpecError as error:
+        raise SpecError(f"{where}: spec: {error}") from None
     expected = model.state_dict()
     missing, extra = sorted(expected.keys() - slices.keys()), sorted(slices.keys() - expected.keys())
     if missing or extra:

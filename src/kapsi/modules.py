@@ -10,15 +10,15 @@ import fnmatch
 import keyword
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError, nearest
-from kapsi.features import DenseFeatures, Features, formed
-from kapsi.function import LARGEST_TENSOR, Param, Params, flatten
+from kapsi.features import DenseFeatures, Features, check_formed, formed
+from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Param, Params, flatten
 from kapsi.fusion import Sum
 from kapsi.process import LayerNorm, pipeline
 from kapsi.remainder import ZeroRemainder
@@ -84,15 +84,16 @@ class Store(nn.Module):
                 self.register_buffer(name, tensor)
 
     def _check_name(self, name: str) -> None:
-        taken = hasattr(nn.Module, name) or name in self.__dict__ or keyword.iskeyword(name)
         if (
             not isinstance(name, str)
             or (not name.isidentifier() and not name.isdecimal())
-            or taken
+            or hasattr(Store, name)
+            or name in self.__dict__
+            or keyword.iskeyword(name)
             or name.startswith("_")
         ):
             raise SpecError(
-                f"Store: {name!r} cannot be the name of a tensor; nn.Module uses it, or it is not an identifier"
+                f"Store: {name!r} cannot be the name of a tensor; a module uses it for itself, or it is not an identifier"
             )
 
     def __getitem__(self, name: str) -> Any:
@@ -215,6 +216,11 @@ class Head(nn.Module):
         columns = self.factors[0] * self.factors[1]
         channels = None if spec.channels == 1 else spec.channels
         where = f"Head({in_features} → {out_features})"
+        self._fold = bool(spec.after) and isinstance(spec.after[0], LayerNorm) and not spec.after[0].affine
+        if columns > LARGEST_EXPANSION:
+            raise SpecError(f"{where}: κ has 10^{math.log10(columns):.1f} columns, at most 10^15.9 are allowed")
+        if len(spec.after) > self._fold:
+            check_formed(columns, f"{where}: processing after κ")
         try:
             self.before = pipeline(spec.before, in_features, device, dtype)
             self.kappa = Store(spec.expansion.params(in_features), None, device, dtype)
@@ -230,7 +236,6 @@ class Head(nn.Module):
         # A head whose κ another head of its layer owns refers to it without registering it a second time.
         self._owner: tuple[Head, ...] = ()
         self._gain = 1.0
-        self._fold = bool(spec.after) and isinstance(spec.after[0], LayerNorm) and not spec.after[0].affine
         self._has_remainder = not isinstance(spec.remainder, ZeroRemainder)
         self.reset_parameters(seed)
 
@@ -291,37 +296,35 @@ class Head(nn.Module):
             self.bias.zero_()
         weights: list[Tensor] = list(self.psi.parameters())
         if weights:
-            self.spec.reconciliation.scale(weights, self._gain / (self.expansion_gain() * self.spec.channels**0.5))
+            self.spec.reconciliation.scale(weights, self._gain / self._spread(weights[0]))
         for tensor in self.pi.parameters():
             tensor.mul_(self._gain)
 
-    @torch.no_grad()
-    def expansion_gain(self) -> float:
-        """Return the root mean square of κ's columns for standard normal inputs, measured; one where it has none."""
-        like = next(
-            (
-                t
-                for t in (*self.kappa.parameters(), *self.kappa.buffers(), *self.psi.parameters())
-                if t.is_floating_point()
-            ),
-            None,
-        )
-        if like is None:
-            return 1.0
+    def _spread(self, like: Tensor) -> float:
+        """Return the root mean square of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; one where that is nothing.
+
+        Measured on the outputs and not on κ alone: a product of a few random factors is seldom as large as its expectation.
+        """
         owner = self._owner[0] if self._owner else self
-        # In training mode, as batch statistics are then those of the data; a copy, since a norm would remember them.
+        precision = torch.promote_types(like.dtype, torch.float32)
+        # In training mode, as batch statistics are then those of the data; copies, since a norm would remember them.
         probe = copy.copy(owner)
-        steps = {name: copy.deepcopy(owner.get_submodule(name)).train() for name in ("before", "after")}
+        steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
         probe._modules = {**owner._modules, **steps}
         for module in (*steps["before"].modules(), *steps["after"].modules()):
-            if isinstance(module, nn.Dropout):
-                module.eval()
-        rows = max(32, min(1024, 2**21 // max(1, self.in_features)))
+            module.train(not isinstance(module, nn.Dropout))
+        psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
+        # Rows enough for a good estimate, and few where each is wide: at most 2²¹ values of κ and 2²⁷ multiplications.
+        columns = math.prod(self.factors)
+        enough = max(1024, 8192 // self.in_features)
+        rows = min(enough, 2**21 // max(self.in_features, columns), 2**27 // (columns * self.out_features))
         # The same inputs whenever and wherever, and no draw from the caller's generator.
-        x = torch.randn(rows, self.in_features, generator=torch.Generator().manual_seed(0)).to(like)
-        features = probe.expand(x)
-        gain = float((features.square_norm().double().mean() / features.columns).sqrt())
-        return gain if math.isfinite(gain) and gain > 0 else 1.0
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(max(8, rows), self.in_features, generator=generator, dtype=torch.float32, device="cpu")
+        weights = self.spec.reconciliation(psi, self.out_features, self.factors)
+        y = contract_sum(probe.expand(x.to(like.device, precision)), weights)
+        spread = float(y.double().square().mean().sqrt())
+        return spread if math.isfinite(spread) and spread > 0 else 1.0
 
     # -------------------------------------------------------------------------------- tensors from the user
 
@@ -365,6 +368,12 @@ class Head(nn.Module):
                 for target, value in old:
                     target.copy_(value)
                 raise
+
+    def validate(self) -> None:
+        """Raise a `SpecError` where a function refuses the values of its tensors, such as those of a file."""
+        self.spec.expansion.validate(self.store("expansion"))
+        self.spec.reconciliation.validate(self.psi)
+        self.spec.remainder.validate(self.pi)
 
     def extra_repr(self) -> str:  # noqa: D102
         spec = self.spec
@@ -435,17 +444,31 @@ class Layer(nn.Module):
             if hasattr(module, "reset_parameters") and not any(t.is_meta for t in module.parameters()):
                 module.reset_parameters()  # type: ignore[operator]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the fused output of the heads, `(..., n)`."""
+    def fixed_features(self, x: Tensor) -> dict[int, Features]:
+        """Return κ(x) of the heads whose κ training does not change, by the head's number: to be made once for many steps."""
+        return {
+            i: head.expand(x)
+            for i, head in enumerate(cast(list[Head], self.heads))
+            if self._owners[i] == i
+            and not head.kappa.trainable()
+            and all(step.fixed for step in (*head.spec.before, *head.spec.after))
+        }
+
+    def forward(self, x: Tensor, features: Mapping[int, Features] | None = None) -> Tensor:
+        """Return the fused output of the heads, `(..., n)`.
+
+        Args:
+            x: inputs, `(..., m)`.
+            features: what `fixed_features(x)` returned.
+        """
         if len(self._owners) == 1:
             for head in self.heads:
-                y = head(x)
+                y = head(x, features.get(0) if features else None)
         else:
-            y = self._fused(x)
+            y = self._fused(x, dict(features or {}))
         return self.output(y) if self.spec.output else y
 
-    def _fused(self, x: Tensor) -> Tensor:
-        shared: dict[int, Features] = {}
+    def _fused(self, x: Tensor, shared: dict[int, Features]) -> Tensor:
         outputs = []
         for i, head in enumerate(self.heads):
             owner = self._owners[i]
@@ -520,10 +543,11 @@ class Model(nn.Module):
         for layer in self.layers:
             layer.reset_parameters(generator)  # type: ignore[operator]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y of shape `(..., n)` for x of shape `(..., m)`."""
+    def forward(self, x: Tensor, features: Mapping[int, Features] | None = None) -> Tensor:
+        """Return y of shape `(..., n)` for x of shape `(..., m)`; `features` are those of the first layer, where known."""
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x) if features is None else layer(x, features)
+            features = None
         return x
 
     def heads(self) -> Iterator[tuple[str, Head]]:

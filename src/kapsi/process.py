@@ -22,9 +22,15 @@ __all__ = ["Activation", "BatchNorm", "Dropout", "InstanceNorm", "LayerNorm", "P
 
 
 class Process(Function, role="process"):
-    """A step on values of shape `(..., features)` that keeps their shape."""
+    """A step on values of shape `(..., features)` that keeps their shape.
+
+    Attributes:
+        random: whether it draws random numbers in training.
+        fixed: whether it is the same function of a row for ever: nothing random, trained or remembered.
+    """
 
     random: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
 
     @abstractmethod
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
@@ -44,6 +50,7 @@ def pipeline(
 class Activation(Process):
     """An element-wise function without tensors of its own."""
 
+    fixed = True
     function: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity
-from kapsi.files import atomic
+from kapsi.files import atomic, plain
 from kapsi.function import Spec, coerce, option, to_dict
 from kapsi.fusion import Fusion, Sum
 from kapsi.process import Process
@@ -72,6 +72,12 @@ class LayerSpec(Spec):
             raise SpecError("LayerSpec(heads=()): at least one head is needed")
 
 
+def _shown(widths: Sequence[int | None]) -> str:
+    """Return widths for a message; a file can have a million of them."""
+    text = ", ".join(map(str, widths[:12]))
+    return f"[{text}, …]" if len(widths) > 12 else f"[{text}]"
+
+
 @dataclass(frozen=True)
 class ModelSpec(Spec):
     """A model: layers in sequence.
@@ -88,15 +94,15 @@ class ModelSpec(Spec):
     def check(self) -> None:  # noqa: D102
         if len(self.widths) < 2:
             raise SpecError(
-                f"ModelSpec(widths={list(self.widths)}): at least two widths are needed, inputs and outputs"
+                f"ModelSpec(widths={_shown(self.widths)}): at least two widths are needed, inputs and outputs"
             )
         for i, width in enumerate(self.widths):
             if width is None and 0 < i < len(self.widths) - 1:
                 raise SpecError(
-                    f"ModelSpec(widths={list(self.widths)}): only the first and the last width may be null, not widths[{i}]"
+                    f"ModelSpec(widths={_shown(self.widths)}): only the first and the last width may be null, not widths[{i}]"
                 )
             if width is not None and not 1 <= width <= 2**40:
-                raise SpecError(f"ModelSpec(widths={list(self.widths)}): widths[{i}] must be 1 to 2⁴⁰")
+                raise SpecError(f"ModelSpec(widths={_shown(self.widths)}): widths[{i}] must be 1 to 2⁴⁰")
         count = len(self.widths) - 1
         if len(self.layers) not in (1, count):
             raise SpecError(
@@ -132,7 +138,7 @@ class ModelSpec(Spec):
             width, next_width = self.widths[i], self.widths[i + 1]
             if width is None or next_width is None:
                 raise SpecError(
-                    f"ModelSpec(widths={list(self.widths)}): a model needs all widths; a null is filled in when a table is fitted"
+                    f"ModelSpec(widths={_shown(self.widths)}): a model needs all widths; a null is filled in when a table is fitted"
                 )
             pairs.append((width, next_width, layer))
         return tuple(pairs)
@@ -228,27 +234,28 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
     try:
         _refuse_tricks(yaml, text, where)
-        loader.yaml_implicit_resolvers = _resolvers(yaml)
-        return loader.get_single_data()
+        loader = yaml.SafeLoader(text)
+        try:
+            loader.yaml_implicit_resolvers = _resolvers(yaml)
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be read"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
         raise SpecError(f"{where}{place}: not YAML: {problem}") from None
     except RecursionError:
         raise SpecError(f"{where}: nested too deeply") from None
     except ValueError as error:  # an impossible date or number in YAML's own types
         raise SpecError(f"{where}: not YAML: {error}") from None
-    finally:
-        loader.dispose()
 
 
 def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
     """Refuse anchors (a few lines of which can stand for terabytes) and keys that appear twice (the first would be lost)."""
-    node = yaml.compose(text, Loader=_without_aliases(yaml))
+    node = yaml.compose(text, Loader=_plain_loader(yaml))
     pending = [node] if node is not None else []
     while pending:
         node = pending.pop()
@@ -264,23 +271,30 @@ def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
             pending.extend(node.value)
 
 
-def _without_aliases(yaml: Any) -> type:
+def _plain_loader(yaml: Any) -> type:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                mark = self.peek_event().start_mark
-                raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
+            event = self.peek_event()
+            trick = None
+            if event.anchor is not None:
+                trick = "anchors (&name) and aliases (*name) are not allowed"
+            elif event.tag is not None:
+                trick = "tags (!name) are not allowed"
+            if trick is not None:
+                raise yaml.composer.ComposerError(None, None, trick, event.start_mark)
             return super().compose_node(parent, index)
 
     return Loader
 
 
 def _resolvers(yaml: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Return YAML's scalar types with two changes: 1e-3 is a number, and a date is text."""
+    """Return YAML's scalar types with changes: 1e-3 is a number, a date is text, and so is 010, which YAML takes for 8."""
     import re
 
-    number = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
-    integer = re.compile(r"^[-+]?\d+$")
+    number = re.compile(
+        r"^[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$", re.ASCII
+    )
+    integer = re.compile(r"^[-+]?(0|[1-9]\d*)$", re.ASCII)
     kept: dict[str, list[tuple[str, Any]]] = {}
     changed = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
@@ -320,7 +334,7 @@ def save_spec(spec: ModelSpec, path: str | Path) -> None:
 
     data = to_dict(spec)
     text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else yaml.safe_dump(data, sort_keys=False)
-    with atomic(path) as beside:
+    with atomic(path) as beside, plain(path, "write the file"):
         beside.write_text(text, encoding="utf-8")
 
 

@@ -103,13 +103,16 @@ class Nested(Expansion, name="nested"):
         _need_parts(self)
 
     def _widths(self, in_features: int) -> list[int]:
+        """Return the number of inputs of each part."""
         widths = [in_features]
-        for part in self.parts:
+        for part in self.parts[
+            :-1
+        ]:  # the last one's columns are never asked for twice: nested parts would double the time
             widths.append(part.out_features(widths[-1]))
         return widths
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
-        return self.parts[-1].factors(self._widths(in_features)[-2])
+        return self.parts[-1].factors(self._widths(in_features)[-1])
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""
@@ -118,7 +121,7 @@ class Nested(Expansion, name="nested"):
 
     def params(self, in_features: int) -> Params:  # noqa: D102
         widths = self._widths(in_features)
-        return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=False))}
+        return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=True))}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values part by part, each from what the calibrated parts before it make of the data."""

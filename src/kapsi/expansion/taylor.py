@@ -11,7 +11,7 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features, ProductFeatures
-from kapsi.function import Tensors, option
+from kapsi.function import LARGEST_EXPANSION, Tensors, option
 
 __all__ = ["Taylor"]
 
@@ -55,9 +55,9 @@ class Taylor(Expansion, name="taylor"):
             q, t = 1, math.comb(m + self.degree, self.degree) - 1
         else:
             q, t = sum(m**k for k in range(self.degree)), m
-        if q * t > 2**53:
+        if q * t > LARGEST_EXPANSION:
             raise SpecError(
-                f"Taylor(degree={self.degree}): {m:,} inputs make {q * t:.1e} columns, at most 9.0e+15 are allowed"
+                f"Taylor(degree={self.degree}): {m:,} inputs make 10^{math.log10(q * t):.1f} columns, at most 10^15.9 are allowed"
             )
         return q, t
 
@@ -84,7 +84,8 @@ def _monomials(x: Tensor, degree: int) -> list[Tensor]:
     m = x.shape[-1]
     if degree == 2:  # the common case in two gathers instead of m slices
         rows, columns = torch.triu_indices(m, m, device=x.device).unbind(0)
-        scale = torch.where(rows == columns, 1.0, math.sqrt(2)).to(x.dtype)
+        # In the type of x: two Python numbers would make it float32.
+        scale = torch.where(rows == columns, x.new_ones(()), x.new_full((), math.sqrt(2)))
         return [x, x[..., rows] * x[..., columns] * scale]
     powers, scaled = [x], [x]
     multiplicity = orderings = x.new_ones(m)  # of each monomial in S_{k−1}: α of its first input, k!/Πα!

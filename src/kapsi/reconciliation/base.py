@@ -19,7 +19,7 @@ class Reconciliation(Function, role="reconciliation"):
     """ψ: a parameter reconciliation, from l parameters to weights `(channels, n, D)`.
 
     The initial values that a reconciliation declares give every row of ψ an expected square norm of one; the head then
-    divides by the measured gain of κ. Weights must be a product of the trainable tensors (linear in each of them).
+    divides by the measured spread of its outputs. Weights must be a product of the trainable tensors (linear in each).
     """
 
     @abstractmethod

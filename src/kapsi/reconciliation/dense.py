@@ -36,8 +36,8 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
 
 
 def _random_mask(shape: tuple[int, ...], generator: Generator | None, *, kept: int) -> Tensor:
-    mask = torch.zeros(shape, dtype=torch.bool)
-    mask.view(-1)[torch.randperm(mask.numel(), generator=generator)[:kept]] = True
+    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    mask.view(-1)[torch.randperm(mask.numel(), generator=generator, device="cpu")[:kept]] = True
     return mask
 
 

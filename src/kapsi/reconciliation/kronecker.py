@@ -60,7 +60,7 @@ class DualLowRankKronecker(Reconciliation, name="dual_low_rank_kronecker", alias
     """A Kronecker product of two low-rank matrices: ψ(w) = (P Qᵀ) ⊗ (S Tᵀ), l = r(p + q + n/p + D/q).
 
     Args:
-        rank: r, of both factors, at least 1.
+        rank: r, of both factors, 1 to 2⁴⁰.
         rows: p, a divisor of n; by default the largest that is at most √n.
         columns: q, a divisor of D; by default κ's natural grid.
 
@@ -76,7 +76,7 @@ class DualLowRankKronecker(Reconciliation, name="dual_low_rank_kronecker", alias
 
     examples = ({}, {"rank": 1, "rows": 1}, {"rank": 3, "columns": 1})
 
-    rank: int = option(2, minimum=1)
+    rank: int = option(2, minimum=1, maximum=2**40)
     rows: int | None = option(None, minimum=1)
     columns: int | None = option(None, minimum=1)
 

@@ -16,7 +16,7 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
     """A product of two thin matrices: ψ(w) = A Bᵀ, A `(n, r)`, Bᵀ `(r, D)`, l = r(n + D).
 
     Args:
-        rank: r, at least 1.
+        rank: r, 1 to 2⁴⁰.
 
     Source: arXiv 2407.04819, "Low-Rank Parameter Reconciliation (LoRR)".
 
@@ -27,7 +27,7 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
 
     examples = ({}, {"rank": 1}, {"rank": 5})
 
-    rank: int = option(2, minimum=1)
+    rank: int = option(2, minimum=1, maximum=2**40)
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
         columns = factors[0] * factors[1]

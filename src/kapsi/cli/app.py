@@ -1,0 +1,104 @@
+"""The application: its verbs, and how errors are shown."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from kapsi.cli.demo import demo
+from kapsi.cli.evaluate import evaluate
+from kapsi.cli.fit import fit
+from kapsi.cli.functions import functions
+from kapsi.cli.info import info
+from kapsi.cli.predict import predict
+from kapsi.errors import KapsiError, nearest
+from kapsi.version import __version__
+
+app = typer.Typer(
+    name="kapsi",
+    help="Fit functions with Reconciled Polynomial Networks, y = <kappa(x), psi(w)> + pi(x).",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (fit, predict, evaluate, info, functions, demo):
+    app.command()(verb)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kapsi {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Show the version.", is_eager=True, callback=_show_version),
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for a mistake of the user, 130 when interrupted.
+
+    Args:
+        arguments: without the program's name; those of the process by default.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=given, prog_name="kapsi", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _refuse(_usage(error))
+    except KapsiError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads on, and the interpreter's own complaint would be the only thing to see
+        return 1
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{name}{error.strerror or error}")
+    except MemoryError:
+        return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
+    except RuntimeError as error:
+        if "not enough memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
+
+
+def _refuse(message: str) -> int:
+    typer.echo(f"kapsi: {' '.join(message.split())}", err=True)
+    return 2
+
+
+def _usage(error: Any) -> str:
+    """Return a usage error as one line, with the nearest right word."""
+    message = error.format_message().strip()
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command", None)
+    option = re.match(r"No such option:? ['\"]?(-[^\s'\"]*)", message)
+    if option and command is not None:
+        known = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
+        return f"{message.split('(')[0].strip().rstrip('.')}; {_hint(option[1], known)}"
+    verb = re.match(r"No such command ['\"](.*?)['\"]", message, re.DOTALL)
+    if verb:
+        return f"there is no command {verb[1]!r}; {_hint(verb[1], VERBS)}"
+    where = f" (kapsi {command.name} --help shows what there is)" if command is not None and command.name else ""
+    return f"{message.rstrip('.')}{where}"
+
+
+VERBS = ["fit", "predict", "evaluate", "info", "functions", "demo"]
+
+
+def _hint(word: str, known: list[str]) -> str:
+    close = nearest(word, known)
+    listed = f"there are {', '.join(known)}"
+    return f"did you mean {close[0]}? {listed}" if close else listed

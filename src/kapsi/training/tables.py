@@ -1,0 +1,531 @@
+"""Fitting a table: from a file to a run folder with a model, its scores and its predictions; and back from the folder.
+
+The command line is a thin user of this module: `fit_table`, `load_run`, `TableModel.predict`, `TableModel.scores`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kapsi.data.tabular import (
+    Label,
+    Preprocessing,
+    Problem,
+    Table,
+    TargetScale,
+    folds,
+    make_problem,
+    read_table,
+    split,
+    target_of,
+    write_table,
+)
+from kapsi.errors import KapsiError, RunError, TableError
+from kapsi.expansion import Taylor
+from kapsi.files import append_line, write_json
+from kapsi.function import Spec, option, to_dict
+from kapsi.model_file import load, save
+from kapsi.modules import Model, calibrate
+from kapsi.reconciliation import Kronecker
+from kapsi.remainder import LinearRemainder
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
+from kapsi.training.engine import Choice, Epoch, Split, TrainConfig, fit_selected, near_zero, predict, resolve
+from kapsi.training.run_folder import NewRun, free_path, open_run
+from kapsi.version import __version__
+
+__all__ = ["FitReport", "RunConfig", "Scores", "TableConfig", "TableModel", "default_spec", "fit_table", "load_run"]
+
+Floats = npt.NDArray[np.float64]
+
+WIDE = 100
+"""Inputs up to which the default model has every product of two of them: 5,150 columns."""
+
+
+@dataclass(frozen=True)
+class TableConfig(Spec):
+    """What is fitted in a table.
+
+    Args:
+        target: the name of the column to learn.
+        task: `classification`, `regression`, or `auto`: text, booleans and at most 20 different integers are classes.
+        folds: number of folds of the cross-validation, None for a single validation part.
+        strict: refuse rows without a target instead of dropping them.
+        drop: names of columns to leave out.
+    """
+
+    target: str
+    task: Literal["auto", "classification", "regression"] = "auto"
+    folds: int | None = option(None, minimum=2)
+    strict: bool = False
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunConfig(Spec):
+    """A run: the model (None for the default of the table), its training, and what is fitted.
+
+    Args:
+        table: what is fitted.
+        model: the specification; widths at the ends may be None.
+        training: how the model is trained.
+    """
+
+    table: TableConfig
+    model: ModelSpec | None = None
+    training: TrainConfig = TrainConfig()
+
+
+def default_spec(in_features: int) -> ModelSpec:
+    """Return the model of a table for which none is given: one quadratic layer beside a linear one.
+
+    Up to 100 inputs every product of two has a weight of its own (symmetric Taylor expansion, dense ψ). Above that, products
+    are those of a few pairs of linear forms (Kronecker ψ in eight channels), with a number of parameters linear in the inputs.
+    The linear part is the remainder: it is held down far less, so the model falls back to it where products do not help.
+    """
+    remainder = LinearRemainder()
+    if in_features <= WIDE:
+        head = HeadSpec(Taylor(2, symmetric=True), remainder=remainder, bias=True)
+    else:
+        head = HeadSpec(Taylor(2), Kronecker(), remainder, bias=True, channels=8)
+    return ModelSpec((None, None), (LayerSpec((head,)),))
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+class Scores(NamedTuple):
+    """Scores of one part of the rows: accuracy and log loss, or R² and root mean square error."""
+
+    main: float
+    loss: float
+
+
+METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
+
+
+def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Scores:
+    """Return accuracy and mean −log p of the true class, from probabilities `(rows, classes)`."""
+    chosen = probabilities[np.arange(len(codes)), codes]
+    # The smallest normal float64: a class that was thought impossible costs 708, not infinity.
+    return Scores(float((probabilities.argmax(1) == codes).mean()), float(-np.log(np.maximum(chosen, 2.3e-308)).mean()))
+
+
+def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
+    """Return R² and root mean square error; R² of a constant target is 1 for exact predictions, else 0."""
+    scale = float(np.abs(np.concatenate((y, predicted))).max()) or 1.0  # squares of huge values overflow
+    residual, total = (
+        float(((y / scale - predicted / scale) ** 2).sum()),
+        float(((y / scale - (y / scale).mean()) ** 2).sum()),
+    )
+    r2 = 1 - residual / total if total > 0 else float(residual == 0)
+    return Scores(r2, math.sqrt(residual / len(y)) * scale)
+
+
+# ------------------------------------------------------------------------------------------------ a fitted table
+
+
+@dataclass(frozen=True, eq=False)
+class TableModel:
+    """A model with what is around it: raw columns in, labels or numbers out.
+
+    Args:
+        model: from standardized inputs to logits, or to a standardized number.
+        preprocessing: from columns to inputs.
+        target: the target's name.
+        task: `classification` or `regression`.
+        classes: the original labels; None in regression.
+        scale: of the target; None in classification.
+    """
+
+    model: Model
+    preprocessing: Preprocessing
+    target: str
+    task: str
+    classes: tuple[Label, ...] | None
+    scale: TargetScale | None
+
+    def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
+        """Return probabilities `(rows, classes)`, or numbers `(rows,)` in the target's unit."""
+        tensor = next(self.model.parameters())
+        x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(tensor.dtype)
+        y = predict(self.model, x).double()
+        if self.scale is None:
+            return y.softmax(-1).numpy()
+        return self.scale.invert(y.squeeze(-1).numpy())
+
+    def predict(self, table: Table) -> tuple[dict[str, list[Any]], list[str]]:
+        """Return columns of predictions for all rows of a table, and notes for the user.
+
+        Raises:
+            TableError: columns are missing or of another type than those the model was fitted to.
+        """
+        features, notes = self.preprocessing.check(table)
+        return self.columns(self.outputs(features)), [note for note in notes if note]
+
+    def columns(self, outputs: Floats) -> dict[str, list[Any]]:
+        """Return outputs as columns: `prediction`, and `probability_LABEL` for each class."""
+        if self.classes is None:
+            return {"prediction": outputs.tolist()}
+        columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}
+        for code, label in enumerate(self.classes):
+            columns[f"probability_{label}"] = outputs[:, code].tolist()
+        return columns
+
+    def scores(self, table: Table) -> tuple[Scores, int, list[str]]:
+        """Return the scores on a table that has the target, the number of rows they are of, and notes for the user."""
+        y = target_of(table, self.target, self.task, self.classes)
+        known = y >= 0 if self.task == "classification" else ~np.isnan(y)
+        if not known.any():
+            raise TableError(
+                f"{table.name}: the target {self.target!r} is missing in every row; there is nothing to score"
+            )
+        rest = Table(table.name, {name: c for name, c in table.columns.items() if name != self.target})
+        features, notes = self.preprocessing.check(rest)
+        if not known.all():
+            notes.append(f"left out {int((~known).sum())} of {len(y)} rows, whose target {self.target!r} is missing")
+        rows = np.flatnonzero(known)
+        outputs = self.outputs(features, rows)
+        if self.task == "classification":
+            return classification_scores(outputs, y[rows]), len(rows), notes
+        return regression_scores(outputs, y[rows].astype(np.float64)), len(rows), notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the model as plain data."""
+        return {
+            "target": self.target,
+            "task": self.task,
+            "classes": None if self.classes is None else list(self.classes),
+            "scale": None if self.scale is None else self.scale.to_dict(),
+            "inputs": self.preprocessing.to_dict(),
+        }
+
+
+# ------------------------------------------------------------------------------------------------ fitting
+
+Progress = Callable[[str, Epoch], None]
+"""Called after each epoch with the name of the part that is fitted."""
+
+
+class Fitted(NamedTuple):
+    """A model fitted to some rows, and how that went."""
+
+    model: TableModel
+    training: TrainConfig
+    epochs: list[Epoch]
+    choices: list[Choice]
+
+
+def fit_rows(
+    problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, progress: Callable[[Epoch], None] | None = None
+) -> Fitted:
+    """Fit preprocessing and model to some rows of a problem; the others are not looked at."""
+    preprocessing = Preprocessing.fit(problem.features, rows)
+    inputs = preprocessing.transform(problem.features, rows)
+    if inputs.shape[1] == 0:
+        raise TableError(
+            f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
+        )
+    scale = None if problem.classes is not None else TargetScale.fit(problem.y[rows].astype(np.float64))
+    outputs = 1 if problem.classes is None else len(problem.classes)
+    spec = (config.model or default_spec(inputs.shape[1])).sized(inputs.shape[1], outputs)
+    seed = config.training.seed
+    size = Model(spec, device="meta")
+    x = torch.from_numpy(inputs)
+    y = torch.from_numpy(problem.y[rows]) if scale is None else torch.from_numpy(scale.apply(problem.y[rows]))
+    training = resolve(size, (x, y), config.training)
+    # Small problems in float64, where a quasi-Newton method converges to the last digits and results repeat.
+    dtype = torch.float64 if training.solver == "lbfgs" else torch.float32
+    x = x.to(dtype)
+    y = y if scale is None else y.to(dtype)
+
+    def make() -> Model:
+        return near_zero(calibrate(Model(spec, seed=seed, dtype=dtype), x))
+
+    def splits(count: int) -> Sequence[Split]:
+        classes = scale is None
+        if count > 1 and len(rows) >= 2 * count:
+            held = folds(problem.y[rows], count, classes=classes, seed=seed)
+            pairs = [(np.setdiff1d(np.arange(len(rows)), part), part) for part in held]
+        else:
+            pairs = [split(problem.y[rows], config.training.stopping, classes=classes, seed=seed)]
+        return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
+
+    model, epochs, choices = fit_selected(make, (x, y), training, splits=splits, progress=progress)
+    fitted = TableModel(model.requires_grad_(True), preprocessing, problem.target, problem.task, problem.classes, scale)
+    return Fitted(fitted, training, epochs, choices)
+
+
+def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> dict[str, Scores]:
+    """Return the scores of a trivial and of a linear model on the same rows and inputs.
+
+    The trivial model says the shares of the classes, or the mean; the linear one is scikit-learn's logistic or ridge
+    regression with its default penalty.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from threadpoolctl import threadpool_limits
+
+    preprocessing = Preprocessing.fit(problem.features, train)
+    x, x_test = preprocessing.transform(problem.features, train), preprocessing.transform(problem.features, test)
+    y, y_test = problem.y[train], problem.y[test]
+    if problem.classes is None:
+        scale = TargetScale.fit(y.astype(np.float64))
+        with threadpool_limits(1):
+            linear = scale.invert(Ridge().fit(x, scale.apply(y)).predict(x_test))
+        constant = np.full(len(test), scale.center)
+        return {"mean": regression_scores(constant, y_test), "ridge regression": regression_scores(linear, y_test)}
+    shares = np.bincount(y, minlength=len(problem.classes)) / len(y)
+    prior = np.tile(shares, (len(test), 1))
+    probabilities = prior.copy()
+    if len(np.unique(y)) > 1:
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            logistic = LogisticRegression(max_iter=1000).fit(x, y)
+        probabilities[:] = 0
+        probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
+    return {
+        "most frequent class": classification_scores(prior, y_test),
+        "logistic regression": classification_scores(probabilities, y_test),
+    }
+
+
+class FitReport(NamedTuple):
+    """What `fit_table` found.
+
+    Attributes:
+        path: the run folder.
+        task: `classification` or `regression`.
+        scores: for each model by name, the scores of each fold (one where there are no folds); kapsi's own is `kapsi`.
+        rows: number of rows of the table that were used.
+        scored_rows: number of rows that the scores are of.
+        parameters: number of parameters of the saved model.
+        notes: for the user.
+    """
+
+    path: Path
+    task: str
+    scores: dict[str, list[Scores]]
+    rows: int
+    scored_rows: int
+    parameters: int
+    notes: list[str]
+
+
+def fit_table(
+    path: str | Path,
+    config: RunConfig,
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> FitReport:
+    """Fit a model to a table and write the run folder.
+
+    With `folds`, every row is predicted by the model of the fold that did not see it, and the saved model is fitted to all
+    rows. Without, the model is fitted to one part of the rows and scored on the rest, and that model is saved. Scaling,
+    penalty and number of epochs are found inside of each training part.
+
+    Args:
+        path: a CSV or Parquet file.
+        config: what, and how.
+        output: the run folder; by default `runs/` and the table's name, with a number where that is taken.
+        overwrite: replace an old run.
+        progress: called after each epoch.
+
+    Raises:
+        KapsiError: anything that does not fit; nothing is written then.
+    """
+    table = read_table(path)
+    choice = config.table
+    problem = make_problem(table, choice.target, task=choice.task, strict=choice.strict, drop=choice.drop)
+    count = len(problem.y)
+    classes = problem.classes is not None
+    if choice.folds is not None and choice.folds > (count if classes else count // 2):
+        least = "one row" if classes else "two rows (R² needs them)"
+        raise TableError(
+            f"{problem.name}: {choice.folds} folds of {count} rows; each fold needs at least {least}, give fewer"
+        )
+    if count < 4:
+        raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
+    seed = config.training.seed
+    if choice.folds is None:
+        parts = [split(problem.y, config.training.validation, classes=classes, seed=seed)]
+    else:
+        tests = folds(problem.y, choice.folds, classes=classes, seed=seed)
+        parts = [(np.setdiff1d(np.arange(count), test), test) for test in tests]
+    _try_spec(problem, config)
+    where = free_path(Path("runs") / Path(path).stem) if output is None else Path(output)
+    with NewRun(where, overwrite=overwrite) as run, open(run.folder / "metrics.jsonl", "w", encoding="utf-8") as log:
+        scores: dict[str, list[Scores]] = {}
+        held = np.zeros((count, len(problem.classes) if problem.classes else 1))
+        fold_of = np.full(count, -1)
+        for number, (train, test) in enumerate(parts, 1):
+            name = f"fold {number} of {len(parts)}" if choice.folds else "training part"
+            fitted = fit_rows(problem, train, config, None if progress is None else _named(progress, name))
+            outputs = fitted.model.outputs(problem.features, test)
+            own = (classification_scores if classes else regression_scores)(outputs, problem.y[test])
+            for model, found in {"kapsi": own, **baselines(problem, train, test)}.items():
+                scores.setdefault(model, []).append(found)
+            held[test], fold_of[test] = outputs.reshape(len(test), -1), number
+            _log(log, name, fitted, {model: found[-1] for model, found in scores.items()}, problem.task)
+        if choice.folds:
+            everything = np.arange(count)
+            fitted = fit_rows(problem, everything, config, None if progress is None else _named(progress, "all rows"))
+            _log(log, "all rows", fitted, None, problem.task)
+        scored = np.flatnonzero(fold_of >= 0)
+        _write(
+            run,
+            problem,
+            replace(config, table=from_dict({**to_dict(choice), "task": problem.task}, TableConfig)),
+            fitted,
+            scores,
+            held,
+            fold_of,
+            scored,
+        )
+    parameters = sum(p.numel() for p in fitted.model.model.parameters())
+    return FitReport(where, problem.task, scores, count, len(scored), parameters, list(problem.notes))
+
+
+def _named(progress: Progress, name: str) -> Callable[[Epoch], None]:
+    return lambda epoch: progress(name, epoch)
+
+
+def _try_spec(problem: Problem, config: RunConfig) -> None:
+    """Build the model on the meta device: a specification that does not fit is refused before any work."""
+    preprocessing = Preprocessing.fit(problem.features)
+    width, outputs = len(preprocessing.names()), 1 if problem.classes is None else len(problem.classes)
+    Model((config.model or default_spec(width)).sized(width, outputs), device="meta")
+
+
+def _log(log: Any, part: str, fitted: Fitted, scores: dict[str, Scores] | None, task: str) -> None:
+    for choice in fitted.choices:
+        append_line(log, {"part": part, "event": "penalty", **_finite(choice._asdict())})
+    for epoch in fitted.epochs:
+        append_line(log, {"part": part, "event": "epoch", **_finite(epoch._asdict())})
+    for model, found in (scores or {}).items():
+        names = dict(zip(METRICS[task], found, strict=True))
+        append_line(log, {"part": part, "event": "scores", "model": model, **_finite(names)})
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record in which numbers that JSON does not have are null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return mean and standard deviation over the folds of both scores."""
+    values = np.array(found, dtype=np.float64)
+    return tuple(zip(values.mean(0).tolist(), values.std(0).tolist(), strict=True))  # type: ignore[return-value]
+
+
+def _write(
+    run: NewRun,
+    problem: Problem,
+    config: RunConfig,
+    fitted: Fitted,
+    scores: dict[str, list[Scores]],
+    held: Floats,
+    fold_of: npt.NDArray[Any],
+    scored: npt.NDArray[Any],
+) -> None:
+    import yaml
+
+    model = fitted.model
+    save(model.model, run.folder / "model.safetensors")
+    write_json(run.folder / "preprocessing.json", model.to_dict())
+    resolved = to_dict(replace(config, model=model.model.spec, training=fitted.training))
+    (run.folder / "config.yaml").write_text(
+        yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    outputs = held[scored]
+    labels = problem.classes
+    truth = problem.y[scored]
+    columns: dict[str, Any] = {"row": (problem.rows[scored] + 1).tolist()}
+    if config.table.folds:
+        columns["fold"] = fold_of[scored].tolist()
+    columns["target"] = truth.tolist() if labels is None else [labels[code] for code in truth]
+    columns |= model.columns(outputs[:, 0] if labels is None else outputs)
+    write_table(run.folder / "predictions.csv", columns)
+    first, second = METRICS[problem.task]
+    run.manifest = {
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "table": problem.name,
+        "rows": len(problem.y),
+        "scored_rows": len(scored),
+        "folds": config.table.folds,
+        "seed": config.training.seed,
+        "scores": {
+            name: _finite({first: m[0], f"{first} std": m[1], second: loss[0], f"{second} std": loss[1]})
+            for name, found in scores.items()
+            for m, loss in [summarize(found)]
+        },
+        "notes": list(problem.notes),
+        "versions": {
+            "kapsi": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn", "safetensors", "pyarrow")},
+        },
+    }
+
+
+# ------------------------------------------------------------------------------------------------ reading a run
+
+
+def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
+    """Return the fitted model of a run folder and what its `run.json` says.
+
+    Raises:
+        RunError: not a run folder, damaged, or of a newer version.
+    """
+    manifest = open_run(path)
+    folder = Path(path)
+    for name in ("model.safetensors", "preprocessing.json", "config.yaml"):
+        if name not in manifest["files"]:
+            raise RunError(f"{path}: damaged run: the file {name!r} is missing; restore it from a copy, or fit again")
+    try:
+        model = load(folder / "model.safetensors")
+        data = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+        preprocessing = Preprocessing.from_dict(data["inputs"])
+        classes = None if data["classes"] is None else tuple(data["classes"])
+        scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
+        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale)
+    except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
+        raise RunError(f"{path}: damaged run: {reason}") from None
+    wanted = (len(preprocessing.names()), 1 if classes is None else len(classes))
+    if (
+        (model.in_features, model.out_features) != wanted
+        or fitted.task not in METRICS
+        or (scale is None) != (classes is not None)
+    ):
+        raise RunError(f"{path}: damaged run: the model and preprocessing.json do not belong together")
+    return fitted, manifest
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """Return the configuration of a run folder."""
+    from kapsi.spec import parse_yaml, read_text
+
+    file = Path(path) / "config.yaml"
+    config: RunConfig = from_dict(parse_yaml(read_text(file, "configuration"), str(file)), RunConfig, str(file))
+    return config
+
+
+def default_for(path: str | Path, config: TableConfig) -> ModelSpec:
+    """Return the model that a table gets where none is given."""
+    problem = make_problem(read_table(path), config.target, task=config.task, strict=config.strict, drop=config.drop)
+    return default_spec(len(Preprocessing.fit(problem.features).names()))

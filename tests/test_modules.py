@@ -1,0 +1,755 @@
+"""Stores, heads, layers and models: the only things with state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import kapsi as kp
+from kapsi.testing import WatchSizes, inputs
+
+BUSY = kp.HeadSpec(kp.BSpline(3), kp.Masked(), kp.LinearRemainder(bias=True), bias=True, channels=2)
+
+
+def busy_spec() -> kp.ModelSpec:
+    """Return a model in which something of everything is at work."""
+    second = kp.HeadSpec(kp.BSpline(3), kp.LowRank(), after=("layer_norm", "gelu"))
+    third = kp.HeadSpec(
+        kp.Extended((kp.Taylor(2), kp.BSpline(2))),
+        kp.DualLowRankKronecker(),
+        before=(kp.BatchNorm(affine=True), kp.Dropout(0.2)),
+    )
+    first = kp.LayerSpec((BUSY, second, third), kp.Concatenation(), ("tanh",))
+    return kp.ModelSpec(
+        (4, 6, 2), (first, kp.LayerSpec((kp.HeadSpec(kp.Taylor(2), kp.Kronecker()),), output=("batch_norm",)))
+    )
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, cls: type[Any]) -> list[Any]:
+    """Return a list that grows with each evaluation of a class of expansions."""
+    calls: list[Any] = []
+    original = cls.__call__
+
+    def counted(self: Any, x: torch.Tensor, params: Any) -> Any:
+        calls.append(self)
+        return original(self, x, params)
+
+    monkeypatch.setattr(cls, "__call__", counted)
+    return calls
+
+
+# ------------------------------------------------------------------------------------------------ stores
+
+
+def test_store_gives_tensors_by_name() -> None:
+    declared = {"a": kp.Param((2,)), "b": kp.Param((3,), trainable=False), "0": {"c": kp.Param((1,))}}
+    store = kp.Store(declared)
+    assert isinstance(store["a"], nn.Parameter)
+    assert not isinstance(store["b"], nn.Parameter)
+    assert store["0"]["c"].shape == (1,)
+    assert [name for name, _ in store.named_parameters()] == ["a", "0.c"]
+    assert [name for name, _ in store.named_buffers()] == ["b"]
+    assert store.names() == ["a", "b", "0.c"]
+    assert sorted(store.state_dict()) == ["0.c", "a", "b"]
+    assert store.trainable()
+    assert not kp.Store({"b": kp.Param((3,), trainable=False)}).trainable()
+
+
+@pytest.mark.parametrize("name", ["d", "training", "forward", "_declared", "parameters", "reset"])
+def test_store_gives_nothing_but_tensors(name) -> None:
+    store = kp.Store({"a": kp.Param((2,)), "b": kp.Param((3,))})
+    with pytest.raises(KeyError, match=r"there is no tensor .*; there are: a, b"):
+        store.__getitem__(name)
+
+
+# Attributes of every module, methods of the store, and what is no identifier.
+TAKEN = [
+    "type",
+    "to",
+    "float",
+    "half",
+    "training",
+    "forward",
+    "parameters",
+    "state_dict",
+    "dump_patches",
+    "T_destination",
+]
+TAKEN += ["names", "reset", "assign", "trainable", "extra_repr"]
+NO_NAMES = ["_x", "__class__", "a.b", "a b", "", "class", "-1", "½", 3, None]
+
+
+@pytest.mark.parametrize("name", TAKEN + NO_NAMES)
+def test_store_refuses_names_that_a_module_uses(name) -> None:
+    with pytest.raises(kp.SpecError, match="cannot be the name of a tensor"):
+        kp.Store({name: kp.Param((2,))})
+    with pytest.raises(kp.SpecError, match="cannot be the name of a tensor"):
+        kp.Store({"0": {name: kp.Param((2,))}})
+
+
+def test_store_is_no_mapping() -> None:
+    store = kp.Store({})
+    assert bool(store)  # an empty mapping would be false
+    for method in ("keys", "values", "items", "get", "__len__", "__iter__", "__contains__", "__setitem__"):
+        assert not hasattr(store, method)
+    with pytest.raises(TypeError):
+        dict(**store)
+    with pytest.raises(kp.SpecError, match="is not called"):
+        store(torch.ones(3))
+
+
+def test_store_has_a_channel_axis_where_there_are_channels() -> None:
+    assert kp.Store({"a": kp.Param((2, 3))}, channels=4)["a"].shape == (4, 2, 3)
+    assert kp.Store({"a": kp.Param((2, 3))})["a"].shape == (2, 3)
+    for channels, shape in ((1, (2, 3)), (2, (2, 2, 3))):
+        head = kp.Head(3, 2, kp.HeadSpec(channels=channels))
+        assert head.psi["matrix"].shape == shape
+        assert head.weights().dense().shape == (channels, 2, 3)
+
+
+def test_types_of_tensors_follow_the_model_but_for_those_with_their_own() -> None:
+    head = kp.Head(4, 2, BUSY, dtype=torch.float64)
+    assert head.psi["mask"].dtype == torch.bool
+    assert {t.dtype for name, t in head.state_dict().items() if "mask" not in name} == {torch.float64}
+    half = copy.deepcopy(head).to(torch.bfloat16)
+    assert half.psi["mask"].dtype == torch.bool
+    assert half.psi["values"].dtype == half.kappa["range"].dtype == torch.bfloat16
+
+
+# ------------------------------------------------------------------------------------------------ the formula
+
+
+def test_head_is_its_formula() -> None:
+    spec = kp.HeadSpec(
+        kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder(), bias=True, channels=3, before=("tanh",), after=("sine",)
+    )
+    head = kp.Head(3, 4, spec, seed=0, dtype=torch.float64)
+    nn.init.normal_(head.bias)
+    x = inputs(5, 3) * 2
+    kappa = kp.Taylor(2)(x.tanh(), {}).dense().sin()
+    torch.testing.assert_close(head.expand(x).dense(), kappa)
+    y = torch.einsum("bd,cnd->bn", kappa, head.weights().dense()) + x @ head.pi["matrix"].T + head.bias
+    torch.testing.assert_close(head(x), y)
+    torch.testing.assert_close(head.remainder(x), x @ head.pi["matrix"].T)
+    torch.testing.assert_close(head(x, head.expand(x)), y)
+
+
+def test_layer_is_the_fusion_of_its_heads_and_then_processed() -> None:
+    heads = (kp.HeadSpec(kp.Taylor(2)), kp.HeadSpec(kp.Taylor(2), kp.LowRank()), kp.HeadSpec(bias=True))
+    x = inputs(5, 3)
+    for fusion, expected in ((kp.Sum(), lambda y: y.sum(0)), (kp.Mean(), lambda y: y.mean(0))):
+        layer = kp.Layer(3, 4, kp.LayerSpec(heads, fusion, ("tanh",)), seed=0, dtype=torch.float64)
+        outputs = torch.stack([head(x) for head in layer.heads])
+        torch.testing.assert_close(layer(x), expected(outputs).tanh())
+    weighted = kp.Layer(3, 4, kp.LayerSpec(heads, kp.WeightedSum()), seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        weighted.fusion["weights"].copy_(torch.tensor([1.0, 2.0, -3.0]))
+    a, b, c = (head(x) for head in weighted.heads)
+    torch.testing.assert_close(weighted(x), a + 2 * b - 3 * c)
+
+
+def test_model_is_its_layers_in_sequence() -> None:
+    model = kp.Model(busy_spec(), seed=0).eval()
+    x = inputs(5, 4, dtype=torch.float32)
+    first, second = model.layers
+    assert torch.equal(model(x), second(first(x)))
+    assert (model.in_features, model.out_features) == (4, 2)
+    assert [name for name, _ in model.heads()] == [f"layers.0.heads.{i}" for i in range(3)] + ["layers.1.heads.0"]
+
+
+def test_an_mlp_is_an_mlp() -> None:
+    spec = kp.rpn([5, 7, 6, 3], bias=True, output="relu")
+    model = kp.Model(spec, seed=0)
+    mlp = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
+    linear = [module for module in mlp if isinstance(module, nn.Linear)]
+    heads = [head for _, head in model.heads()]
+    assert [tuple(head.psi["matrix"].shape) for head in heads] == [tuple(module.weight.shape) for module in linear]
+    with torch.no_grad():
+        for module, head in zip(linear, heads, strict=True):
+            module.bias.normal_()
+            head.psi["matrix"].copy_(module.weight)
+            head.bias.copy_(module.bias)
+    x = torch.randn(11, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(x), mlp(x))
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in mlp.parameters())
+
+
+def test_defaults_are_a_linear_map() -> None:
+    head = kp.Head(3, 2, seed=0)
+    assert [name for name, _ in head.named_parameters()] == ["psi.matrix"]
+    assert head.spec == kp.HeadSpec(kp.Identity(), kp.Dense(), kp.ZeroRemainder(), False, 1, (), ())
+    x = torch.ones(4, 3)
+    assert torch.equal(head(x), nn.functional.linear(x, head.psi["matrix"]))
+    assert kp.Layer(3, 2).spec == kp.LayerSpec((kp.HeadSpec(),), kp.Sum(), ())
+
+
+# ------------------------------------------------------------------------------------------------ sharing
+
+
+def shared_model(**head: Any) -> kp.Model:
+    """Return a layer of three heads, the first and the last with equal κ."""
+    spec = kp.BSpline(3)
+    heads = (
+        kp.HeadSpec(spec, kp.Dense(), **head),
+        kp.HeadSpec(kp.BSpline(4), kp.LowRank(), **head),
+        kp.HeadSpec(spec, kp.LowRank(), bias=True, **head),
+    )
+    return kp.Model(kp.ModelSpec((3, 4), (kp.LayerSpec(heads),)), seed=0)
+
+
+def separate(model: kp.Model, x: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the heads, each evaluated by itself."""
+    return torch.stack([head(x) for head in model.layers[0].heads]).sum(0)
+
+
+COPIES = {
+    "itself": lambda model, path: model,
+    "deepcopy": lambda model, path: copy.deepcopy(model),
+    "pickle": lambda model, path: pickle.loads(pickle.dumps(model)),  # noqa: S301
+    "to": lambda model, path: copy.deepcopy(model).to(torch.float64).to(torch.float32),
+    "state": lambda model, path: loaded_state(model),
+    "file": lambda model, path: saved(model, path),
+}
+
+
+def saved(model: kp.Model, path: Any) -> kp.Model:
+    kp.save(model, path)
+    return kp.load(path)
+
+
+def loaded_state(model: kp.Model) -> kp.Model:
+    other = kp.Model(model.spec, seed=9)
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_heads_with_equal_expansions_share_one(way, monkeypatch, tmp_path) -> None:
+    model = kp.calibrate(shared_model(), inputs(50, 3, dtype=torch.float32) * 5)
+    x = inputs(6, 3, dtype=torch.float32) * 5
+    expected = separate(model, x)
+    copied = COPIES[way](model, tmp_path / "m.safetensors")
+    calls = count_calls(monkeypatch, kp.BSpline)
+    y = copied(x)
+    assert [kappa.intervals for kappa in calls] == [3, 4]
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+    # One set of tensors: what changes for the first head changes for the last.
+    first, _, last = copied.layers[0].heads
+    assert [name for name in copied.state_dict() if "range" in name] == [
+        "layers.0.heads.0.kappa.range",
+        "layers.0.heads.1.kappa.range",
+    ]
+    last.assign("expansion", range=[[-9.0] * 3, [9.0] * 3])
+    assert torch.equal(first.expand(x).dense(), last.expand(x).dense())
+    assert not torch.allclose(copied(x), y)
+    if copied is not model:
+        torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "shared"),
+    [
+        ({"before": ("tanh",)}, True),
+        ({"before": ("layer_norm",), "after": ("batch_norm",)}, True),
+        ({"before": ("dropout",)}, False),
+        ({"after": ("dropout",)}, False),
+        ({"before": (kp.LayerNorm(affine=True),)}, False),
+        ({"after": (kp.BatchNorm(affine=True),)}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_random_or_trained_processing_is_not_shared(head, shared, monkeypatch) -> None:
+    model = shared_model(**head)
+    calls = count_calls(monkeypatch, kp.BSpline)
+    model(inputs(6, 3, dtype=torch.float32))
+    assert len(calls) == (2 if shared else 3)
+
+
+def test_dropout_of_each_head_is_its_own() -> None:
+    head = kp.HeadSpec(before=(kp.Dropout(0.5),))
+    layer = kp.Layer(64, 3, kp.LayerSpec((head, head)), seed=0).train()
+    with torch.no_grad():
+        layer.heads[1].psi["matrix"].copy_(-layer.heads[0].psi["matrix"])
+    torch.manual_seed(0)
+    assert layer(torch.ones(5, 64)).abs().max() > 0.01  # equal masks would cancel
+    assert layer.eval()(torch.ones(5, 64)).abs().max() == 0
+
+
+def test_different_options_are_not_shared(monkeypatch) -> None:
+    heads = (
+        kp.HeadSpec(kp.BSpline(3)),
+        kp.HeadSpec(kp.BSpline(3, low=-2.0)),
+        kp.HeadSpec(kp.BSpline(3), before=("tanh",)),
+    )
+    layer = kp.Layer(3, 4, kp.LayerSpec(heads), seed=0)
+    calls = count_calls(monkeypatch, kp.BSpline)
+    layer(torch.ones(2, 3))
+    assert len(calls) == 3
+
+
+def test_a_shared_head_trains_like_one_of_its_own() -> None:
+    model = shared_model()
+    x = inputs(6, 3, dtype=torch.float32).requires_grad_()
+    together = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    apart = torch.autograd.grad(separate(model, x).square().sum(), [x, *model.parameters()])
+    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ randomness
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_a_seed_decides_and_leaves_torchs_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, second, third = (kp.Model(busy_spec(), seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(state, torch.get_rng_state())
+    assert same(first, second)
+    assert not any(
+        torch.equal(p, q) for p, q in zip(first.parameters(), third.parameters(), strict=True) if p.unique().numel() > 2
+    )
+    generator = torch.Generator().manual_seed(0)
+    assert same(kp.Model(busy_spec(), seed=generator), first)
+    assert not same(kp.Model(busy_spec(), seed=generator), first)  # the generator has moved on
+
+
+def test_without_a_seed_torchs_generator_decides() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = kp.Model(busy_spec())
+    assert not torch.equal(state, torch.get_rng_state())
+    assert not same(kp.Model(busy_spec()), first)
+    torch.manual_seed(0)
+    assert same(kp.Model(busy_spec()), first)
+
+
+def test_channels_and_heads_start_differently() -> None:
+    layer = kp.Layer(3, 4, kp.LayerSpec((kp.HeadSpec(channels=2), kp.HeadSpec(channels=2))), seed=0)
+    matrices = [head.psi["matrix"][c] for head in layer.heads for c in range(2)]
+    for i, a in enumerate(matrices):
+        assert not any(torch.equal(a, b) for b in matrices[i + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        ("0", "expected an integer"),
+        (1.5, "expected an integer"),
+        (True, "expected an integer"),
+        (2**80, "at most 64 bits"),
+    ],
+)
+def test_a_wrong_seed_is_refused(seed, message) -> None:
+    with pytest.raises(kp.SpecError, match=message):
+        kp.Head(3, 2, seed=seed)
+
+
+def test_initial_values_are_drawn_on_the_cpu_whatever_the_default_device() -> None:
+    expected = kp.Model(busy_spec(), seed=0)
+    with torch.device("meta"):
+        assert same(kp.Model(busy_spec(), seed=0, device="cpu"), expected)
+
+
+def test_drawing_anew_is_construction_anew() -> None:
+    model = kp.Model(busy_spec(), seed=0)
+    model.train()(inputs(9, 4, dtype=torch.float32))  # moves the statistics of batch norms
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    model.reset_parameters(3)
+    assert same(model, kp.Model(busy_spec(), seed=3))
+
+
+def test_a_model_made_on_the_meta_device_is_filled_later() -> None:
+    state = torch.get_rng_state()
+    blank = kp.Model(busy_spec(), device="meta", dtype=torch.float64)
+    assert torch.equal(state, torch.get_rng_state())  # nothing is drawn
+    assert all(tensor.is_meta for tensor in (*blank.parameters(), *blank.buffers()))
+    assert blank(torch.empty(5, 4, dtype=torch.float64, device="meta")).shape == (5, 2)
+    blank.to_empty(device="cpu")
+    blank.reset_parameters(7)
+    assert same(blank, kp.Model(busy_spec(), seed=7, dtype=torch.float64))
+    x = inputs(5, 4)
+    assert torch.equal(blank.eval()(x), kp.Model(busy_spec(), seed=7, dtype=torch.float64).eval()(x))
+
+
+def test_initial_values_do_not_depend_on_the_type() -> None:
+    single, double = (kp.Model(busy_spec(), seed=0, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    for a, b in zip(single.parameters(), double.parameters(), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_start_with_unit_deviation_in_half_precision() -> None:
+    # The squares of these values are beyond float16.
+    for kappa in (kp.Chebyshev(8), kp.Taylor(4)):
+        head = kp.Head(4, 8, kp.HeadSpec(kappa), seed=0, dtype=torch.float16)
+        exact = copy.deepcopy(head).double()
+        x = torch.randn(512, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        assert 1 / 3 < float(exact(x).detach().std()) < 3
+
+
+def test_initial_scale_is_measured_on_few_rows_where_each_is_wide() -> None:
+    # 1,024 rows of the 308,504 columns would be 1.3 GB.
+    head = kp.Head(784, 2, kp.HeadSpec(kp.Taylor(2, symmetric=True)), device="meta")
+    head.to_empty(device="cpu")
+    with WatchSizes(*head.parameters()) as watch:
+        head.reset_parameters(0)
+    assert watch.largest < 10**7
+    x = torch.randn(16, 784, generator=torch.Generator().manual_seed(1))
+    assert 1 / 3 < float(head(x).detach().std()) < 3
+
+
+# ------------------------------------------------------------------------------------------------ calibration
+
+
+def test_calibration_sets_ranges_to_those_of_the_data() -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1]) + 5
+    model = kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0)
+    assert kp.calibrate(model, x) is model
+    head = model.layers[0].heads[0]
+    assert torch.equal(head.kappa["range"], torch.stack((x.amin(0), x.amax(0))))
+    assert head.expand(x).dense().sum(-1).allclose(torch.full((200,), 3.0), atol=1e-5)
+    again = kp.calibrate(kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0), x.reshape(4, 50, 3))
+    assert torch.equal(again.layers[0].heads[0].kappa["range"], head.kappa["range"])
+
+
+def test_calibration_gives_a_constant_input_some_room() -> None:
+    x = torch.tensor([[2.0, 1e8, 0.0], [2.0, 1e8, 0.0]])
+    head = kp.calibrate(kp.Head(3, 2, kp.HeadSpec(kp.BSpline()), seed=0), x)
+    low, high = head.kappa["range"]
+    assert bool((low < x[0]).all() & (x[0] < high).all())
+    assert torch.isfinite(head(x)).all()
+    assert (low[0], high[0]) == (1.5, 2.5)
+
+
+def test_calibration_of_nested_and_extended_parts() -> None:
+    x = inputs(100, 2) * 7
+    kappa = kp.Nested((kp.Taylor(2), kp.Extended((kp.BSpline(3), kp.Identity())), kp.BSpline(2)))
+    head = kp.Head(2, 1, kp.HeadSpec(kappa), seed=0, dtype=torch.float64)
+    kp.calibrate(head, x)
+    taylor = kp.Taylor(2)(x, {}).dense()
+    torch.testing.assert_close(head.kappa["1"]["0"]["range"], torch.stack((taylor.amin(0), taylor.amax(0))))
+    middle = kappa.parts[1](taylor, head.kappa["1"]).dense()  # of the calibrated part
+    torch.testing.assert_close(head.kappa["2"]["range"], torch.stack((middle.amin(0), middle.amax(0))))
+
+
+def test_calibration_goes_layer_by_layer() -> None:
+    model = kp.Model(kp.rpn([3, 4, 2], kp.BSpline(), before="layer_norm"), seed=0).train()
+    x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * 20
+    kp.calibrate(model, x)
+    assert model.training
+    first, second = model.layers
+    ends = torch.stack((lambda v: (v.amin(0), v.amax(0)))(nn.functional.layer_norm(x, (3,))))
+    torch.testing.assert_close(first.heads[0].kappa["range"], ends)
+    hidden = nn.functional.layer_norm(first(x), (4,))  # of the calibrated first layer
+    torch.testing.assert_close(second.heads[0].kappa["range"], torch.stack((hidden.amin(0), hidden.amax(0))))
+
+
+def test_calibration_uses_no_dropout_and_moves_no_statistics() -> None:
+    model = kp.Model(kp.rpn([3, 4, 2], kp.BSpline(), before=("dropout", "batch_norm")), seed=0).train()
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if "range" not in name}
+    kp.calibrate(model, x)
+    for name, tensor in state.items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.ones(5, 4), None, r"expected inputs of shape \(rows, 3\), got \(5, 4\)"),
+        (torch.ones(0, 3), None, "at least one row"),
+        (torch.tensor(1.0), None, "at least one row"),
+        (torch.tensor([[1.0, 2.0, float("nan")]]), None, "finite"),
+        (torch.tensor([[1.0, 2.0, float("inf")]]), None, "finite"),
+        (torch.ones(5, 3), torch.ones(4), "5 rows of x and 4 of y"),
+        (torch.ones(5, 3), torch.tensor(1.0), "5 rows of x and 0 of y"),
+    ],
+)
+def test_calibration_refuses_what_it_cannot_use(x, y, message) -> None:
+    model = kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0)
+    with pytest.raises(kp.SpecError, match=message):
+        kp.calibrate(model, x, y)
+    assert torch.equal(model.layers[0].heads[0].kappa["range"], torch.tensor([[-1.0] * 3, [1.0] * 3]))
+
+
+# ------------------------------------------------------------------------------------------------ tensors from the user
+
+
+def test_assign_sets_tensors_of_each_role() -> None:
+    head = kp.Head(2, 3, kp.HeadSpec(kp.BSpline(1, 1), kp.Dense(), kp.LinearRemainder(), channels=2), seed=0)
+    head.assign("expansion", range=torch.tensor([[-3.0, 0.0], [3.0, 1.0]]))
+    head.assign("reconciliation", matrix=torch.arange(12.0).reshape(3, 4))  # one set for every channel
+    head.assign("remainder", matrix=[[1, 2], [3, 4], [5, 6]])
+    assert head.kappa["range"].tolist() == [[-3, 0], [3, 1]]
+    assert (
+        head.psi["matrix"][0].tolist() == head.psi["matrix"][1].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    )
+    assert head.pi["matrix"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert head.psi["matrix"].requires_grad
+    nested = kp.Head(2, 1, kp.HeadSpec(kp.Extended((kp.Identity(), kp.BSpline()))))
+    nested.assign("expansion", **{"1": {"range": [[-2, -2], [2, 2]]}})
+    assert nested.kappa["1"]["range"].tolist() == [[-2, -2], [2, 2]]
+
+
+ASSIGN_ERRORS = {
+    "role": (("kappa", {}), "expected expansion, reconciliation or remainder, got 'kappa'"),
+    "name": (("expansion", {"rang": [0.0]}), "there is no tensor 'rang'; did you mean 'range'?"),
+    "no tensors": (("remainder", {"matrix": [0.0]}), "there are: none"),
+    "shape": (("expansion", {"range": torch.ones(2, 3)}), r"expected shape \(2, 2\), got \(2, 3\)"),
+    "not numbers": (("expansion", {"range": "wide"}), r"expected numbers of shape \(2, 2\), got str"),
+    "not finite": (("expansion", {"range": [[0.0, 0.0], [1.0, float("nan")]]}), "expected finite numbers"),
+    "refused": (("expansion", {"range": [[0.0, 0.0], [1.0, 0.0]]}), "each lower end of the range must be below"),
+    "not a mask": (("reconciliation", {"mask": torch.full((3, 12), 2)}), "expected true and false, or ones and zeros"),
+    "second of two": (
+        ("reconciliation", {"values": torch.zeros(18), "mask": torch.ones(3, 12)}),
+        "must keep exactly 18",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ASSIGN_ERRORS)
+def test_assign_refuses_and_changes_nothing(case) -> None:
+    (role, tensors), message = ASSIGN_ERRORS[case]
+    head = kp.Head(2, 3, kp.HeadSpec(kp.BSpline(3), kp.Masked()), seed=0)
+    before = copy.deepcopy(head.state_dict())
+    with pytest.raises(kp.SpecError, match=message):
+        head.assign(role, **tensors)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_assign_to_nested_parts_is_all_or_nothing() -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(kp.Extended((kp.BSpline(), kp.BSpline(2)))))
+    good, bad = [[-2.0, -2.0], [2.0, 2.0]], [[3.0, 3.0], [2.0, 2.0]]
+    for values in (
+        {"0": {"range": good}, "1": {"range": bad}},
+        {"0": {"range": good}, "1": {"rang": good}},
+        {"0": {"range": good}, "1": 3},
+    ):
+        with pytest.raises(kp.SpecError):
+            head.assign("expansion", **values)
+        assert head.kappa["0"]["range"].tolist() == [[-1, -1], [1, 1]]
+
+
+# ------------------------------------------------------------------------------------------------ freezing, summary
+
+
+def test_freezing_by_pattern(tmp_path) -> None:
+    model = kp.Model(busy_spec(), seed=0)
+    assert model.freeze("layers.1") == ["layers.1.heads.0.psi.left", "layers.1.heads.0.psi.right"]
+    assert model.freeze("*.bias") == [
+        "layers.0.heads.0.bias",
+        "layers.0.heads.0.pi.bias",
+        "layers.0.heads.2.before.0.bias",
+    ]
+    assert model.freeze("layers.1", "layers.1.heads.*.psi.left") == [
+        "layers.1.heads.0.psi.left",
+        "layers.1.heads.0.psi.right",
+    ]
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    assert len(frozen) == 5
+    loaded = saved(model, tmp_path / "m.safetensors")
+    assert [name for name, p in loaded.named_parameters() if not p.requires_grad] == frozen
+    model.freeze("layers.1", frozen=False)
+    assert all(p.requires_grad for p in model.layers[1].parameters())
+    loss = loaded.train()(inputs(9, 4, dtype=torch.float32)).square().sum()
+    loss.backward()
+    assert [name for name, p in loaded.named_parameters() if p.grad is None] == frozen
+
+
+def test_freezing_what_is_not_there_says_what_is() -> None:
+    model = kp.Model(kp.rpn([3, 2]), seed=0)
+    with pytest.raises(
+        kp.SpecError, match=r"Model\.freeze\('layer'\): fits no parameter; there are layers\.0\.heads\.0\.psi\.matrix"
+    ):
+        model.freeze("layers.0", "layer")
+    assert all(p.requires_grad for p in model.parameters())  # the first pattern was good, and still nothing is frozen
+
+
+def test_summary_has_a_line_for_each_head_and_the_totals() -> None:
+    model = kp.Model(busy_spec(), seed=0)
+    model.freeze("layers.1")
+    lines = model.summary().splitlines()
+    assert len(lines) == 1 + 4 + 1
+    for line, (name, head) in zip(lines[1:], model.heads(), strict=False):
+        parameters = sum(p.numel() for p in head.parameters())
+        assert line.startswith(name)
+        assert f" {parameters} " in line
+        assert type(head.spec.expansion).__name__ in line
+        assert type(head.spec.reconciliation).__name__ in line
+    assert "(shared)" not in model.summary()
+    shared = shared_model().summary().splitlines()
+    assert ["(shared)" in line for line in shared] == [False, False, False, True, False]
+    assert "2 × Masked" in lines[1]
+    assert "Extended((Taylor, BSpline(intervals=2)))" in lines[3]
+    frozen = sum(p.numel() for p in model.layers[1].parameters())
+    assert lines[4].split()[-2:] == [str(frozen), str(frozen)]
+    total = sum(p.numel() for p in model.parameters())
+    buffers = sum(b.numel() for b in model.buffers())
+    assert lines[-1] == f"{total} parameters, {total - frozen} of them trained; {buffers} values in buffers"
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_repr_shows_functions_and_shapes() -> None:
+    shown = repr(kp.Model(busy_spec(), seed=0))
+    for part in (
+        "widths=[4, 6, 2]",
+        "Masked(ratio=0.5)",
+        "range (buffer): (2, 4)",
+        "mask (buffer): (2, 6, 24)",
+        "fusion=Concatenation()",
+    ):
+        assert part in shown
+
+
+# ------------------------------------------------------------------------------------------------ training and evaluation
+
+
+def test_processing_inside_heads_is_switched_trained_and_saved(tmp_path) -> None:
+    norm = kp.BatchNorm(affine=True, momentum=0.5)
+    spec = kp.rpn([3, 4, 2], before=(norm,), after=("dropout",), output=("batch_norm", "dropout"))
+    model = kp.Model(spec, seed=0)
+    head = model.layers[0].heads[0]
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)) + 3
+    torch.manual_seed(0)
+    a, b = model.train()(x), model(x)
+    assert not torch.equal(a, b)  # dropout is on
+    assert not torch.allclose(head.before[0].running_mean, torch.zeros(3))
+    a, b = model.eval()(x), model(x)
+    assert torch.equal(a, b)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model.train()(x).square().sum().backward()
+    before = head.before[0].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(head.before[0].weight, before)
+    loaded = saved(model, tmp_path / "m.safetensors").eval()
+    assert torch.equal(loaded(x), model.eval()(x))
+    assert torch.equal(loaded.layers[0].heads[0].before[0].running_var, head.before[0].running_var)
+    assert loaded.layers[0].heads[0].before[0].num_batches_tracked == head.before[0].num_batches_tracked > 0
+
+
+def test_making_a_model_moves_no_statistics() -> None:
+    model = kp.Model(kp.rpn([3, 2], "taylor", before="batch_norm", after="batch_norm"), seed=0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            assert not module.running_mean.any()
+            assert module.num_batches_tracked == 0
+    assert model.training
+
+
+def test_batch_norm_of_one_row_says_what_to_do() -> None:
+    model = kp.Model(kp.rpn([3, 2], before="batch_norm"), seed=0)
+    for x in (torch.ones(1, 3), torch.ones(3), torch.ones(1, 1, 3)):
+        with pytest.raises(kp.SpecError, match=r"at least two rows, got 1; use a larger batch, or model\.eval\(\)"):
+            model.train()(x)
+        assert model.eval()(x).shape == (*x.shape[:-1], 2)
+    assert model.train()(torch.ones(0, 3)).shape == (0, 2)
+
+
+def test_a_model_learns() -> None:
+    x = torch.rand(256, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    target = (x[:, :1] * x[:, 1:]).sin()
+    model = kp.Model(kp.rpn([2, 4, 1], kp.Taylor(2), kp.LowRank(3), bias=True), seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (model(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.01 * float(target.var())
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_inputs_that_do_not_fit() -> None:
+    model = kp.Model(kp.rpn([3, 2]), seed=0)
+    for x, message in (
+        (torch.ones(5, 4), r"expected inputs of shape \(\.\.\., 3\), got \(5, 4\)"),
+        (torch.ones(0), r"got \(0,\)"),
+        (torch.tensor(1.0), r"got \(\)"),
+        (torch.ones(5, 3, dtype=torch.int64), r"floating-point type, got torch\.int64; use x\.float\(\)"),
+        (torch.ones(5, 3, dtype=torch.bool), r"got torch\.bool"),
+        (torch.ones(5, 3, dtype=torch.complex64), r"got torch\.complex64"),
+    ):
+        with pytest.raises(kp.SpecError, match=message):
+            model(x)
+
+
+@pytest.mark.parametrize("width", [0, -1, 1.0, True, None, "3"])
+def test_widths_that_are_none(width) -> None:
+    with pytest.raises(kp.SpecError, match=r"Head\(in_features=.*\): expected an integer of at least 1"):
+        kp.Head(width, 2)
+    with pytest.raises(kp.SpecError, match=r"Head\(out_features=.*\): expected an integer of at least 1"):
+        kp.Head(2, width)
+
+
+def test_other_things_than_specifications() -> None:
+    with pytest.raises(kp.SpecError, match=r"Head: expected a HeadSpec, got Taylor"):
+        kp.Head(3, 2, kp.Taylor())
+    with pytest.raises(kp.SpecError, match="Layer: expected a LayerSpec, got HeadSpec"):
+        kp.Layer(3, 2, kp.HeadSpec())
+    with pytest.raises(kp.SpecError, match=r"Model: expected a ModelSpec, got list; kp\.rpn"):
+        kp.Model([3, 2])
+    with pytest.raises(kp.SpecError, match=r"expected a floating-point dtype, got torch\.int32"):
+        kp.Model(kp.rpn([3, 2]), dtype=torch.int32)
+
+
+def test_parts_that_do_not_fit_are_named() -> None:
+    spec = kp.ModelSpec((4, 4, 6), (kp.LayerSpec(), kp.LayerSpec((kp.HeadSpec(), kp.HeadSpec(remainder="identity")))))
+    with pytest.raises(
+        kp.SpecError,
+        match=r"^layers\[1\]\.heads\[1\]: Head\(4 → 6\): IdentityRemainder: needs as many outputs as inputs",
+    ):
+        kp.Model(spec)
+
+
+# Refused before anything of the size is made: these would be terabytes.
+HUGE = {
+    "dense": (10**6, 64, kp.HeadSpec(kp.Taylor(2))),
+    "masked": (10**6, 64, kp.HeadSpec(kp.Taylor(2), kp.Masked())),
+    "low rank": (10**6, 64, kp.HeadSpec(kp.Taylor(2), kp.LowRank())),
+    "kronecker": (10**6, 2**21, kp.HeadSpec(kp.Taylor(2), kp.Kronecker(1, 1))),
+    "width": (2**40, 2, kp.HeadSpec()),
+    "widths": (2**40, 2**40, kp.HeadSpec()),
+    "splines": (2**40, 1, kp.HeadSpec(kp.BSpline(), kp.ConstantReconciliation())),
+    "degree": (1000, 2, kp.HeadSpec(kp.Taylor(64), kp.LowRank())),
+    "symmetric degree": (1000, 2, kp.HeadSpec(kp.Taylor(64, symmetric=True), kp.LowRank())),
+    "channels": (1000, 2000, kp.HeadSpec(channels=2**20)),
+    "remainder": (2**40, 2, kp.HeadSpec(reconciliation=kp.ConstantReconciliation(), remainder=kp.LinearRemainder())),
+    "nested": (10**6, 2, kp.HeadSpec(kp.Nested((kp.Taylor(2), kp.Taylor(2))), kp.ConstantReconciliation())),
+    "processing": (10**6, 2, kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(), after=("batch_norm",))),
+    "processing without tensors": (10**6, 2, kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(), after=("relu",))),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_sizes_beyond_any_machine_are_refused_before_allocation(case) -> None:
+    m, n, spec = HUGE[case]
+    with pytest.raises(kp.SpecError, match=r"at most|would have"):
+        kp.Head(m, n, spec)
+    with pytest.raises(kp.SpecError, match=r"layers\[0\]\.heads\[0\]"):
+        kp.Model(kp.ModelSpec((m, n), (kp.LayerSpec((spec,)),)))
+
+
+def test_a_wide_expansion_is_not_formed_by_surprise() -> None:
+    spec = kp.HeadSpec(kp.Taylor(2), kp.Kronecker(1, 1000), after=("layer_norm",))
+    head = kp.Head(10**4, 2, spec, device="meta")
+    with pytest.raises(
+        kp.SpecError, match=r"needs κ\(x\) itself, 100,010,000 columns a row, and at most 16,777,216 are formed"
+    ):
+        head(torch.empty(3, 10**4, device="meta"))
+
+
+def test_a_layer_norm_after_a_wide_product_stays_folded() -> None:
+    spec = kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(), after=("layer_norm",))
+    head = kp.Head(5000, 4, spec, seed=0)  # 25 million columns
+    assert head(torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))).isfinite().all()

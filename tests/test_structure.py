@@ -1,0 +1,189 @@
+"""How the package is built: imports go downward only, and some things are never used."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kapsi
+
+ROOT = Path(kapsi.__file__).parent
+# From the ground up: a module imports from those before it and from its own folder.
+ORDER = [
+    "errors",
+    "version",
+    "files",
+    "function",
+    "features",
+    "weights",
+    "contraction",
+    "process",
+    "expansion",
+    "reconciliation",
+    "remainder",
+    "fusion",
+    "spec",
+    "modules",
+    "model_file",
+    "explain",
+    "testing",
+    "data",
+    "training",
+    "__init__",  # the public names: only the command line uses them
+    "cli",
+    "__main__",
+]
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "joblib"}
+# `testing` checks that functions survive pickling; it is for developers, and reads no file from elsewhere with it.
+PICKLES = {"testing"}
+
+FILES = sorted(ROOT.rglob("*.py"))
+EACH_FILE = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+
+
+def layer(path: Path) -> str:
+    """Return the module or folder right below the package that a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST, path: Path) -> list[tuple[int, str]]:
+    """Return (line, dotted name) of everything imported from the package, anywhere in a file, relative imports resolved."""
+    found = []
+    package = ("kapsi", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            # `from kapsi import data` names a module, `from kapsi import Head` the package itself.
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return [(line, name) for line, name in found if name.split(".")[0] == "kapsi"]
+
+
+def violations(source: str, path: Path) -> list[str]:
+    """Return what a file imports from above or beside itself."""
+    own = layer(path)
+    bad = []
+    for line, name in imported(ast.parse(source), path):
+        # A name that is no module is one that the package itself offers.
+        below = name.split(".")[1] if name.split(".")[1:2] and name.split(".")[1] in ORDER else "__init__"
+        if below != own and ORDER.index(below) >= ORDER.index(own):
+            bad.append(f"line {line}: {name}")
+    return bad
+
+
+@EACH_FILE
+def test_imports_go_downward_only(path) -> None:
+    assert layer(path) in ORDER, f"{layer(path)} has no place in the order of modules"
+    assert not violations(path.read_text(encoding="utf-8"), path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from kapsi.modules import Head",
+        "import kapsi.training.engine",
+        "def f():\n    from kapsi import spec",
+        "from kapsi import Head",
+        "import kapsi",
+        "from ..modules import Head",
+        "from .. import cli",
+    ],
+)
+def test_an_upward_import_is_seen(source) -> None:
+    assert violations(source, ROOT / "expansion" / "taylor.py")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from kapsi.features import DenseFeatures",
+        "from kapsi.expansion.base import Expansion",
+        "from .base import x",
+        "import torch",
+    ],
+)
+def test_a_downward_import_is_allowed(source) -> None:
+    assert not violations(source, ROOT / "expansion" / "taylor.py")
+
+
+def misuse(tree: ast.AST, own: str) -> list[str]:
+    """Return what a module must not do."""
+    bad = []
+    for node in ast.walk(tree):
+        place = f"line {getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Assert):
+            bad.append(f"{place}: assert, which -O removes")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in FORBIDDEN_CALLS:
+                bad.append(f"{place}: {node.func.id}()")
+            if node.func.id == "print":
+                bad.append(f"{place}: print()")
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        if own not in PICKLES:
+            bad += [f"{place}: import {name}" for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if arguments.get("weights_only") != "True":
+                bad.append(f"{place}: torch.load without weights_only=True")
+    return bad
+
+
+@EACH_FILE
+def test_nothing_dangerous_or_stray_is_used(path) -> None:
+    assert not misuse(ast.parse(path.read_text(encoding="utf-8")), layer(path))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["assert x", "print(1)", "eval('1')", "exec('1')", "import pickle", "from pickle import loads", "torch.load(f)"],
+)
+def test_misuse_is_seen(source) -> None:
+    assert misuse(ast.parse(source), "modules")
+
+
+@EACH_FILE
+def test_every_module_says_what_it_is_and_what_it_offers(path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    listed = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    ]
+    if not listed:
+        return
+    names = listed[0]
+    assert names == sorted(set(names), key=names.index)
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            defined |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            defined.add(node.target.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {alias.asname or alias.name for alias in node.names}
+    assert set(names) <= defined, "__all__ names what is not there"
+
+
+def test_public_names_are_there_and_listed_in_order() -> None:
+    assert kapsi.__all__ == sorted(kapsi.__all__)
+    for name in kapsi.__all__:
+        assert getattr(kapsi, name) is not None
+
+
+def test_every_registered_function_of_the_package_is_public() -> None:
+    from kapsi.function import catalogue
+
+    activations = {"Activation"}  # by name in specifications, not as classes
+    for cls in catalogue():
+        if cls.__module__.startswith("kapsi.") and not activations & {base.__name__ for base in cls.__mro__}:
+            assert cls.__name__ in kapsi.__all__
