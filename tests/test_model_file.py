@@ -398,3 +398,9 @@ def test_each_bit_of_a_header_matters_or_is_refused(path) -> None:
             message = ""
             assert loaded(x).shape == model(x).shape
         assert "\n" not in message
+
+
+def test_a_model_file_has_the_permissions_of_any_new_file(tmp_path):
+    kp.save(kp.Model(kp.rpn([2, 1]), seed=0), tmp_path / "m.safetensors")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -49,8 +49,11 @@ def save(model: Model, path: str | Path) -> None:
         "frozen": json.dumps(frozen),
     }
     with atomic(path) as beside:
+        beside.touch()
+        mode = beside.stat().st_mode  # safetensors makes files that only their owner may read
         try:
             save_file(tensors, beside, metadata)
+            beside.chmod(mode)
         except Exception as error:  # safetensors has one error type for everything, not an OSError
             raise FileError(f"{path}: cannot be written: {error}") from None
 

@@ -147,7 +147,7 @@ class Softplus(Activation, name="softplus"):
 
 @dataclass(frozen=True)
 class Softsign(Activation, name="softsign"):
-    """x / (1 + |x|)."""
+    """x divided by one plus its absolute value."""
 
     function = staticmethod(F.softsign)
 

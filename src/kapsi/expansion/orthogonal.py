@@ -22,7 +22,7 @@ class Chebyshev(Expansion, name="chebyshev"):
     """Chebyshev polynomials of the first kind: κ(x) = [T₁(x), …, T_d(x)], T_k = 2x T_{k−1} − T_{k−2}, D = m·d.
 
     Orthogonal and bounded by one on [−1, 1]; beyond, the polynomials grow as their formula says. Beyond
-    |x| = cosh(arcosh(10³⁰)/d), where T_d passes 10³⁰ (16 for degree 20), all of them go on linearly. That point
+    `|x|` = cosh(arcosh(10³⁰)/d), where T_d passes 10³⁰ (16 for degree 20), all of them go on linearly. That point
     lies above 1,000 for degrees up to 9, which are never changed.
 
     Args:

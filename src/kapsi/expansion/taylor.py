@@ -27,7 +27,7 @@ class Taylor(Expansion, name="taylor"):
 
     Args:
         degree: d, the highest total degree, 1 to 64; degree 1 is the identity. Values stay finite in float32 for
-            |x| ≤ 10^(38/d), which is 1,000 for degree 12.
+            `|x|` ≤ 10^(38/d), which is 1,000 for degree 12.
         symmetric: each monomial once instead of every ordering.
 
     Raises:

@@ -1,0 +1,49 @@
+# Everything runs in .venv, which is made and filled as needed; a second run finds it there.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check bench docs clean
+help:
+	@echo "make demo   fit a model to the bundled data set and write runs/demo"
+	@echo "make test   run the tests"
+	@echo "make check  lint, types, docs"
+	@echo "make bench  speed and memory against the alternatives"
+	@echo "make docs   build the documentation into docs/_build"
+	@echo "make clean  remove .venv and everything built"
+
+.venv/.made:
+	@test -n "$(PYTHON)" || { echo "kapsi needs Python 3.11 or newer; none was found (make PYTHON=/path/to/python)" >&2; exit 2; }
+	$(PYTHON) -m venv --clear .venv
+	@touch $@
+
+# One stamp an extra: demo needs no test tools, and nothing is installed twice.
+.venv/.base: .venv/.made pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+.venv/.test .venv/.check .venv/.docs: .venv/.%: .venv/.base
+	$(INSTALL) -e ".[$*]"
+	@touch $@
+
+demo: .venv/.base
+	$(BIN)/kapsi demo
+
+test: .venv/.test
+	$(BIN)/python -m pytest -n auto -q
+
+check: .venv/.check .venv/.docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+docs: .venv/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: .venv/.base
+	$(BIN)/python benchmarks/structured_contraction.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build build dist
