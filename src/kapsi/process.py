@@ -153,6 +153,13 @@ class Softsign(Activation, name="softsign"):
 
 
 @dataclass(frozen=True)
+class Asinh(Activation, name="asinh"):
+    """The inverse hyperbolic sine: x near zero, the sign and logarithm of twice x far from it."""
+
+    function = staticmethod(torch.asinh)
+
+
+@dataclass(frozen=True)
 class Sine(Activation, name="sine", aliases=("sin",)):
     """sin(x)."""
 
