@@ -159,6 +159,7 @@ PROCESSES: dict[str, Callable[..., ndarray]] = {
     "tanh": lambda f, x: np.tanh(x),
     "softplus": lambda f, x: log1p(np.exp(x)),
     "softsign": lambda f, x: x / (1 + np.abs(x)),
+    "asinh": lambda f, x: np.arcsinh(x),
     "sine": lambda f, x: np.sin(x),
     "layer_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "instance_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
