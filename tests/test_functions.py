@@ -15,7 +15,7 @@ from scipy.interpolate import BSpline as SciPySpline
 from sklearn.preprocessing import PolynomialFeatures
 
 import kapsi as kp
-from kapsi.function import catalogue, flatten, lookup
+from kapsi.function import ROLES, catalogue, flatten, lookup
 from kapsi.process import pipeline
 from kapsi.testing import describe, inputs, instances
 from references import COUNTS, DIMENSIONS, EXPANSIONS, FUSIONS, PROCESSES, RECONCILIATIONS, REMAINDERS
@@ -424,13 +424,17 @@ def test_compositions_need_a_part() -> None:
 def test_nested_expansions_ask_for_their_sizes_once() -> None:
     calls = 0
 
-    class Counting(kp.Identity):
+    @dataclasses.dataclass(frozen=True)
+    class Counting(kp.Identity, name="counting_identity"):
         def factors(self, in_features: int) -> tuple[int, int]:
             nonlocal calls
             calls += 1
             return super().factors(in_features)
 
-    kappa: kp.Expansion = Counting()
+    try:
+        kappa: kp.Expansion = Counting()
+    finally:
+        ROLES["expansion"].pop("counting_identity")
     for _ in range(40):  # would be 2⁴⁰ calls if each level asked its part twice
         kappa = kp.Nested((kappa,))
     assert kappa.factors(3) == (1, 3)

@@ -301,7 +301,7 @@ TENSORS = {
         lambda t: t["layers.0.heads.0.kappa.range"].neg_(),
         ["layers.0.heads.0", "each lower end of the range"],
     ),
-    "nothing": (lambda t: t.clear(), ["missing"]),
+    "nothing": (lambda t: t.clear(), ["3 heads, but 0 tensors"]),
 }
 
 
@@ -404,3 +404,50 @@ def test_a_model_file_has_the_permissions_of_any_new_file(tmp_path):
     kp.save(kp.Model(kp.rpn([2, 1]), seed=0), tmp_path / "m.safetensors")
     (tmp_path / "other").touch()
     assert (tmp_path / "m.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_models_that_are_not_what_their_specification_says_are_not_saved(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    changed = kp.Model(kp.rpn([2, 2, 2]), seed=0)
+    torch.nn.utils.parametrizations.weight_norm(changed.layers[0].heads[0].psi, "matrix")
+    with pytest.raises(kp.SpecError, match="not what its specification says"):
+        kp.save(changed, path)
+    tied = kp.Model(kp.rpn([2, 2, 2]), seed=0)
+    tied.layers[1].heads[0].psi.matrix = tied.layers[0].heads[0].psi.matrix
+    with pytest.raises(kp.SpecError, match="share memory"):
+        kp.save(tied, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    kp.save(kp.Model(kp.rpn([2, 1]), seed=0), path)
+    for device in ("gpu", "meta", 5.0):
+        with pytest.raises(kp.SpecError, match=r"load\(device="):
+            kp.load(path, device=device)
+
+
+def test_many_different_heads_without_tensors_are_refused_at_once(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    kp.save(kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0), path)
+    heads = [{"expansion": {"kind": "b_spline", "low": -1 - i / 1e6}} for i in range(20_000)]
+    with safe_open(path, "pt") as handle:
+        metadata = handle.metadata()
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    save_file(tensors, path, {**metadata, "spec": json.dumps({"widths": [2, 1], "layers": [{"heads": heads}]})})
+    start = time.perf_counter()
+    with pytest.raises(kp.SpecError, match="20,000 heads, but 2 tensors"):
+        kp.load(path)
+    assert time.perf_counter() - start < 20
+
+
+def test_tensors_of_several_types_are_refused(tmp_path) -> None:
+    path = tmp_path / "m.safetensors"
+    kp.save(kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0), path)
+    with safe_open(path, "pt") as handle:
+        metadata = handle.metadata()
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    tensors["layers.0.heads.0.kappa.range"] = tensors["layers.0.heads.0.kappa.range"].double()
+    save_file(tensors, path, metadata)
+    with pytest.raises(kp.SpecError, match="several types, F32, F64"):
+        kp.load(path)

@@ -43,9 +43,10 @@ class Features(ABC):
 
     def normalized(self, epsilon: float) -> Features:
         """Return the layer norm of κ(x) without affine part: (κ − mean) / √(variance + ε), over the columns."""
-        mean = self.total() / self.columns
+        # With a trailing axis, also where x has no other: the derivatives of 0-dimensional tensors lose their type.
+        mean = self.total().unsqueeze(-1) / self.columns
         # The difference of two means goes below zero by rounding where κ is nearly constant.
-        variance = (self.square_norm() / self.columns - mean.square()).clamp_min(0)
+        variance = (self.square_norm().unsqueeze(-1) / self.columns - mean.square()).clamp_min(0)
         return NormalizedFeatures(self, -mean, torch.rsqrt(variance + epsilon))
 
 
@@ -164,7 +165,7 @@ class ConcatenatedFeatures(Features):
 
 @dataclass(frozen=True)
 class NormalizedFeatures(Features):
-    """(κ(x) + shift) · scale, with one shift and one scale a row: a layer norm that leaves the structure of κ alone."""
+    """(κ(x) + shift) · scale, one shift and scale a row, `(..., 1)`: a layer norm that leaves the structure of κ alone."""
 
     base: Features
     shift: Tensor
@@ -175,22 +176,24 @@ class NormalizedFeatures(Features):
         return self.base.columns
 
     def dense(self) -> Tensor:  # noqa: D102
-        return (self.base.dense() + self.shift.unsqueeze(-1)) * self.scale.unsqueeze(-1)
+        return (self.base.dense() + self.shift) * self.scale
 
     def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
         return self.adjust(self.base.matmul(matrix), matrix.sum(-1))
 
     def adjust(self, product: Tensor, row_sums: Tensor) -> Tensor:
         """Return what a product with `base` becomes: (product + shift · row sums of the weights) · scale."""
-        lead = (...,) + (None,) * row_sums.dim()
-        return (product + self.shift[lead] * row_sums) * self.scale[lead]
+        if row_sums.dim() == 1:
+            return (product + self.shift * row_sums) * self.scale
+        return (product + self.shift.unsqueeze(-1) * row_sums) * self.scale.unsqueeze(-1)
 
     def total(self) -> Tensor:  # noqa: D102
-        return (self.base.total() + self.shift * self.columns) * self.scale
+        return (self.base.total() + self.shift.squeeze(-1) * self.columns) * self.scale.squeeze(-1)
 
     def square_norm(self) -> Tensor:  # noqa: D102
-        square = self.base.square_norm() + 2 * self.shift * self.base.total() + self.columns * self.shift.square()
-        return square * self.scale.square()
+        shift, scale = self.shift.squeeze(-1), self.scale.squeeze(-1)
+        square = self.base.square_norm() + 2 * shift * self.base.total() + self.columns * shift.square()
+        return square * scale.square()
 
 
 def add(terms: object) -> Tensor:

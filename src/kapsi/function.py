@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
 import torch
 from torch import Generator, Tensor
@@ -43,7 +43,7 @@ NAMED_INITIALIZERS: dict[str, Initializer] = {
     "uniform": lambda shape, generator: torch.rand(shape, generator=generator, device="cpu") * 2 - 1,
 }
 
-LARGEST_TENSOR = 2**40
+LARGEST_TENSOR = 2**36
 """Elements of the largest single tensor that a function may declare; more is a slip in a specification, not a model."""
 
 LARGEST_EXPANSION = 2**53
@@ -57,7 +57,8 @@ class Param:
     Args:
         shape: its shape, without the leading channel axis that a head with several channels adds.
         init: a standard deviation; constant values (one for all elements, one for each row, or all of them); the name of
-            an initializer (`zeros`, `ones`, `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`.
+            an initializer (`zeros`, `ones`, `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`,
+            which must be a function of a module (or a partial of one) if the model is to be pickled.
         trainable: False for a buffer, which is saved with the model but not trained: masks, grid ends, centers, constants.
         dtype: the type of a tensor that does not follow the model's, such as `torch.bool` for a mask.
     """
@@ -66,6 +67,25 @@ class Param:
     init: float | tuple[float, ...] | str | Initializer = 1.0
     trainable: bool = True
     dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        shape, init = self.shape, self.init
+        if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+            raise SpecError(f"Param(shape={shape!r}): expected a tuple of integers of at least 0")
+        if isinstance(init, str) and init not in NAMED_INITIALIZERS:
+            raise SpecError(f"Param(init={init!r}): choose from {', '.join(NAMED_INITIALIZERS)}, or give a number")
+        numbers = init if isinstance(init, tuple) else () if isinstance(init, str) or callable(init) else (init,)
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            raise SpecError(f"Param(init={init!r}): expected finite numbers, a name, or a callable")
+        rows = shape[0] if shape else 1
+        if isinstance(init, tuple) and len(init) not in (1, rows, self.numel):
+            raise SpecError(
+                f"Param(init=…): {len(init)} constants for shape {shape}; give 1, {rows} (rows) or {self.numel}"
+            )
+        if self.trainable and self.dtype is not None and not self.dtype.is_floating_point:
+            raise SpecError(
+                f"Param(dtype={self.dtype}): only floating-point tensors can be trained; set trainable=False"
+            )
 
     @property
     def numel(self) -> int:
@@ -77,12 +97,12 @@ class Param:
         if channels is not None:
             return torch.stack([self.draw(None, generator) for _ in range(channels)])
         if callable(self.init):
-            return self.init(self.shape, generator)
+            drawn = self.init(self.shape, generator)
+            if not isinstance(drawn, Tensor) or drawn.shape != self.shape:
+                given = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
+                raise SpecError(f"Param(init={self.init!r}): expected a tensor of shape {self.shape}, got {given}")
+            return drawn
         if isinstance(self.init, str):
-            if self.init not in NAMED_INITIALIZERS:
-                raise SpecError(
-                    f"Param(init={self.init!r}): choose from {', '.join(NAMED_INITIALIZERS)}, or give a number"
-                )
             return NAMED_INITIALIZERS[self.init](self.shape, generator)
         if isinstance(self.init, tuple):
             # In float64, so that constants such as grid ends are exact in every type of model.
@@ -140,6 +160,10 @@ class Function:
             ALIASES.setdefault(role, {})
         if name is None:
             return
+        if isinstance(aliases, str) or not all(isinstance(word, str) and word for word in (name, *aliases)):
+            raise SpecError(
+                f"{cls.__name__}(name={name!r}, aliases={aliases!r}): expected a name, and a tuple of names"
+            )
         known, other_names = ROLES[cls.role], ALIASES[cls.role]
         for word in (name, *aliases):
             holder = known.get(word) or known.get(other_names.get(word, ""))
@@ -156,6 +180,11 @@ class Function:
         known[name] = cls
         other_names.update(dict.fromkeys(aliases, name))
 
+    def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
+        checked: Any = cls
+        _check_definition(checked)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         _check_fields(self)
         self.check()
@@ -165,6 +194,22 @@ class Function:
 
     def validate(self, tensors: Tensors) -> None:
         """Raise a `SpecError` where tensors that a user sets have the right shapes and still are not allowed."""
+
+
+@functools.cache
+def _check_definition(cls: Any) -> None:
+    """Raise a `SpecError` where a class forgets what would only be missed later, such as in a file that cannot be read."""
+    own = cls.__dict__.get("__dataclass_params__")
+    if own is None or not own.frozen:
+        raise SpecError(
+            f"{cls.__name__}: a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
+        )
+    registered: Any = ROLES.get(cls.role, {}).get(cls.__dict__.get("name", ""))
+    if registered is not cls:
+        raise SpecError(f'{cls.__name__}: a function has a name of its own; write class {cls.__name__}(…, name="…")')
+    missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
+    if missing:
+        raise SpecError(f"{cls.__name__}: a function of role {cls.role} defines {', '.join(missing)}")
 
 
 def catalogue(role: str | None = None) -> list[type[Function]]:

@@ -17,6 +17,7 @@ from kapsi.version import __version__
 
 __all__ = ["FORMAT_VERSION", "load", "save"]
 
+FLOATS = ("F64", "F32", "F16", "BF16")
 FORMAT_VERSION = 1
 """Version of the file format; a newer file is refused, with the advice to upgrade."""
 
@@ -39,6 +40,17 @@ def save(model: Model, path: str | Path) -> None:
     state = model.state_dict()
     if any(tensor.is_meta for tensor in state.values()):
         raise SpecError("save: the model is on the meta device and has no values")
+    wanted = {name: tensor.shape for name, tensor in Model(model.spec, device="meta").state_dict().items()}
+    other = sorted({name for name, _ in {*wanted.items()} ^ {(name, tensor.shape) for name, tensor in state.items()}})
+    if other:
+        raise SpecError(
+            f"save: the model is not what its specification says, see {', '.join(other[:3])}; "
+            "remove parametrizations, pruning and added modules first"
+        )
+    if len({tensor.data_ptr() for tensor in state.values() if tensor.numel()}) < sum(
+        t.numel() > 0 for t in state.values()
+    ):
+        raise SpecError("save: tensors of the model share memory (tied weights), which the specification does not say")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     metadata = {
@@ -53,13 +65,26 @@ def save(model: Model, path: str | Path) -> None:
         mode = beside.stat().st_mode  # safetensors makes files that only their owner may read
         try:
             save_file(tensors, beside, metadata)
+            _order_metadata(beside)
             beside.chmod(mode)
         except Exception as error:  # safetensors has one error type for everything, not an OSError
             raise FileError(f"{path}: cannot be written: {error}") from None
 
 
+def _order_metadata(file: Path) -> None:
+    """Bring the metadata of a safetensors file into alphabetical order: safetensors writes them in a random one."""
+    with open(file, "r+b") as handle:
+        size = int.from_bytes(handle.read(8), "little")
+        header = json.loads(handle.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(ordered) == size:
+            handle.seek(8)
+            handle.write(ordered)
+
+
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Model:
-    """Return the model of a file that `save` wrote.
+    """Return the model of a file that `save` wrote, in evaluation mode.
 
     The file may come from a stranger: it can name registered functions only, its sizes are checked against the tensors that
     are really there before anything is allocated, and nothing in it is executed.
@@ -74,10 +99,21 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
+    try:
+        place = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise SpecError(
+            f"load(device={device!r}): there is no such device here: {str(error).splitlines()[0]}"
+        ) from None
+    if place.type == "meta":
+        raise SpecError(
+            "load(device='meta'): a loaded model has values; make a model without with kp.Model(spec, device='meta')"
+        )
     if not path.is_file():
         raise SpecError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
-        with safe_open(path, framework="pt", device="cpu" if device is None else str(device)) as handle:
+        with safe_open(path, framework="pt", device="cpu") as handle:
             metadata = handle.metadata() or {}
             model, frozen = _blank(metadata, {name: handle.get_slice(name) for name in handle.keys()}, str(path))  # noqa: SIM118
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
@@ -93,7 +129,7 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
             raise SpecError(f"{path}: {name}: {error}") from None
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    return model
+    return model.to(place).eval()
 
 
 def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tuple[Model, list[str]]:
@@ -112,9 +148,11 @@ def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tupl
     except (ValueError, RecursionError):  # also of an integer with too many digits
         raise SpecError(f"{where}: is damaged: its specification is not JSON") from None
     spec: ModelSpec = from_dict(data, ModelSpec, f"{where}: spec")
-    if len(spec.widths) > len(slices) + 1 and len(spec.layers) == 1:
-        # One layer stands for all: do not build a million of them to learn that their tensors are not there.
-        raise SpecError(f"{where}: {len(spec.widths)} widths, but {len(slices)} tensors")
+    several = len(spec.widths) - 1 if len(spec.layers) == 1 else 1
+    heads = several * sum(len(layer.heads) for layer in spec.layers)
+    if heads > len(slices):
+        # Every ψ has a tensor: do not build a million heads to learn that theirs are not there.
+        raise SpecError(f"{where}: {heads:,} heads, but {len(slices):,} tensors")
     try:
         model = Model(spec, device="meta")
     except SpecError as error:
@@ -126,14 +164,17 @@ def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tupl
             extra
         )
         raise SpecError(f"{where}: the tensors do not fit the specification: {'; '.join(listed)}")
+    kinds: set[str] = set()
     for name, tensor in expected.items():
         shape, kind = tuple(slices[name].get_shape()), str(slices[name].get_dtype())
         if shape != tuple(tensor.shape):
             raise SpecError(f"{where}: {name} has shape {shape}, the specification says {tuple(tensor.shape)}")
-        if (kind[:1] in ("F", "B") and kind != "BOOL") != tensor.is_floating_point() or (kind == "BOOL") != (
-            tensor.dtype == torch.bool
-        ):
-            raise SpecError(f"{where}: {name} has type {kind}, expected one like {tensor.dtype}")
+        allowed = {torch.bool: ("BOOL",), torch.int64: ("I64",)}.get(tensor.dtype, FLOATS)
+        if kind not in allowed:
+            raise SpecError(f"{where}: {name} has type {kind}, expected {' or '.join(allowed)}")
+        kinds.add(kind)
+    if len(kinds.intersection(FLOATS)) > 1:
+        raise SpecError(f"{where}: its tensors have several types, {', '.join(sorted(kinds))}; one is expected")
     parameters = dict(model.named_parameters())
     if not isinstance(frozen, list) or not all(isinstance(name, str) and name in parameters for name in frozen):
         raise SpecError(f"{where}: is damaged: it freezes parameters that are not there")

@@ -9,17 +9,19 @@ import copy
 import fnmatch
 import keyword
 import math
+import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError, nearest
+from kapsi.expansion.base import within_domain
 from kapsi.features import DenseFeatures, Features, check_formed, formed
 from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Param, Params, flatten
-from kapsi.fusion import Sum
+from kapsi.fusion import Mean, Sum
 from kapsi.process import LayerNorm, pipeline
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
@@ -27,6 +29,7 @@ from kapsi.weights import Weights
 
 __all__ = ["Head", "Layer", "Model", "Store", "calibrate"]
 
+M = TypeVar("M", bound=nn.Module)
 Role = Literal["expansion", "reconciliation", "remainder"]
 Seed = int | Generator | None
 """Where random values come from: a seed, a generator, or None for torch's default generator."""
@@ -36,10 +39,8 @@ def as_generator(seed: Seed) -> Generator | None:
     """Return a generator of one's own for a seed, the given one, or None."""
     if seed is None or isinstance(seed, Generator):
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SpecError(f"seed: expected an integer, a torch.Generator or None, got {seed!r}")
     try:
-        return torch.Generator().manual_seed(seed)
+        return torch.Generator().manual_seed(_integer("seed", seed, "an integer, a torch.Generator or None"))
     except (RuntimeError, ValueError, OverflowError):
         raise SpecError(f"seed: expected an integer of at most 64 bits, got {seed}") from None
 
@@ -77,7 +78,11 @@ class Store(nn.Module):
             if math.prod(shape) > LARGEST_TENSOR:
                 sizes = " × ".join(f"{size:,}" for size in shape)
                 raise SpecError(f"{name!r} would have {sizes} elements; at most {LARGEST_TENSOR:,} are allowed")
-            tensor = torch.empty(shape, device=device, dtype=param.dtype or dtype)
+            try:
+                tensor = torch.empty(shape, device=device, dtype=param.dtype or dtype)
+            except (RuntimeError, MemoryError):
+                sizes = " × ".join(f"{size:,}" for size in shape)
+                raise SpecError(f"{name!r} of {sizes} elements does not fit into memory") from None
             if param.trainable:
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
@@ -160,6 +165,8 @@ class Store(nn.Module):
                 raise SpecError(f"{where}.{name}: expected true and false, or ones and zeros")
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise SpecError(f"{where}.{name}: expected finite numbers")
+            if tensor.is_complex():
+                raise SpecError(f"{where}.{name}: expected real numbers, got {tensor.dtype}")
             pairs.append((target, tensor))
         return pairs
 
@@ -208,8 +215,9 @@ class Head(nn.Module):
         spec = HeadSpec() if spec is None else spec
         if not isinstance(spec, HeadSpec):
             raise SpecError(f"Head: expected a HeadSpec, got {type(spec).__name__}")
-        _check_width("Head", "in_features", in_features)
-        _check_width("Head", "out_features", out_features)
+        in_features = _check_width("Head", "in_features", in_features)
+        out_features = _check_width("Head", "out_features", out_features)
+        _check_dtype("Head", dtype)
         device = None if device is None else torch.device(device)
         self.in_features, self.out_features, self.spec = in_features, out_features, spec
         self.factors = spec.expansion.factors(in_features)
@@ -245,12 +253,18 @@ class Head(nn.Module):
         """Return κ(x) with its processing before and after, for x of shape `(..., m)`."""
         if self._owner:
             return self._owner[0].expand(x)
+        if not isinstance(x, Tensor):
+            raise SpecError(f"Head: expected inputs as a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(x)")
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise SpecError(f"Head: expected inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise SpecError(f"Head: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
         spec = self.spec
         features = spec.expansion(self.before(x) if spec.before else x, self.kappa)
+        if not isinstance(features, Features) or features.columns != self.factors[0] * self.factors[1]:
+            made = f"{features.columns} columns" if isinstance(features, Features) else type(features).__name__
+            wanted = f"Features of {self.factors[0] * self.factors[1]} columns, as its factors say"
+            raise SpecError(f"{type(spec.expansion).__name__}: must return {wanted}; returned {made}")
         if not spec.after:
             return features
         first = spec.after[0]
@@ -299,6 +313,7 @@ class Head(nn.Module):
             self.spec.reconciliation.scale(weights, self._gain / self._spread(weights[0]))
         for tensor in self.pi.parameters():
             tensor.mul_(self._gain)
+        self.validate()
 
     def _spread(self, like: Tensor) -> float:
         """Return the root mean square of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; one where that is nothing.
@@ -321,6 +336,7 @@ class Head(nn.Module):
         # The same inputs whenever and wherever, and no draw from the caller's generator.
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(max(8, rows), self.in_features, generator=generator, dtype=torch.float32, device="cpu")
+        x = within_domain(self.spec.expansion, x)
         weights = self.spec.reconciliation(psi, self.out_features, self.factors)
         y = contract_sum(probe.expand(x.to(like.device, precision)), weights)
         spread = float(y.double().square().mean().sqrt())
@@ -411,6 +427,7 @@ class Layer(nn.Module):
         self.in_features, self.out_features, self.spec = in_features, out_features, spec
         generator = as_generator(seed)
         heads: list[Head] = []
+        owners: dict[Any, int] = {}
         self._owners: list[int] = []
         gain = 1 / spec.fusion.gain(len(spec.heads))
         for i, head_spec in enumerate(spec.heads):
@@ -419,7 +436,8 @@ class Layer(nn.Module):
                 head = Head(in_features, out_features, head_spec, device="meta", dtype=dtype)
             except SpecError as error:
                 raise SpecError(f"heads[{i}]: {error}") from None
-            owner = next((j for j in self._owners if j != i and _shares(heads[j], head)), i)
+            kappa = (head_spec.expansion, head_spec.before, head_spec.after)
+            owner = owners.setdefault(kappa, i) if _can_share(head) else i
             if owner != i:
                 head._owner = (heads[owner],)
                 head.kappa, head.before, head.after = Store({}), nn.Sequential(), nn.Sequential()
@@ -461,7 +479,7 @@ class Layer(nn.Module):
             x: inputs, `(..., m)`.
             features: what `fixed_features(x)` returned.
         """
-        if len(self._owners) == 1:
+        if len(self._owners) == 1 and isinstance(self.spec.fusion, Sum | Mean):
             for head in self.heads:
                 y = head(x, features.get(0) if features else None)
         else:
@@ -515,8 +533,7 @@ class Model(nn.Module):
         super().__init__()
         if not isinstance(spec, ModelSpec):
             raise SpecError(f"Model: expected a ModelSpec, got {type(spec).__name__}; kp.rpn([…]) makes one")
-        if dtype is not None and not dtype.is_floating_point:
-            raise SpecError(f"Model: expected a floating-point dtype, got {dtype}")
+        _check_dtype("Model", dtype)
         self.spec = spec
         generator = as_generator(seed)
         layers = []
@@ -634,25 +651,41 @@ def _brief(function: Any) -> str:
     return type(function).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
-def _check_width(where: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _integer(name: str, value: Any, wanted: str) -> int:
+    """Return an integer of Python or NumPy as one of Python."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise SpecError(f"{name}: expected {wanted}, got {value!r}")
+
+
+def _check_width(where: str, name: str, value: Any) -> int:
+    width = _integer(f"{where}({name}={value!r})", value, "an integer of at least 1")
+    if width < 1:
         raise SpecError(f"{where}({name}={value!r}): expected an integer of at least 1")
+    return width
 
 
-def _shares(owner: Head, head: Head) -> bool:
-    a, b = owner.spec, head.spec
-    alike = (a.expansion, a.before, a.after) == (b.expansion, b.before, b.after)
-    steps = (*b.before, *b.after)
+def _check_dtype(where: str, dtype: Any) -> None:
+    if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise SpecError(f"{where}(dtype={dtype!r}): expected torch.float64, float32, bfloat16 or float16")
+
+
+def _can_share(head: Head) -> bool:
+    """Return whether other heads may use κ of this one: nothing in it is trained, or random."""
+    steps = (*head.spec.before, *head.spec.after)
     trained = (
         head.kappa.trainable()
         or any(True for _ in head.before.parameters())
         or any(True for _ in head.after.parameters())
     )
-    return alike and not trained and not any(step.random for step in steps)
+    return not trained and not any(step.random for step in steps)
 
 
 @torch.no_grad()
-def calibrate(model: Model, x: Tensor, y: Tensor | None = None) -> Model:
+def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     """Set grids, centers and other buffers of all expansions from data, layer by layer, in place.
 
     Each layer is calibrated on what the calibrated layers before it make of x. It may change the function of the model.
@@ -668,6 +701,17 @@ def calibrate(model: Model, x: Tensor, y: Tensor | None = None) -> Model:
     Raises:
         SpecError: no rows, the wrong number of columns, or values that are not finite.
     """
+    if not isinstance(model, Model | Layer | Head):
+        hint = "; give the model that was compiled or wrapped" if isinstance(model, nn.Module) else ""
+        raise SpecError(f"calibrate: expected a kapsi Model, Layer or Head, got {type(model).__name__}{hint}")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise SpecError(f"calibrate: expected inputs as a floating-point tensor, got {given}")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise SpecError("calibrate: the model is on the meta device and has no values")
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), x)
+    x = x.to(like.device, like.dtype)
     if x.dim() == 0 or x.numel() == 0:
         raise SpecError(f"calibrate: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
     if not bool(torch.isfinite(x).all()):
@@ -676,6 +720,7 @@ def calibrate(model: Model, x: Tensor, y: Tensor | None = None) -> Model:
     if y is not None and y.shape[:1] != x.shape[:1]:
         raise SpecError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
     training = model.training
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.eval()
     try:
         layers = model.layers if isinstance(model, Model) else [model]
@@ -689,6 +734,9 @@ def calibrate(model: Model, x: Tensor, y: Tensor | None = None) -> Model:
                     inputs = head.before(x)
                     head.kappa.assign(head.spec.expansion.calibrate(inputs, head.kappa, y), "calibrate")
             x = layer(x)
+    except Exception:
+        model.load_state_dict(before)
+        raise
     finally:
         model.train(training)
     return model

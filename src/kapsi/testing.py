@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kapsi.contraction import contract, contract_sum
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Taylor
+from kapsi.expansion.base import within_domain
 from kapsi.features import Features
 from kapsi.function import Function, catalogue, flatten, options_of, to_dict
 from kapsi.fusion import Fusion
@@ -821,7 +822,7 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
     """Outputs have a standard deviation of ⅓ to 3 for standard normal inputs at initial values.
 
     For 8 inputs and outputs the median over seeds; for one input and output all seeds pooled, since one function of one
-    input may be as good as constant.
+    input may be as good as constant. Inputs of heavy-tailed expansions are moved into their domain.
     """
     for channels in (1, 3):
         head = Head(8, 8, HeadSpec(expansion, reconciliation, channels=channels), seed=0)
@@ -831,7 +832,8 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
         for seed in range(7):
             head.reset_parameters(seed)
             with torch.no_grad():
-                spreads.append(float(head(torch.randn(1024, 8, generator=_generator(1000 + seed))).std()))
+                x = within_domain(expansion, torch.randn(1024, 8, generator=_generator(1000 + seed)))
+                spreads.append(float(head(x).std()))
         spread = sorted(spreads)[len(spreads) // 2]
         _require(1 / 3 <= spread <= 3, f"8 → 8, {channels} channels: the standard deviation is {spread:.3g}")
     head = Head(1, 1, HeadSpec(expansion, reconciliation), seed=0)
@@ -841,7 +843,8 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
     for seed in range(15):
         head.reset_parameters(seed)
         with torch.no_grad():
-            squares.append(float(head(torch.randn(1024, 1, generator=_generator(2000 + seed))).square().mean()))
+            x = within_domain(expansion, torch.randn(1024, 1, generator=_generator(2000 + seed)))
+            squares.append(float(head(x).square().mean()))
     spread = (sum(squares) / len(squares)) ** 0.5
     _require(1 / 3 <= spread <= 3, f"1 → 1: the root mean square is {spread:.3g}")
 

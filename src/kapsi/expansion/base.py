@@ -13,7 +13,7 @@ from torch import Tensor
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
-__all__ = ["Expansion", "Interval", "columns_of_basis", "working_precision"]
+__all__ = ["Expansion", "Interval", "columns_of_basis", "within_domain", "working_precision"]
 
 Interval: TypeAlias = tuple[int, float, float]
 """A group of consecutive columns and the range of inputs on which they are well behaved: (columns, low, high)."""
@@ -37,6 +37,13 @@ class Expansion(Function, role="expansion"):
         """Return where the columns are well behaved, as (columns, low, high) for each group of columns in order."""
         return ((self.out_features(in_features), -math.inf, math.inf),)
 
+    def heavy_tailed(self) -> bool:
+        """Return whether a few inputs out of the domain outweigh all others, as with polynomials of high degree.
+
+        Initial weights are then scaled for inputs in the domain, not for all of a normal distribution.
+        """
+        return False
+
     def params(self, in_features: int) -> Params:
         """Return the tensors that the expansion needs; nested by part for expansions made of others."""
         return {}
@@ -54,6 +61,14 @@ class Expansion(Function, role="expansion"):
     @abstractmethod
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         """Return κ(x) for x of shape `(..., m)`."""
+
+
+def within_domain(expansion: Expansion, x: Tensor) -> Tensor:
+    """Return inputs moved into the domain of a heavy-tailed expansion; of any other as they are."""
+    if not expansion.heavy_tailed():
+        return x
+    bounds = expansion.domain(x.shape[-1])
+    return x.clamp(max(low for _, low, _ in bounds), min(high for _, _, high in bounds))
 
 
 def working_precision(x: Tensor) -> Tensor:

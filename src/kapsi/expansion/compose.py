@@ -47,6 +47,9 @@ class Extended(Expansion, name="extended"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 1, sum(part.out_features(in_features) for part in self.parts)
 
+    def heavy_tailed(self) -> bool:  # noqa: D102
+        return any(part.heavy_tailed() for part in self.parts)
+
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
         return tuple(interval for part in self.parts for interval in part.domain(in_features))
 
@@ -113,6 +116,9 @@ class Nested(Expansion, name="nested"):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return self.parts[-1].factors(self._widths(in_features)[-1])
+
+    def heavy_tailed(self) -> bool:  # noqa: D102
+        return any(part.heavy_tailed() for part in self.parts)
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""

@@ -25,6 +25,8 @@ class Chebyshev(Expansion, name="chebyshev"):
     `|x|` = cosh(arcosh(10³⁰)/d), where T_d passes 10³⁰ (16 for degree 20), all of them go on linearly. That point
     lies above 1,000 for degrees up to 9, which are never changed.
 
+    In a hidden layer give them inputs that stay in the range: `before="tanh"`, or `output="layer_norm"` of the layer before.
+
     Args:
         degree: d, the highest degree, 1 to 1,000.
 
@@ -42,6 +44,10 @@ class Chebyshev(Expansion, name="chebyshev"):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return self.degree, in_features
+
+    def heavy_tailed(self) -> bool:
+        """Return whether the degree is above four: T₅ is a thousand times as large at three as on the domain."""
+        return self.degree > 4
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
         return ((self.out_features(in_features), -1.0, 1.0),)

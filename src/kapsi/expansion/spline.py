@@ -78,9 +78,12 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return the range of each input in the data; a constant input gets some room around it."""
-        low, high = x.amin(0), x.amax(0)
+        x = working_precision(x)
+        info = torch.finfo(x.dtype)
+        low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
         # At a width of few rounding steps the intervals would vanish.
-        least = torch.maximum(low.abs(), high.abs()) * (64 * self.intervals * torch.finfo(x.dtype).eps)
+        least = torch.maximum(low.abs(), high.abs()) * (64 * self.intervals * info.eps)
+        least = least.clamp_min(info.tiny * 64 * self.intervals)
         margin = torch.where(high - low > least, torch.zeros_like(low), torch.clamp_min(least, 0.5))
         return {"range": torch.stack((low - margin, high + margin))}
 
