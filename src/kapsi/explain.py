@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kapsi.contraction import route
+from kapsi.errors import SpecError
 from kapsi.modules import Head, Layer, Model
 
 __all__ = ["HeadReport", "explain"]
@@ -67,7 +68,10 @@ def explain(model: Model, batch: int = 64) -> list[HeadReport]:
 
     Args:
         model: any model.
-        batch: number of rows.
+        batch: number of rows, 0 or more.
+
+    Raises:
+        SpecError: no such batch, or one that makes a tensor beyond any machine.
 
     Example:
         >>> import kapsi as kp
@@ -75,13 +79,22 @@ def explain(model: Model, batch: int = 64) -> list[HeadReport]:
         >>> kp.explain(model)[0].route
         'mixed product (A u) ⊗ (B v), neither κ nor ψ formed'
     """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+        raise SpecError(f"explain: batch is {batch!r}, expected an integer of 0 or more")
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     sized = Model(model.spec, device="meta", dtype=dtype).eval()
     reports = []
-    for i, layer in enumerate(sized.layers):
-        x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)
-        for j, head in enumerate(cast(Layer, layer).heads):
-            reports.append(_report(f"layers.{i}.heads.{j}", cast(Head, head), x))
+    try:
+        for i, layer in enumerate(sized.layers):
+            x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)
+            for j, head in enumerate(cast(Layer, layer).heads):
+                reports.append(_report(f"layers.{i}.heads.{j}", cast(Head, head), x))
+    except (RuntimeError, TypeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise SpecError(
+            f"explain: a batch of {batch:,} rows makes a tensor of more than 2⁶³ bytes; take fewer"
+        ) from None
     return reports
 
 

@@ -38,7 +38,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         if os.path.lexists(target) and not (target.is_file() and os.access(target, os.W_OK)):
             raise FileError(f"{show(path)}: is not a regular file that may be written; give another path")
         clear(target)
-        claim(path, target, temporary)
+        made = claim(path, target, temporary)
     try:
         yield temporary
         with plain(path, "write the file"):
@@ -50,6 +50,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         remove(temporary)
         live.discard(temporary)
+        unmake(made)  # the folder of a file that is there now is not empty and stays
 
 
 def write_json(path: str | Path, data: Any) -> None:
@@ -112,17 +113,32 @@ def beside(target: Path, kind: str, suffix: str = "") -> Path:
     return target.parent / f".{target.name}.{kind}{'' if kind == 'old' else f'-{os.getpid()}-{_HOST}'}{suffix}"
 
 
-def claim(path: str | Path, target: Path, hidden: Path) -> None:
-    """Make the parent folders, and note that this process writes here."""
+def claim(path: str | Path, target: Path, hidden: Path) -> list[Path]:
+    """Make the parent folders, note that this process writes here, and return the folders made, the innermost first."""
+    made = []
     for parent in target.parents:
         if os.path.lexists(parent):
             if not parent.is_dir():
                 raise FileError(f"{show(path)}: {show(parent)} is not a folder; give another path")
             break
-    os.makedirs(target.parent, exist_ok=True)
+        made.append(parent)
     if hidden in live:
         raise FileError(f"{show(path)}: this process is writing there already; let it finish, or give another path")
+    try:
+        os.makedirs(target.parent, exist_ok=True)
+    except BaseException:
+        unmake(made)
+        raise
     live.add(hidden)
+    return made
+
+
+def unmake(folders: list[Path]) -> None:
+    """Delete folders that were made for a file that is not there after all, as far as they are empty."""
+    with suppress(OSError):
+        for folder in folders:
+            if os.path.lexists(folder):
+                os.rmdir(folder)
 
 
 def remove(path: Path) -> None:

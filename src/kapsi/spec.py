@@ -314,8 +314,8 @@ def read_text(path: str | Path, what: str) -> str:
         raise SpecError(f"{path}: is a folder, expected a {what}") from None
     except UnicodeDecodeError:
         raise SpecError(f"{path}: is not UTF-8 text, expected a {what}") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def load_spec(path: str | Path) -> ModelSpec:
@@ -354,7 +354,9 @@ def set_option(data: Any, path: str, value: Any) -> None:
         here = ".".join(parts[:i]) or "the specification"
         last = i == len(parts) - 1
         if isinstance(data, list):
-            if not (part.isascii() and part.isdigit() and int(part) < len(data)):
+            if not data:
+                raise SpecError(f"--set {path}: {here} is an empty list; set all of it, as in --set {here}=[...]")
+            if part not in map(str, range(len(data))):
                 raise SpecError(
                     f"--set {path}: {here} is a list of {len(data)}, expected a number from 0 to {len(data) - 1}, got {part!r}"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -50,12 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; those of the process by default.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or file that cannot show a letter is no reason to stop.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(args=given, prog_name="kapsi", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a closed one
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        return _refuse(_usage(error))
+        return _refuse(_usage(error, given))
     except KapsiError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -66,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{name}{error.strerror or error}")
-    except MemoryError:
-        return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
-    except RuntimeError as error:
-        if "not enough memory" not in str(error) and "out of memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search(
+            "not enough memory|out of memory|allocate memory", str(error)
+        ):
             raise
         return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
 
@@ -79,26 +85,32 @@ def _refuse(message: str) -> int:
     return 2
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, given: Sequence[str]) -> str:
     """Return a usage error as one line, with the nearest right word."""
-    message = error.format_message().strip()
+    message = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
     command = getattr(context, "command", None)
     option = re.match(r"No such option:? ['\"]?(-[^\s'\"]*)", message)
     if option and command is not None:
         known = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
-        return f"{message.split('(')[0].strip().rstrip('.')}; {_hint(option[1], known)}"
+        # Of a long option with one dash, -target, the message has the first letter.
+        word = next((word for word in given if word.startswith(option[1])), option[1]).partition("=")[0]
+        return f"there is no option {word}; {_hint('-' * (word[:2] != '--') + word, [*known, '--help'])}"
     verb = re.match(r"No such command ['\"](.*?)['\"]", message, re.DOTALL)
     if verb:
         return f"there is no command {verb[1]!r}; {_hint(verb[1], VERBS)}"
+    choice = re.search(r"'([^']*)' is not one of ('.*')", message, re.DOTALL)
+    if choice:
+        close = nearest(choice[1], choice[2].strip("'").split("', '"))
+        message = message.replace("Value error, ", "") + (f"; did you mean {close[0]}?" if close else "")
     where = f" (kapsi {command.name} --help shows what there is)" if command is not None and command.name else ""
-    return f"{message.rstrip('.')}{where}"
+    return f"{message}{where}"
 
 
 VERBS = ["fit", "predict", "evaluate", "info", "functions", "demo"]
 
 
 def _hint(word: str, known: list[str]) -> str:
-    close = nearest(word, known)
+    close = [name for name in known if word and name.startswith(word)] or nearest(word, known)
     listed = f"there are {', '.join(known)}"
     return f"did you mean {close[0]}? {listed}" if close else listed

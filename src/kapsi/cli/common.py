@@ -59,8 +59,8 @@ def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, st
     return rows
 
 
-def _number(mean: float, std: float | None) -> str:
-    shape = ".4f" if abs(mean) < 1e5 and (mean == 0 or abs(mean) >= 1e-3) else ".4g"
+def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
+    shape = ".4f" if max(abs(mean), std or 0.0) < 1e5 and (mean == 0 or abs(mean) >= least) else ".4g"
     return f"{mean:{shape}}" if std is None else f"{mean:{shape}} ± {std:{shape}}"
 
 
@@ -69,8 +69,10 @@ def machine_line(task: str, found: list[Scores], rows: str) -> str:
     from kapsi.training.tables import METRICS, summarize
 
     (mean, std), _ = summarize(found)
-    spread = f" ± {std:.4f} ({len(found)} folds)" if len(found) > 1 else f" ({rows})"
-    return f"{METRICS[task][0]}: {mean:.4f}{spread}"
+    several = len(found) > 1
+    # Four decimals, however small; only an R² of a fit that went all wrong is too long for that.
+    number = _number(mean, std if several else None, least=0.0)
+    return f"{METRICS[task][0]}: {number} ({f'{len(found)} folds' if several else rows})"
 
 
 def show_report(report: FitReport) -> None:

@@ -11,16 +11,21 @@ from kapsi.cli.common import announce_recovery, progress_bar, show_report
 
 def demo(
     output: Annotated[
-        str, typer.Option(metavar="RUN", help="The run folder; an old run there is replaced.")
-    ] = "runs/demo",
+        str | None,
+        typer.Option(metavar="RUN", help="The run folder.  [default: runs/demo]", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old run.")] = False,
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
     from importlib.resources import as_file, files
 
+    from kapsi.training.run_folder import free_path
     from kapsi.training.tables import RunConfig, TableConfig, fit_table
 
+    if output is None:
+        output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
     with as_file(files("kapsi.data") / "banknote_authentication.csv") as path, progress_bar(11) as progress:
         config = RunConfig(TableConfig(target="class", folds=10))
-        report = fit_table(path, config, output, overwrite=True, progress=progress)
+        report = fit_table(path, config, output, overwrite=overwrite, progress=progress)
     show_report(report)

@@ -89,7 +89,7 @@ def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list
     if seed is not None:
         data["training"]["seed"] = seed
     edits = [split_setting(text) for text in sets]
-    if data["model"] is None and any(name.split(".")[0] == "model" for name, _ in edits):
+    if data["model"] is None and any(name.startswith("model.") for name, _ in edits):
         data["model"] = to_dict(default_for(path, from_dict(table, TableConfig, "the command line")))
     for kind, key in ((ModelSpec, "model"), (TrainConfig, "training"), (TableConfig, "table")):
         if data[key] is not None:

@@ -71,7 +71,7 @@ def _run(path: str) -> tuple[Any, dict[str, Any]]:
     if fitted.classes is not None:
         shown = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
         about += f", {len(fitted.classes)} classes: {shown}"
-    return fitted.model, {"about": about, "inputs": ", ".join(fitted.preprocessing.names()), **manifest}
+    return fitted.model, {**manifest, "about": about, "inputs": ", ".join(fitted.preprocessing.names())}
 
 
 def _show_run(manifest: dict[str, Any]) -> None:
@@ -86,17 +86,26 @@ def _show_run(manifest: dict[str, Any]) -> None:
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
     scores = manifest.get("scores")
     for name, found in scores.items() if isinstance(scores, dict) else ():
-        rows.append((f"scores of {name}", ", ".join(f"{key} {value}" for key, value in found.items())))
+        if isinstance(found, dict):
+            rows.append((f"scores of {name}", ", ".join(f"{key} {value}" for key, value in found.items())))
     table([(key, " ".join(value.split())) for key, value in rows])
     typer.echo()
 
 
 def _specified(path: str, sets: list[str]) -> Any:
     from kapsi.cli.fit import apply_settings, read_configuration, split_setting
+    from kapsi.errors import SpecError
     from kapsi.function import to_dict
     from kapsi.modules import Model
     from kapsi.spec import ModelSpec, from_dict
 
     data = {"model": to_dict(read_configuration(path)["model"]), "training": {}}
     apply_settings(data, [split_setting(text) for text in sets])
-    return Model(from_dict(data["model"], ModelSpec, "model"), device="meta")
+    spec = from_dict(data["model"], ModelSpec, "model")
+    if None in spec.widths:
+        missing = [f"--set widths.{i}=N ({what})" for i, what in ((0, "inputs"), (len(spec.widths) - 1, "outputs"))]
+        wanted = " and ".join(
+            text for text, width in zip(missing, spec.widths[:: len(spec.widths) - 1], strict=True) if not width
+        )
+        raise SpecError(f"{path}: the widths at the ends are taken from a table; without one, give {wanted}")
+    return Model(spec, device="meta")

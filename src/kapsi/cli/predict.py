@@ -16,15 +16,18 @@ def predict(
     output: Annotated[str, typer.Option(metavar="FILE", help="The CSV or Parquet file to write.", show_default=False)],
 ) -> None:
     """Predict the rows of a table: labels as they were in the data, with probabilities; or numbers."""
-    from pathlib import Path
+    import os
 
     from kapsi.data.tabular import read_table, write_table
     from kapsi.training.tables import load_run
 
     announce_recovery(run)
-    model, _ = load_run(run)
-    if Path(output).resolve() == Path(table).resolve():
+    model, manifest = load_run(run)
+    target = os.path.realpath(output)
+    if target == os.path.realpath(table):
         raise TableError(f"{output}: is the table itself; give another --output")
+    if target in [os.path.realpath(os.path.join(run, name)) for name in manifest["files"]]:
+        raise TableError(f"{output}: is a file of the run itself; give another --output")
     columns, found = model.predict(read_table(table))
     write_table(output, columns)
     notes(found)

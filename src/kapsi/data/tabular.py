@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.errors import TableError, nearest
-from kapsi.files import atomic
+from kapsi.files import atomic, plain
 
 __all__ = [
     "CategoryColumn",
@@ -52,7 +52,7 @@ MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
 MAX_CATEGORIES = 50
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
-LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+FARTHEST = 1e6  # standard deviations; the inputs' products of low degree stay finite in float32
 LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
 
 
@@ -152,8 +152,8 @@ def read_table(path: str | Path) -> Table:
         data = path.read_bytes()
     except FileNotFoundError:
         raise _refuse(str(path), "there is no such file; check the path") from None
-    except OSError as error:
-        raise _refuse(str(path), f"the file cannot be read ({error.strerror or error})") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _refuse(str(path), f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not data.strip(b" \t\r\n\xef\xbb\xbf"):
         raise _refuse(path.name, "the file is empty; a table has a header line and at least one row")
     names, columns = (_read_csv if suffix in CSV_DELIMITERS else _read_parquet)(data, path.name)
@@ -660,8 +660,8 @@ class NumberColumn:
         """Return (rows, inputs) float64."""
         missing = np.isnan(column.numbers)
         inputs = _standardized(np.where(missing, self.mean, column.numbers), self.mean, self.scale)
-        # A value far outside the fitted ones must not become infinite, not even in float32.
-        inputs = np.clip(inputs, -LARGEST_FLOAT32, LARGEST_FLOAT32)
+        # Fitted values are within √rows; one far outside must not make a product of inputs infinite.
+        inputs = np.clip(inputs, -FARTHEST, FARTHEST)
         return np.stack([inputs, missing], axis=1) if self.missing else inputs[:, np.newaxis]
 
 
@@ -904,7 +904,7 @@ def write_table(path: str | Path, columns: Mapping[str, list[Any] | npt.NDArray[
     data = (
         _parquet_bytes(lists, path) if suffix in PARQUET_SUFFIXES else _csv_bytes(lists, path, CSV_DELIMITERS[suffix])
     )
-    with atomic(path) as beside:
+    with atomic(path) as beside, plain(path, "write the file"):
         beside.write_bytes(data)
 
 

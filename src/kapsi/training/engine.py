@@ -19,8 +19,8 @@ from kapsi.modules import Head, Layer, Model
 
 __all__ = ["Choice", "Epoch", "TrainConfig", "choose_penalty", "fit", "fit_selected", "predict", "row_losses", "train"]
 
-SMALL_ROWS, SMALL_PARAMETERS = 20_000, 20_000
-"""Up to these sizes the whole data go into every step of a quasi-Newton method: milliseconds, and it converges."""
+SMALL_PRODUCT = 50_000_000
+"""Rows times parameters up to which all data go into every step of a quasi-Newton method: milliseconds, and it converges."""
 
 SMALL_ELEMENTS = 2**20
 """Elements of κ(x) up to which a fit runs on one thread."""
@@ -40,8 +40,8 @@ class TrainConfig(Spec):
 
     Args:
         loss: `cross_entropy` (targets are class numbers), `mse`, or `auto`: by the type of the targets.
-        solver: `lbfgs` (full batch, strong Wolfe line search), `adamw` (mini-batches), or `auto`: `lbfgs` up to 20,000 rows
-            and 20,000 parameters.
+        solver: `lbfgs` (full batch, strong Wolfe line search), `adamw` (mini-batches), or `auto`: `lbfgs` where rows times
+            parameters are at most 50 million and nothing is random (dropout).
         epochs: at most so many; an epoch is one pass for `adamw`, five iterations for `lbfgs`.
         batch_size: rows a step of `adamw`.
         learning_rate: of `adamw`, at the beginning; it falls to zero along a cosine over all epochs.
@@ -56,7 +56,7 @@ class TrainConfig(Spec):
     loss: Literal["auto", "cross_entropy", "mse"] = "auto"
     solver: Literal["auto", "lbfgs", "adamw"] = "auto"
     epochs: int = option(200, minimum=1, maximum=10**9)
-    batch_size: int = option(256, minimum=1)
+    batch_size: int = option(256, minimum=1, maximum=2**40)
     learning_rate: float = option(0.005, minimum=1e-12, maximum=1e6)
     penalty: float | None = option(None, minimum=0.0)
     stopping: float = option(0.15, minimum=0.05, maximum=0.5)
@@ -85,6 +85,8 @@ def row_losses(output: Tensor, target: Tensor, loss: str) -> Tensor:
     """Return the loss of each row: −log p(class) from logits `(rows, classes)`, or the squared error summed over outputs."""
     if loss == "cross_entropy":
         return F.cross_entropy(output, target, reduction="none")
+    if target.shape != output.shape and (target.dim() != 1 or output.shape != (len(target), 1)):
+        raise SpecError(f"fit: targets of shape {tuple(target.shape)} for outputs of shape {tuple(output.shape)}")
     return (output - target.reshape(output.shape)).square().flatten(1).sum(1)
 
 
@@ -101,7 +103,14 @@ def penalized(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
 
 def resolve(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
     """Return the configuration with every `auto` replaced by what it stands for, after a check of the data."""
+    if not isinstance(config, TrainConfig):
+        raise SpecError(f"fit: expected a TrainConfig, got {type(config).__name__}")
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    if not pair or not all(isinstance(tensor, Tensor) for tensor in data):
+        raise SpecError(f"fit: expected inputs and targets as a pair of tensors, got {type(data).__name__}")
     x, y = data
+    if not x.is_floating_point():
+        raise SpecError(f"fit: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
     if x.dim() < 2 or x.shape[0] == 0:
         raise SpecError(f"fit: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
     if y.shape[:1] != x.shape[:1]:
@@ -117,12 +126,46 @@ def resolve(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
         )
     if loss == "mse" and not y.is_floating_point():
         raise SpecError(f"fit: mse needs targets of a floating-point type, got {y.dtype}")
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if count == 0:
+    if not any(p.requires_grad and p.numel() for p in model.parameters()):
         raise SpecError("fit: the model has no parameters that are trained")
-    if solver == "auto":
-        solver = "lbfgs" if x.shape[0] <= SMALL_ROWS and count <= SMALL_PARAMETERS else "adamw"
-    return replace(config, loss=loss, solver=solver)
+    like = next(p for p in model.parameters() if p.is_floating_point())
+    if x.dtype != like.dtype or (loss == "mse" and y.dtype != like.dtype):
+        raise SpecError(f"fit: inputs are {x.dtype}, targets {y.dtype} and the model {like.dtype}; they must agree")
+    if isinstance(model, Model):
+        _check_sizes(model, x, y, loss)
+    return replace(config, loss=loss, solver=solver_for(model, x.shape[0]) if solver == "auto" else solver)
+
+
+def _check_sizes(model: Model, x: Tensor, y: Tensor, loss: str) -> None:
+    inputs, outputs = model.in_features, model.out_features
+    if x.shape[-1] != inputs:
+        raise SpecError(f"fit: the model takes {inputs} inputs, got x of shape {tuple(x.shape)}")
+    if loss == "cross_entropy":
+        low, high = (int(bound) for bound in y.aminmax())
+        if y.dtype not in (torch.int64, torch.uint8) or low < 0 or high >= outputs:
+            wanted = f"whole numbers 0 to {outputs - 1} (int64), one a row, for {outputs} outputs"
+            raise SpecError(f"fit: classes are {wanted}; got {y.dtype} from {low} to {high}")
+    elif y.shape[1:] not in ((outputs,), *([()] if outputs == 1 else [])):
+        raise SpecError(f"fit: the model has {outputs} outputs, got targets of shape {tuple(y.shape)}")
+
+
+def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
+    """Return what the solver `auto` stands for."""
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    # A line search needs a function that is the same twice.
+    random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+    return "lbfgs" if rows * count <= SMALL_PRODUCT and not random else "adamw"
+
+
+@contextlib.contextmanager
+def _own_draws(seed: int, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let dropout draw from a seed, and put torch's own generators back afterwards."""
+    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
 
 
 def train(model: nn.Module, data: Data, config: TrainConfig, validation: Data | None = None) -> Iterator[Epoch]:
@@ -138,6 +181,8 @@ def train(model: nn.Module, data: Data, config: TrainConfig, validation: Data | 
         KapsiError: the loss is not finite.
     """
     config = resolve(model, data, config)
+    if validation is not None:
+        resolve(model, validation, config)
     parameters = [p for p in model.parameters() if p.requires_grad]
     held_down = penalized(model) if config.penalty else []
     generator = torch.Generator().manual_seed(config.seed)
@@ -155,7 +200,9 @@ def train(model: nn.Module, data: Data, config: TrainConfig, validation: Data | 
 
     for number in range(1, config.epochs + 1):
         model.train()
-        loss, ended = step(objective, data, generator)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with _own_draws(seed, parameters):
+            loss, ended = step(objective, data, generator)
         if not math.isfinite(loss):
             raise KapsiError(
                 f"training stopped in epoch {number}: the loss is {loss}; lower learning_rate, or scale the inputs"
@@ -223,7 +270,10 @@ def _adamw(parameters: list[nn.Parameter], config: TrainConfig) -> Step:
     def step(objective: Objective, data: Data, generator: torch.Generator) -> tuple[float, bool]:
         x, y = data
         total = 0.0
-        for rows in torch.randperm(x.shape[0], generator=generator).split(config.batch_size):
+        batches = list(torch.randperm(x.shape[0], generator=generator).split(config.batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1:  # a batch of one row has no statistics for a batch norm
+            batches[-2:] = [torch.cat(batches[-2:])]
+        for rows in batches:
             optimizer.zero_grad()
             value, loss = objective(x[rows], y[rows])
             value.backward()
@@ -257,6 +307,8 @@ def fit(
 ) -> list[Epoch]:
     """Train a model in place, with early stopping that restores the weights of the best epoch; return the records.
 
+    The model is in evaluation mode afterwards.
+
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
         data: inputs `(rows, m)` and targets: class numbers `(rows,)`, or numbers `(rows,)` or `(rows, n)`.
@@ -265,7 +317,8 @@ def fit(
         progress: called after each epoch.
 
     Raises:
-        KapsiError: data that do not fit, or a loss that is not finite; the model then has the best weights so far.
+        KapsiError: data that do not fit, or a loss that is not finite; the model then has the best weights so far, those
+            it came with if no epoch was better.
 
     Example:
         >>> import torch, kapsi as kp
@@ -277,22 +330,29 @@ def fit(
     """
     config = TrainConfig() if config is None else config
     records: list[Epoch] = []
-    best: dict[str, Tensor] | None = None
+    first = best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     since = 0  # epochs without a better loss
+    whole = False
     try:
         for epoch in train(model, data, config, validation):
             records.append(epoch)
             if progress is not None:
                 progress(epoch)
-            if validation is None:
-                continue
             since = 0 if epoch.best else since + 1
             if epoch.best:
                 best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            if since >= config.patience:
+            if validation is not None and since >= config.patience:
                 break
+        whole = validation is None
+    except KapsiError:
+        if records:  # led astray, perhaps from the first epoch on
+            model.load_state_dict(first)
+            measures = [epoch.loss if epoch.validation_loss is None else epoch.validation_loss for epoch in records]
+            if not mean_loss(model, validation or data, resolve(model, data, config).loss) > min(measures):
+                best = first
+        raise
     finally:
-        if best is not None:
+        if not whole:  # stopped early, interrupted, or led astray
             model.load_state_dict(best)
         model.eval()
     return records
@@ -383,7 +443,8 @@ def choose_penalty(
             settled = resolve(model, data, replace(config, penalty=penalty))
             validation = (x[held], y[held])
             records = fit(model, (x[kept], y[kept]), settled, validation=validation, progress=progress)
-            losses.append(row_losses(predict(model, validation[0]), validation[1], settled.loss).double())
+            held_out = row_losses(predict(model, validation[0]), validation[1], settled.loss).double()
+            losses.append(held_out.nan_to_num(nan=math.inf, posinf=math.inf))
             epochs.append(max((r.number for r in records if r.best), default=1))
         tried.append((penalty, torch.cat(losses), sorted(epochs)[len(epochs) // 2]))
         lowest = min((held_out for _, held_out, _ in tried), key=lambda t: float(t.mean()))
@@ -399,6 +460,8 @@ def _continues(model: Model) -> bool:
 
 
 def _surely_worse(losses: Tensor, lowest: Tensor) -> bool:
+    if not bool(torch.isfinite(losses).all()):
+        return bool(torch.isfinite(lowest).all())
     difference = losses - lowest
     error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
     return float(difference.mean()) > error

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kapsi.errors import RunError
-from kapsi.files import beside, claim, clear, live, one_line, plain, remove, resolve, show, sync, write_json
+from kapsi.files import beside, claim, clear, live, one_line, plain, remove, resolve, show, sync, unmake, write_json
 
 __all__ = ["FORMAT_VERSION", "NewRun", "free_path", "open_run", "recover"]
 
@@ -50,6 +50,7 @@ class NewRun:
         self._overwrite = overwrite
         self._target = resolve(path)
         self.folder = beside(self._target, "new")
+        self._made: list[Path] = []
 
     def __enter__(self) -> Self:
         with plain(self.path, "begin the run"):
@@ -59,11 +60,12 @@ class NewRun:
             recover(self._target)
             with _lock(self._target.parent, shared=True):
                 self._check()
-            claim(self.path, self._target, self.folder)
+            self._made = claim(self.path, self._target, self.folder)
             try:
                 os.mkdir(self.folder)
-            except OSError:
+            except BaseException:
                 live.discard(self.folder)
+                unmake(self._made)
                 raise
         return self
 
@@ -78,6 +80,7 @@ class NewRun:
         finally:
             remove(self.folder)  # a swap that succeeded has left nothing under this name
             live.discard(self.folder)
+            unmake(self._made)  # the folder of a run that is there now is not empty and stays
 
     def _check(self) -> str:
         """Return what is at the path now, or refuse to write there."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +33,33 @@ from kapsi.data.tabular import (
     target_of,
     write_table,
 )
-from kapsi.errors import KapsiError, RunError, TableError
+from kapsi.errors import KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import Taylor
-from kapsi.files import append_line, write_json
+from kapsi.files import append_line, plain, write_json
 from kapsi.function import Spec, option, to_dict
 from kapsi.model_file import load, save
 from kapsi.modules import Model, calibrate
 from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
-from kapsi.training.engine import Choice, Epoch, Split, TrainConfig, fit_selected, near_zero, predict, resolve
+from kapsi.training.engine import (
+    Choice,
+    Epoch,
+    Split,
+    TrainConfig,
+    fit_selected,
+    near_zero,
+    predict,
+    solver_for,
+)
 from kapsi.training.run_folder import NewRun, free_path, open_run
 from kapsi.version import __version__
 
 __all__ = ["FitReport", "RunConfig", "Scores", "TableConfig", "TableModel", "default_spec", "fit_table", "load_run"]
 
 Floats = npt.NDArray[np.float64]
+
+LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
 
 WIDE = 100
 """Inputs up to which the default model has every product of two of them: 5,150 columns."""
@@ -125,13 +136,20 @@ def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Sco
 
 def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
     """Return R² and root mean square error; R² of a constant target is 1 for exact predictions, else 0."""
-    scale = float(np.abs(np.concatenate((y, predicted))).max()) or 1.0  # squares of huge values overflow
-    residual, total = (
-        float(((y / scale - predicted / scale) ** 2).sum()),
-        float(((y / scale - (y / scale).mean()) ** 2).sum()),
-    )
-    r2 = 1 - residual / total if total > 0 else float(residual == 0)
-    return Scores(r2, math.sqrt(residual / len(y)) * scale)
+    residual, exponent = _distance(y, predicted)
+    with np.errstate(over="ignore"):
+        rmse = min(float(np.ldexp(residual, exponent)), LARGEST_FLOAT64)
+        if y.min() == y.max():  # its mean may be off by the last digit
+            return Scores(float(residual == 0), rmse)
+        total, total_exponent = _distance(y, np.full(len(y), (y / len(y)).sum()))
+        share = np.square(np.ldexp(residual / total, exponent - total_exponent))
+    return Scores(max(1 - float(share), -LARGEST_FLOAT64), rmse)
+
+
+def _distance(a: Floats, b: Floats) -> tuple[float, int]:
+    """Return the root mean square difference as a number and an exponent of two: squares of huge and tiny values are lost."""
+    exponent = math.frexp(max(float(np.abs(a).max()), float(np.abs(b).max())))[1]
+    return math.sqrt(float(np.square(np.ldexp(a, -exponent) - np.ldexp(b, -exponent)).mean())), exponent
 
 
 # ------------------------------------------------------------------------------------------------ a fitted table
@@ -159,9 +177,17 @@ class TableModel:
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
         """Return probabilities `(rows, classes)`, or numbers `(rows,)` in the target's unit."""
-        tensor = next(self.model.parameters())
-        x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(tensor.dtype)
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float64)
+        x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(dtype)
         y = predict(self.model, x).double()
+        finite = torch.isfinite(y).all(-1)
+        if not bool(finite.all()):
+            place = int((~finite).nonzero()[0, 0])
+            row = f"row {place + 1}" if rows is None else f"row {rows[place] + 1} of those with a target"
+            raise TableError(
+                f"{features.name}: the prediction for {row} is not a finite number; mend values in it that are far from "
+                "those that the model was fitted to, or lower the degree of the model"
+            )
         if self.scale is None:
             return y.softmax(-1).numpy()
         return self.scale.invert(y.squeeze(-1).numpy())
@@ -223,7 +249,6 @@ class Fitted(NamedTuple):
     """A model fitted to some rows, and how that went."""
 
     model: TableModel
-    training: TrainConfig
     epochs: list[Epoch]
     choices: list[Choice]
 
@@ -231,7 +256,9 @@ class Fitted(NamedTuple):
 def fit_rows(
     problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, progress: Callable[[Epoch], None] | None = None
 ) -> Fitted:
-    """Fit preprocessing and model to some rows of a problem; the others are not looked at."""
+    """Fit preprocessing and model to some rows of a problem, with a configuration from `settle`; the others are not looked at."""
+    if config.model is None:
+        raise SpecError("fit_rows: the configuration has no model; take the one of settle")
     preprocessing = Preprocessing.fit(problem.features, rows)
     inputs = preprocessing.transform(problem.features, rows)
     if inputs.shape[1] == 0:
@@ -240,14 +267,12 @@ def fit_rows(
         )
     scale = None if problem.classes is not None else TargetScale.fit(problem.y[rows].astype(np.float64))
     outputs = 1 if problem.classes is None else len(problem.classes)
-    spec = (config.model or default_spec(inputs.shape[1])).sized(inputs.shape[1], outputs)
+    spec = config.model.sized(inputs.shape[1], outputs)
     seed = config.training.seed
-    size = Model(spec, device="meta")
     x = torch.from_numpy(inputs)
     y = torch.from_numpy(problem.y[rows]) if scale is None else torch.from_numpy(scale.apply(problem.y[rows]))
-    training = resolve(size, (x, y), config.training)
     # Small problems in float64, where a quasi-Newton method converges to the last digits and results repeat.
-    dtype = torch.float64 if training.solver == "lbfgs" else torch.float32
+    dtype = torch.float64 if config.training.solver == "lbfgs" else torch.float32
     x = x.to(dtype)
     y = y if scale is None else y.to(dtype)
 
@@ -263,9 +288,9 @@ def fit_rows(
             pairs = [split(problem.y[rows], config.training.stopping, classes=classes, seed=seed)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
-    model, epochs, choices = fit_selected(make, (x, y), training, splits=splits, progress=progress)
+    model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, progress=progress)
     fitted = TableModel(model.requires_grad_(True), preprocessing, problem.target, problem.task, problem.classes, scale)
-    return Fitted(fitted, training, epochs, choices)
+    return Fitted(fitted, epochs, choices)
 
 
 def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> dict[str, Scores]:
@@ -366,9 +391,13 @@ def fit_table(
     else:
         tests = folds(problem.y, choice.folds, classes=classes, seed=seed)
         parts = [(np.setdiff1d(np.arange(count), test), test) for test in tests]
-    _try_spec(problem, config)
+    config = settle(problem, config)
     where = free_path(Path("runs") / Path(path).stem) if output is None else Path(output)
-    with NewRun(where, overwrite=overwrite) as run, open(run.folder / "metrics.jsonl", "w", encoding="utf-8") as log:
+    with (
+        NewRun(where, overwrite=overwrite) as run,
+        plain(where, "write the run"),
+        open(run.folder / "metrics.jsonl", "w", encoding="utf-8") as log,
+    ):
         scores: dict[str, list[Scores]] = {}
         held = np.zeros((count, len(problem.classes) if problem.classes else 1))
         fold_of = np.full(count, -1)
@@ -389,7 +418,7 @@ def fit_table(
         _write(
             run,
             problem,
-            replace(config, table=from_dict({**to_dict(choice), "task": problem.task}, TableConfig)),
+            config,
             fitted,
             scores,
             held,
@@ -404,11 +433,23 @@ def _named(progress: Progress, name: str) -> Callable[[Epoch], None]:
     return lambda epoch: progress(name, epoch)
 
 
-def _try_spec(problem: Problem, config: RunConfig) -> None:
-    """Build the model on the meta device: a specification that does not fit is refused before any work."""
-    preprocessing = Preprocessing.fit(problem.features)
-    width, outputs = len(preprocessing.names()), 1 if problem.classes is None else len(problem.classes)
-    Model((config.model or default_spec(width)).sized(width, outputs), device="meta")
+def settle(problem: Problem, config: RunConfig) -> RunConfig:
+    """Return the configuration with what follows from the whole table, so that all parts of it are fitted alike.
+
+    Widths at the ends that are None stay so: a part of the rows may have fewer categories.
+
+    Raises:
+        SpecError: a specification or a loss that does not fit the table.
+    """
+    width, outputs = len(Preprocessing.fit(problem.features).names()), len(problem.classes or (0,))
+    model, training = config.model or default_spec(width), config.training
+    loss: Literal["mse", "cross_entropy"] = "mse" if problem.classes is None else "cross_entropy"
+    if training.loss not in ("auto", loss):
+        raise SpecError(f"training.loss: {training.loss} does not go with {problem.task}; take auto or {loss}")
+    sized = Model(model.sized(width, outputs), device="meta")
+    solver = solver_for(sized, len(problem.y)) if training.solver == "auto" else training.solver
+    table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
+    return RunConfig(table, model, replace(training, loss=loss, solver=solver))
 
 
 def _log(log: Any, part: str, fitted: Fitted, scores: dict[str, Scores] | None, task: str) -> None:
@@ -428,8 +469,15 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 
 def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and standard deviation over the folds of both scores."""
-    values = np.array(found, dtype=np.float64)
-    return tuple(zip(values.mean(0).tolist(), values.std(0).tolist(), strict=True))  # type: ignore[return-value]
+    return tuple(_center_and_spread(np.array(values, dtype=np.float64)) for values in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def _center_and_spread(values: Floats) -> tuple[float, float]:
+    exponent = math.frexp(float(np.abs(values).max()))[1]  # sums of huge values overflow, and so do their squares
+    scaled = np.ldexp(values, -exponent)
+    with np.errstate(over="ignore"):
+        center, spread = np.clip(np.ldexp([scaled.mean(), scaled.std()], exponent), -LARGEST_FLOAT64, LARGEST_FLOAT64)
+    return float(center), float(spread)
 
 
 def _write(
@@ -447,9 +495,8 @@ def _write(
     model = fitted.model
     save(model.model, run.folder / "model.safetensors")
     write_json(run.folder / "preprocessing.json", model.to_dict())
-    resolved = to_dict(replace(config, model=model.model.spec, training=fitted.training))
     (run.folder / "config.yaml").write_text(
-        yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
     )
     outputs = held[scored]
     labels = problem.classes
@@ -463,7 +510,7 @@ def _write(
     first, second = METRICS[problem.task]
     run.manifest = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "table": problem.name,
+        "table": problem.name.encode(errors="replace").decode(),  # a file name need not be text
         "rows": len(problem.y),
         "scored_rows": len(scored),
         "folds": config.table.folds,
@@ -500,20 +547,35 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
         model = load(folder / "model.safetensors")
         data = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
         preprocessing = Preprocessing.from_dict(data["inputs"])
-        classes = None if data["classes"] is None else tuple(data["classes"])
+        classes = None if data["classes"] is None else _classes(data["classes"])
         scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
         fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale)
+        config = load_config(path)
+        wanted = (len(preprocessing.names()), 1 if classes is None else len(classes))
+        spec = None if config.model is None else config.model.sized(*wanted)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
         raise RunError(f"{path}: damaged run: {reason}") from None
-    wanted = (len(preprocessing.names()), 1 if classes is None else len(classes))
     if (
-        (model.in_features, model.out_features) != wanted
-        or fitted.task not in METRICS
+        data != fitted.to_dict()
+        or spec != model.spec
+        or (config.table.target, config.table.task) != (fitted.target, fitted.task)
+        or fitted.task != ("regression" if classes is None else "classification")
         or (scale is None) != (classes is not None)
+        or fitted.target in [column.name for column in preprocessing.columns]
     ):
-        raise RunError(f"{path}: damaged run: the model and preprocessing.json do not belong together")
+        raise RunError(f"{path}: damaged run: its model, preprocessing.json and config.yaml do not belong together")
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values()):
+        raise RunError(f"{path}: damaged run: the model has weights that are not finite numbers")
     return fitted, manifest
+
+
+def _classes(labels: Any) -> tuple[Label, ...]:
+    """Return the labels of a damaged or whole preprocessing.json, or refuse them."""
+    kinds = {type(label) for label in labels} if isinstance(labels, list) else set()
+    if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(labels)) < len(labels) or len(labels) < 2:
+        raise TableError("preprocessing.json: classes must be two or more different texts, integers or booleans")
+    return tuple(labels)
 
 
 def load_config(path: str | Path) -> RunConfig:
