@@ -55,7 +55,10 @@ def step(way: Any, head: kp.Head, x: torch.Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    # One thread: a second one makes small operations wait for each other, on a busy machine for a long time.
+    parser.add_argument("--threads", type=int, default=1)
+    rounds, threads = parser.parse_args().rounds, parser.parse_args().threads
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     head = kp.Head(784, 64, kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(rank=5)), seed=0)
     x = torch.randn(64, 784)
