@@ -653,3 +653,25 @@ def test_specs_are_functions_of_their_fields_alone() -> None:
         assert cls.__dataclass_params__.frozen
         for field in options_of(cls):
             assert field.name in cls.__doc__
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: kp.rpn(5), "expected a list of widths"),
+        (lambda: kp.rpn({3, 4}), "expected a list of widths"),
+        (lambda: kp.rpn("34"), "expected a list of widths"),
+        (lambda: kp.rpn([3, 4], heads=True), "expected an integer of at least 1"),
+        (lambda: kp.catalogue("foo"), "there is no role 'foo'; there are expansion"),
+        (lambda: kp.from_dict("taylor", "expansion"), "expected ModelSpec"),
+        (lambda: kp.from_dict("taylor", kp.Function), "expected ModelSpec"),
+        (lambda: kp.from_dict({"degree": 2}, kp.Expansion), "a function of role expansion needs a kind"),
+        (lambda: kp.to_dict(object()), "expected a function or a specification, got object"),
+        (lambda: kp.explain(5), r"expected a kapsi\.Model, got int"),
+        (lambda: kp.Model(kp.rpn([2, 1]), seed=0).freeze(5), "expected the name of a parameter"),
+        (lambda: kp.save(kp.Model(kp.rpn([2, 1]), seed=0), None), "expected a path, got NoneType"),
+    ],
+)
+def test_calls_with_things_of_another_kind(call, said) -> None:
+    with pytest.raises(kp.SpecError, match=said):
+        call()

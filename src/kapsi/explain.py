@@ -79,6 +79,8 @@ def explain(model: Model, batch: int = 64) -> list[HeadReport]:
         >>> kp.explain(model)[0].route
         'mixed product (A u) ⊗ (B v), neither κ nor ψ formed'
     """
+    if not isinstance(model, Model):
+        raise SpecError(f"explain: expected a kapsi.Model, got {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
         raise SpecError(f"explain: batch is {batch!r}, expected an integer of 0 or more")
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())

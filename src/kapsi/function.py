@@ -219,6 +219,8 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
         >>> [f.name for f in catalogue("remainder")]
         ['identity', 'linear', 'zero']
     """
+    if role is not None and role not in ROLES:
+        raise SpecError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
     roles = ROLES if role is None else [role]
     return [known[name] for r in roles for known in [ROLES[r]] for name in sorted(known)]
 
@@ -366,7 +368,9 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     options = dict(data)
     name = options.pop("kind", None)
     if not isinstance(name, str):
-        raise SpecError(f"{where}: a {kind.role} needs a kind; choose from {', '.join(sorted(ROLES[kind.role]))}")
+        raise SpecError(
+            f"{where}: a function of role {kind.role} needs a kind; choose from {', '.join(sorted(ROLES[kind.role]))}"
+        )
     cls = lookup(kind.role, name, where)
     if not issubclass(cls, kind):
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
@@ -431,7 +435,9 @@ def to_dict(value: Any) -> Any:
         return {f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}
     if isinstance(value, tuple):
         return [to_dict(item) for item in value]
-    return value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise SpecError(f"to_dict: expected a function or a specification, got {type(value).__name__}")
 
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:

@@ -37,6 +37,8 @@ def save(model: Model, path: str | Path) -> None:
 
     if not isinstance(model, Model):
         raise SpecError(f"save: expected a kapsi.Model, got {type(model).__name__}")
+    if not isinstance(path, str | Path):
+        raise SpecError(f"save: expected a path, got {type(path).__name__}")
     state = model.state_dict()
     if any(tensor.is_meta for tensor in state.values()):
         raise SpecError("save: the model is on the meta device and has no values")

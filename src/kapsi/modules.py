@@ -590,6 +590,8 @@ class Model(nn.Module):
         found: list[str] = []
         names = [name for name, _ in self.named_parameters()]
         for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise SpecError(f"Model.freeze({pattern!r}): expected the name of a parameter or of what holds it")
             fitting = [n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"{pattern}.*")]
             if not fitting:
                 shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

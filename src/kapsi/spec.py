@@ -11,7 +11,7 @@ from typing import Any
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity
 from kapsi.files import atomic, plain
-from kapsi.function import Spec, coerce, option, to_dict
+from kapsi.function import Function, Spec, coerce, option, to_dict
 from kapsi.fusion import Fusion, Sum
 from kapsi.process import Process
 from kapsi.reconciliation import Dense, Reconciliation
@@ -173,7 +173,9 @@ def rpn(
         >>> len(spec.resolved())
         2
     """
-    if not isinstance(heads, int) or heads < 1:
+    if not isinstance(widths, list | tuple):
+        raise SpecError(f"rpn(widths={widths!r}): expected a list of widths, such as [784, 64, 10]")
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
         raise SpecError(f"rpn(heads={heads!r}): expected an integer of at least 1")
     head = coerce(
         HeadSpec,
@@ -213,6 +215,10 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
         Taylor(degree=3, symmetric=False)
     """
     kind = ModelSpec if kind is None else kind
+    if not isinstance(kind, type) or not issubclass(kind, Function | Spec) or kind is Function or kind is Spec:
+        raise SpecError(
+            f"from_dict(kind={kind!r}): expected ModelSpec, LayerSpec, HeadSpec, or a role such as Expansion"
+        )
     try:
         return coerce(kind, data, where or kind.__name__)
     except RecursionError:
