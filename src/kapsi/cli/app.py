@@ -59,13 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=given, prog_name="kapsi", standalone_mode=False)
         if sys.stdout is not None:  # a closed one
             sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return _interrupted() if code == 130 else code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return _refuse(_usage(error, given))
     except KapsiError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads on, and the interpreter's own complaint would be the only thing to see
         return 1
@@ -78,6 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ):
             raise
         return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
+
+
+def _interrupted() -> int:
+    # An interrupt in code that comes from a text, as the methods of a dataclass that is being imported do, marks the process
+    # to end by the signal instead of the exit code. The next code from a text takes the mark away.
+    eval("None")  # noqa: S307
+    return 130
 
 
 def _refuse(message: str) -> int:

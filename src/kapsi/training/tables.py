@@ -280,7 +280,8 @@ def fit_rows(
         return near_zero(calibrate(Model(spec, seed=seed, dtype=dtype), x))
 
     def splits(count: int) -> Sequence[Split]:
-        classes = scale is None
+        # Where each class has a single row, there is nothing to spread.
+        classes = scale is None and len(np.unique(problem.y[rows])) < len(rows)
         if count > 1 and len(rows) >= 2 * count:
             held = folds(problem.y[rows], count, classes=classes, seed=seed)
             pairs = [(np.setdiff1d(np.arange(len(rows)), part), part) for part in held]
@@ -299,7 +300,6 @@ def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[
     The trivial model says the shares of the classes, or the mean; the linear one is scikit-learn's logistic or ridge
     regression with its default penalty.
     """
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
     from threadpoolctl import threadpool_limits
 
@@ -317,7 +317,7 @@ def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[
     probabilities = prior.copy()
     if len(np.unique(y)) > 1:
         with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.simplefilter("ignore")  # of convergence, and of many classes
             logistic = LogisticRegression(max_iter=1000).fit(x, y)
         probabilities[:] = 0
         probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
@@ -492,12 +492,15 @@ def _write(
 ) -> None:
     import yaml
 
+    from kapsi.spec import parse_yaml
+
     model = fitted.model
     save(model.model, run.folder / "model.safetensors")
     write_json(run.folder / "preprocessing.json", model.to_dict())
-    (run.folder / "config.yaml").write_text(
-        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
+    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    if parse_yaml(text, "config.yaml") != to_dict(config):  # a line break of Unicode in a name, which YAML folds
+        text = yaml.safe_dump(to_dict(config), sort_keys=False)
+    (run.folder / "config.yaml").write_text(text, encoding="utf-8")
     outputs = held[scored]
     labels = problem.classes
     truth = problem.y[scored]

@@ -1,0 +1,841 @@
+"""The command line: what each verb prints and writes, and what careless and hostile use leads to."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from kapsi.cli import main
+from kapsi.data.tabular import write_table
+from kapsi.training import engine
+from kapsi.version import __version__
+
+QUICK = ("--set", "training.penalty=0.01", "--set", "training.epochs=3")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(engine.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+
+
+def write(name, **columns):
+    write_table(name, {key: list(values) for key, values in columns.items()})
+    return str(name)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def files(folder="."):
+    """Everything below a folder: contents of files, targets of links, None for folders."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        link = os.readlink(path) if path.is_symlink() else None
+        found[str(path)] = link or (path.read_bytes() if path.is_file() else None)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = normal(40, 2)
+    labels = np.where(x[:, 0] + 0.3 * x[:, 1] > 0, "yes", "no").tolist()
+    write("t.csv", a=x[:, 0], b=x[:, 1], k=["u", "v", None, "w"] * 10, y=labels)
+    write("n.csv", a=x[:, 0], b=x[:, 1], y=3 * x[:, 0] + x[:, 1])
+
+
+@pytest.fixture
+def kapsi(capsys):
+    """Run the command line and return its exit code, output and error output."""
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def good(kapsi):
+    def run(*arguments):
+        code, out, err = kapsi(*arguments)
+        assert code == 0, err
+        assert all(line.startswith("note: ") for line in err.splitlines()), err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def bad(kapsi):
+    """Expect one line on standard error, exit code 2 and no change of any file; return the line."""
+
+    def run(*arguments):
+        before = files()
+        code, out, err = kapsi(*arguments)
+        assert (code, out) == (2, ""), (arguments, err)
+        assert files() == before, arguments
+        assert err.startswith("kapsi: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        return err
+
+    return run
+
+
+FIT = ("fit", "t.csv", "--target", "y")
+
+
+# ------------------------------------------------------------------------------------------------ fit
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_fit_prints_scores_beside_the_baselines_and_a_line_for_machines(good, k):
+    out = good(*FIT, *QUICK, *(("--folds", k) if k else ()))
+    lines = out.splitlines()
+    number = r"-?\d+\.\d{4}" + (r" ± \d+\.\d{4}" if k else "")
+    assert re.fullmatch(r"\s+accuracy\s+log loss", lines[0])
+    assert [re.split(r"\s{2,}", line)[0] for line in lines[1:4]] == [
+        "kapsi",
+        "most frequent class",
+        "logistic regression",
+    ]
+    assert all(re.search(rf"  {number}\s+{number}$", line) for line in lines[1:4])
+    assert lines[4] == f"run folder: runs/t ({lines[4].split('(')[1].split()[0]} parameters, 40 rows)"
+    assert re.fullmatch(rf"accuracy: {number} \({'3 folds' if k else '8 validation rows'}\)", lines[5])
+    assert len(lines) == 6
+    assert lines[5].split()[1] == lines[1].split()[1]
+    scores = json.loads(Path("runs/t/run.json").read_text())["scores"]["kapsi"]
+    assert f"{scores['accuracy']:.4f}" == lines[5].split()[1]
+    assert not k or f"{scores['accuracy std']:.4f}" == lines[5].split()[3]
+
+
+def test_a_regression_is_scored_by_r2(good):
+    lines = good("fit", "n.csv", "--target", "y", "--output", "run").splitlines()
+    assert re.fullmatch(r"\s+R²\s+RMSE", lines[0])
+    assert [line.split()[0] for line in lines[1:4]] == ["kapsi", "mean", "ridge"]
+    assert lines[4].startswith("run folder: run (")
+    assert re.fullmatch(r"r2: (1\.0000|0\.99\d\d) \(8 validation rows\)", lines[5])
+
+
+def test_a_score_far_out_stays_short(good):
+    x = normal(40)
+    write("far.csv", a=x, y=np.where(np.arange(40) == 7, 1.7e308, x))
+    out = good("fit", "far.csv", "--target", "y", "--folds", "4", *QUICK)
+    assert re.fullmatch(r"r2: -\d\.\d+e\+\d+ ± \d\.\d+e\+\d+ \(4 folds\)", out.splitlines()[-1])
+    assert max(map(len, out.splitlines())) < 100
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "task"),
+    [
+        (["no", "yes"] * 20, (), "accuracy"),
+        ([True, False] * 20, (), "accuracy"),
+        ([3, 7] * 20, (), "accuracy"),
+        (list(range(20)) * 2, (), "accuracy"),
+        ([*range(21), *range(19)], (), "r2"),
+        ([0.5, 1.5] * 20, (), "r2"),
+        ([1.0, 2.0] * 20, ("--task", "classification"), "accuracy"),
+        ([1, 2] * 20, ("--task", "regression"), "r2"),
+    ],
+)
+def test_the_task(good, target, options, task):
+    write("c.csv", a=normal(40), y=target)
+    assert good("fit", "c.csv", "--target", "y", *options, *QUICK).splitlines()[-1].startswith(f"{task}: ")
+
+
+def test_rows_without_target_and_useless_columns_are_noted(kapsi):
+    x = normal(40)
+    write("h.csv", a=x, id=[f"row {i}" for i in range(40)], one=[1] * 40, y=[None, *["p", "q"] * 19, "p"])
+    code, _, err = kapsi("fit", "h.csv", "--target", "y", *QUICK, "--folds", "2")
+    assert code == 0
+    notes = err.splitlines()
+    assert len(notes) == 3
+    assert "dropped 1 of 40 rows, whose target 'y' is missing" in notes[0]
+    assert any("'id': it identifies rows" in note for note in notes)
+    assert any("'one': it is 1" in note for note in notes)
+    assert [int(row["row"]) for row in rows_of("runs/h/predictions.csv")] == list(range(2, 41))
+    assert json.loads(Path("runs/h/run.json").read_text())["notes"] == [note.removeprefix("note: ") for note in notes]
+    assert kapsi("fit", "h.csv", "--target", "y", "--drop", "id", "--drop", "one", *QUICK)[2].count("\n") == 1
+
+
+def test_the_same_command_says_and_writes_the_same(good):
+    for seed in (5, 5, 6):
+        good(*FIT, "--seed", seed, "--folds", 2, *QUICK)
+    names = ("model.safetensors", "predictions.csv", "preprocessing.json", "metrics.jsonl")
+    for name in names:
+        assert Path("runs/t", name).read_bytes() == Path("runs/t-2", name).read_bytes()
+    assert Path("runs/t/model.safetensors").read_bytes() != Path("runs/t-3/model.safetensors").read_bytes()
+    assert Path("runs/t/predictions.csv").read_bytes() != Path("runs/t-3/predictions.csv").read_bytes()
+    said = [good(*FIT, "--output", "x", "--overwrite", "--seed", "5", *QUICK) for _ in range(2)]
+    assert said[0] == said[1]
+
+
+def test_the_configuration_of_a_run_is_a_specification(good):
+    edits = ("--set", "layers.0.heads.0.expansion.degree=3", "--seed", "4")
+    good(*FIT, *QUICK, *edits, "--folds", 3, "--output", "a")
+    good(*FIT, "--spec", "a/config.yaml", "--folds", 3, "--output", "b")
+    for name in ("model.safetensors", "predictions.csv", "config.yaml"):
+        assert Path("a", name).read_bytes() == Path("b", name).read_bytes()
+    assert yaml.safe_load(Path("b/config.yaml").read_text())["training"]["seed"] == 4
+    good(*FIT, "--spec", "a/config.yaml", "--folds", 3, "--output", "c", "--seed", 5, "--set", "training.epochs=2")
+    training = yaml.safe_load(Path("c/config.yaml").read_text())["training"]
+    assert (training["seed"], training["epochs"], training["penalty"]) == (5, 2, 0.01)
+
+
+SPEC = {
+    "widths": [None, 5, None],
+    "layers": [
+        {
+            "heads": [
+                {
+                    "expansion": {"kind": "b_spline", "intervals": 4},
+                    "remainder": {"kind": "linear", "before": "silu"},
+                    "bias": True,
+                },
+                {"expansion": "taylor", "reconciliation": "lorr"},
+            ],
+            "output": ["tanh"],
+        },
+        {"heads": [{"bias": True}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize("table", ["t.csv", "n.csv"])
+def test_specification_files(good, table, suffix):
+    text = json.dumps(SPEC) if suffix == "json" else yaml.safe_dump(SPEC)
+    Path(f"spec.{suffix}").write_text(text)
+    edits = ("--set", "layers.0.heads.0.expansion.intervals=6", "--set", "layers.0.heads.1.reconciliation.rank=3")
+    good("fit", table, "--target", "y", "--spec", f"spec.{suffix}", *edits, *QUICK, "--output", "run")
+    model = yaml.safe_load(Path("run/config.yaml").read_text())["model"]
+    assert model["widths"] == [None, 5, None]
+    first, second = model["layers"][0]["heads"]
+    assert first["expansion"]["intervals"] == 6
+    assert second["reconciliation"] == {"kind": "low_rank", "rank": 3}
+    assert good("info", "run").count("layers.0.heads.1") == 2
+
+
+def test_a_run_is_replaced_only_when_asked(good, bad):
+    good(*FIT, *QUICK, "--output", "run")
+    Path("run/notes.txt").write_text("mine")
+    before = Path("run/run.json").read_bytes()
+    assert "a run is already there; give --overwrite" in bad(*FIT, *QUICK, "--output", "run")
+    good(*FIT, *QUICK, "--output", "run", "--overwrite", "--seed", "3")
+    assert Path("run/run.json").read_bytes() != before
+    assert Path("run/notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in Path().iterdir()) == ["n.csv", "run", "t.csv"]
+
+
+def test_a_link_to_a_folder_is_followed(good):
+    Path("real").mkdir()
+    os.symlink("real", "link")
+    good(*FIT, *QUICK, "--output", "link")
+    assert os.readlink("link") == "real"
+    assert Path("real/run.json").is_file()
+
+
+def test_progress_is_shown_on_a_terminal_only(kapsi, monkeypatch):
+    assert kapsi(*FIT, *QUICK, "--folds", "2")[2] == ""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    code, out, err = kapsi(*FIT, *QUICK, "--folds", "2")
+    assert code == 0
+    assert "all rows" in err
+    assert "held-out loss" in err
+    assert out.splitlines()[-1].startswith("accuracy: ")
+
+
+# ------------------------------------------------------------------------------------------------ bad tables
+
+
+def text(name, content):
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+SMALL = "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("", (), "the file is empty"),
+        ("\n\n", (), "the file is empty"),
+        ("a,b,y\n", (), "a header but no rows"),
+        (b"a,b,y\n\xff\xfe,1,2\n", (), "line 2 is not UTF-8"),
+        ("a,b,y\n1,2\n", (), "line 2 has 2 values, the header has 3"),
+        ("a,a,y\n1,2,3\n", (), "several columns have the same name: 'a'"),
+        ("a,b,z\n" + SMALL, (), "the target 'y' is not a column"),
+        ("a,b,Y\n" + SMALL, (), "(nearest: 'Y')"),
+        ("a,b,y\n" + SMALL.replace(",0\n", ",1\n"), (), "the one class 1; at least 2 are needed"),
+        ("a,b,y\n" + SMALL, ("--task", "regression", "--drop", "a", "--drop", "b"), "no feature column is left"),
+        ("a,b,y\n" + "".join(f"{i},,{i % 2}\n" for i in range(9)), (), "columns with no value in any used row: 'b'"),
+        ("a,b,y\n" + SMALL + "inf,1,1\n", (), "column 'a' has inf in row 13, where only finite numbers are allowed"),
+        ("a,b,y\n" + SMALL + "1,2,-inf\n", (), "column 'y' has -inf in row 13"),
+        ("a,b,y\n" + SMALL + "1,2,\n", ("--strict",), "the target 'y' is missing in 1 of 13 rows, first in row 13"),
+        ("a,b,y\n" + "1,2,\n" * 9, (), "the target 'y' is missing in every row"),
+        ("a,b,y\n" + SMALL, ("--folds", "13"), "13 folds of 12 rows"),
+        ("a,b,y\n" + SMALL, ("--folds", "7", "--task", "regression"), "7 folds of 12 rows"),
+        ("a,b,y\n1,2,0\n2,3,1\n4,4,1\n", (), "3 rows with a target are too few"),
+        ("k,y\n" + "".join(f"id{i},{i % 2}\n" for i in range(9)), (), "'k': it identifies rows"),
+        ("a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)), (), "leave none to hold out"),
+        ("a,y\n" + "".join(f"{i},c{i % 3}\n" for i in range(9)), ("--task", "regression"), "is text"),
+        ("a,y\n" + "".join(f"{i},{i}.5\n" for i in range(9)), ("--task", "classification"), "which is no class label"),
+        ("a,b,y\n" + SMALL, ("--drop", "y"), "both the target and to be dropped"),
+        ("a,b,y\n" + SMALL, ("--drop", "bb"), "is not a column (nearest: 'b')"),
+    ],
+)
+def test_tables_that_cannot_be_fitted(bad, content, options, message):
+    text("x.csv", content)
+    assert message in bad("fit", "x.csv", "--target", "y", "--output", "deep/er/run", *options)
+
+
+def test_files_that_are_no_tables(bad):
+    Path("folder.csv").mkdir()
+    os.symlink("loop.csv", "loop.csv")
+    text("p.parquet", "a,y\n1,2\n")
+    text("t.xlsx", "x")
+    for name, message in {
+        "no.csv": "there is no such file",
+        "folder.csv": "this is a folder",
+        "loop.csv": "cannot be read",
+        "p.parquet": "not readable as Parquet",
+        "t.xlsx": "the suffix '.xlsx' is not known",
+        "nul\0.csv": "cannot be read",
+    }.items():
+        assert message in bad("fit", name, "--target", "y")
+
+
+def test_a_failure_in_the_midst_leaves_nothing(bad):
+    astray = ("training.solver=adamw", "training.learning_rate=1e6", "training.epochs=60", "widths=[null,8,null]")
+    edits = [part for edit in astray for part in ("--set", edit)]
+    line = bad("fit", "n.csv", "--target", "y", *edits, "--output", "deep/er/run")
+    assert re.search(r"training stopped in epoch \d+: the loss is (nan|inf); lower learning_rate", line)
+
+
+# ------------------------------------------------------------------------------------------------ bad options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fit",), "Missing argument 'TABLE' (kapsi fit --help"),
+        (("fit", "t.csv"), "Missing option '--target'"),
+        (("fit", "t.csv", "--target"), "'--target' requires an argument"),
+        (("fit", "t.csv", "n.csv", "--target", "y"), "unexpected extra argument"),
+        ((*FIT, "--fold", "3"), "there is no option --fold; did you mean --folds? there are --target, --task"),
+        ((*FIT, "--Folds=3"), "did you mean --folds?"),
+        (("fit", "t.csv", "-target", "y"), "there is no option -target; did you mean --target?"),
+        ((*FIT, "-o", "run"), "did you mean --output?"),
+        ((*FIT, "--task", "clasification"), "did you mean classification?"),
+        ((*FIT, "--task", "x"), "is not one of 'auto', 'classification', 'regression'"),
+        ((*FIT, "--folds", "x"), "Invalid value for '--folds'"),
+        ((*FIT, "--folds", "2.5"), "Invalid value for '--folds'"),
+        ((*FIT, "--folds", "1"), "folds must be at least 2"),
+        ((*FIT, "--folds", "-3"), "folds must be at least 2"),
+        ((*FIT, "--folds", "9" * 5000), "Invalid value for '--folds'"),
+        ((*FIT, "--seed", "-1"), "seed must be at least 0"),
+        ((*FIT, "--seed", str(2**32)), "seed must be at most 4294967295"),
+        ((*FIT, "--strict=yes"), "does not take a value"),
+        (("fitt", "t.csv"), "there is no command 'fitt'; did you mean fit? there are fit, predict, evaluate"),
+        (("pred",), "did you mean predict?"),
+        (("",), "there is no command ''"),
+        (("line\nbreak",), "there is no command"),
+        (("--versoin",), "did you mean --version?"),
+        (("info",), "Missing argument 'RUN|SPEC'"),
+        (("info", "t.csv", "--batch", "0"), "greater than or equal to 1"),
+        (("predict", "a", "b"), "Missing option '--output'"),
+        (("evaluate", "a"), "Missing argument 'TABLE'"),
+        (("functions", "expansions"), "did you mean expansion?"),
+        (("functions", "expansion", "more"), "unexpected extra argument"),
+        (("demo", "more"), "unexpected extra argument"),
+        (("demo", "--outptu", "x"), "did you mean --output?"),
+    ],
+)
+def test_usage_errors_are_one_line_with_the_nearest_word(bad, arguments, message):
+    assert message in bad(*arguments)
+
+
+DEGREE = "layers.0.heads.0.expansion.degree"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("x=1", "no option begins with 'x'; paths begin with layers, widths or training"),
+        ("layer.0=1", "did you mean layers?"),
+        ("table.target=a", "no option begins with 'table'"),
+        ("layers", "expected path=value"),
+        ("=1", "expected path=value"),
+        (f"{DEGREE[:-1]}=3", "layers[0].heads[0].expansion: Taylor has no option 'degre'; did you mean 'degree'?"),
+        (f"{DEGREE}=x", "layers[0].heads[0].expansion.degree: expected an integer, got 'x'"),
+        (f"{DEGREE}=2.5", "expected an integer, got 2.5"),
+        (f"{DEGREE}=", "expected an integer, got None"),
+        (f"{DEGREE}=0", "degree must be at least 1"),
+        (f"{DEGREE}={'9' * 5000}", "not YAML"),
+        ("layers.1.heads.0.bias=true", "is a list of 1, expected a number from 0 to 0, got '1'"),
+        (f"layers.{'9' * 5000}.heads=1", "is a list of 1"),
+        ("layers.²=1", "is a list of 1"),
+        ("layers.0.heads.0.before.0=silu", "is an empty list; set all of it"),
+        ("layers..0=1", "expected names and numbers with dots between"),
+        ("layers.0.heads.0.bias.x=1", "has no 'x'"),
+        ("layers.0.heads.0.bias=1", "expected true or false, got 1"),
+        ("layers.0.heads.0.expansion=tailor", "no expansion is called 'tailor'; did you mean 'taylor'? choose from"),
+        ("layers.0.heads.0.expansion.kind=low_rank", "no expansion is called 'low_rank'"),
+        ("layers.0.heads.0.expansion=[taylor]", "expected the name of a function"),
+        ("layers=[]", "need 1 layers"),
+        ("widths=[3]", "at least two widths are needed"),
+        ("widths=[9,null]", "the model has 9 inputs and the data"),
+        ("widths=[null,null,null]", "only the first and the last width may be null"),
+        ("widths=[null,1000000000000,null]", "are allowed"),
+        ("model=3", "expected a mapping of ModelSpec"),
+        ("training=3", "expected a mapping of TrainConfig"),
+        ("training.epoch=3", "TrainConfig has no option 'epoch'; did you mean 'epochs'?"),
+        ("training.epochs=0", "epochs must be at least 1"),
+        ("training.solver=sgd", "expected one of auto, lbfgs, adamw, got 'sgd'"),
+        ("training.penalty=.nan", "expected a finite number"),
+        ("training.penalty.x=1", "expected a number"),
+        ("training.batch_size=999999999999999999999", "batch_size must be at most"),
+        ("training.loss=mse", "training.loss: mse does not go with classification; take auto or cross_entropy"),
+        ("training.epochs=&a 3", "anchors"),
+        ("training.epochs=!!python/object:os.system 3", "tags (!name) are not allowed"),
+        ("training.epochs=[1,", "not YAML"),
+        ("training.epochs=\0", "not YAML"),
+    ],
+)
+def test_bad_settings_name_the_path_and_the_choices(bad, setting, message):
+    assert message in bad(*FIT, "--set", setting)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected a mapping of ModelSpec, got None"),
+        ("a,b\n1,2\n", "expected a mapping of ModelSpec"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        ("widths: [null, null]\nlayers: [{heads: [{expansion: tailor}]}]", "no expansion is called 'tailor'"),
+        ("widths: [null, null]\nlayer: []", "ModelSpec has no option 'layer'; did you mean 'layers'?"),
+        ("widths: [null, null]\nwidths: [1, 2]", "'widths' appears twice"),
+        ("layers: []", "ModelSpec needs 'widths'"),
+        ("[" * 3000, "nested too deeply"),
+        ("widths: &w [null, null]", "anchors"),
+        ("model: {widths: [null, null]}\ntrainin: {}", "there is no 'trainin' in a configuration"),
+        ("model: {widths: [null, null]}\ntraining: {epochs: x}", "training.epochs: expected an integer"),
+        ("{", "not YAML"),
+    ],
+)
+def test_bad_specification_files(bad, content, message):
+    text("spec.yaml", content)
+    assert message in bad(*FIT, "--spec", "spec.yaml")
+    if "trainin" not in str(content):
+        assert message in bad("info", "spec.yaml")
+
+
+def test_specifications_that_are_no_files(bad):
+    for name, message in {".": "is a folder", "no.yaml": "no such specification", "nul\0": "cannot be read"}.items():
+        assert message in bad(*FIT, "--spec", name)
+
+
+def test_places_where_no_run_can_be(bad):
+    Path("folder").mkdir()
+    text("folder/precious.txt", "mine")
+    os.symlink("loop", "loop")
+    os.symlink("t.csv", "link")
+    for where, message in {
+        "t.csv": "is not a folder, never replaced",
+        "link": "is not a folder, never replaced",
+        "folder": "a folder without a kapsi run, never replaced",
+        "t.csv/run": "is not a folder",
+        ".": "is the current folder",
+        "": "is the current folder",
+        "..": "is the current folder or one above",
+        "/": "is the current folder or one above",
+        "loop": "is not a folder",
+        "nul\0": "is not a usable path",
+        "/proc/no/run": "cannot begin the run",
+    }.items():
+        for options in ((), ("--overwrite",)):
+            assert message in bad(*FIT, "--output", where, *options)
+
+
+# ------------------------------------------------------------------------------------------------ predict and evaluate
+
+
+@pytest.fixture
+def run(good):
+    good(*FIT, *QUICK, "--output", "run")
+    return "run"
+
+
+def test_predict_writes_labels_with_their_names_and_probabilities(good, kapsi, run):
+    code, out, err = kapsi("predict", run, "t.csv", "--output", "o.csv")
+    assert (code, out) == (0, "predictions: o.csv (40 rows)\n")
+    assert err == "note: ignored columns that the model does not use: 'y'\n"
+    rows = rows_of("o.csv")
+    assert list(rows[0]) == ["prediction", "probability_no", "probability_yes"]
+    for row in rows:
+        chances = {name: float(row[f"probability_{name}"]) for name in ("no", "yes")}
+        assert sum(chances.values()) == pytest.approx(1)
+        assert row["prediction"] == max(chances, key=chances.get)
+    kept = {int(row["row"]): row["probability_yes"] for row in rows_of("run/predictions.csv")}
+    assert {i: rows[i - 1]["probability_yes"] for i in kept} == kept
+    good("predict", run, "t.csv", "--output", "o.parquet")
+    parquet = pq.read_table("o.parquet").to_pylist()
+    assert [row["probability_yes"] for row in parquet] == [float(row["probability_yes"]) for row in rows]
+
+
+def test_predict_takes_columns_in_any_order_and_ignores_others(good, kapsi, run):
+    rows = rows_of("t.csv")
+    write("r.csv", more=range(40), **{name: [row[name] or None for row in rows] for name in ("k", "b", "a")})
+    good("predict", run, "t.csv", "--output", "o.csv")
+    assert kapsi("predict", run, "r.csv", "--output", "p.csv")[2] == (
+        "note: ignored columns that the model does not use: 'more'\n"
+    )
+    assert Path("o.csv").read_bytes() == Path("p.csv").read_bytes()
+
+
+def test_an_unseen_category_is_a_missing_value(good, run):
+    write("u.csv", a=[0.5, 0.5, 0.5], b=[1, 1, 1], k=["never", None, "u"])
+    good("predict", run, "u.csv", "--output", "o.csv")
+    never, missing, known = rows_of("o.csv")
+    assert never == missing != known
+
+
+@pytest.mark.parametrize(
+    ("labels", "spelled"),
+    [
+        (["a,b", 'q"u', "new\nline", "ünï", " s "] * 8, None),
+        ([True, False] * 20, ["True", "False"]),
+        ([-3, 12] * 20, ["-3", "12"]),
+    ],
+)
+def test_labels_and_column_names_with_any_characters(good, labels, spelled):
+    x = normal(40, 2)
+    names = {"a\nb": x[:, 0], 'q"': labels[::-1], "ü ,;": x[:, 1], "": [*"uvwz"] * 10, "y\t'": labels}
+    write("c.csv", **names)
+    good("fit", "c.csv", "--target", "y\t'", *QUICK, "--output", "run")
+    good("predict", "run", "c.csv", "--output", "o.csv")
+    found = rows_of("o.csv")
+    wanted = set(spelled or labels)
+    assert {row["prediction"] for row in found} <= wanted
+    assert {name.removeprefix("probability_") for name in found[0] if name.startswith("probability_")} == wanted
+    assert "y\\t" in good("info", "run")
+    assert good("evaluate", "run", "c.csv").splitlines()[-1].startswith("accuracy: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n", "missing columns: 'k'"),
+        ("A,b\n1,2\n", "missing columns: 'a' (nearest: 'A'), 'k'"),
+        ("a,b,k\nx,1,u\n", "column 'a' has 'x' in row 1, where only finite numbers are allowed"),
+        ("a,b,k\n1,2,u\ninf,1,u\n", "column 'a' has inf in row 2"),
+        ("a,b,k\n", "a header but no rows"),
+        ("", "the file is empty"),
+        ("a,b,k,k\n1,2,u,u\n", "several columns have the same name"),
+        ("a,b,k\n1,2,u,v\n", "line 2 has 4 values"),
+    ],
+)
+def test_tables_that_cannot_be_predicted(bad, run, content, message):
+    text("x.csv", content)
+    assert message in bad("predict", run, "x.csv", "--output", "o.csv")
+
+
+def test_evaluate_wants_all_columns_too(bad, run):
+    assert "missing columns: 'k'" in bad("evaluate", run, text("x.csv", "a,b,y\n1,2,no\n"))
+
+
+def test_places_where_no_predictions_can_be(bad, run):
+    Path("folder.csv").mkdir()
+    os.symlink("loop.csv", "loop.csv")
+    os.symlink("t.csv", "link.csv")
+    for where, message in {
+        "no/o.csv": "the folder 'no' does not exist",
+        "o.xlsx": "the suffix '.xlsx' is not known",
+        "o": "the suffix '' is not known",
+        "": "the suffix '' is not known",
+        "folder.csv": "is not a regular file",
+        "loop.csv": "is not a regular file",
+        "t.csv": "is the table itself",
+        "./link.csv": "is the table itself",
+        f"{run}/predictions.csv": "is a file of the run itself",
+        f"{run}/../run/predictions.csv": "is a file of the run itself",
+        "/proc/o.csv": "'/proc/o.csv': cannot write the file",
+    }.items():
+        assert message in bad("predict", run, "t.csv", "--output", where)
+
+
+def test_evaluate_scores_all_rows_with_a_target(good, kapsi, run):
+    good("predict", run, "t.csv", "--output", "o.csv")
+    rows, predicted = rows_of("t.csv"), rows_of("o.csv")
+    share = np.mean([row["y"] == found["prediction"] for row, found in zip(rows, predicted, strict=True)])
+    lines = good("evaluate", run, "t.csv").splitlines()
+    assert lines[-1] == f"accuracy: {share:.4f} (40 rows)"
+    assert lines[1].split() == ["kapsi", f"{share:.4f}", lines[1].split()[2]]
+    write("h.csv", a=[0.1, 2.0], b=[1, 1], k=["u", "u"], y=["yes", None])
+    code, out, err = kapsi("evaluate", run, "h.csv")
+    assert (code, out.splitlines()[-1].endswith("(1 rows)")) == (0, True)
+    assert "left out 1 of 2 rows" in err
+
+
+def test_tables_that_cannot_be_evaluated(bad, run):
+    assert "the target 'y' is not a column" in bad("evaluate", run, text("x.csv", "a,b,k\n1,2,u\n"))
+    line = bad("evaluate", run, text("x.csv", "a,b,k,y\n1,2,u,maybe\n"))
+    assert "has the label 'maybe', which the model does not know; the known labels are 'no', 'yes'" in line
+    assert "missing in every row" in bad("evaluate", run, text("x.csv", "a,b,k,y\n1,2,u,\n"))
+
+
+def test_float32_parquet_goes_all_the_way(good):
+    x = normal(40, 2).astype("float32")
+    pq.write_table(pa.table({"a": x[:, 0], "b": x[:, 1], "y": 2 * x[:, 0]}), "f.parquet")
+    good("fit", "f.parquet", "--target", "y", "--output", "run")
+    good("predict", "run", "f.parquet", "--output", "o.parquet")
+    found = pq.read_table("o.parquet").column("prediction").to_numpy()
+    np.testing.assert_allclose(found, 2 * x[:, 0], atol=0.02)
+
+
+# ------------------------------------------------------------------------------------------------ damaged runs
+
+
+def spoil(path, how):
+    data = path.read_bytes()
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut", "empty", "garbled"])
+def test_a_damaged_run_is_refused_by_all_verbs(bad, run, how):
+    for name in sorted(p.name for p in Path(run).iterdir()):
+        for resealed in (False, True):
+            shutil.rmtree("x", ignore_errors=True)
+            shutil.copytree(run, "x")
+            spoil(Path("x", name), how)
+            if resealed:
+                if how == "deleted" or name in ("run.json", "metrics.jsonl", "predictions.csv"):
+                    continue
+                manifest = json.loads(Path("x/run.json").read_text())
+                data = Path("x", name).read_bytes()
+                manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                Path("x/run.json").write_text(json.dumps(manifest))
+            wanted = "is not a run folder" if (name, how) == ("run.json", "deleted") else "damaged run"
+            for arguments in (
+                ("info", "x"),
+                ("predict", "x", "t.csv", "--output", "o.csv"),
+                ("evaluate", "x", "t.csv"),
+            ):
+                assert wanted in bad(*arguments)
+
+
+def test_runs_that_are_newer_or_none(bad, run):
+    manifest = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps({**manifest, "format_version": 2}))
+    Path("folder").mkdir()
+    for where, message in {
+        "run": "format version 2, this kapsi reads up to 1; upgrade kapsi",
+        "folder": "is not a run folder",
+        "no": "no such run folder",
+        "t.csv/run": "no such run folder",
+        "nul\0": "is not a usable path",
+    }.items():
+        assert message in bad("info", where)
+        assert message in bad("predict", where, "t.csv", "--output", "o.csv")
+        assert message in bad("evaluate", where, "t.csv")
+
+
+def test_a_manifest_with_other_things_in_it_is_shown(good, run):
+    manifest = json.loads(Path("run/run.json").read_text())
+    odd = {"scores": {"a": 3}, "versions": 3, "table": {"x": [1]}, "about": 5, "inputs": None, "created": "a\nb"}
+    Path("run/run.json").write_text(json.dumps({**manifest, **odd}))
+    assert good("info", run).startswith("task ")
+
+
+# ------------------------------------------------------------------------------------------------ info, functions, demo
+
+
+def test_info_of_a_run_a_model_and_a_specification(good, run):
+    out = good("info", run)
+    assert re.search(r"^task +classification of 'y', 2 classes: no, yes$", out, re.MULTILINE)
+    assert re.search(r"^inputs +a, b, k = u, k = v, k = w$", out, re.MULTILINE)
+    assert re.search(r"^versions .*kapsi " + re.escape(__version__), out, re.MULTILINE)
+    row = r"layers\.0\.heads\.0 +5 +20 +2 +(\d+) +([\d,]+) +dense"
+    parameters, memory = re.search(row, out).groups()
+    assert f"{parameters} parameters, {parameters} of them trained" in out
+    ten = re.search(row, good("info", run, "--batch", "640"))[2]
+    assert 5 * int(memory.replace(",", "")) < int(ten.replace(",", "")) <= 10 * int(memory.replace(",", ""))
+    assert re.search(row, good("info", f"{run}/model.safetensors"))[1] == parameters
+    sized = good("info", f"{run}/config.yaml", "--set", "widths.0=5", "--set", "widths.1=2")
+    assert re.search(row, sized)[1] == parameters
+
+
+def test_info_needs_all_widths(good, bad):
+    Path("s.yaml").write_text("widths: [null, 8, null]")
+    assert "give --set widths.0=N (inputs) and --set widths.2=N (outputs)" in bad("info", "s.yaml")
+    assert bad("info", "s.yaml", "--set", "widths.0=4").endswith("give --set widths.2=N (outputs)\n")
+    assert "56 parameters" in good("info", "s.yaml", "--set", "widths.0=4", "--set", "widths.2=3")
+
+
+def test_info_of_a_huge_model_computes_nothing_and_has_an_end(good, bad):
+    Path("s.yaml").write_text("widths: [30000, 1000]\nlayers: [{heads: [{expansion: taylor, reconciliation: hm}]}]")
+    assert "mixed product" in good("info", "s.yaml", "--batch", "1000000")
+    Path("s.yaml").write_text("widths: [100000000, 1]")
+    assert "take fewer" in bad("info", "s.yaml", "--batch", 2**40)
+
+
+def test_info_sets_options_of_specifications_only(bad, run):
+    assert "sets options of a specification" in bad("info", run, "--set", "layers.0.heads.0.bias=true")
+    assert "sets options of a specification" in bad("info", f"{run}/model.safetensors", "--set", "widths.0=3")
+    assert "not a safetensors file" in bad("info", text("m.safetensors", "x"))
+
+
+def test_functions_lists_the_catalogue(good):
+    from kapsi.function import ALIASES, ROLES
+
+    out = good("functions")
+    for role in ("expansion", "reconciliation", "remainder", "fusion", "process"):
+        part = good("functions", role)
+        assert part in out
+        for name in ROLES[role]:
+            assert re.search(rf"^  {name}\b", part, re.MULTILINE)
+        assert all(alias in part for alias in ALIASES[role])
+    assert re.search(r"^  taylor .*degree=2 \[1\.\.\d+\], symmetric=False$", out, re.MULTILINE)
+
+
+def test_demo(good, bad, monkeypatch):
+    monkeypatch.setattr(engine, "PENALTIES", (0.001,))
+    lines = good("demo").splitlines()
+    assert re.fullmatch(r"accuracy: (1\.0000|0\.9[89]\d\d) ± 0\.0\d{3} \(10 folds\)", lines[-1])
+    assert "run folder: runs/demo (" in lines[-2]
+    assert len(rows_of("runs/demo/predictions.csv")) == 1372
+    assert "a run is already there" in bad("demo", "--output", "runs/demo")
+
+
+def test_version_and_help(good):
+    assert good("--version") == f"kapsi {__version__}\n"
+    assert all(verb in good() for verb in ("fit", "predict", "evaluate", "info", "functions", "demo"))
+    assert "--overwrite" in good("fit", "--help")
+
+
+# ------------------------------------------------------------------------------------------------ the process around it
+
+
+def started(*arguments, **options):
+    command = [sys.executable, "-m", "kapsi", *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=-1, stderr=-1, **options)
+
+
+def test_a_reader_that_leaves_is_no_error_to_see():
+    with started("functions") as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_a_closed_output_and_a_full_disk():
+    command = f"{sys.executable} -m kapsi functions"
+    done = subprocess.run(f"{command} >&-", shell=True, env=ENVIRONMENT, capture_output=True)
+    assert b"Traceback" not in done.stderr
+    done = subprocess.run(f"{command} >/dev/full", shell=True, env=ENVIRONMENT, capture_output=True)
+    assert (done.returncode, done.stderr) == (2, b"kapsi: No space left on device\n")
+
+
+def test_letters_that_the_output_does_not_have():
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-m", "kapsi", "functions"], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"\u03ba(x)" in done.stdout
+
+
+def test_a_file_name_that_is_no_text(good):
+    name = os.fsdecode(b"t\xff.csv")
+    os.rename("t.csv", name)
+    good("fit", name, "--target", "y", *QUICK, "--output", "run")
+    assert json.loads(Path("run/run.json").read_text())["table"] == "t?.csv"
+    good("predict", "run", name, "--output", os.fsdecode(b"o\xff.csv"))
+
+
+def test_an_interrupt_ends_the_fit_and_leaves_nothing():
+    x = normal(2000, 8)
+    write("big.csv", **{f"x{i}": x[:, i] for i in range(8)}, y=np.sin(x).sum(1))
+    before = files()
+    # Imports happen during the fit, and execute texts, which leaves a mark on a process that is interrupted there.
+    process = started("fit", "big.csv", "--target", "y", "--folds", "10", "--output", "deep/er/run")
+    deadline = time.monotonic() + 60
+    while not Path("deep").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"")
+    assert time.monotonic() - began < 10
+    assert files() == before
+
+
+KILLS = """
+import os, signal, sys, time, json
+from kapsi.cli import main
+FIT = ["fit", "t.csv", "--target", "y", "--output", "run", "--overwrite", "--set", "training.penalty=0.01"]
+sys.stdout = open(os.devnull, "w")
+began = time.monotonic()
+assert main([*FIT, "--seed", "0"]) == 0
+took = time.monotonic() - began
+began = time.monotonic()
+assert main([*FIT, "--seed", "0"]) == 0
+took = time.monotonic() - began
+for seed in range(1, 13):
+    child = os.fork()
+    if child == 0:
+        main([*FIT, "--seed", str(seed)])
+        os._exit(0)
+    time.sleep(took * seed / 11)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert main(["info", "run"]) == 0, seed
+    assert main(["predict", "run", "t.csv", "--output", "o.csv"]) == 0, seed
+    print(json.load(open("run/run.json"))["seed"], sorted(os.listdir(".")), file=sys.stderr)
+assert main([*FIT, "--seed", "99"]) == 0
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_run():
+    done = subprocess.run([sys.executable, "-c", KILLS], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seeds = [int(line.split()[0]) for line in done.stderr.splitlines() if line[0].isdigit()]
+    assert len(seeds) == 12
+    assert seeds[0] == 0
+    assert sorted(p.name for p in Path().iterdir()) == ["n.csv", "o.csv", "run", "t.csv"]
+    assert json.loads(Path("run/run.json").read_text())["seed"] == 99
+
+
+def test_an_interrupt_in_code_from_a_text_has_the_same_exit_code():
+    code = (
+        "import sys, kapsi.cli.app as app\n"
+        "def fit(*a, **k): exec('import signal; signal.raise_signal(2)')\n"
+        "app.app = fit\n"
+        "sys.exit(app.main(['info', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True)
+    assert (done.returncode, done.stderr) == (130, b"")

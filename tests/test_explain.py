@@ -1,0 +1,113 @@
+"""What `kp.explain` says of a model: sizes, routes, and the memory of a forward pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kapsi as kp
+
+SPECS = {
+    "dense": kp.rpn([4, 3], kp.Taylor(2)),
+    "channels": kp.rpn([4, 6], kp.Taylor(2), kp.Kronecker(), channels=3),
+    "low rank": kp.rpn([4, 3], kp.BSpline(), kp.LowRank(2), bias=True),
+    "remainder": kp.rpn([4, 3], remainder=kp.LinearRemainder(bias=True)),
+    "constant": kp.rpn([4, 3], reconciliation=kp.ConstantReconciliation()),
+    "norm": kp.rpn([4, 3], kp.Taylor(2), after="layer_norm"),
+    "batch norm": kp.rpn([4, 3], kp.Taylor(2), before="batch_norm"),
+    "deep": kp.rpn([4, 5, 6, 2], kp.Chebyshev(3), heads=2, output="tanh"),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_sizes_and_parameters_are_those_of_the_model(spec):
+    model = kp.Model(spec, seed=0)
+    reports = kp.explain(model)
+    assert [report.name for report in reports] == [name for name, _ in model.heads()]
+    for report, (_, head) in zip(reports, model.heads(), strict=True):
+        x = torch.ones(2, head.in_features)
+        assert (report.in_features, report.out_features) == (head.in_features, head.out_features)
+        assert report.columns == head.expand(x).dense().shape[-1]
+        assert report.parameters == sum(p.numel() for p in head.parameters())
+    assert sum(report.parameters for report in reports) == sum(p.numel() for p in model.parameters())
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of new storages of real tensors, by their addresses, while they are all kept alive."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.kept = {tensor.untyped_storage().data_ptr(): tensor for tensor in known}
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
+                if tensor.untyped_storage().data_ptr() not in self.kept:
+                    self.bytes += tensor.untyped_storage().nbytes()
+                self.kept[tensor.untyped_storage().data_ptr()] = tensor
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["dense", "channels", "low rank", "remainder", "norm"])
+def test_bytes_are_those_that_a_forward_pass_allocates(name, dtype):
+    model = kp.Model(SPECS[name], seed=0, dtype=dtype).eval()
+    x = torch.ones(50, 4, dtype=dtype)
+    with torch.no_grad(), Allocations([x, *model.parameters(), *model.buffers()]) as seen:
+        model.layers[0].heads[0](x)
+    (report,) = kp.explain(model, 50)
+    assert report.bytes == seen.bytes > 0
+    assert report.largest * x.element_size() <= report.bytes
+    assert report.largest >= 50 * 3
+
+
+def test_the_route_says_whether_the_weights_are_formed():
+    def route(expansion, reconciliation):
+        return kp.explain(kp.Model(kp.rpn([64, 32], expansion, reconciliation), device="meta"))[0]
+
+    structured, formed = route(kp.Taylor(2), kp.Kronecker()), route(kp.Taylor(2), kp.Dense())
+    assert structured.route == "mixed product (A u) ⊗ (B v), neither κ nor ψ formed"
+    assert "low rank" in route(kp.Taylor(2), kp.LowRank(2)).route
+    assert "constant" in route(kp.Taylor(2), kp.ConstantReconciliation()).route
+    assert formed.route.startswith("dense")
+    assert structured.columns == formed.columns == 64 + 64**2
+    assert structured.bytes < formed.bytes / 2
+    assert structured.largest < 64 * 32 * 65 == formed.largest
+
+
+def test_memory_grows_with_the_batch():
+    model = kp.Model(SPECS["dense"], seed=0)
+    bytes_of = [kp.explain(model, batch)[0].bytes for batch in (0, 100, 200, 400)]
+    assert bytes_of[3] - bytes_of[2] == 2 * (bytes_of[2] - bytes_of[1]) > 0
+    assert bytes_of[0] < bytes_of[1]
+
+
+def test_nothing_is_computed_or_changed():
+    huge = kp.Model(kp.rpn([2000, 2000], kp.Taylor(2), kp.LowRank(2)), device="meta")
+    assert kp.explain(huge, 10**6)[0].bytes > 10**9
+    model = kp.Model(SPECS["batch norm"], seed=0).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    kp.explain(model)
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("batch", [-1, 1.5, True, "64", None])
+def test_what_is_no_batch_is_refused(batch):
+    with pytest.raises(kp.SpecError, match="expected an integer of 0 or more"):
+        kp.explain(kp.Model(SPECS["dense"]), batch)
+
+
+@pytest.mark.parametrize("batch", [2**61, 2**62, 10**30])
+def test_a_batch_beyond_any_machine_is_refused(batch):
+    with pytest.raises(kp.SpecError, match="take fewer") as caught:
+        kp.explain(kp.Model(SPECS["dense"]), batch)
+    assert "\n" not in str(caught.value)
+    assert math.log2(batch) > 60
