@@ -903,6 +903,19 @@ def test_atomic_removes_what_a_killed_process_left(tmp_path: Path) -> None:
 # --- JSON
 
 
+def test_a_failure_takes_the_folders_away_that_were_made_for_it(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for writer in (atomic, NewRun):
+        with pytest.raises(ZeroDivisionError), writer(tmp_path / "there/a/b/c"):  # noqa: PT012
+            assert (tmp_path / "there/a/b").is_dir()
+            raise ZeroDivisionError
+        assert names(tmp_path / "there") == []
+    with pytest.raises(ZeroDivisionError), NewRun(tmp_path / "there/a/b/c"):  # noqa: PT012
+        (tmp_path / "there/a/theirs").touch()
+        raise ZeroDivisionError
+    assert names(tmp_path / "there/a") == ["theirs"]
+
+
 def test_write_json(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"b": 1, "a": ["é", None]})
     assert (tmp_path / "a.json").read_bytes() == '{\n  "b": 1,\n  "a": [\n    "é",\n    null\n  ]\n}\n'.encode()

@@ -1,8 +1,6 @@
 """`python -m kapsi`."""
 
-import sys
-
-from kapsi.cli import main
+from kapsi.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -4,6 +4,6 @@ Results go to standard output, notes and progress to standard error. A mistake o
 and exit code 2.
 """
 
-from kapsi.cli.app import main
+from kapsi.cli.app import main, run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]

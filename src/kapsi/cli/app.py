@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -59,17 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=given, prog_name="kapsi", standalone_mode=False)
         if sys.stdout is not None:  # a closed one
             sys.stdout.flush()
-        return _interrupted() if code == 130 else code if isinstance(code, int) else 0
+        return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return _refuse(_usage(error, given))
     except KapsiError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return _interrupted()
+        return 130
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads on, and the interpreter's own complaint would be the only thing to see
         return 1
     except OSError as error:
+        _let_go_of_output()
         name = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{name}{error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
@@ -80,11 +83,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
 
 
-def _interrupted() -> int:
-    # An interrupt in code that comes from a text, as the methods of a dataclass that is being imported do, marks the process
-    # to end by the signal instead of the exit code. The next code from a text takes the mark away.
-    eval("None")  # noqa: S307
-    return 130
+def run() -> None:
+    """Run the command line as the process: what the installed command does."""
+    code = main()
+    if code == 130:
+        # An interrupt during an import may have marked the process to end by the signal instead of this exit code.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _let_go_of_output() -> None:
+    """Send what standard output cannot take nowhere, or the interpreter tries once more when it ends, and fails with 120."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str) -> int:
