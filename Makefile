@@ -27,7 +27,7 @@ help:
 	@touch $@
 
 demo: .venv/.base
-	$(BIN)/kapsi demo
+	$(BIN)/kapsi demo --output runs/demo --overwrite
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto -q

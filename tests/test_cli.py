@@ -830,12 +830,14 @@ def test_a_kill_at_any_moment_leaves_a_whole_run():
 
 
 def test_an_interrupt_in_code_from_a_text_has_the_same_exit_code():
-    code = (
+    # As a module: only there does the interpreter look for the mark that the interrupt has left.
+    text(
+        "probe.py",
         "import sys, kapsi.cli.app as app\n"
         "def fit(*a, **k): exec('import signal; signal.raise_signal(2)')\n"
         "app.app = fit\n"
         "sys.argv[1:] = ['info', 'x']\n"
-        "app.run()"
+        "app.run()",
     )
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "probe"], env=ENVIRONMENT, capture_output=True)
     assert (done.returncode, done.stderr) == (130, b"")
