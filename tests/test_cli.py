@@ -740,6 +740,11 @@ def test_version_and_help(good):
 # ------------------------------------------------------------------------------------------------ the process around it
 
 
+def listen():
+    """Let a child be interrupted; where the tests run in the background of a shell, it would inherit not to be."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def started(*arguments, **options):
     command = [sys.executable, "-m", "kapsi", *arguments]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=-1, stderr=-1, **options)
@@ -780,7 +785,7 @@ def test_an_interrupt_ends_the_fit_and_leaves_nothing():
     write("big.csv", **{f"x{i}": x[:, i] for i in range(8)}, y=np.sin(x).sum(1))
     before = files()
     # Imports happen during the fit, and execute texts, which leaves a mark on a process that is interrupted there.
-    process = started("fit", "big.csv", "--target", "y", "--folds", "10", "--output", "deep/er/run")
+    process = started("fit", "big.csv", "--target", "y", "--folds", "10", "--output", "deep/er/run", preexec_fn=listen)
     deadline = time.monotonic() + 60
     while not Path("deep").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -839,5 +844,5 @@ def test_an_interrupt_in_code_from_a_text_has_the_same_exit_code():
         "sys.argv[1:] = ['info', 'x']\n"
         "app.run()",
     )
-    done = subprocess.run([sys.executable, "-m", "probe"], env=ENVIRONMENT, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "probe"], env=ENVIRONMENT, capture_output=True, preexec_fn=listen)
     assert (done.returncode, done.stderr) == (130, b"")
