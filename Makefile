@@ -4,10 +4,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test quick check bench docs clean
 help:
 	@echo "make demo   fit a model to the bundled data set and write runs/demo"
 	@echo "make test   run the tests"
+	@echo "make quick  run the laws and references on the first example of every function"
 	@echo "make check  lint, types, docs"
 	@echo "make bench  speed and memory against the alternatives"
 	@echo "make docs   build the documentation into docs/_build"
@@ -31,6 +32,9 @@ demo: .venv/.base
 
 test: .venv/.test
 	$(BIN)/python -m pytest -n auto -q
+
+quick: .venv/.test
+	$(BIN)/python -m pytest -n auto -q -m "not slow and not thorough" tests/test_laws.py tests/test_functions.py
 
 check: .venv/.check .venv/.docs
 	$(BIN)/ruff check .

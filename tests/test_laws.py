@@ -14,10 +14,28 @@ import torch
 
 import kapsi as kp
 from kapsi.function import ALIASES, ROLES, catalogue, to_dict
-from kapsi.testing import LAWS, WatchSizes, check, check_pairs, describe, examples_of, inputs, instances, model_with
+from kapsi.testing import (
+    LAWS,
+    WatchSizes,
+    check,
+    check_pairs,
+    describe,
+    examples_of,
+    inputs,
+    instances,
+    model_with,
+    pair_matters,
+)
+
+
+def extent(*functions: Any) -> Any:
+    """Mark what a quick selection leaves out: all examples of a function but its first."""
+    first = all(function == examples_of(type(function))[0] for function in functions)
+    return () if first else pytest.mark.thorough
+
 
 SINGLE = [
-    pytest.param(law, function, id=f"{law.name}-{function.role}-{describe(function)}")
+    pytest.param(law, function, id=f"{law.name}-{function.role}-{describe(function)}", marks=extent(function))
     for law in LAWS.values()
     if law.over == "function"
     for function in instances()
@@ -31,11 +49,18 @@ CLASSES = [
     if law.applies(cls) and cls.role != "process"
 ]
 PAIRS = [
-    pytest.param(law, expansion, reconciliation, id=f"{law.name}-{describe(expansion)}-{describe(reconciliation)}")
-    for law in LAWS.values()
-    if law.over == "pair"
+    pytest.param(
+        law,
+        expansion,
+        reconciliation,
+        id=f"{law.name}-{describe(expansion)}-{describe(reconciliation)}",
+        marks=pytest.mark.thorough if law.name == "pair_gradients" else extent(expansion, reconciliation),
+    )
     for expansion in instances("expansion")
     for reconciliation in instances("reconciliation")
+    if pair_matters(expansion, reconciliation)
+    for law in LAWS.values()
+    if law.over == "pair"
 ]
 
 

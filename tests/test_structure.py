@@ -154,6 +154,9 @@ def test_misuse_is_seen(source) -> None:
 def test_every_module_says_what_it_is_and_what_it_offers(path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
+        assert path.name == "__init__.py"  # a package that offers what its files list
+        return
     listed = [
         ast.literal_eval(node.value)
         for node in tree.body

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 
 from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError, nearest
-from kapsi.expansion.base import within_domain
+from kapsi.expansion.base import spread, within_domain
 from kapsi.features import DenseFeatures, Features, check_formed, formed
 from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Param, Params, flatten
 from kapsi.fusion import Mean, Sum
@@ -316,7 +316,7 @@ class Head(nn.Module):
         self.validate()
 
     def _spread(self, like: Tensor) -> float:
-        """Return the root mean square of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; one where that is nothing.
+        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; one where that is nothing.
 
         Measured on the outputs and not on κ alone: a product of a few random factors is seldom as large as its expectation.
         """
@@ -339,8 +339,8 @@ class Head(nn.Module):
         x = within_domain(self.spec.expansion, x)
         weights = self.spec.reconciliation(psi, self.out_features, self.factors)
         y = contract_sum(probe.expand(x.to(like.device, precision)), weights)
-        spread = float(y.double().square().mean().sqrt())
-        return spread if math.isfinite(spread) and spread > 0 else 1.0
+        measured = spread(self.spec.expansion, y)
+        return measured if math.isfinite(measured) and measured > 0 else 1.0
 
     # -------------------------------------------------------------------------------- tensors from the user
 

@@ -13,7 +13,10 @@ from torch import Tensor
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
-__all__ = ["Expansion", "Interval", "columns_of_basis", "within_domain", "working_precision"]
+__all__ = ["Expansion", "Interval", "columns_of_basis", "spread", "within_domain", "working_precision"]
+
+QUARTILES = 1.3489795003921634
+"""The distance of the quartiles of a standard normal distribution."""
 
 Interval: TypeAlias = tuple[int, float, float]
 """A group of consecutive columns and the range of inputs on which they are well behaved: (columns, low, high)."""
@@ -38,9 +41,9 @@ class Expansion(Function, role="expansion"):
         return ((self.out_features(in_features), -math.inf, math.inf),)
 
     def heavy_tailed(self) -> bool:
-        """Return whether a few inputs out of the domain outweigh all others, as with polynomials of high degree.
+        """Return whether a few inputs outweigh all others, as with polynomials of high degree, 1/x and tan.
 
-        Initial weights are then scaled for inputs in the domain, not for all of a normal distribution.
+        Initial weights are then scaled for inputs in the domain, and by the middle half of what they make of those.
         """
         return False
 
@@ -69,6 +72,16 @@ def within_domain(expansion: Expansion, x: Tensor) -> Tensor:
         return x
     bounds = expansion.domain(x.shape[-1])
     return x.clamp(max(low for _, low, _ in bounds), min(high for _, _, high in bounds))
+
+
+def spread(expansion: Expansion, y: Tensor) -> float:
+    """Return the standard deviation of outputs; of a heavy-tailed expansion that of a normal one with its middle half."""
+    values = y.double().flatten()
+    if expansion.heavy_tailed() and values.numel() > 1:
+        low, high = torch.quantile(values[: 2**20], values.new_tensor([0.25, 0.75])).tolist()
+        if high > low:
+            return float(high - low) / QUARTILES
+    return float(values.square().mean().sqrt())
 
 
 def working_precision(x: Tensor) -> Tensor:

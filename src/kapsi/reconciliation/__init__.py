@@ -1,16 +1,9 @@
-"""The catalogue of parameter reconciliations ψ, one file a family."""
+"""The catalogue of parameter reconciliations ψ, one file a family; a family's public names are those of its `__all__`."""
 
+from kapsi.reconciliation import dense, kronecker, low_rank
 from kapsi.reconciliation.base import Reconciliation
-from kapsi.reconciliation.dense import ConstantReconciliation, Dense, Masked
-from kapsi.reconciliation.kronecker import DualLowRankKronecker, Kronecker
-from kapsi.reconciliation.low_rank import LowRank
+from kapsi.reconciliation.dense import *
+from kapsi.reconciliation.kronecker import *
+from kapsi.reconciliation.low_rank import *
 
-__all__ = [
-    "ConstantReconciliation",
-    "Dense",
-    "DualLowRankKronecker",
-    "Kronecker",
-    "LowRank",
-    "Masked",
-    "Reconciliation",
-]
+__all__ = ["Reconciliation", *(name for family in (dense, kronecker, low_rank) for name in family.__all__)]

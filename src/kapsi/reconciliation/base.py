@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +14,23 @@ from kapsi.errors import SpecError
 from kapsi.function import Function, Params, Tensors, flatten
 from kapsi.weights import Weights
 
-__all__ = ["Reconciliation", "divisor_near_root", "divisors", "need_divisor"]
+__all__ = ["ChangeOfBasis", "Reconciliation", "divisor_near_root", "divisors", "need_divisor"]
+
+
+@dataclass(frozen=True)
+class ChangeOfBasis:
+    """A finer basis of κ in which the old one can be written: κ_old(x) = M κ_new(x), so that ψ_new = ψ_old M.
+
+    Args:
+        factors: the grid (q′, t′) of the new κ.
+        columns: multiplies rows `(..., D)` by M, to `(..., D′)`.
+        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, where M = N ⊗ I acts on the first axis of κ's grid alone;
+            None where it does not.
+    """
+
+    factors: tuple[int, int]
+    columns: Callable[[Tensor], Tensor]
+    grid: Callable[[Tensor], Tensor] | None = None
 
 
 class Reconciliation(Function, role="reconciliation"):
@@ -33,6 +51,25 @@ class Reconciliation(Function, role="reconciliation"):
     def count(self, out_features: int, factors: tuple[int, int]) -> int:
         """Return l, the number of trainable parameters of one channel."""
         return sum(param.numel for _, param in flatten(self.params(out_features, factors)) if param.trainable)
+
+    def rebase(
+        self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
+    ) -> tuple[Reconciliation, dict[str, Any]]:
+        """Return the reconciliation and its tensors that give the same layer with a finer basis of κ.
+
+        Args:
+            tensors: the present ones, with a leading channel axis or none.
+            out_features: n.
+            factors: κ's present grid (q, t).
+            change: the new basis.
+
+        Raises:
+            SpecError: ψ cannot hold ψ_old M.
+        """
+        raise SpecError(
+            f"{type(self).__name__}: cannot be carried over to a finer basis of κ with the function kept; "
+            "possible are Dense, LowRank, and Kronecker kinds on κ's natural grid"
+        )
 
     def scale(self, tensors: Sequence[Tensor], factor: float) -> None:
         """Multiply ψ by a positive factor, in place, spread evenly over its trainable tensors."""

@@ -1,0 +1,56 @@
+"""References of processing, remainders and fusions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from scipy.special import expit, log1p
+from scipy.stats import norm
+
+from references.base import Reference, Table
+
+FORMULAS: dict[str, Callable[..., ndarray]] = {
+    "relu": lambda f, x: np.maximum(x, 0),
+    "leaky_relu": lambda f, x: np.where(x > 0, x, 0.01 * x),
+    "elu": lambda f, x: np.where(x > 0, x, np.expm1(x)),
+    "selu": lambda f, x: 1.0507009873554804934 * np.where(x > 0, x, 1.6732632423543772848 * np.expm1(x)),
+    "gelu": lambda f, x: x * norm.cdf(x),
+    "silu": lambda f, x: x * expit(x),
+    "mish": lambda f, x: x * np.tanh(log1p(np.exp(x))),
+    "sigmoid": lambda f, x: expit(x),
+    "tanh": lambda f, x: np.tanh(x),
+    "softplus": lambda f, x: log1p(np.exp(x)),
+    "softsign": lambda f, x: x / (1 + np.abs(x)),
+    "asinh": lambda f, x: np.arcsinh(x),
+    "sine": lambda f, x: np.sin(x),
+    "layer_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
+    "instance_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
+    "batch_norm": lambda f, x: x / np.sqrt(1 + f.epsilon),  # in evaluation, before it has seen a batch
+    "dropout": lambda f, x: x,  # in evaluation
+}
+
+PROCESSES: Table = {name: Reference("numpy, scipy.special", formula) for name, formula in FORMULAS.items()}
+
+
+def _activated(activation: Any, x: ndarray) -> ndarray:
+    return x if activation is None else FORMULAS[activation.name](activation, x)
+
+
+REMAINDERS: Table = {
+    "zero": Reference("numpy.zeros", lambda f, x, w, n: np.zeros((len(x), n))),
+    "identity": Reference("numpy", lambda f, x, w, n: _activated(f.activation, x)),
+    "linear": Reference(
+        "numpy.matmul",
+        lambda f, x, w, n: _activated(f.after, _activated(f.before, x) @ w["matrix"].T + (w["bias"] if f.bias else 0)),
+    ),
+}
+
+FUSIONS: Table = {
+    "sum": Reference("numpy.sum", lambda f, y, w: y.sum(0)),
+    "mean": Reference("numpy.mean", lambda f, y, w: y.mean(0)),
+    "weighted_sum": Reference("numpy.tensordot", lambda f, y, w: np.tensordot(w["weights"], y, 1)),
+    "concatenation": Reference("numpy", lambda f, y, w: np.concatenate(list(y), -1) @ w["matrix"].T),
+}

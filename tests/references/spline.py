@@ -1,0 +1,46 @@
+"""References of splines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from scipy.interpolate import BSpline
+
+from references.base import Reference, Table
+
+
+def b_spline_column(f: Any, x: ndarray, low: float, high: float) -> ndarray:
+    """Return all basis functions of one input, `(rows, G)`."""
+    step = (high - low) / f.intervals
+    knots = low + step * np.arange(-f.degree, f.intervals + f.degree + 1)
+    count = f.intervals + f.degree
+    basis = [BSpline(knots, np.eye(count)[i], f.degree) for i in range(count)]
+    if f.out_of_range == "extended":
+        # Each function lives on its own degree + 2 knots and is zero beyond; the last step takes its upper end.
+        own = [BSpline.basis_element(knots[i : i + f.degree + 2], extrapolate=False) for i in range(count)]
+        values = np.stack([np.nan_to_num(b(x)) for b in own], -1)
+        if f.degree == 0:
+            values = np.stack([(knots[i] <= x) & (x < knots[i + 1]) for i in range(count)], -1).astype(float)
+            values[x == high, -1] = 1.0
+        return values
+    # SciPy is right-continuous: just inside of the upper end the last interval's functions are the ones.
+    near = np.clip(x, low, high)
+    values = np.stack([b(np.minimum(near, high - 1e-14 * (f.degree == 0))) for b in basis], -1)
+    if f.out_of_range == "linear" and f.degree:
+        slopes = np.stack([b(near, nu=1) for b in basis], -1)
+        return values + slopes * (x - near)[:, None]
+    if f.out_of_range == "zero":
+        return values * (near == x)[:, None]
+    return values
+
+
+def b_spline(f: Any, x: ndarray, t: Any) -> ndarray:
+    each = [b_spline_column(f, x[:, i], t["range"][0, i], t["range"][1, i]) for i in range(x.shape[1])]
+    return np.stack(each, -1).reshape(len(x), -1)
+
+
+EXPANSIONS: Table = {
+    "b_spline": Reference("scipy.interpolate.BSpline", b_spline, lambda f, m: m * (f.intervals + f.degree)),
+}
