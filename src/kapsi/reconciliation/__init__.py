@@ -1,9 +1,12 @@
 """The catalogue of parameter reconciliations ψ, one file a family; a family's public names are those of its `__all__`."""
 
-from kapsi.reconciliation import dense, kronecker, low_rank
+from kapsi.reconciliation import dense, hypernet, kronecker, low_rank
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.reconciliation.dense import *
+from kapsi.reconciliation.hypernet import *
 from kapsi.reconciliation.kronecker import *
 from kapsi.reconciliation.low_rank import *
 
-__all__ = ["Reconciliation", *(name for family in (dense, kronecker, low_rank) for name in family.__all__)]
+FAMILIES = (dense, hypernet, kronecker, low_rank)
+
+__all__ = ["Reconciliation", *(name for family in FAMILIES for name in family.__all__)]

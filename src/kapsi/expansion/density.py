@@ -1,0 +1,5 @@
+"""Log-densities of each input."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,5 @@
+"""Fourier series."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
