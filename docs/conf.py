@@ -1,8 +1,15 @@
-"""Configuration of the documentation."""
+"""Configuration of the documentation, and the pages about functions, which are made from the registry."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
 import kapsi
+from kapsi.listing import TITLES, Entry
 
 project = "kapsi"
 copyright = "2026, the kapsi developers"
@@ -25,3 +32,93 @@ napoleon_custom_sections = [("Source", "params_style"), "Example"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.xref_missing"]
+
+GENERATED = Path(__file__).parent / "_generated"
+
+
+def setup(app: Any) -> None:
+    app.connect("builder-inited", lambda app: write_pages(GENERATED))
+
+
+def write_pages(folder: Path) -> None:
+    """Write one page a role with every function of the package and its picture, and remove what is no longer there."""
+    entries = [entry for entry in kapsi.functions() if entry.cls.__module__.startswith("kapsi.")]
+    written = set()
+    for role, title in TITLES.items():
+        members = [entry for entry in entries if entry.role == role]
+        for entry in members:
+            target = folder / f"{role}-{entry.name}.svg"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            made = folder / "new.svg"
+            kapsi.plots.save(entry.function, made)
+            replace(target, made.read_bytes())
+            made.unlink()
+            written.add(target)
+        target = folder / f"{role}.rst"
+        replace(target, page(title[0].upper() + title[1:], members).encode())
+        written.add(target)
+    for stale in set(folder.iterdir()) - written:
+        stale.unlink()
+
+
+def replace(target: Path, content: bytes) -> None:
+    """Write a file unless it is the same: what has not changed is not built again."""
+    with contextlib.suppress(FileNotFoundError):
+        if target.read_bytes() == content:
+            return
+    target.write_bytes(content)
+
+
+def page(title: str, entries: list[Entry]) -> str:
+    """Return the page of a role: a table, then the families, each function with its picture and its docstring."""
+    lines = [*heading(title, "="), ".. list-table::", "   :header-rows: 1", "   :widths: 22 40 26 12", ""]
+    for cells in [("name", "what it is", "size", "domain"), *map(row, entries)]:
+        lines += [f"   {'*' if i == 0 else ' '} - {cell}" for i, cell in enumerate(cells)]
+    families: dict[str, list[Entry]] = {}
+    for entry in entries:
+        families.setdefault(entry.cls.__module__, []).append(entry)
+    for module, members in families.items():
+        if len(families) > 1:
+            lines += ["", *heading(module.split(".")[-1].replace("_", " ").capitalize(), "-")]
+            lines += [(inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0]]
+        for entry in members:
+            lines += ["", f".. _{label(entry)}:", "", *heading(names(entry), "~")]
+            lines += [f".. image:: {entry.role}-{entry.name}.svg", f"   :alt: {escaped(entry.summary)}", ""]
+            lines += [f".. autoclass:: {public(entry)}", *members_of(entry.cls)]
+    return "\n".join(lines) + "\n"
+
+
+def row(entry: Entry) -> tuple[str, ...]:
+    return f":ref:`{entry.name} <{label(entry)}>`", escaped(entry.summary), escaped(entry.sizes), entry.domain or ""
+
+
+def heading(text: str, line: str) -> list[str]:
+    return [text, line * max(len(text), 3), ""]
+
+
+def names(entry: Entry) -> str:
+    return escaped(entry.name + (f" ({', '.join(entry.aliases)})" if entry.aliases else ""))
+
+
+def label(entry: Entry) -> str:
+    return f"{entry.role}-{entry.name}".replace("_", "-")
+
+
+def escaped(text: str) -> str:
+    """Return text in which nothing is markup but literals in backticks."""
+    parts = text.split("`")
+    marks = {"\\": "\\\\", "*": "\\*", "_": "\\_", "|": "\\|"}
+    plain = ["".join(marks.get(letter, letter) for letter in part) for part in parts]
+    return "".join(f"``{parts[i]}``" if i % 2 else plain[i] for i in range(len(parts)))
+
+
+def public(entry: Entry) -> str:
+    known = getattr(kapsi, entry.cls.__name__, None) is entry.cls
+    return f"{'kapsi' if known else entry.cls.__module__}.{entry.cls.__name__}"
+
+
+def members_of(cls: type) -> list[str]:
+    """Return the options of autoclass by which the methods are shown that have something of their own to say."""
+    own = [name for name, member in vars(cls).items() if not name.startswith("_") and inspect.isfunction(member)]
+    shown = [name for name in own if vars(cls)[name].__doc__]
+    return [f"   :members: {', '.join(shown)}" if shown else "   :no-members:"]

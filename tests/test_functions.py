@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from itertools import pairwise
 from typing import Any
@@ -79,20 +80,32 @@ def test_expansion_has_the_columns_that_the_paper_says(function) -> None:
 @pytest.mark.parametrize("function", each("reconciliation"))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_reconciliation_equals_its_reference(function, channels) -> None:
-    for n, kappa in ((6, kp.Taylor(2)), (4, kp.BSpline(2)), (1, kp.Identity())):
-        head = kp.Head(3, n, kp.HeadSpec(kappa, function, channels=channels), dtype=torch.float64, seed=0)
+    reference, compared = REFERENCES["reconciliation"][function.name].values, 0
+    for n, kappa in ((6, kp.Taylor(2)), (4, kp.BSpline(2)), (1, kp.Identity()), (3, kp.Identity())):
+        try:
+            head = kp.Head(3, n, kp.HeadSpec(kappa, function, channels=channels), dtype=torch.float64, seed=0)
+        except kp.SpecError:
+            continue  # sizes that do not fit
         made, tensors = head.weights().dense(), arrays(head.psi)
         assert made.shape == (channels, n, kappa.out_features(3))
         for c in range(channels):
             one = {name: value if channels == 1 else value[c] for name, value in tensors.items()}
-            close(made[c], REFERENCES["reconciliation"][function.name].values(function, one, n, head.factors))
+            # Channels of a hypernet differ in more than their tensors.
+            more = {"channel": c} if "channel" in inspect.signature(reference).parameters else {}
+            close(made[c], reference(function, one, n, head.factors, **more))
+            compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize("function", each("reconciliation"))
 def test_reconciliation_counts_what_the_paper_says(function) -> None:
     for n, (q, t) in ((4, (3, 4)), (6, (1, 5)), (64, (785, 784)), (1, (1, 1)), (10, (6, 7)), (4, (3, 3))):
-        if function.count(n, (q, t)) != REFERENCES["reconciliation"][function.name].size(function, n, q, t):
-            pytest.fail(f"{n} outputs, grid {(q, t)}: {function.count(n, (q, t))}")
+        try:
+            count = function.count(n, (q, t))
+        except kp.SpecError:
+            assert function.name == "eye"  # other sizes divide all of these
+            continue
+        assert count == REFERENCES["reconciliation"][function.name].size(function, n, q, t), (n, q, t)
 
 
 @pytest.mark.parametrize("function", each("remainder"))

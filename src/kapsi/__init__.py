@@ -1,6 +1,6 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
-from kapsi import expansion, reconciliation, remainder
+from kapsi import expansion, plots, reconciliation, remainder
 from kapsi.contraction import contract
 from kapsi.errors import FileError, KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import *
@@ -8,10 +8,12 @@ from kapsi.explain import explain
 from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, NormalizedFeatures, ProductFeatures
 from kapsi.function import Function, Param, catalogue, option, to_dict
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
+from kapsi.listing import functions
 from kapsi.model_file import load, save
 from kapsi.modules import Head, Layer, Model, Store, calibrate
 from kapsi.process import Activation, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
 from kapsi.reconciliation import *
+from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec
 from kapsi.training.engine import Epoch, TrainConfig, fit, train
@@ -68,9 +70,12 @@ __all__ = sorted(
         "explain",
         "fit",
         "from_dict",
+        "functions",
         "load",
         "load_spec",
         "option",
+        "plots",
+        "refine",
         "rpn",
         "save",
         "save_spec",

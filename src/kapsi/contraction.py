@@ -21,9 +21,20 @@ from kapsi.features import (
     NormalizedFeatures,
     ProductFeatures,
     add,
+    apply_matrix,
     formed,
 )
-from kapsi.weights import ConstantWeights, DenseWeights, KroneckerWeights, LowRankWeights, Weights
+from kapsi.weights import (
+    ActingWeights,
+    ConstantWeights,
+    DenseWeights,
+    EyeWeights,
+    KhatriRaoWeights,
+    KroneckerWeights,
+    LowRankWeights,
+    SumWeights,
+    Weights,
+)
 
 __all__ = ["contract", "contract_sum", "route"]
 
@@ -74,14 +85,40 @@ def _kronecker_view(features: Features, weights: KroneckerWeights) -> Tensor:
     if weights.channels is None:
         return _product(DenseFeatures(half.transpose(-1, -2)), weights.left).transpose(-1, -2).flatten(-2)
     # half is (..., q, channels, s), A is (channels, p, q)
-    return (weights.left.matrix() @ half.movedim(-2, -3)).flatten(-2)
+    return weights.left.times(half.movedim(-2, -3)).flatten(-2)
+
+
+def _rows(left: Tensor, half: Tensor) -> Tensor:
+    """Return A h for h `(..., r)` and A `(n, r)`, or `(..., channels, r)` and `(channels, n, r)`."""
+    return F.linear(half, left) if left.dim() == 2 else (left @ half.unsqueeze(-1)).squeeze(-1)
 
 
 def _low_rank(features: Features, weights: LowRankWeights) -> Tensor:
-    half = features.matmul(weights.right)
-    if weights.channels is None:
-        return F.linear(half, weights.left)
-    return (weights.left @ half.unsqueeze(-1)).squeeze(-1)
+    return _rows(weights.left, features.matmul(weights.right))
+
+
+def _product_of_factors(features: ProductFeatures, weights: KhatriRaoWeights) -> Tensor:
+    # (c ⊗ b)(u ⊗ v) = (c u) (b v), for every row of C and B
+    first, second = apply_matrix(features.left, weights.first), apply_matrix(features.right, weights.second)
+    return _rows(weights.left, first * second)
+
+
+def _khatri_rao(features: Features, weights: KhatriRaoWeights) -> Tensor:
+    if weights.grid[0] == 1:  # a vector: nothing to be laid out as a grid
+        return _rows(weights.left, features.matmul(weights.second) * weights.first.squeeze(-1))
+    # κ seen as a q × t grid K: Σ over q of C ⊙ K Bᵀ
+    grid = formed(features, "Khatri–Rao weights on features without a product").unflatten(-1, weights.grid)
+    half = apply_matrix(grid, weights.second)  # (..., q, r), or (..., q, channels, r)
+    return _rows(weights.left, (half * weights.first.movedim(-1, 0)).sum(-half.dim() + grid.dim() - 2))
+
+
+def _eye(features: Features, weights: EyeWeights) -> Tensor:
+    values = formed(features, "an eye")
+    return values * weights.value if weights.channels is None else values.unsqueeze(-2) * weights.value.unsqueeze(-1)
+
+
+def _sum(features: Features, weights: SumWeights) -> Tensor:
+    return add(_product(features, part) for part in weights.parts)
 
 
 def _constant(features: Features, weights: ConstantWeights) -> Tensor:
@@ -113,11 +150,12 @@ RULES: tuple[Rule, ...] = (
         lambda f, w: f"layer norm folded into: {route(f.base, w)}",
     ),
     Rule(
-        lambda f, w: (
-            isinstance(f, ConcatenatedFeatures)
-            and (not isinstance(w, KroneckerWeights) or w.left.columns == 1)
-            and (w.columns == f.columns)
-        ),
+        _is(Features, SumWeights),
+        _sum,
+        lambda f, w: f"{len(w.parts)} terms, each: {route(f, w.parts[0])}",
+    ),
+    Rule(
+        lambda f, w: isinstance(f, ConcatenatedFeatures) and w.columns == f.columns and w.split(f.sizes) is not None,
         _concatenated,
         lambda f, w: (
             "split by columns: "
@@ -146,6 +184,22 @@ RULES: tuple[Rule, ...] = (
             "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if isinstance(f, ProductFeatures) else "ψ not formed")
         ),
     ),
+    Rule(
+        lambda f, w: (
+            isinstance(f, ProductFeatures)
+            and isinstance(w, KhatriRaoWeights)
+            and (f.left.shape[-1], f.right.shape[-1]) == w.grid
+        ),
+        _product_of_factors,
+        _label("product of factors (C u)(B v), neither κ nor ψ formed"),
+    ),
+    Rule(_is(Features, KhatriRaoWeights), _khatri_rao, _label("factor by factor on κ seen as a grid, ψ not formed")),
+    Rule(
+        _is(Features, ActingWeights),
+        lambda f, w: w.act(f),
+        lambda f, w: w.describe(f),
+    ),
+    Rule(_is(Features, EyeWeights), _eye, _label("κ itself, ψ not formed")),
     Rule(_is(Features, ConstantWeights), _constant, _label("constant: the sum of κ's columns, ψ not formed")),
     Rule(_is(Features, DenseWeights), lambda f, w: f.matmul(w.values), _describe_dense),
 )

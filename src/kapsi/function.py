@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from kapsi.errors import SpecError, nearest
+from kapsi.installed import load_installed
 
 __all__ = [
     "Function",
@@ -226,17 +227,22 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
 
 
 def lookup(role: str, name: str, where: str = "") -> type[Function]:
-    """Return the function of a role by its name or alias.
+    """Return the function of a role by its name or alias; packages that are installed are asked for a name that is not known.
 
     Raises:
-        SpecError: no such name; the message lists those there are.
+        SpecError: no such name; the message lists those there are, and the packages that cannot be loaded.
     """
     known, prefix = ROLES[role], f"{where}: " if where else ""
+    found = known.get(name) or known.get(ALIASES[role].get(name, ""))
+    if found is not None:
+        return found
+    failures = load_installed()
     found = known.get(name) or known.get(ALIASES[role].get(name, ""))
     if found is None:
         close = nearest(name, [*known, *ALIASES[role]])
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"{prefix}no {role} is called {name!r}; {hint}choose from {', '.join(sorted(known))}")
+        allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}", *failures))
+        raise SpecError(f"{prefix}no {role} is called {name!r}; {allowed}")
     return found
 
 

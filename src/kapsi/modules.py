@@ -316,7 +316,7 @@ class Head(nn.Module):
         self.validate()
 
     def _spread(self, like: Tensor) -> float:
-        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; one where that is nothing.
+        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; that of κ where it is nothing.
 
         Measured on the outputs and not on κ alone: a product of a few random factors is seldom as large as its expectation.
         """
@@ -338,8 +338,13 @@ class Head(nn.Module):
         x = torch.randn(max(8, rows), self.in_features, generator=generator, dtype=torch.float32, device="cpu")
         x = within_domain(self.spec.expansion, x)
         weights = self.spec.reconciliation(psi, self.out_features, self.factors)
-        y = contract_sum(probe.expand(x.to(like.device, precision)), weights)
-        measured = spread(self.spec.expansion, y)
+        features = probe.expand(x.to(like.device, precision))
+        measured = spread(self.spec.expansion, contract_sum(features, weights))
+        # Rows of ψ have a norm of about one. An output far below that is nothing but rounding, as of the sum of a basis
+        # that adds up to a constant, after a layer norm.
+        expected = float((features.square_norm().double().mean() / columns).sqrt())
+        if not math.isfinite(measured) or measured <= 1e-5 * expected:
+            measured = expected
         return measured if math.isfinite(measured) and measured > 0 else 1.0
 
     # -------------------------------------------------------------------------------- tensors from the user

@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kapsi.contraction import contract, contract_sum
 from kapsi.errors import SpecError
-from kapsi.expansion import Expansion, Taylor
+from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.expansion.base import spread, within_domain
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Function, catalogue, flatten, options_of, to_dict
@@ -144,11 +144,16 @@ def model_with(*functions: Function, seed: int = 0, dtype: torch.dtype | None = 
         **place: `device="meta"` for a model without values.
     """
     layer = layer_with(*functions)
-    try:
-        model = Model(ModelSpec((3, 4), (layer,)), seed=seed, dtype=dtype, **place)
-    except SpecError:
-        model = Model(ModelSpec((4, 4), (layer,)), seed=seed, dtype=dtype, **place)
-    return model.eval()
+    # Some need as many outputs as inputs, an eye as many as columns.
+    plain = LayerSpec(tuple(dataclasses.replace(head, expansion=Identity()) for head in layer.heads), layer.fusion)
+    choices = [((3, 4), layer), ((4, 4), layer)] + [((4, 4), plain)] * (functions[0].role == "reconciliation")
+    for widths, chosen in choices[:-1]:
+        try:
+            return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **place).eval()
+        except SpecError:
+            continue
+    widths, chosen = choices[-1]
+    return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **place).eval()
 
 
 def _generator(seed: int) -> torch.Generator:
@@ -294,10 +299,11 @@ def pair_matters(expansion: Function, reconciliation: Function) -> bool:
     Dense features of one expansion are contracted like those of any other; all examples of them with all of ψ would be
     thousands of times the same product.
     """
+    if not any(_fits(reconciliation, n, expansion.factors(3)) for n in (4, 6)):  # type: ignore[arg-type, attr-defined]
+        return False
     if has_structure(expansion) or (expansion.name == "identity"):
         return True
-    first_example = _is_first(reconciliation)
-    return first_example and _is_first(expansion)
+    return _is_first(reconciliation) and _is_first(expansion)
 
 
 def _is_first(function: Function) -> bool:
@@ -697,9 +703,9 @@ def _same_as_dense(made: Features, what: str) -> None:
 @law("function", "reconciliation")
 def weights(function: Reconciliation) -> None:
     """What Weights do without forming ψ(w) equals what its dense form gives."""
-    for n, factors in ((4, (3, 4)), (6, (1, 5)), (6, (6, 2)), (1, (1, 1))):
+    for n, factors in ((4, (3, 4)), (6, (1, 5)), (6, (6, 2)), (6, (3, 2)), (1, (1, 1))):
         width = factors[0] * factors[1]
-        for count in (1, 3):
+        for count in (1, 3) if _fits(function, n, factors) else ():
             made, _ = _weights(function, n, factors, count)
             dense = made.dense()
             _require(dense.shape == (count, n, width), f"ψ(w) is {tuple(dense.shape)}, expected {(count, n, width)}")
@@ -715,6 +721,15 @@ def weights(function: Reconciliation) -> None:
                 if pieces is not None:
                     _require([p.columns for p in pieces] == sizes, "the pieces of split have other sizes")
                     _close(torch.cat([p.dense() for p in pieces], -1), dense, "split")
+
+
+def _fits(function: Reconciliation, n: int, factors: tuple[int, int]) -> bool:
+    """Return whether ψ has such sizes: an eye has few, others all that divide."""
+    try:
+        function.params(n, factors)
+    except SpecError:
+        return False
+    return True
 
 
 def _weights(
@@ -740,9 +755,9 @@ def _weights(
 @law("function", "reconciliation")
 def count(function: Reconciliation) -> None:
     """The count l is the number of trainable elements of a head's ψ, times the channels."""
-    for n in (4, 6):
-        for channels in (1, 3):
-            head = Head(3, n, HeadSpec(Taylor(2), function, channels=channels), seed=0)
+    for kappa, n in ((Taylor(2), 4), (Taylor(2), 6), (Identity(), 3)):
+        for channels in (1, 3) if _fits(function, n, kappa.factors(3)) else ():
+            head = Head(3, n, HeadSpec(kappa, function, channels=channels), seed=0)
             trainable = sum(parameter.numel() for parameter in head.psi.parameters())
             expected = function.count(n, head.factors) * channels
             _require(trainable == expected, f"{trainable} trainable elements, count says {expected}")
@@ -883,10 +898,11 @@ def folded_layer_norm(expansion: Expansion, reconciliation: Reconciliation) -> N
 @law("pair", "expansion", "reconciliation")
 def pair_gradients(expansion: Expansion, reconciliation: Reconciliation) -> None:
     """First and second derivatives of a head agree with differences along random directions."""
+    n = next(n for n in (4, 6) if _fits(reconciliation, n, expansion.factors(3)))
     for channels in (1, 2):
         spec = HeadSpec(expansion, reconciliation, channels=channels, bias=True)
-        call, values = _flat(Head(2, 4, spec, seed=0, dtype=torch.float64))
-        arguments = (inputs(2, 2).requires_grad_(), *values)
+        call, values = _flat(Head(3, n, spec, seed=0, dtype=torch.float64))
+        arguments = (inputs(2, 3).requires_grad_(), *values)
         torch.autograd.gradcheck(call, arguments, fast_mode=True, atol=1e-4)
         torch.autograd.gradgradcheck(call, arguments, fast_mode=True, atol=1e-4)
 
@@ -899,10 +915,10 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
     input may be as good as constant. Inputs of heavy-tailed expansions are moved into their domain, and the middle half of
     the outputs counts.
     """
+    if not any(param.trainable for _, param in flatten(reconciliation.params(4, (1, 4)))):
+        return
     for channels in (1, 3):
         head = Head(8, 8, HeadSpec(expansion, reconciliation, channels=channels), seed=0)
-        if not any(parameter.numel() for parameter in head.psi.parameters()):
-            return
         spreads = []
         for seed in range(7):
             head.reset_parameters(seed)

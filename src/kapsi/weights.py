@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["ConstantWeights", "DenseWeights", "KroneckerWeights", "LowRankWeights", "Weights"]
+from kapsi.features import Features, add
+
+__all__ = [
+    "ActingWeights",
+    "ConstantWeights",
+    "DenseWeights",
+    "EyeWeights",
+    "KhatriRaoWeights",
+    "KroneckerWeights",
+    "LowRankWeights",
+    "SumWeights",
+    "Weights",
+]
 
 
 class Weights(ABC):
@@ -48,6 +60,10 @@ class Weights(ABC):
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         """Return the weights of consecutive blocks of columns, or None where they have no structure of their own."""
         return None
+
+    def times(self, values: Tensor) -> Tensor:
+        """Return ψ(w) V for columns V `(..., D, s)`, or `(..., channels, D, s)` where there is a channel axis."""
+        return self.matrix() @ values
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,9 @@ class LowRankWeights(Weights):
     def row_sums(self) -> Tensor:  # noqa: D102
         return (self.left @ self.right.sum(-1, keepdim=True)).squeeze(-1)
 
+    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+        return self.left @ (self.right @ values)
+
     def merged(self) -> Weights:  # noqa: D102
         if self.channels is None:
             return self
@@ -109,11 +128,51 @@ class LowRankWeights(Weights):
 
 
 @dataclass(frozen=True)
-class KroneckerWeights(Weights):
-    """ψ(w) = A ⊗ B with A `(p, q)` and B `(s, t)`, each dense or of low rank; n = p·s, D = q·t."""
+class KhatriRaoWeights(Weights):
+    """ψ(w) = A (C ⊙ B), row r of C ⊙ B being c_r ⊗ b_r: A `(n, r)`, C `(r, q)`, B `(r, t)`; D = q·t."""
 
-    left: DenseWeights | LowRankWeights
-    right: DenseWeights | LowRankWeights
+    left: Tensor
+    first: Tensor
+    second: Tensor
+
+    @property
+    def channels(self) -> int | None:  # noqa: D102
+        return None if self.left.dim() == 2 else self.left.shape[0]
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.first.shape[-1] * self.second.shape[-1]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return (q, t)."""
+        return self.first.shape[-1], self.second.shape[-1]
+
+    def matrix(self) -> Tensor:  # noqa: D102
+        return self.left @ (self.first.unsqueeze(-1) * self.second.unsqueeze(-2)).flatten(-2)
+
+    def row_sums(self) -> Tensor:  # noqa: D102
+        sums = self.first.sum(-1, keepdim=True) * self.second.sum(-1, keepdim=True)
+        return (self.left @ sums).squeeze(-1)
+
+    def merged(self) -> Weights:  # noqa: D102
+        if self.channels is None:
+            return self
+        left = self.left.transpose(0, 1).flatten(1)
+        return KhatriRaoWeights(left, self.first.flatten(0, 1), self.second.flatten(0, 1))
+
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+        if self.first.shape[-1] != 1:
+            return None
+        return [KhatriRaoWeights(self.left, self.first, piece) for piece in self.second.split(list(sizes), -1)]
+
+
+@dataclass(frozen=True)
+class KroneckerWeights(Weights):
+    """ψ(w) = A ⊗ B with A `(p, q)` and B `(s, t)`, weights themselves; n = p·s, D = q·t."""
+
+    left: Weights
+    right: Weights
 
     @property
     def channels(self) -> int | None:  # noqa: D102
@@ -136,12 +195,70 @@ class KroneckerWeights(Weights):
         return (self.left.row_sums().unsqueeze(-1) * self.right.row_sums().unsqueeze(-2)).flatten(-2)
 
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
-        if self.left.columns != 1:
+        pieces = self.right.split(sizes) if self.left.columns == 1 else None
+        return None if pieces is None else [KroneckerWeights(self.left, piece) for piece in pieces]
+
+
+@dataclass(frozen=True)
+class SumWeights(Weights):
+    """ψ(w) = ψ₁(w) + ψ₂(w) + …, weights of equal shape."""
+
+    parts: tuple[Weights, ...]
+
+    @property
+    def channels(self) -> int | None:  # noqa: D102
+        return self.parts[0].channels
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.parts[0].columns
+
+    def matrix(self) -> Tensor:  # noqa: D102
+        return add(part.matrix() for part in self.parts)
+
+    def row_sums(self) -> Tensor:  # noqa: D102
+        return add(part.row_sums() for part in self.parts)
+
+    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+        return add(part.times(values) for part in self.parts)
+
+    def merged(self) -> Weights:  # noqa: D102
+        return SumWeights(tuple(part.merged() for part in self.parts))
+
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+        pieces = [part.split(sizes) for part in self.parts]
+        if any(piece is None for piece in pieces):
             return None
-        pieces = self.right.split(sizes) or []
-        return [
-            KroneckerWeights(self.left, piece) for piece in pieces if isinstance(piece, DenseWeights | LowRankWeights)
-        ]
+        return [SumWeights(column) for column in zip(*(piece or [] for piece in pieces), strict=True)]
+
+
+@dataclass(frozen=True)
+class EyeWeights(Weights):
+    """ψ(w) = c·I, `value` c `()` or `(channels,)`; n = D."""
+
+    value: Tensor
+    size: int
+
+    @property
+    def channels(self) -> int | None:  # noqa: D102
+        return None if self.value.dim() == 0 else self.value.shape[0]
+
+    @property
+    def columns(self) -> int:  # noqa: D102
+        return self.size
+
+    def matrix(self) -> Tensor:  # noqa: D102
+        eye = torch.eye(self.size, dtype=self.value.dtype, device=self.value.device)
+        return self.value[..., None, None] * eye
+
+    def row_sums(self) -> Tensor:  # noqa: D102
+        return self.value.unsqueeze(-1).expand(*self.value.shape, self.size)
+
+    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+        return self.value[..., None, None] * values
+
+    def merged(self) -> Weights:  # noqa: D102
+        return self if self.channels is None else EyeWeights(self.value.sum(0), self.size)
 
 
 @dataclass(frozen=True)
@@ -171,3 +288,19 @@ class ConstantWeights(Weights):
 
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
         return [ConstantWeights(self.value, self.rows, size) for size in sizes]
+
+    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+        total = self.value[..., None, None] * values.sum(-2, keepdim=True)
+        return total.expand(*total.shape[:-2], self.rows, total.shape[-1])
+
+
+class ActingWeights(Weights):
+    """Weights that know by themselves how they act on κ(x), for a reconciliation that no rule of `contract` covers."""
+
+    @abstractmethod
+    def act(self, features: Features) -> Tensor:
+        """Return ⟨κ(x), ψ(w)⟩, `(..., n)`, or `(..., channels, n)` where there is a channel axis."""
+
+    @abstractmethod
+    def describe(self, features: Features) -> str:
+        """Return how that is done, in words."""

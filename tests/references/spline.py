@@ -11,11 +11,10 @@ from scipy.interpolate import BSpline
 from references.base import Reference, Table
 
 
-def b_spline_column(f: Any, x: ndarray, low: float, high: float) -> ndarray:
-    """Return all basis functions of one input, `(rows, G)`."""
-    step = (high - low) / f.intervals
-    knots = low + step * np.arange(-f.degree, f.intervals + f.degree + 1)
+def b_spline_column(f: Any, x: ndarray, knots: ndarray) -> ndarray:
+    """Return all basis functions of one input, `(rows, G)`, on all its knots."""
     count = f.intervals + f.degree
+    low, high = knots[f.degree], knots[count]
     basis = [BSpline(knots, np.eye(count)[i], f.degree) for i in range(count)]
     if f.out_of_range == "extended":
         # Each function lives on its own degree + 2 knots and is zero beyond; the last step takes its upper end.
@@ -37,7 +36,12 @@ def b_spline_column(f: Any, x: ndarray, low: float, high: float) -> ndarray:
 
 
 def b_spline(f: Any, x: ndarray, t: Any) -> ndarray:
-    each = [b_spline_column(f, x[:, i], t["range"][0, i], t["range"][1, i]) for i in range(x.shape[1])]
+    if f.knots == "uniform":
+        step = (t["range"][1] - t["range"][0]) / f.intervals
+        knots = t["range"][0] + step * np.arange(-f.degree, f.intervals + f.degree + 1)[:, None]
+    else:
+        knots = t["knots"]
+    each = [b_spline_column(f, x[:, i], knots[:, i]) for i in range(x.shape[1])]
     return np.stack(each, -1).reshape(len(x), -1)
 
 

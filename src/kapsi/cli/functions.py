@@ -1,61 +1,127 @@
-"""`kapsi functions`: the catalogue."""
+"""`kapsi functions`: the catalogue, or one function of it with its picture."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kapsi.cli.common import table
+from kapsi.cli.common import notes
+from kapsi.errors import SpecError, nearest
 
-TITLES = {
-    "expansion": "expansions (kappa)",
-    "reconciliation": "reconciliations (psi)",
-    "remainder": "remainders (pi)",
-    "fusion": "fusions of heads",
-    "process": "processing (before, after, output)",
-}
+if TYPE_CHECKING:
+    from kapsi.listing import Entry, Listing
 
 
 def functions(
-    role: Annotated[
-        Literal["expansion", "reconciliation", "remainder", "fusion", "process"] | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[ROLE]", help="expansion, reconciliation, remainder, fusion or process.", show_default=False
+            metavar="[ROLE] [NAME]",
+            help="A role (expansion, reconciliation, remainder, fusion, process), the name of a function, or both.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="OPTION=VALUE", help="Set one option of the function. May be repeated.", show_default=False
+        ),
+    ] = None,
+    picture: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write its picture to a .svg, .png or .pdf file (needs matplotlib).",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the functions that a specification can name, with their options."""
-    import kapsi  # noqa: F401  (registers them)
-    from kapsi.function import ALIASES, catalogue
+    """List the functions that a specification can name; of one show formula, options, sizes, source and a picture."""
+    from kapsi.function import ROLES
+    from kapsi.listing import functions as listed
 
-    for place, (kind, title) in enumerate(TITLES.items()):
-        if role not in (None, kind):
-            continue
-        if role is None and place:
-            typer.echo()
-        typer.echo(title)
-        rows = []
-        for function in catalogue(kind):
-            others = [alias for alias, name in ALIASES[kind].items() if name == function.name]
-            name = f"  {function.name}" + (f" ({', '.join(others)})" if others else "")
-            summary = (function.__doc__ or "").strip().splitlines()[0]
-            rows.append((name, summary, _options(function)))
-        table(rows)
-
-
-def _options(function: type[Any]) -> str:
-    import dataclasses
-
-    from kapsi.function import options_of
-
-    shown = []
-    for field in options_of(function):
-        low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
-        default = "" if field.default is dataclasses.MISSING else f"={field.default}"
-        bounds = (
-            f" [{'' if low is None else low}..{'' if high is None else high}]" if (low, high) != (None, None) else ""
+    given = list(words or ())
+    if len(given) > 2:
+        raise SpecError(f"functions: unexpected extra argument {given[2]!r}; give a role, a name, or both")
+    if len(given) == 2 and given[0] not in ROLES:
+        close = nearest(given[0], ROLES)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise SpecError(f"functions: there is no role {given[0]!r}; {hint}there are {', '.join(ROLES)}")
+    role = given.pop(0) if given and given[0] in ROLES else None
+    listing = listed(role)
+    if given:
+        entries = _named(listing, given[0])
+        if len(entries) > 1 and (set_ or picture):
+            choices = " or ".join(f"kapsi functions {entry.role} {given[0]}" for entry in entries)
+            raise SpecError(f"functions: {given[0]!r} is the name of {len(entries)} functions; write {choices}")
+        _show(entries, list(set_ or ()), picture)
+        return
+    if set_ or picture:
+        raise SpecError(
+            "functions: --set and --picture are about one function; name it, as in kapsi functions b_spline"
         )
-        choices = f" {field.type[7:]}" if isinstance(field.type, str) and field.type.startswith("Literal") else ""
-        shown.append(f"{field.name}{default}{bounds}{choices}")
-    return ", ".join(shown)
+    notes(listing.failures)
+    typer.echo(listing.text(_width()))
+
+
+def _named(listing: Listing, name: str) -> list[Entry]:
+    """Return the functions of a name; a misspelled role is as likely as a misspelled name."""
+    from kapsi.function import ROLES
+
+    close = [] if listing.knows(name) else nearest(name, ROLES)
+    if close and len({entry.role for entry in listing}) > 1:
+        raise SpecError(f"no role and no function is called {name!r}; did you mean {close[0]}?")
+    return listing.named(name)
+
+
+def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
+    import sys
+
+    from kapsi import plots
+    from kapsi.cli.canvas import draw
+    from kapsi.listing import entry_of
+
+    width = _width()
+    for place, found in enumerate(entries):
+        entry = entry_of(found.cls, **_settings(found, sets)) if sets else found
+        if picture is not None:
+            plots.save(entry.function, picture)
+        if place:
+            typer.echo("\n" + "─" * width + "\n")
+        typer.echo(entry.text(width))
+        typer.echo()
+        try:
+            lines = draw(plots.picture(entry.function), width, getattr(sys.stdout, "encoding", None))
+        except SpecError as error:  # too wide to draw; all else that was asked for is there
+            lines = [f"no picture: {error}"]
+        typer.echo("\n".join(lines))
+    if picture is not None:
+        typer.echo(f"picture: {picture}")
+
+
+def _settings(entry: Entry, sets: list[str]) -> dict[str, Any]:
+    """Return options as plain data with those of the command line set."""
+    from kapsi.function import to_dict
+    from kapsi.spec import parse_yaml, set_option
+
+    data = to_dict(entry.function)
+    name = data.pop("kind")
+    for text in sets:
+        path, equals, value = text.partition("=")
+        if not equals or not path:
+            raise SpecError(f"--set {text}: expected option=value, such as {_example(name, entry)}")
+        set_option(data, path, parse_yaml(value, f"--set {text}"))
+    return data
+
+
+def _example(name: str, entry: Entry) -> str:
+    with_default = [f"{option.name}={option.default}" for option in entry.options if option.default is not None]
+    return with_default[0] if with_default else f"of a function with options; {name} has none"
+
+
+def _width() -> int:
+    """Return the letters of a line: those of the terminal between 60 and 120, and 100 for a file."""
+    import shutil
+
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)

@@ -15,8 +15,8 @@ from kapsi.expansion import (
     trigonometric,
     wavelet,
 )
-from kapsi.expansion.base import Expansion
 from kapsi.expansion.adapter import *
+from kapsi.expansion.base import Expansion
 from kapsi.expansion.combinatorial import *
 from kapsi.expansion.compose import *
 from kapsi.expansion.density import *

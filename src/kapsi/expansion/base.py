@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -13,13 +14,40 @@ from torch import Tensor
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
-__all__ = ["Expansion", "Interval", "columns_of_basis", "spread", "within_domain", "working_precision"]
+__all__ = [
+    "Expansion",
+    "Interval",
+    "Refinement",
+    "bounded_ratio",
+    "columns_of_basis",
+    "spread",
+    "within_domain",
+    "working_precision",
+]
 
 QUARTILES = 1.3489795003921634
 """The distance of the quartiles of a standard normal distribution."""
 
 Interval: TypeAlias = tuple[int, float, float]
 """A group of consecutive columns and the range of inputs on which they are well behaved: (columns, low, high)."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """An expansion on a finer grid, and how the present functions are written in the new ones: κ_old(x) = M κ_new(x).
+
+    Args:
+        expansion: κ_new.
+        tensors: its tensors, all of them.
+        columns: multiplies rows `(..., D)` by M, to `(..., D′)`.
+        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, where M = N ⊗ I acts on the first axis of κ's grid alone;
+            None where it does not.
+    """
+
+    expansion: Expansion
+    tensors: Tensors
+    columns: Callable[[Tensor], Tensor]
+    grid: Callable[[Tensor], Tensor] | None = None
 
 
 class Expansion(Function, role="expansion"):
@@ -61,6 +89,23 @@ class Expansion(Function, role="expansion"):
         """
         return {}
 
+    def has_grid(self) -> bool:
+        """Return whether there is a grid in it that `kapsi.refine` makes finer."""
+        return False
+
+    def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
+        """Return the same functions on a grid of so many intervals, or None where there is no grid.
+
+        Args:
+            tensors: the present values.
+            in_features: m.
+            intervals: of the new grid.
+
+        Raises:
+            SpecError: the present functions cannot be written in those of the new grid.
+        """
+        return None
+
     @abstractmethod
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         """Return κ(x) for x of shape `(..., m)`."""
@@ -92,3 +137,17 @@ def working_precision(x: Tensor) -> Tensor:
 def columns_of_basis(values: list[Tensor]) -> Tensor:
     """Return [φ₁(x), φ₂(x), …], basis-major, from a list of `(..., m)`."""
     return torch.cat(values, -1) if len(values) > 1 else values[0]
+
+
+def bounded_ratio(top: Tensor, bottom: Tensor, nearest: float) -> Tensor:
+    """Return top / bottom where that is at most 1/ε, ε = `nearest`, and a smooth bridge across the pole.
+
+    With c = bottom / top the ratio is 1/c for |c| ≥ ε and the odd 2c/ε² − c³/ε⁴ for |c| < ε: equal in value and slope at
+    the seams, zero at the pole. Top and bottom must not both be zero.
+    """
+    inside = bottom.abs() < nearest * top.abs()
+    one = torch.ones_like(top)
+    # Each branch with arguments that are safe for it: a NaN in the branch that is not taken would spoil the gradient.
+    outer = top / torch.where(inside, one, bottom)
+    c = torch.where(inside, bottom, 0 * one) / torch.where(inside, top, one) / nearest
+    return torch.where(inside, (2 - c.square()) * c / nearest, outer)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval
+from kapsi.expansion.base import Expansion, Interval, Refinement
 from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, formed
 from kapsi.function import Params, Tensors
 
@@ -62,6 +62,24 @@ class Extended(Expansion, name="extended"):
     def validate(self, tensors: Tensors) -> None:  # noqa: D102
         for i, part in enumerate(self.parts):
             part.validate(tensors[str(i)])
+
+    def has_grid(self) -> bool:  # noqa: D102
+        return any(part.has_grid() for part in self.parts)
+
+    def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
+        """Return all parts that have a grid with a finer one, the others as they are."""
+        found = [part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.parts)]
+        if not any(found):
+            return None
+        sizes = [part.out_features(in_features) for part in self.parts]
+
+        def columns(rows: Tensor) -> Tensor:
+            pieces = zip(rows.split(sizes, -1), found, strict=True)
+            return torch.cat([piece if finer is None else finer.columns(piece) for piece, finer in pieces], -1)
+
+        parts = tuple(part if finer is None else finer.expansion for part, finer in zip(self.parts, found, strict=True))
+        values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(found)}
+        return Refinement(Extended(parts), values, columns)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         pieces: list[Features] = []
@@ -142,6 +160,24 @@ class Nested(Expansion, name="nested"):
     def validate(self, tensors: Tensors) -> None:  # noqa: D102
         for i, part in enumerate(self.parts):
             part.validate(tensors[str(i)])
+
+    def has_grid(self) -> bool:  # noqa: D102
+        return any(part.has_grid() for part in self.parts)
+
+    def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
+        """Return the last part with a finer grid; what goes into it must have none."""
+        last = len(self.parts) - 1
+        for i, part in enumerate(self.parts[:last]):
+            if part.has_grid():
+                raise SpecError(
+                    f"Nested: the function cannot be kept with a finer grid of {type(part).__name__}, part {i}, as other "
+                    "parts come after it; only the last part may have a grid"
+                )
+        finer = self.parts[last].refined(tensors[str(last)], self._widths(in_features)[last], intervals)
+        if finer is None:
+            return None
+        values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
+        return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         last = len(self.parts) - 1

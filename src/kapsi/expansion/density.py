@@ -1,5 +1,475 @@
-"""Log-densities of each input."""
+"""Naive probabilistic expansions: log-densities of each input under one-dimensional distributions."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kapsi.errors import SpecError
+from kapsi.expansion.base import Expansion, Interval, columns_of_basis, working_precision
+from kapsi.features import DenseFeatures, Features
+from kapsi.function import Param, Params, Tensors, option
+
+__all__ = [
+    "NaiveCauchy",
+    "NaiveChiSquared",
+    "NaiveExponential",
+    "NaiveGamma",
+    "NaiveLaplace",
+    "NaiveMixed",
+    "NaiveNormal",
+]
+
+SMOOTHING = 1e-9
+"""What is added to fitted variances, as a share of the largest variance of an input; that of sklearn's GaussianNB."""
+
+LARGEST_INPUT = 1e150
+"""Fits take larger inputs as this one: sums of squares stay finite in float64."""
+
+LARGEST_SHAPE = 1e4
+"""Shape of the narrowest gamma distribution that is fitted: of deviation 1% of its mean; float32 loses digits beyond."""
+
+LARGEST_DEGREES = 1e6
+"""Most degrees of freedom that are fitted: inputs of a million belong to no chi-squared distribution."""
+
+ITERATIONS_CAUCHY = 60
+"""Each step halves the error, or less where rows are few or lie in clusters far apart; 60 leave 10⁻⁷ of it as a rule."""
+
+ITERATIONS_NEWTON = 10
+"""Each step doubles the digits, from one right at least."""
+
+
+@dataclass(frozen=True)
+class NaiveDensity(Expansion):
+    """Log-densities of each input: κ(x) = [log p(x | θ₁), …, log p(x | θ_d)], setting-major, d = count, D = m·d.
+
+    The parameters θ are tensors `(count, m)`, one for each setting and input, buffers unless they are learnable; positive
+    ones are stored as logarithms, so that every value is valid.
+
+    `kapsi.calibrate` fits them by maximum likelihood. Without labels the data of each input are cut by rank into `count`
+    groups of equal size, and each setting is fitted to one of them, the lowest first. With labels, y of shape `(rows,)` or
+    `(rows, 1)` of whole numbers in any type, the settings are class-major, the lowest class first: each class has
+    count / classes of them, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no
+    labels. A group without spread gets a deviation of 3·10⁻⁵ times that of the widest input, and 1 where all are constant.
+    """
+
+    count: int = option(2, minimum=1, maximum=100_000)
+    learnable: bool = False
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        return self.count, in_features
+
+    def params(self, in_features: int) -> Params:
+        shape = (self.count, in_features)
+        return {name: Param(shape, values, trainable=self.learnable) for name, values in self._defaults().items()}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return maximum likelihood estimates, each setting from its group of rows.
+
+        Raises:
+            SpecError: `count` is not a multiple of the number of classes in y.
+        """
+        rows = x.double().clamp(-LARGEST_INPUT, LARGEST_INPUT)
+        widest = float(deviation(rows).max())
+        least = math.sqrt(SMOOTHING) * widest if widest > 0 else 1.0
+        fits = [self._fit(group, least) for group in self._groups(rows, _labels(y, len(rows)))]
+        return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0]}
+
+    def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
+        """Yield the rows that each setting is fitted to, every column sorted by itself."""
+        classes = [] if labels is None else labels.unique().tolist()
+        each, rest = divmod(self.count, max(1, len(classes)))
+        if rest:
+            shown = ", ".join(str(int(label)) for label in classes[:10]) + (", …" if len(classes) > 10 else "")
+            allowed = ", ".join(str(len(classes) * k) for k in (1, 2, 3))
+            raise SpecError(
+                f"{type(self).__name__}(count={self.count}): y has the {len(classes)} classes {shown}; "
+                f"count must be a multiple of {len(classes)}: {allowed}, …; or calibrate without y"
+            )
+        for part in [rows] if labels is None else [rows[labels == label] for label in classes]:
+            ordered, size = part.sort(0).values, len(part)
+            for k in range(each):
+                start = k * size // each
+                yield ordered[start : max((k + 1) * size // each, start + 1)]
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        tensors = {name: working_precision(params[name]) for name in self._defaults()}
+        return DenseFeatures(self._extended(working_precision(x).unsqueeze(-2), tensors).flatten(-2).to(x.dtype))
+
+    def _extended(self, x: Tensor, t: Tensors) -> Tensor:
+        """Return the columns for any real x: the log-density, and its continuation where x has none."""
+        return self._log_density(x, t)
+
+    @abstractmethod
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        """Return the parameters before calibration, a value for each setting, by name."""
+
+    @abstractmethod
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        """Return log p(x | θ), `(..., count, m)` for x of shape `(..., 1, m)`."""
+
+    @abstractmethod
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        """Return the parameters by maximum likelihood, `(m,)` each.
+
+        Args:
+            rows: `(rows, m)`, at least one, each column in ascending order.
+            least: the deviation that takes the place of none.
+        """
+
+
+@dataclass(frozen=True)
+class PositiveDensity(NaiveDensity):
+    """Log-densities on x > 0.
+
+    Below a floor ε the columns go on as log p(ε) − log(2 − x/ε): continuous, and falling ever more slowly away from the
+    support. Fits take smaller inputs as ε.
+    """
+
+    floor: float = option(1e-2, minimum=1e-6, maximum=1e6)
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        return ((self.out_features(in_features), self.floor, math.inf),)
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return super().calibrate(x.double().clamp_min(self.floor), params, y)
+
+    def _extended(self, x: Tensor, t: Tensors) -> Tensor:
+        inside = x.clamp_min(self.floor)
+        return self._log_density(inside, t) - torch.log1p((inside - x) / self.floor)
+
+
+@dataclass(frozen=True)
+class NaiveNormal(NaiveDensity, name="naive_normal"):
+    """Log-densities of normal distributions: log p(x | μ, σ) = −(x − μ)²/(2σ²) − log σ − ½ log 2π, D = m·count.
+
+    Before calibration the means are spread evenly over [−1.5, 1.5] with σ = 1. One setting is symmetric about its mean and
+    cannot tell −2 from 2; two of different means can. Fitted by mean and variance of each group, plus 10⁻⁹ of the largest
+    variance of an input. With labels and one setting a class, the sum over a class of its columns is the log-likelihood of
+    sklearn's `GaussianNB`. `NaiveDensity` says how groups are made.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameters `mean` (μ) and `log_scale` (log σ) are trained.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (a) Gaussian.
+
+    Example:
+        >>> import torch
+        >>> kappa = NaiveNormal(count=2)
+        >>> kappa(torch.tensor([1.0]), {"mean": torch.tensor([[0.0], [1.0]]), "log_scale": torch.zeros(2, 1)}).dense()
+        tensor([-1.4189, -0.9189])
+    """
+
+    examples = ({}, {"count": 1}, {"count": 3, "learnable": True})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        return {"mean": _spread_locations(self.count), "log_scale": (0.0,)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        z = (x - t["mean"]) * torch.exp(-t["log_scale"])
+        return -0.5 * z.square() - t["log_scale"] - 0.5 * math.log(2 * math.pi)
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        variance = rows.var(0, correction=0) + least**2
+        return {"mean": rows.mean(0), "log_scale": 0.5 * variance.log()}
+
+
+@dataclass(frozen=True)
+class NaiveLaplace(NaiveDensity, name="naive_laplace"):
+    """Log-densities of Laplace distributions: log p(x | μ, b) = −|x − μ|/b − log 2b, D = m·count.
+
+    Before calibration the locations are spread evenly over [−1.5, 1.5] with b = 1; a single one cannot tell −2 from 2.
+    Fitted by the median and the mean distance from it, of groups as `NaiveDensity` says.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameters `location` (μ) and `log_scale` (log b) are trained.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (c) Laplace.
+
+    Example:
+        >>> import torch
+        >>> NaiveLaplace(1)(torch.tensor([1.0]), {"location": torch.zeros(1, 1), "log_scale": torch.zeros(1, 1)}).dense()
+        tensor([-1.6931])
+    """
+
+    examples = ({}, {"count": 3, "learnable": True})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        return {"location": _spread_locations(self.count), "log_scale": (0.0,)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        return -(x - t["location"]).abs() * torch.exp(-t["log_scale"]) - t["log_scale"] - math.log(2)
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        location = _median(rows)
+        return {"location": location, "log_scale": (rows - location).abs().mean(0).clamp_min(least).log()}
+
+
+@dataclass(frozen=True)
+class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
+    """Log-densities of Cauchy distributions: log p(x | x₀, γ) = −log(1 + ((x − x₀)/γ)²) − log πγ, D = m·count.
+
+    Before calibration the locations are spread evenly over [−1.5, 1.5] with γ = 1; a single one cannot tell −2 from 2.
+    Fitted by 60 steps of expectation and maximization from the median and half of the distance of the quartiles, of groups
+    as `NaiveDensity` says.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameters `location` (x₀) and `log_scale` (log γ) are trained.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (d) Cauchy. The fit: Kent, Tyler and Vardi, A curious
+        likelihood identity for the multivariate t-distribution (1994).
+
+    Example:
+        >>> import torch
+        >>> NaiveCauchy(1)(torch.tensor([1.0]), {"location": torch.zeros(1, 1), "log_scale": torch.zeros(1, 1)}).dense()
+        tensor([-1.8379])
+    """
+
+    examples = ({}, {"count": 3, "learnable": True})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        return {"location": _spread_locations(self.count), "log_scale": (0.0,)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        z = (x - t["location"]) * torch.exp(-t["log_scale"])
+        return -torch.log1p(z.square()) - t["log_scale"] - math.log(math.pi)
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        size = len(rows)
+        location, scale = _median(rows), ((rows[3 * size // 4] - rows[size // 4]) / 2).clamp_min(least)
+        for _ in range(ITERATIONS_CAUCHY):
+            weights = 1 / (1 + ((rows - location) / scale).square())
+            total = weights.sum(0)
+            location = (weights * rows).sum(0) / total
+            # The weighted mean square of z is size / total − 1: one at the maximum.
+            scale = (scale * (size / total - 1).clamp_min(0).sqrt()).clamp_min(least)
+        return {"location": location, "log_scale": scale.log()}
+
+
+@dataclass(frozen=True)
+class NaiveExponential(PositiveDensity, name="naive_exponential"):
+    """Log-densities of exponential distributions: log p(x | λ) = log λ − λx for x > 0, D = m·count.
+
+    Below the floor ε the columns go on as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
+    `before="softplus"`. Before calibration the rates are spread evenly in logarithm over [½, 2]. Fitted by the
+    reciprocal of the mean, of groups as `NaiveDensity` says.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameter `log_rate` (log λ) is trained.
+        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (b) exponential.
+
+    Example:
+        >>> import torch
+        >>> NaiveExponential(1)(torch.tensor([3.0]), {"log_rate": torch.zeros(1, 1)}).dense()
+        tensor([-3.])
+    """
+
+    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        return {"log_rate": _spread_logarithms(self.count, 0.5, 2)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        return t["log_rate"] - x * torch.exp(t["log_rate"])
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        return {"log_rate": -rows.mean(0).log()}
+
+
+@dataclass(frozen=True)
+class NaiveGamma(PositiveDensity, name="naive_gamma"):
+    """Log-densities of gamma distributions: log p(x | k, θ) = (k − 1) log x − x/θ − log Γ(k) − k log θ, D = m·count.
+
+    Below the floor ε the columns go on as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
+    `before="softplus"`. Before calibration the shapes are spread evenly in logarithm over [1, 4], all of mean 1. Fitted by
+    Newton's method on the shape, at most 10,000, of groups as `NaiveDensity` says.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameters `log_shape` (log k) and `log_scale` (log θ) are trained.
+        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (f) gamma. The fit: Minka, Estimating a Gamma
+        distribution (2002).
+
+    Example:
+        >>> import torch
+        >>> kappa = NaiveGamma(1)
+        >>> kappa(torch.tensor([3.0]), {"log_shape": torch.zeros(1, 1), "log_scale": torch.zeros(1, 1)}).dense()
+        tensor([-3.])
+    """
+
+    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        shapes = _spread_logarithms(self.count, 1, 4)
+        return {"log_shape": shapes, "log_scale": tuple(-value for value in shapes)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        shape = t["log_shape"].exp()
+        falling = x * torch.exp(-t["log_scale"])
+        return (shape - 1) * x.log() - falling - torch.lgamma(shape) - shape * t["log_scale"]
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        mean = rows.mean(0)
+        # log k − ψ(k) is this, and close to 1/(2k) for large k.
+        target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * LARGEST_SHAPE))
+        shape = (3 - target + ((target - 3).square() + 24 * target).sqrt()) / (12 * target)
+        for _ in range(ITERATIONS_NEWTON):
+            error = shape.log() - torch.special.digamma(shape) - target
+            slope = 1 / shape - torch.special.polygamma(1, shape)
+            shape = 1 / (1 / shape + error / (shape.square() * slope))
+        return {"log_shape": shape.log(), "log_scale": (mean / shape).log()}
+
+
+@dataclass(frozen=True)
+class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
+    """Log-densities of chi-squared distributions: log p(x | k) = (k/2 − 1) log x − x/2 − log Γ(k/2) − (k/2) log 2, D = m·count.
+
+    The degrees of freedom k are any positive numbers here. Below the floor ε the columns go on as log p(ε) − log(2 − x/ε).
+    For inputs of both signs give the head `before="softplus"`. Before calibration the degrees are spread evenly in
+    logarithm over [1, 4]. Fitted by Newton's method on ψ(k/2) = mean of log(x/2), at most a million, of groups as
+    `NaiveDensity` says.
+
+    Args:
+        count: settings of each input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameter `log_degrees` (log k) is trained.
+        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (e) chi-squared. The fit: Minka, Estimating a Dirichlet
+        distribution (2000), appendix C.
+
+    Example:
+        >>> import torch
+        >>> NaiveChiSquared(1)(torch.tensor([3.0]), {"log_degrees": torch.full((1, 1), 2.0).log()}).dense()
+        tensor([-2.1931])
+    """
+
+    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
+
+    def _defaults(self) -> dict[str, tuple[float, ...]]:
+        return {"log_degrees": _spread_logarithms(self.count, 1, 4)}
+
+    def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
+        half = t["log_degrees"].exp() / 2
+        return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
+
+    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+        target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(LARGEST_DEGREES / 2))
+        euler = 0.5772156649015329
+        half = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
+        for _ in range(ITERATIONS_NEWTON):
+            half = half - (torch.special.digamma(half) - target) / torch.special.polygamma(1, half)
+        return {"log_degrees": (2 * half).log()}
+
+
+Kind = Literal["normal", "cauchy", "laplace", "exponential", "gamma", "chi_squared"]
+
+LINE: dict[str, type[NaiveDensity]] = {"normal": NaiveNormal, "cauchy": NaiveCauchy, "laplace": NaiveLaplace}
+HALF_LINE: dict[str, type[PositiveDensity]] = {
+    "exponential": NaiveExponential,
+    "gamma": NaiveGamma,
+    "chi_squared": NaiveChiSquared,
+}
+
+
+@dataclass(frozen=True)
+class NaiveMixed(Expansion, name="naive_mixed"):
+    """Log-densities of several distributions side by side: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
+
+    Columns, parameters before and after calibration, and the continuation below the floor are those of `NaiveNormal`,
+    `NaiveCauchy` and so on, in the order of `kinds`; their tensors are named by kind.
+
+    Args:
+        kinds: the distributions, each once: `normal`, `cauchy`, `laplace`, `exponential`, `gamma`, `chi_squared`.
+        count: settings of each distribution and input, at least 1; with labels a multiple of the number of classes.
+        learnable: the parameters are trained.
+        floor: the smallest input that distributions on x > 0 take as it is, 10⁻⁶ to 10⁶, in units of x.
+
+    Source: arXiv 2407.04819, "Naive Probabilistic Data Expansion", the hybrid one.
+
+    Example:
+        >>> NaiveMixed(("normal", "gamma"), count=3).out_features(5)
+        30
+    """
+
+    examples = ({}, {"kinds": ("gamma", "normal"), "count": 1, "learnable": True, "floor": 0.1})
+
+    kinds: tuple[Kind, ...] = ("normal", "cauchy", "laplace", "exponential", "gamma", "chi_squared")
+    count: int = option(2, minimum=1, maximum=100_000)
+    learnable: bool = False
+    floor: float = option(1e-2, minimum=1e-6, maximum=1e6)
+
+    def check(self) -> None:  # noqa: D102
+        if not self._parts or len(self._parts) < len(self.kinds):
+            raise SpecError(f"NaiveMixed(kinds={self.kinds}): name at least one distribution, and each once")
+
+    @cached_property  # made with the function: a compiled call makes no functions
+    def _parts(self) -> dict[str, NaiveDensity]:
+        count, learnable, floor = self.count, self.learnable, self.floor
+        return {
+            kind: LINE[kind](count, learnable) if kind in LINE else HALF_LINE[kind](count, learnable, floor)
+            for kind in self.kinds
+        }
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return len(self.kinds) * self.count, in_features
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+        return tuple(interval for part in self._parts.values() for interval in part.domain(in_features))
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        return {kind: part.params(in_features) for kind, part in self._parts.items()}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+        return {kind: part.calibrate(x, params[kind], y) for kind, part in self._parts.items()}
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        return DenseFeatures(columns_of_basis([p(x, params[kind]).dense() for kind, p in self._parts.items()]))
+
+
+# ------------------------------------------------------------------------------------------------ what they share
+
+
+def deviation(rows: Tensor) -> Tensor:
+    """Return the standard deviation of each column, `(m,)`; zero where it is nothing but rounding of equal values."""
+    measured = rows.var(0, correction=0).sqrt()
+    return torch.where(measured > 1e-12 * rows.abs().amax(0), measured, 0.0)
+
+
+def _labels(y: Tensor | None, rows: int) -> Tensor | None:
+    """Return class labels `(rows,)` if y is that, whole numbers in any type; else None."""
+    if y is None or y.numel() != rows:
+        return None
+    labels = y.reshape(-1)
+    return None if labels.is_floating_point() and bool((labels.frac() != 0).any()) else labels
+
+
+def _median(rows: Tensor) -> Tensor:
+    """Return the median of sorted columns, of an even number the mean of the middle two."""
+    size = len(rows)
+    return (rows[(size - 1) // 2] + rows[size // 2]) / 2
+
+
+def _spread_locations(count: int) -> tuple[float, ...]:
+    """Return centers of distributions for inputs of unit scale, symmetric about zero."""
+    return tuple(3 * k / (count - 1) - 1.5 for k in range(count)) if count > 1 else (0.0,)
+
+
+def _spread_logarithms(count: int, low: float, high: float) -> tuple[float, ...]:
+    """Return logarithms of values from low to high in equal ratios; of one the geometric mean."""
+    low, high = math.log(low), math.log(high)
+    return tuple(low + (high - low) * k / (count - 1) for k in range(count)) if count > 1 else ((low + high) / 2,)

@@ -1,5 +1,325 @@
-"""Kernels against centers, and random approximations of kernels."""
+"""Kernels against centers, and approximations of kernels by inner products."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from kapsi.expansion.base import Expansion, working_precision
+from kapsi.features import DenseFeatures, Features
+from kapsi.function import Param, Params, Tensors, option
+
+__all__ = ["KernelMap", "Nystrom", "RandomFourier"]
+
+Kernel: TypeAlias = Literal["rbf", "linear", "polynomial", "sigmoid"]
+
+LARGEST_POWER = 1e30
+"""Where a polynomial kernel would pass this, it goes on linearly: float32 ends at 3.4e38, and slopes are larger than values."""
+
+LARGEST_DISTANCES = 2**22
+"""Elements of the largest array that is made while centers are looked for: 32 MiB in float64."""
+
+LLOYD_STEPS = 10
+"""Steps of k-means; the later ones move the centers little."""
+
+
+@dataclass(frozen=True)
+class KernelMap(Expansion, name="kernel_map"):
+    """A kernel against centers: κ(x) = [k(x, c₁), …, k(x, c_G)], D = G.
+
+    With m inputs in x, `rbf` is exp(−γ‖x − c‖²), `linear` ⟨x, c⟩, `polynomial` (γ⟨x, c⟩ + c₀)^d and `sigmoid`
+    tanh(γ⟨x, c⟩ + c₀). With a dense ψ this is the decision function of a kernel machine.
+
+    Centers are a buffer `centers` `(G, m)`, standard normal at first, and γ is the buffer `log_gamma` (all kernels but
+    `linear`). `kapsi.calibrate` places the centers in the data (k-means), or give them with
+    `head.assign("expansion", centers=…)`. Where a polynomial would pass 10³⁰ it goes on linearly, in γ⟨x, c⟩ + c₀.
+
+    Args:
+        kernel: `rbf`, `linear`, `polynomial` or `sigmoid`.
+        centers: G, 1 to 100,000.
+        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
+            `auto` and `scale`.
+        degree: d of the polynomial, 1 to 32.
+        coef0: c₀ of the polynomial and the sigmoid.
+        learnable: whether the centers and γ are trained.
+
+    Source: arXiv 2407.04819, "Unifying Kernel SVM"; Schölkopf and Smola, Learning with Kernels (2002), chapter 2.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> head = kp.Head(2, 1, kp.HeadSpec(KernelMap("polynomial", centers=2, gamma=1.0, degree=2)))
+        >>> head.assign("expansion", centers=[[1.0, 0.0], [0.0, 1.0]])
+        >>> head.expand(torch.tensor([1.0, 2.0])).dense()
+        tensor([4., 9.])
+    """
+
+    examples = (
+        {},
+        {"kernel": "rbf", "centers": 4, "gamma": 0.7, "learnable": True},
+        {"kernel": "linear", "centers": 4, "learnable": True},
+        {"kernel": "polynomial", "centers": 4, "learnable": True},
+        {"kernel": "polynomial", "centers": 4, "degree": 9, "gamma": 0.5, "coef0": -0.5},
+        {"kernel": "sigmoid", "centers": 4, "coef0": 0.3, "learnable": True},
+    )
+
+    kernel: Kernel = "rbf"
+    centers: int = option(12, minimum=1, maximum=100_000)
+    gamma: float | None = option(None, minimum=1e-12, maximum=1e6)
+    degree: int = option(3, minimum=1, maximum=32)
+    coef0: float = 1.0
+    learnable: bool = False
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, self.centers
+
+    def heavy_tailed(self) -> bool:
+        """Return whether the kernel is a polynomial of degree above four."""
+        return self.kernel == "polynomial" and self.degree > 4
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        centers = Param((self.centers, in_features), "normal", trainable=self.learnable)
+        if self.kernel == "linear":
+            return {"centers": centers}
+        return {"centers": centers, "log_gamma": _log_gamma(self.gamma, in_features, self.learnable)}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return centers that cover the data, and γ by its variance if none was given."""
+        centers = {"centers": cluster_centers(x, self.centers)}
+        return centers if self.kernel == "linear" else {**centers, **_calibrated_gamma(self.gamma, x)}
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        gamma = None if self.kernel == "linear" else working_precision(params["log_gamma"]).exp()
+        centers = working_precision(params["centers"])
+        values = similarity(self.kernel, working_precision(x), centers, gamma, self.degree, self.coef0)
+        return DenseFeatures(values.to(x.dtype))
+
+
+@dataclass(frozen=True)
+class RandomFourier(Expansion, name="random_fourier"):
+    """Random Fourier features of the kernel exp(−γ‖x − y‖²): κ(x) = √(2/D) cos(√(2γ) W x + b).
+
+    Inner products ⟨κ(x), κ(y)⟩ are the kernel to within a standard deviation below 1/√D. W is standard normal, b uniform on
+    [0, 2π); both are drawn once and saved with the model, as the buffers `frequencies` `(D, m)`, at unit scale, and
+    `phases` `(D,)`. γ is the buffer `log_gamma`.
+
+    Args:
+        count: D, 1 to 1,000,000.
+        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`.
+        learnable: whether frequencies, phases and γ are trained.
+
+    Source: Rahimi and Recht, Random Features for Large-Scale Kernel Machines (2007).
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> head = kp.Head(3, 1, kp.HeadSpec(RandomFourier(10_000, gamma=0.5)), seed=0)
+        >>> x, y = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 2.0]])
+        >>> kernel = head.expand(x).dense() @ head.expand(y).dense()
+        >>> bool((kernel - torch.exp(torch.tensor(-0.5))).abs() < 0.03)
+        True
+    """
+
+    examples = ({"count": 12}, {"count": 4, "gamma": 0.3, "learnable": True})
+
+    count: int = option(100, minimum=1, maximum=1_000_000)
+    gamma: float | None = option(None, minimum=1e-12, maximum=1e6)
+    learnable: bool = False
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, self.count
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        return {
+            "frequencies": Param((self.count, in_features), "normal", trainable=self.learnable),
+            "phases": Param((self.count,), _phases, trainable=self.learnable),
+            "log_gamma": _log_gamma(self.gamma, in_features, self.learnable),
+        }
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return γ by the variance of the data if none was given; frequencies and phases stay."""
+        return _calibrated_gamma(self.gamma, x)
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        # The inputs are scaled and not the frequencies: those are usually the larger array of the two.
+        scale = torch.exp(working_precision(params["log_gamma"]) / 2) * math.sqrt(2)
+        frequencies, phases = working_precision(params["frequencies"]), working_precision(params["phases"])
+        angles = F.linear(working_precision(x) * scale, frequencies, phases)
+        return DenseFeatures((torch.cos(angles) * math.sqrt(2 / self.count)).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class Nystrom(Expansion, name="nystrom"):
+    """The Nyström approximation of a kernel: κ(x) = K(x, Z) K(Z, Z)^{−½} for landmarks Z, D = their number.
+
+    Inner products ⟨κ(x), κ(y)⟩ are the kernel exactly where x or y is a landmark. Kernels and γ are those of `KernelMap`, but
+    for `sigmoid`, whose K(Z, Z) has no real root.
+
+    Landmarks `(D, m)`, the root `normalization` `(D, D)` and `log_gamma` are buffers. Before `kapsi.calibrate`, which places
+    the landmarks in the data (k-means), they are standard normal points, the same for every seed. The three belong together:
+    whoever assigns landmarks assigns their normalization too. Directions of K(Z, Z) below rounding are left out.
+
+    Args:
+        count: D, 1 to 10,000; calibration takes time with its third power.
+        kernel: `rbf`, `linear` or `polynomial`.
+        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`.
+        degree: d of the polynomial, 1 to 32.
+        coef0: c₀ of the polynomial, at least 0.
+
+    Source: Williams and Seeger, Using the Nyström Method to Speed Up Kernel Machines (2001); Zhang, Tsang and Kwok, Improved
+    Nyström Low-Rank Approximation and Error Analysis (2008), for landmarks by k-means.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> head = kp.Head(2, 1, kp.HeadSpec(Nystrom(5, gamma=0.5)))
+        >>> x = head.kappa["landmarks"][:2]
+        >>> features = head.expand(x).dense()
+        >>> torch.allclose(features[0] @ features[1], torch.exp(-0.5 * (x[0] - x[1]).square().sum()), atol=1e-5)
+        True
+    """
+
+    examples = (
+        {"count": 4},
+        {"count": 4, "kernel": "polynomial", "degree": 2, "gamma": 0.5, "coef0": 0.8},
+        {"count": 2, "kernel": "linear"},
+    )
+
+    count: int = option(100, minimum=1, maximum=10_000)
+    kernel: Literal["rbf", "linear", "polynomial"] = "rbf"
+    gamma: float | None = option(None, minimum=1e-12, maximum=1e6)
+    degree: int = option(3, minimum=1, maximum=32)
+    coef0: float = option(1.0, minimum=0.0)
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, self.count
+
+    def heavy_tailed(self) -> bool:
+        """Return whether the kernel is a polynomial of degree above four."""
+        return self.kernel == "polynomial" and self.degree > 4
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        return {
+            "landmarks": Param((self.count, in_features), _normal_points, trainable=False),
+            "normalization": Param(
+                (self.count, self.count), functools.partial(_first_normalization, self, in_features), trainable=False
+            ),
+            "log_gamma": _log_gamma(self.gamma, in_features, trainable=False),
+        }
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return landmarks that cover the data, their normalization, and γ by the variance of the data if none was given."""
+        # As they will be stored, so that the normalization is that of the stored ones.
+        landmarks = cluster_centers(x, self.count).to(x.dtype).double()
+        new = _calibrated_gamma(self.gamma, x)
+        gamma = new.get("log_gamma", params["log_gamma"]).to(x.dtype).cpu().double().exp()
+        rounding = torch.finfo(working_precision(x).dtype).eps
+        return {**new, "landmarks": landmarks, "normalization": self._normalization(landmarks, gamma, rounding)}
+
+    def _normalization(self, landmarks: Tensor, gamma: Tensor, rounding: float) -> Tensor:
+        """Return K(Z, Z)^{−½}; eigenvalues that are nothing but rounding in the precision of use count as infinite."""
+        gram = similarity(self.kernel, landmarks, landmarks, gamma, self.degree, self.coef0)
+        values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+        least = (values[-1] * rounding * self.count).clamp_min(torch.finfo(values.dtype).tiny)
+        roots = torch.where(values > least, values.clamp_min(least).rsqrt(), torch.zeros_like(values))
+        return (vectors * roots) @ vectors.T
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        gamma = working_precision(params["log_gamma"]).exp()
+        landmarks, normalization = working_precision(params["landmarks"]), working_precision(params["normalization"])
+        values = similarity(self.kernel, working_precision(x), landmarks, gamma, self.degree, self.coef0)
+        return DenseFeatures((values @ normalization).to(x.dtype))
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None, degree: int, coef0: float) -> Tensor:
+    """Return k(x, c) for all centers: `(..., G)` of x `(..., m)` and centers `(G, m)`; `linear` uses no γ."""
+    if kernel == "linear" or gamma is None:
+        return F.linear(x, centers)
+    if kernel == "rbf":
+        return torch.exp(-gamma * square_distances(x, centers))
+    inner = gamma * F.linear(x, centers) + coef0
+    if kernel == "sigmoid":
+        return torch.tanh(inner)
+    turn = LARGEST_POWER ** (1 / degree)
+    near = inner.clamp(-turn, turn)
+    return near.pow(degree) + degree * near.pow(degree - 1) * (inner - near)
+
+
+def square_distances(x: Tensor, centers: Tensor) -> Tensor:
+    """Return ‖x − c‖² for all centers, `(..., G)`, by the expanded square: no array of `(..., G, m)` is made.
+
+    Around the mean of the centers, since the terms cancel where both lie far from zero. Negative rounding is cut off in the
+    value alone: derivatives at distance zero are those of the square, of which the second is not zero.
+    """
+    middle = centers.mean(0)
+    x, centers = x - middle, centers - middle
+    square = x.square().sum(-1, keepdim=True) + centers.square().sum(-1) - 2 * F.linear(x, centers)
+    return square + (square.clamp_min(0) - square).detach()
+
+
+# ------------------------------------------------------------------------------------------------ initial values and data
+
+
+def _log_gamma(gamma: float | None, in_features: int, trainable: bool) -> Param:
+    """Return the declaration of log γ, 1/m where nothing is given."""
+    return Param((1,), (math.log(1 / in_features if gamma is None else gamma),), trainable=trainable)
+
+
+def _calibrated_gamma(gamma: float | None, x: Tensor) -> dict[str, Tensor]:
+    """Return log γ = −log(m · variance of all values), 1/m where that is zero; nothing where γ is given."""
+    if gamma is not None:
+        return {}
+    x = working_precision(x)
+    info = torch.finfo(x.dtype)
+    variance = x.var(correction=0).double().clamp_max(info.max)
+    # What is left of a constant after rounding is no variance.
+    nothing = variance <= (x.abs().amax().double() * info.eps).square()
+    return {"log_gamma": -torch.log(x.shape[-1] * torch.where(nothing, 1.0, variance)).reshape(1)}
+
+
+def _phases(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
+    return torch.rand(shape, generator=generator, device="cpu") * (2 * math.pi)
+
+
+def _normal_points(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
+    """Return the same standard normal points always: what is computed from them can be declared on its own."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
+
+
+def _first_normalization(
+    function: Nystrom, in_features: int, shape: tuple[int, ...], generator: Generator | None
+) -> Tensor:
+    """Return the normalization of the landmarks before calibration, for models in float32 and wider types."""
+    landmarks = _normal_points((function.count, in_features), None).double()
+    gamma = 1 / in_features if function.gamma is None else function.gamma
+    return function._normalization(landmarks, landmarks.new_tensor([gamma]), torch.finfo(torch.float32).eps)
+
+
+def cluster_centers(x: Tensor, count: int) -> Tensor:
+    """Return centers `(count, m)` that cover data `(rows, m)`: k-means from evenly spaced distinct rows, float64 on the CPU.
+
+    Deterministic without a random generator: the distinct rows come in order of their values. A center that is nearest to
+    no row stays where it is; where there are fewer distinct rows than centers, rows repeat. Of large data evenly spaced rows
+    are used, at least four a center.
+    """
+    rows, width = x.shape
+    enough = max(4 * count, LARGEST_DISTANCES // width)
+    x = x[:: -(-rows // enough)].cpu().double()
+    distinct = torch.unique(x, dim=0)
+    centers = distinct[torch.linspace(0, len(distinct) - 1, count, dtype=torch.float64).round().long()]
+    if len(distinct) <= count:
+        return centers
+    pieces = x.split(max(1, LARGEST_DISTANCES // count))
+    for _ in range(LLOYD_STEPS):
+        nearest = torch.cat([square_distances(piece, centers).argmin(1) for piece in pieces])
+        members = torch.bincount(nearest, minlength=count).unsqueeze(1)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, x)
+        centers = torch.where(members > 0, sums / members.clamp_min(1), centers)
+    return centers

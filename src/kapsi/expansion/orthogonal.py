@@ -1,27 +1,161 @@
-"""Orthogonal polynomials of each input by three-term recurrence."""
+"""Polynomials of each input by three-term recurrence, orthogonal ones and their kin: a member is its coefficients."""
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
+from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, columns_of_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
 
-__all__ = ["Chebyshev"]
+__all__ = [
+    "Bessel",
+    "Chebyshev",
+    "ChebyshevSecond",
+    "Fibonacci",
+    "Gegenbauer",
+    "Hermite",
+    "Jacobi",
+    "Laguerre",
+    "Legendre",
+    "Lucas",
+    "ReverseBessel",
+]
 
 LARGEST_VALUE = 1e30
-"""Where a polynomial would pass this, it goes on linearly: float32 ends at 3.4e38, and slopes are larger than values."""
+"""Where a polynomial would pass this, all go on linearly: float32 ends at 3.4e38, and slopes are larger than values."""
+
+FARTHEST = 1e3
+"""Up to this |x| values and slopes are finite in float32; polynomials that do not pass the largest value there are kept."""
+
+Number = TypeVar("Number", float, Tensor)
+
+
+class _Ends(NamedTuple):
+    """Where the polynomials go on linearly, and the slopes of all of them there."""
+
+    low: float
+    high: float
+    slopes_low: tuple[float, ...]
+    slopes_high: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Chebyshev(Expansion, name="chebyshev"):
+class ThreeTerm(Expansion):
+    """Polynomials by three terms: κ(x) = [P₁(x), …, P_d(x)], P_k = (a_k x + b_k) P_{k−1} − c_k P_{k−2}, D = m·d.
+
+    P₀ = 1 is left out, a constant is a bias. Each side of the real line has a turning point, the `|x|` where the first
+    polynomial passes 10³⁰: beyond it all of them go on as their tangents. A side on which that does not happen up to
+    1,000 has none. Within the turning points the polynomials are what their formula says, in their domain or not.
+
+    Args:
+        degree: d, the highest degree.
+
+    Raises:
+        SpecError: a polynomial passes 10³⁰ within `|x|` ≤ 1 already.
+    """
+
+    squared: ClassVar[bool] = False
+    """Whether the last term is c_k x² P_{k−2} instead."""
+
+    degree: int = option(3, minimum=1, maximum=1000)
+
+    @abstractmethod
+    def coefficients(self, k: int) -> tuple[float, float, float]:
+        """Return a_k, b_k, c_k for k ≥ 1; c₁ is not used."""
+
+    def check(self) -> None:
+        if self._passes(1.0) or self._passes(-1.0):
+            raise SpecError(
+                f"{self!r}: a polynomial passes {LARGEST_VALUE:.0e} within |x| <= 1; "
+                "choose a lower degree or smaller parameters"
+            )
+        self._ends  # noqa: B018 - now and not in the first call, which may be traced
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        return self.degree, in_features
+
+    def heavy_tailed(self) -> bool:
+        """Return whether the degree is above four: T₅ is a thousand times as large at three as on its domain."""
+        return self.degree > 4
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        values, ends = working_precision(x), self._ends
+        basis = list(self._recurrence(values.clamp(ends.low, ends.high)))
+        # What lies beyond is chosen, not values less clamped ones: two gradients of 10³⁰ would cancel for all inputs.
+        if ends.slopes_low:
+            below = torch.where(values < ends.low, values - ends.low, 0.0)
+            basis = [p + slope * below for p, slope in zip(basis, ends.slopes_low, strict=True)]
+        if ends.slopes_high:
+            above = torch.where(values > ends.high, values - ends.high, 0.0)
+            basis = [p + slope * above for p, slope in zip(basis, ends.slopes_high, strict=True)]
+        return DenseFeatures(columns_of_basis(basis).to(x.dtype))
+
+    def _recurrence(self, x: Number) -> Iterator[Number]:
+        """Yield P₁(x), …, P_d(x)."""
+        a, b, _ = self.coefficients(1)
+        last: Number = a * x + b
+        before: Number | float = 1.0
+        yield last
+        for k in range(2, self.degree + 1):
+            a, b, c = self.coefficients(k)
+            factor = a * x + b if b else a * x
+            subtracted = c * x * x * before if self.squared else c * before
+            last, before = factor * last - subtracted, last
+            yield last
+
+    def _slopes(self, x: float) -> Iterator[float]:
+        """Yield P′₁(x), …, P′_d(x), by the recurrence differentiated."""
+        last, before, slope, slope_before = 1.0, 0.0, 0.0, 0.0
+        for k in range(1, self.degree + 1):
+            a, b, c = self.coefficients(k)
+            last_term, its_slope = (c * x * x, 2 * c * x) if self.squared else (c, 0.0)
+            new = a * last + (a * x + b) * slope - its_slope * before - last_term * slope_before
+            last, before = (a * x + b) * last - last_term * before, last
+            slope, slope_before = new, slope
+            yield slope
+
+    def _passes(self, x: float) -> bool:
+        return any(abs(p) > LARGEST_VALUE for p in self._recurrence(x))
+
+    @functools.cached_property
+    def _ends(self) -> _Ends:
+        low, high = -self._turn(-1.0), self._turn(1.0)
+        return _Ends(low, high, *(tuple(self._slopes(x)) if math.isfinite(x) else () for x in (low, high)))
+
+    def _turn(self, sign: float) -> float:
+        """Return the turning point of one side, by bisection; infinity where there is none."""
+        if not self._passes(sign * FARTHEST):
+            return math.inf
+        below, above = 1.0, FARTHEST
+        while True:
+            middle = (below + above) / 2
+            if middle in (below, above):
+                return below
+            below, above = (below, middle) if self._passes(sign * middle) else (middle, above)
+
+
+class OnUnitInterval(ThreeTerm):
+    """Polynomials that are orthogonal on [−1, 1]."""
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        return ((self.out_features(in_features), -1.0, 1.0),)
+
+
+@dataclass(frozen=True)
+class Chebyshev(OnUnitInterval, name="chebyshev"):
     """Chebyshev polynomials of the first kind: κ(x) = [T₁(x), …, T_d(x)], T_k = 2x T_{k−1} − T_{k−2}, D = m·d.
 
-    Orthogonal and bounded by one on [−1, 1]; beyond, the polynomials grow as their formula says. Beyond
+    Orthogonal under 1/√(1 − x²) and bounded by one on [−1, 1]; beyond, the polynomials grow as their formula says. Beyond
     `|x|` = cosh(arcosh(10³⁰)/d), where T_d passes 10³⁰ (16 for degree 20), all of them go on linearly. That point
     lies above 1,000 for degrees up to 9, which are never changed.
 
@@ -40,40 +174,304 @@ class Chebyshev(Expansion, name="chebyshev"):
 
     examples = ({}, {"degree": 1}, {"degree": 12})
 
-    degree: int = option(3, minimum=1, maximum=1000)
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return (1, 0, 0) if k == 1 else (2, 0, 1)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
-        return self.degree, in_features
 
-    def heavy_tailed(self) -> bool:
-        """Return whether the degree is above four: T₅ is a thousand times as large at three as on the domain."""
-        return self.degree > 4
+@dataclass(frozen=True)
+class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
+    """Chebyshev polynomials of the second kind: κ(x) = [U₁(x), …, U_d(x)], U_k = 2x U_{k−1} − U_{k−2}, D = m·d.
+
+    Orthogonal under √(1 − x²) on [−1, 1], with values up to k + 1 there.
+
+    Args:
+        degree: d, the highest degree, 1 to 1,000.
+
+    Source: DLMF 18.9; named beside those of the first kind in arXiv 2407.04819, "Chebyshev Polynomials based Data
+        Expansion".
+
+    Example:
+        >>> import torch
+        >>> ChebyshevSecond(3)(torch.tensor([0.5]), {}).dense()
+        tensor([ 1.,  0., -1.])
+    """
+
+    examples = ({}, {"degree": 12})
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return 2, 0, 1
+
+
+@dataclass(frozen=True)
+class Jacobi(OnUnitInterval, name="jacobi"):
+    """Jacobi polynomials of each input: κ(x) = [P₁(x), …, P_d(x)], P_k = P_k^(α,β), D = m·d.
+
+    Orthogonal under (1 − x)^α (1 + x)^β on [−1, 1]. With α = β = 0 they are `Legendre`'s; with α = β they are multiples of
+    `Gegenbauer`'s.
+
+    Args:
+        degree: d, the highest degree, 1 to 1,000.
+        alpha: α, above −1 and up to 100: the exponent of the weight at 1, where P_k is C(k + α, k).
+        beta: β, above −1 and up to 100: the exponent at −1.
+
+    Source: arXiv 2407.04819, "Jacobi Polynomials based Data Expansion"; DLMF 18.9.2.
+
+    Example:
+        >>> import torch
+        >>> Jacobi(2, alpha=1.0, beta=0.0)(torch.tensor([1.0]), {}).dense()
+        tensor([2., 3.])
+    """
+
+    examples = (
+        {},
+        {"degree": 5, "alpha": 0.5, "beta": -0.5},
+        {"degree": 4, "alpha": -0.25, "beta": -0.75},
+        {"degree": 12, "alpha": 0.0, "beta": 2.5},
+    )
+
+    alpha: float = option(1.0, minimum=-1, maximum=100)
+    beta: float = option(1.0, minimum=-1, maximum=100)
+
+    def check(self) -> None:  # noqa: D102
+        if min(self.alpha, self.beta) <= -1:
+            raise SpecError(f"{self!r}: alpha and beta must be above -1")
+        super().check()
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        alpha, beta = self.alpha, self.beta
+        if k == 1:  # the formula below divides by α + β, which may be zero
+            return (alpha + beta + 2) / 2, (alpha - beta) / 2, 0
+        n = k + alpha + beta
+        s = n + k
+        b = (s - 1) * (alpha - beta) * (alpha + beta) / (2 * k * n * (s - 2))
+        c = (k + alpha - 1) * (k + beta - 1) * s / (k * n * (s - 2))
+        return (s - 1) * s / (2 * k * n), b, c
+
+
+@dataclass(frozen=True)
+class Legendre(OnUnitInterval, name="legendre"):
+    """Legendre polynomials: κ(x) = [P₁(x), …, P_d(x)], k P_k = (2k − 1) x P_{k−1} − (k − 1) P_{k−2}, D = m·d.
+
+    Orthogonal under the constant weight and bounded by one on [−1, 1].
+
+    Args:
+        degree: d, the highest degree, 1 to 1,000.
+
+    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
+        Expansion".
+
+    Example:
+        >>> import torch
+        >>> Legendre(3)(torch.tensor([0.5]), {}).dense()
+        tensor([ 0.5000, -0.1250, -0.4375])
+    """
+
+    examples = ({}, {"degree": 12})
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return (2 * k - 1) / k, 0, (k - 1) / k
+
+
+@dataclass(frozen=True)
+class Gegenbauer(OnUnitInterval, name="gegenbauer"):
+    """Gegenbauer (ultraspherical) polynomials: κ(x) = [C₁(x), …, C_d(x)], C_k = C_k^(α), D = m·d.
+
+    k C_k = 2(k + α − 1) x C_{k−1} − (k + 2α − 2) C_{k−2}, orthogonal under (1 − x²)^(α − ½) on [−1, 1]. With α = ½ they are
+    `Legendre`'s, with α = 1 those of `ChebyshevSecond`.
+
+    Args:
+        degree: d, the highest degree, 1 to 1,000.
+        alpha: α, above −½ and up to 100, not zero, where all of them vanish.
+
+    Source: DLMF 18.9; named in arXiv 2407.04819, "Jacobi Polynomials based Data Expansion".
+
+    Example:
+        >>> import torch
+        >>> Gegenbauer(2, alpha=2.0)(torch.tensor([0.5]), {}).dense()
+        tensor([2., 1.])
+    """
+
+    examples = ({}, {"degree": 12, "alpha": -0.25}, {"degree": 4, "alpha": 3.0})
+
+    alpha: float = option(1.5, minimum=-0.5, maximum=100)
+
+    def check(self) -> None:  # noqa: D102
+        if self.alpha in (-0.5, 0):
+            raise SpecError(f"{self!r}: alpha must be above -0.5 and not zero; ChebyshevSecond has 1, Legendre 0.5")
+        super().check()
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return 2 * (k + self.alpha - 1) / k, 0, (k + 2 * self.alpha - 2) / k
+
+
+@dataclass(frozen=True)
+class Hermite(ThreeTerm, name="hermite"):
+    """Hermite polynomials: κ(x) = [He₁(x), …, He_d(x)], He_k = x He_{k−1} − (k − 1) He_{k−2}, D = m·d.
+
+    Orthogonal under the standard normal density exp(−x²/2), so the columns of standardized normal inputs are uncorrelated
+    before any training. The physicist's H_k = 2x H_{k−1} − 2(k − 1) H_{k−2} is 2^(k/2) He_k(√2 x), orthogonal under
+    exp(−x²).
+
+    Args:
+        degree: d, the highest degree, 1 to 27: values grow as the root of d!, and up to there none passes 10³⁰ between
+            the outermost zeros.
+        convention: `probabilist` for He, `physicist` for H.
+
+    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
+        Expansion".
+
+    Example:
+        >>> import torch
+        >>> Hermite(3)(torch.tensor([2.0]), {}).dense()
+        tensor([2., 3., 2.])
+        >>> Hermite(3, convention="physicist")(torch.tensor([2.0]), {}).dense()
+        tensor([ 4., 14., 40.])
+    """
+
+    examples = ({}, {"degree": 4, "convention": "physicist"}, {"degree": 9})
+
+    degree: int = option(3, minimum=1, maximum=27)
+    convention: Literal["probabilist", "physicist"] = "probabilist"
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        scale = 2 if self.convention == "physicist" else 1
+        return scale, 0, scale * (k - 1)
+
+
+@dataclass(frozen=True)
+class Laguerre(ThreeTerm, name="laguerre"):
+    """Laguerre polynomials of each input: κ(x) = [L₁(x), …, L_d(x)], L_k = L_k^(α), D = m·d.
+
+    k L_k = (2k − 1 + α − x) L_{k−1} − (k − 1 + α) L_{k−2}, orthogonal under x^α exp(−x) on [0, ∞). Negative inputs follow
+    the same formula.
+
+    Args:
+        degree: d, the highest degree, 1 to 1,000.
+        alpha: α, above −1 and up to 100: the exponent of the weight at zero, where L_k is C(k + α, k).
+
+    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
+        Expansion".
+
+    Example:
+        >>> import torch
+        >>> Laguerre(2)(torch.tensor([2.0]), {}).dense()
+        tensor([-1., -1.])
+    """
+
+    examples = ({}, {"degree": 4, "alpha": -0.5}, {"degree": 9, "alpha": 2.0})
+
+    alpha: float = option(0.0, minimum=-1, maximum=100)
+
+    def check(self) -> None:  # noqa: D102
+        if self.alpha <= -1:
+            raise SpecError(f"{self!r}: alpha must be above -1")
+        super().check()
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
-        return ((self.out_features(in_features), -1.0, 1.0),)
+        return ((self.out_features(in_features), 0.0, math.inf),)
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
-        values = working_precision(x)
-        turn = math.cosh(math.acosh(LARGEST_VALUE) / self.degree)
-        if turn > 1000:
-            return DenseFeatures(columns_of_basis(self._recurrence(values)).to(x.dtype))
-        near = values.clamp(-turn, turn)
-        basis, slopes = self._recurrence(near), self._slopes(near)
-        beyond = values - near
-        continued = [b + s * beyond for b, s in zip(basis, slopes, strict=True)]
-        return DenseFeatures(columns_of_basis(continued).to(x.dtype))
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return -1 / k, (2 * k - 1 + self.alpha) / k, (k - 1 + self.alpha) / k
 
-    def _recurrence(self, x: Tensor) -> list[Tensor]:
-        basis = [x]
-        before: Tensor | float = 1.0
-        for _ in range(self.degree - 1):
-            basis.append(2 * x * basis[-1] - before)
-            before = basis[-2]
-        return basis
 
-    def _slopes(self, x: Tensor) -> list[Tensor]:
-        """Return T′_k(x) = k U_{k−1}(x), U the polynomials of the second kind."""
-        second = [x * 0 + 1, 2 * x]
-        for _ in range(self.degree - 2):
-            second.append(2 * x * second[-1] - second[-2])
-        return [k * second[k - 1] for k in range(1, self.degree + 1)]
+@dataclass(frozen=True)
+class Fibonacci(ThreeTerm, name="fibonacci"):
+    """Fibonacci polynomials: κ(x) = [F₂(x), …, F_{d+1}(x)], F_k = x F_{k−1} + F_{k−2}, F₁ = 1, F₂ = x, D = m·d.
+
+    At one they are the Fibonacci numbers. F_{k+1} has degree k; the constant F₁ is left out.
+
+    Args:
+        degree: d, the highest degree, 1 to 100.
+
+    Source: Koshy, Fibonacci and Lucas Numbers with Applications (2001), chapter 37.
+
+    Example:
+        >>> import torch
+        >>> Fibonacci(5)(torch.tensor([1.0]), {}).dense()
+        tensor([1., 2., 3., 5., 8.])
+    """
+
+    examples = ({}, {"degree": 9})
+
+    degree: int = option(3, minimum=1, maximum=100)
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return 1, 0, -1
+
+
+@dataclass(frozen=True)
+class Lucas(ThreeTerm, name="lucas"):
+    """Lucas polynomials: κ(x) = [L₁(x), …, L_d(x)], L_k = x L_{k−1} + L_{k−2}, L₀ = 2, L₁ = x, D = m·d.
+
+    At one they are the Lucas numbers.
+
+    Args:
+        degree: d, the highest degree, 1 to 100.
+
+    Source: Koshy, Fibonacci and Lucas Numbers with Applications (2001), chapter 37.
+
+    Example:
+        >>> import torch
+        >>> Lucas(5)(torch.tensor([1.0]), {}).dense()
+        tensor([ 1.,  3.,  4.,  7., 11.])
+    """
+
+    examples = ({}, {"degree": 9})
+
+    degree: int = option(3, minimum=1, maximum=100)
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return 1, 0, -2 if k == 2 else -1  # L₀ is twice P₀
+
+
+@dataclass(frozen=True)
+class Bessel(ThreeTerm, name="bessel"):
+    """Bessel polynomials: κ(x) = [y₁(x), …, y_d(x)], y_k = (2k − 1) x y_{k−1} + y_{k−2}, y₁ = x + 1, D = m·d.
+
+    Orthogonal on the unit circle of the complex plane, not on a real interval. The leading coefficient of y_k is
+    1·3·5⋯(2k − 1), so keep the degree small.
+
+    Args:
+        degree: d, the highest degree, 1 to 20, where values reach 10²⁴ at x = 1.
+
+    Source: Krall and Frink, A new class of orthogonal polynomials: the Bessel polynomials (1949); DLMF 18.34.
+
+    Example:
+        >>> import torch
+        >>> Bessel(3)(torch.tensor([1.0]), {}).dense()
+        tensor([ 2.,  7., 37.])
+    """
+
+    examples = ({}, {"degree": 6})
+
+    degree: int = option(3, minimum=1, maximum=20)
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return 2 * k - 1, k == 1, -1
+
+
+@dataclass(frozen=True)
+class ReverseBessel(ThreeTerm, name="reverse_bessel"):
+    """Reverse Bessel polynomials: κ(x) = [θ₁(x), …, θ_d(x)], θ_k = (2k − 1) θ_{k−1} + x² θ_{k−2}, θ₁ = x + 1, D = m·d.
+
+    θ_k(x) = x^k y_k(1/x): the coefficients of `Bessel` in the opposite order. The leading one is 1, the constant one
+    1·3·5⋯(2k − 1), so keep the degree small.
+
+    Args:
+        degree: d, the highest degree, 1 to 20, where values reach 10²³ at x = 0.
+
+    Source: Krall and Frink, A new class of orthogonal polynomials: the Bessel polynomials (1949); DLMF 18.34.
+
+    Example:
+        >>> import torch
+        >>> ReverseBessel(3)(torch.tensor([1.0, 0.0]), {}).dense()
+        tensor([ 2.,  1.,  7.,  3., 37., 15.])
+    """
+
+    squared = True
+    examples = ({}, {"degree": 6})
+
+    degree: int = option(3, minimum=1, maximum=20)
+
+    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+        return (1, 1, 0) if k == 1 else (0, 2 * k - 1, -1)

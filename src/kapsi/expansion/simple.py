@@ -1,16 +1,21 @@
-"""Expansions that leave the inputs (nearly) as they are."""
+"""Expansions that keep the number of columns: the inputs, their reciprocals, linear maps of them."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
 
-from kapsi.expansion.base import Expansion
+from kapsi.errors import SpecError
+from kapsi.expansion.base import Expansion, bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features
-from kapsi.function import Tensors
+from kapsi.function import Param, Params, Tensors, option
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "LinearExpansion", "Reciprocal"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +35,118 @@ class Identity(Expansion, name="identity"):
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         return DenseFeatures(x)
+
+
+@dataclass(frozen=True)
+class Reciprocal(Expansion, name="reciprocal"):
+    """The reciprocal of each input: κ(x) = 1/x, D = m.
+
+    Nearer to zero than ε the pole is bridged by the odd 2x/ε² − x³/ε⁴, which meets 1/x at ±ε in value and slope: values
+    stay within 1.1/ε, and an input of zero gives zero.
+
+    Args:
+        nearest: ε, the smallest `|x|` whose reciprocal is exact, 10⁻⁶ to 1,000, in units of the inputs.
+
+    Source: arXiv 2407.04819, "Identity and Reciprocal Data Expansion".
+
+    Example:
+        >>> import torch
+        >>> Reciprocal(nearest=0.5)(torch.tensor([2.0, -0.5, 0.25, 0.0]), {}).dense()
+        tensor([ 0.5000, -2.0000,  1.7500,  0.0000])
+    """
+
+    examples = ({}, {"nearest": 0.5})
+
+    nearest: float = option(0.01, minimum=1e-6, maximum=1e3)
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, in_features
+
+    def heavy_tailed(self) -> bool:
+        """Return True: the reciprocal of a normal input has no finite variance but for the bridge."""
+        return True
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        values = working_precision(x)
+        return DenseFeatures(bounded_ratio(torch.ones_like(values), values, self.nearest).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class LinearExpansion(Expansion, name="linear"):
+    """A given linear map of the inputs: κ(x) = c·x, c·x C_post or c·C_pre xᵀ, D = m.
+
+    The matrix C is a constant that is saved with the model and not trained. It stands in the specification, or is set
+    later by `head.assign("expansion", matrix=…)` and is the identity until then.
+
+    Args:
+        scale: c, not zero.
+        side: where the matrix stands: `none`, there is none; `post`, after the inputs as a row, so that each of its
+            columns makes one column of κ; `pre`, before the inputs as a column, so that each of its rows does.
+        matrix: C by rows, m lists of m numbers; needs `side` to be `post` or `pre`.
+
+    Raises:
+        SpecError: the matrix is not m×m, for the m inputs of the head.
+
+    Source: arXiv 2407.04819, "Linear Data Expansion".
+
+    Example:
+        >>> import torch
+        >>> LinearExpansion(2.0)(torch.tensor([1.0, 10.0]), {}).dense()
+        tensor([ 2., 20.])
+        >>> given = {"matrix": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+        >>> LinearExpansion(side="post")(torch.tensor([1.0, 10.0]), given).dense()
+        tensor([31., 42.])
+        >>> LinearExpansion(side="pre")(torch.tensor([1.0, 10.0]), given).dense()
+        tensor([21., 43.])
+    """
+
+    examples = ({}, {"scale": -0.5}, {"scale": 2.0, "side": "post"}, {"side": "pre"})
+
+    scale: float = 1.0
+    side: Literal["none", "post", "pre"] = "none"
+    matrix: tuple[tuple[float, ...], ...] | None = None
+
+    def check(self) -> None:  # noqa: D102
+        if self.scale == 0:
+            raise SpecError("LinearExpansion(scale=0.0): scale must not be zero, or every column is")
+        if self.matrix is not None and self.side == "none":
+            raise SpecError("LinearExpansion(matrix=…, side='none'): choose side='post' or side='pre'")
+        rows = len(self.matrix or ())
+        if self.matrix is not None and (not rows or any(len(row) != rows for row in self.matrix)):
+            lengths = ", ".join(str(len(row)) for row in self.matrix[:8])
+            raise SpecError(f"LinearExpansion(matrix=…): expected a square matrix, got rows of {lengths or 'nothing'}")
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        self._check_size(in_features)
+        return 1, in_features
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        if self.side == "none":
+            return {}
+        self._check_size(in_features)
+        initial = functools.partial(_constant_matrix, self.matrix)
+        return {"matrix": Param((in_features, in_features), initial, trainable=False)}
+
+    def _check_size(self, in_features: int) -> None:
+        rows = in_features if self.matrix is None else len(self.matrix)
+        if rows != in_features:
+            raise SpecError(
+                f"LinearExpansion(matrix=…): {in_features} inputs need a matrix {in_features}×{in_features}, "
+                f"got {rows}×{rows}"
+            )
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        values = working_precision(x) * self.scale
+        if self.side != "none":
+            matrix = working_precision(params["matrix"])
+            values = F.linear(values, matrix if self.side == "pre" else matrix.mT)
+        return DenseFeatures(values.to(x.dtype))
+
+
+def _constant_matrix(
+    rows: tuple[tuple[float, ...], ...] | None, shape: tuple[int, ...], generator: Generator | None
+) -> Tensor:
+    """Return given rows in float64, or the identity."""
+    if rows is None:
+        return torch.eye(shape[0], device="cpu")
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")

@@ -1,9 +1,11 @@
-"""B-splines on uniform knots, evaluated on the degree + 1 functions that are not zero at a point."""
+"""Splines as expansions: piecewise polynomials on a grid of each input."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -11,36 +13,59 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, working_precision
+from kapsi.expansion.base import Expansion, Interval, Refinement, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["BSpline"]
+
+MOST_INTERVALS = 100_000
+
+LEAST_WIDTH = 1e-3
+"""Width of the narrowest interval between quantiles, in mean widths: equal values make intervals of no width."""
 
 
 @dataclass(frozen=True)
 class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     """B-splines of each input: κ(x) = [B₁(x), …, B_G(x)], basis-major, G = intervals + degree, D = m·G.
 
-    The range [low, high] of each input is cut into equal intervals, and the knots go on with the same spacing beyond it
-    (they are not clamped), so the functions add up to one on the range. The range is a buffer `(2, m)`; `kapsi.calibrate`
-    sets it from data.
+    The range [low, high] of each input is cut into intervals at breakpoints, and the knots go on beyond it with the mean
+    width of the intervals (they are not clamped), so the functions add up to one on the range.
+
+    With uniform knots the tensor is `range` `(2, m)`, the ends. With any others it is `knots` `(intervals + 1 + 2·degree, m)`,
+    the whole vector of each input from the lowest up, `degree` of them on either side of the range. Knots of one's own are
+    set with `head.assign("expansion", knots=…)`, also with repeated ones: the ends repeated `degree` times more are a clamped
+    spline.
+
+    `kapsi.calibrate` sets the range of each input to that of the data; given breakpoints are stretched onto it. `kapsi.refine`
+    divides the intervals.
 
     Args:
-        intervals: number of intervals of the range, 1 to 100,000.
+        intervals: number of intervals of the range, 1 to 100,000; with given knots one less than there are.
         degree: degree of the pieces, 0 (steps) to 16; 3 is the cubic spline.
-        low, high: the range before calibration, in units of the inputs.
+        low, high: the range before calibration, in units of the inputs; with given knots the first and the last.
         out_of_range: what happens outside of the range. `linear`: every function goes on as its tangent at the end;
-            `extended`: the formula on the extended knots, zero beyond those; `clamp`: the value at the end; `zero`: zero;
-            `error`: a ValueError (eager mode only, it looks at values).
+            `extended`: the formula on the knots beyond the range, zero beyond those; `clamp`: the value at the end; `zero`:
+            zero; `error`: a ValueError (eager mode only, it looks at values).
+        knots: where the breakpoints are. `uniform`: equally far apart; `quantile`: so at first, and calibrated at quantiles of
+            the data of each input, so that all intervals have as many rows; or the breakpoints themselves from low to high,
+            at least two, strictly increasing, the same for every input at first.
+        uniform_share: share of the uniform breakpoints in those calibrated at quantiles, 0 to 1. More than nothing keeps
+            intervals from being very narrow where many inputs are nearly equal.
 
-    Source: arXiv 2407.04819, "B-Splines based Data Expansion"; de Boor, A Practical Guide to Splines (2001), chapter X.
+    Raises:
+        SpecError: low is not below high; given knots that do not increase, or do not go with intervals, low or high.
+
+    Source: arXiv 2407.04819, "B-Splines based Data Expansion"; de Boor, A Practical Guide to Splines (2001), chapters IX to
+        XI; quantiles mixed with uniform knots as the grid of Kolmogorov–Arnold networks (arXiv 2404.19756).
 
     Example:
         >>> import torch
         >>> kappa = BSpline(intervals=2, degree=1)
         >>> kappa(torch.tensor([0.5]), {"range": torch.tensor([[-1.0], [1.0]])}).dense()
         tensor([0.0000, 0.5000, 0.5000])
+        >>> BSpline(degree=1, knots=(-1.0, 0.0, 0.2, 3.0)).intervals
+        3
     """
 
     examples = (
@@ -50,17 +75,45 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         {"intervals": 1, "degree": 2, "out_of_range": "clamp"},
         {"intervals": 4, "degree": 5, "out_of_range": "zero", "low": -2.0, "high": 3.0},
         {"intervals": 6, "degree": 3, "out_of_range": "extended"},
+        {"knots": (-1.0, -0.4, 0.3, 1.2), "degree": 2},
+        {"knots": (-1.5, 0.2, 0.7), "degree": 0, "out_of_range": "extended"},
+        {"knots": "quantile", "intervals": 4, "out_of_range": "extended"},
+        {"knots": "quantile", "intervals": 3, "degree": 1, "out_of_range": "zero", "uniform_share": 0.0},
     )
 
-    intervals: int = option(5, minimum=1, maximum=100_000)
+    intervals: int = option(5, minimum=1, maximum=MOST_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
     low: float = -1.0
     high: float = 1.0
     out_of_range: Literal["linear", "extended", "clamp", "zero", "error"] = "linear"
+    knots: Literal["uniform", "quantile"] | tuple[float, ...] = "uniform"
+    uniform_share: float = option(0.02, minimum=0.0, maximum=1.0)
 
     def check(self) -> None:  # noqa: D102
+        if isinstance(self.knots, tuple):
+            self._take(self.knots)
         if not self.low < self.high:
             raise SpecError(f"BSpline(low={self.low}, high={self.high}): low must be below high")
+
+    def _take(self, breakpoints: tuple[float, ...]) -> None:
+        """Set what given breakpoints decide; raise a `SpecError` if they do not increase, or something else is asked for."""
+        if not 2 <= len(breakpoints) <= MOST_INTERVALS + 1:
+            raise SpecError(
+                f"BSpline(knots=…): expected 2 to {MOST_INTERVALS + 1:,} breakpoints from low to high, got {len(breakpoints):,}"
+            )
+        for i, (here, after) in enumerate(pairwise(breakpoints)):
+            if not here < after:
+                raise SpecError(
+                    f"BSpline(knots=…): the breakpoints must be strictly increasing; knots[{i + 1}] = {after} follows {here}"
+                )
+        decided = {"intervals": len(breakpoints) - 1, "low": breakpoints[0], "high": breakpoints[-1]}
+        for name, value in decided.items():
+            given = getattr(self, name)
+            if given not in (value, getattr(BSpline, name)):
+                raise SpecError(
+                    f"BSpline({name}={given}): the given knots make {name} {value}; leave {name} out, or give other knots"
+                )
+            object.__setattr__(self, name, value)
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return self.intervals + self.degree, in_features
@@ -69,31 +122,109 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         return ((self.out_features(in_features), self.low, self.high),)
 
     def params(self, in_features: int) -> Params:  # noqa: D102
-        return {"range": Param((2, in_features), (self.low, self.high), trainable=False)}
+        if self.knots == "uniform":
+            return {"range": Param((2, in_features), (self.low, self.high), trainable=False)}
+        n, width = self.intervals, self.high - self.low
+        breakpoints = self.knots if isinstance(self.knots, tuple) else [self.low + width * i / n for i in range(n + 1)]
+        values = _with_outer(torch.tensor(breakpoints, dtype=torch.float64, device="cpu").unsqueeze(-1), self.degree)
+        return {"knots": Param((len(values), in_features), tuple(values.flatten().tolist()), trainable=False)}
 
     def validate(self, tensors: Tensors) -> None:  # noqa: D102
-        low, high = tensors["range"].unbind(0)
+        if self.knots == "uniform":
+            low, high = tensors["range"].unbind(0)
+        else:
+            knots = tensors["knots"]
+            low, high = knots[self.degree], knots[self.degree + self.intervals]
+            if not bool(knots.isfinite().all()):
+                raise SpecError("BSpline: the knots must be finite")
+            if not bool((knots.diff(dim=0) >= 0).all()):
+                raise SpecError("BSpline: the knots of each input must not decrease")
         if not bool((low < high).all()):
             raise SpecError("BSpline: each lower end of the range must be below the upper one")
 
+    # -------------------------------------------------------------------------------- calibration
+
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return the range of each input in the data; a constant input gets some room around it."""
+        """Return the range of each input in the data, or the knots that cut it; a constant input gets some room around it.
+
+        Given breakpoints are moved and stretched, so that the first and the last are the ends of the data of each input.
+        """
         x = working_precision(x)
+        low, high = self._ends(x)
+        if self.knots == "uniform":
+            return {"range": torch.stack((low, high))}
+        if isinstance(self.knots, tuple):
+            places = [(point - self.low) / (self.high - self.low) for point in self.knots]
+            breakpoints = torch.lerp(low, high, torch.tensor(places, dtype=x.dtype, device=x.device).unsqueeze(-1))
+        else:
+            breakpoints = self._quantiles(x, low, high)
+        most = torch.finfo(params["knots"].dtype).max
+        return {"knots": _with_outer(breakpoints, self.degree).clamp(-most, most)}
+
+    def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
         info = torch.finfo(x.dtype)
         low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
         # At a width of few rounding steps the intervals would vanish.
         least = torch.maximum(low.abs(), high.abs()) * (64 * self.intervals * info.eps)
         least = least.clamp_min(info.tiny * 64 * self.intervals)
         margin = torch.where(high - low > least, torch.zeros_like(low), torch.clamp_min(least, 0.5))
-        return {"range": torch.stack((low - margin, high + margin))}
+        return low - margin, high + margin
+
+    def _quantiles(self, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Return strictly increasing breakpoints `(intervals + 1, m)` at quantiles, some of the uniform ones mixed in."""
+        n = self.intervals
+        number = torch.arange(n + 1, device=x.device)
+        even = torch.lerp(low, high, number.to(x.dtype).unsqueeze(-1) / n)
+        ordered = x.sort(0).values.clamp(low, high)
+        place = number * (len(x) - 1)  # in integers: a float32 does not count the rows of a large table
+        below = place // n
+        fraction = (place % n).to(x.dtype).unsqueeze(-1) / n
+        points = torch.lerp(ordered[below], ordered[(below + 1).clamp_max(len(x) - 1)], fraction)
+        points = torch.where(ordered[0] > low, even, points)  # a constant input has no quantiles
+        points = torch.lerp(points, even, self.uniform_share)
+        # Narrow intervals become wider at the cost of all others.
+        least = (high - low) * (LEAST_WIDTH / n)
+        least = torch.maximum(least, torch.maximum(low.abs(), high.abs()) * (4 * torch.finfo(x.dtype).eps))
+        widths = points.diff(dim=0)
+        wider = widths.clamp_min(least)
+        wider = low + wider[:-1].cumsum(0) * ((high - low) / wider.sum(0))
+        inner = torch.where((widths < least).any(0), wider, points[1:-1])
+        return torch.cat((low.unsqueeze(0), inner, high.unsqueeze(0)))
+
+    # -------------------------------------------------------------------------------- evaluation
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
-        low, high = working_precision(params["range"]).unbind(0)
         values = working_precision(x)
+        degree = self.degree
+        # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
+        wider = degree if self.out_of_range == "extended" else 0
+        if self.knots == "uniform":
+            low, high = working_precision(params["range"]).unbind(0)
+            position = (values - low) * (self.intervals / (high - low))  # in intervals from the lower end
+            if wider:
+                position = position + wider
+            near, cell, pieces, lower = _on_uniform_knots(position, self.intervals + 2 * wider, degree)
+        else:
+            knots = working_precision(params["knots"])
+            low, high = knots[degree], knots[degree + self.intervals]
+            if wider:
+                knots = torch.cat((knots[:1].expand(wider, -1), knots, knots[-1:].expand(wider, -1)))
+            position = values
+            near, cell, pieces, lower = _on_knots(position, knots, degree)
         if self.out_of_range == "error":
             self._refuse_outside(values, low, high)
-        position = (values - low) * (self.intervals / (high - low))  # in intervals from the lower end
-        return DenseFeatures(self._basis(position).flatten(-2).to(x.dtype))
+        if self.out_of_range == "linear" and degree:
+            slopes = F.pad(lower, (0, 0, 1, 0)) - F.pad(lower, (0, 0, 0, 1))
+            pieces = pieces + (position - near).unsqueeze(-2) * slopes
+        elif self.out_of_range in ("zero", "extended"):
+            pieces = pieces * (position == near).unsqueeze(-2)
+        rows = cell.unsqueeze(-2) + torch.arange(degree + 1, device=x.device).unsqueeze(-1)
+        height = self.intervals + degree + 2 * wider
+        basis = torch.zeros_like(pieces[..., :1, :]).expand(*x.shape[:-1], height, x.shape[-1])
+        basis = basis.scatter(-2, rows, pieces)
+        if wider:
+            basis = basis.narrow(-2, wider, self.intervals + degree)
+        return DenseFeatures(basis.flatten(-2).to(x.dtype))
 
     def _refuse_outside(self, x: Tensor, low: Tensor, high: Tensor) -> None:
         if x.is_meta:
@@ -105,46 +236,120 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
                 f"BSpline(out_of_range='error'): {int(outside.sum()):,} inputs are out of range, the first is {first:.6g}"
             )
 
-    def _basis(self, position: Tensor) -> Tensor:
-        """Return all functions `(..., G, m)` at positions `(..., m)` in intervals."""
+    # -------------------------------------------------------------------------------- a finer grid
+
+    def has_grid(self) -> bool:  # noqa: D102
+        return True
+
+    def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement:
+        """Return the spline with each interval divided into equal parts, which makes every present function a sum of new ones.
+
+        Of uniform knots those beyond the range move with the width of the intervals: functions are the same on the range, and
+        beyond it by every policy but `extended`. Of other knots those beyond the range stay, and so do functions everywhere.
+        """
         n, degree = self.intervals, self.degree
-        inside = position.clamp(0, n)
-        if self.out_of_range == "extended":
-            cell = position.floor().clamp(-degree - 1, n + degree)
-        else:
-            cell = inside.floor().clamp(max=n - 1)  # the upper end belongs to the last interval
-        # Not a number has no interval: any will do, the values carry it on.
-        index = cell.nan_to_num().long()
-        if self.out_of_range == "linear":
-            local = inside - cell
-            pieces, lower = _local_basis(local, degree)
-            excess = (position - inside).unsqueeze(-2)
-            pieces = pieces + excess * (F.pad(lower, (0, 0, 1, 0)) - F.pad(lower, (0, 0, 0, 1))) if degree else pieces
-        elif self.out_of_range == "extended":
-            # Where a piece lies beyond all knots it is multiplied by zero; its local position must stay finite for that.
-            pieces, _ = _local_basis((position - cell).clamp(0, 1), degree)
-            pieces = pieces * ((position >= -degree) & (position < n + degree) | position.isnan()).unsqueeze(-2)
-            if degree == 0:  # as in the other policies the upper end belongs to the last interval
-                index = torch.where(position == n, n - 1, index)
-                pieces = torch.where((position == n).unsqueeze(-2), torch.ones_like(pieces), pieces)
-        else:
-            pieces, _ = _local_basis(inside - cell, degree)
-            if self.out_of_range == "zero":
-                pieces = pieces * ((position >= 0) & (position <= n) | position.isnan()).unsqueeze(-2)
-        rows = index.unsqueeze(-2) + torch.arange(degree + 1, device=position.device).unsqueeze(-1)
-        if self.out_of_range != "extended":
-            empty = (
-                torch.zeros_like(position).unsqueeze(-2).expand(*position.shape[:-1], n + degree, position.shape[-1])
+        if intervals % n or not n <= intervals <= MOST_INTERVALS:
+            allowed = ", ".join(f"{n * i:,}" for i in range(1, 5) if n * i <= MOST_INTERVALS)
+            raise SpecError(
+                f"BSpline(intervals={n:,}): each interval is divided into equal parts, so the new number must be a multiple: "
+                f"{allowed}, … up to {MOST_INTERVALS:,}; got {intervals:,}"
             )
-            return empty.scatter(-2, rows, pieces)
-        # Pieces of functions that are not there (begun before the first, after the last) land in rows that are cut off.
-        pad = degree + 1
-        height = n + degree + 2 * pad
-        empty = torch.zeros_like(position).unsqueeze(-2).expand(*position.shape[:-1], height, position.shape[-1])
-        return empty.scatter(-2, rows + pad, pieces).narrow(-2, pad, n + degree)
+        parts = intervals // n
+        finer = replace(self, intervals=intervals, knots="uniform")
+        values: Mapping[str, Tensor]
+        if self.knots == "uniform":
+            values = {"range": tensors["range"]}
+            kind = torch.float64
+            old, new = (
+                torch.arange(-degree, count + degree + 1, dtype=torch.float64, device="cpu").unsqueeze(-1) * (n / count)
+                for count in (n, intervals)
+            )
+        else:
+            if isinstance(self.knots, tuple):
+                points = _divided(torch.tensor(self.knots, dtype=torch.float64, device="cpu").unsqueeze(-1), parts)
+                finer = replace(finer, knots=tuple(points.flatten().tolist()))
+            else:
+                finer = replace(finer, knots="quantile")
+            kind = tensors["knots"].dtype
+            old = tensors["knots"].detach().to("cpu", torch.float64)
+            inner = _divided(old[degree : degree + n + 1], parts)
+            # As they will be kept: rounded knots are other knots, and the functions on those are what counts.
+            new = torch.cat((old[:degree], inner, old[degree + n + 1 :])).to(kind)
+            values = {"knots": new.to(tensors["knots"])}
+            new = new.double()
+        first, weights = _insertion(old, new, degree, parts)
+        columns = functools.partial(_rewritten, first=first, weights=weights, inputs=in_features)
+        alike = (
+            bool((first == first[:, :1]).all())
+            and float((weights - weights[..., :1]).abs().max()) <= 8 * torch.finfo(kind).eps
+        )
+        grid = functools.partial(_rewritten, first=first[:, :1], weights=weights[..., :1], inputs=1) if alike else None
+        return Refinement(finer, values, columns, grid)
 
 
-def _local_basis(t: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+def _with_outer(breakpoints: Tensor, degree: int) -> Tensor:
+    """Return breakpoints `(n + 1, m)` with `degree` knots more on either side, at the mean width of the intervals."""
+    low, high = breakpoints[:1], breakpoints[-1:]
+    width = high / (len(breakpoints) - 1) - low / (len(breakpoints) - 1)
+    steps = torch.arange(1, degree + 1, dtype=breakpoints.dtype, device=breakpoints.device).unsqueeze(-1) * width
+    return torch.cat((low - steps.flip(0), breakpoints, high + steps))
+
+
+def _on_uniform_knots(position: Tensor, intervals: int, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `_on_knots` does, for positions `(..., m)` in intervals from the lower end of uniform knots."""
+    near = position.clamp(0, intervals)
+    cell = near.floor().clamp(max=intervals - 1)  # the upper end belongs to the last interval
+    pieces, lower = _uniform_pieces(near - cell, degree)
+    # Not a number has no interval: any will do, the values carry it on.
+    return near, cell.nan_to_num().long(), pieces, lower
+
+
+def _on_knots(x: Tensor, knots: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the functions that are not zero at inputs `(..., m)`, on knots `(n + 1 + 2·degree, m)` that do not decrease.
+
+    Returns:
+        The inputs moved into the range; the interval of each, which is the number of the first of its functions; these
+        functions `(..., degree + 1, m)`; and what their slopes are the differences of, `(..., degree, m)`.
+    """
+    ends = knots[degree : len(knots) - degree]
+    near = x.clamp(ends[0], ends[-1])
+    inputs = torch.arange(x.shape[-1], device=x.device)
+    # The last interval that begins before the upper end, found by halving: repeated knots make intervals of no width.
+    last = (ends < ends[-1]).sum(0) - 1
+    cell = torch.zeros_like(near, dtype=torch.long)
+    for bit in reversed(range((len(ends) - 2).bit_length())):
+        trial = torch.minimum(cell + 2**bit, last)
+        cell = torch.where(ends[trial, inputs] <= near, trial, cell)
+    rows = cell.unsqueeze(-2) + torch.arange(1, 2 * degree + 1, device=x.device).unsqueeze(-1)
+    pieces, lower = _pieces([near] * degree, knots[rows, inputs].unbind(-2), torch.ones_like(near) + 0 * near)
+    return near, cell, torch.stack(pieces, -2), torch.stack(lower, -2) if lower else near.unsqueeze(-2)
+
+
+def _pieces(points: Sequence[Tensor], window: Sequence[Tensor], one: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the degree + 1 functions that are not zero on an interval, and what their slopes are the differences of.
+
+    The recursion of Cox and de Boor with each degree at a point of its own. All points equal to x give the values at x;
+    degree consecutive knots of a finer grid give the weights of these functions in one function of that grid (the Oslo
+    algorithm, or blossoming). No divisor is zero if the interval has a width, whatever knots are repeated.
+
+    Args:
+        points: one for each degree from 1 on.
+        window: the `degree` knots up to the lower end of the interval, and those from its upper end on.
+        one: a one in the shape of the result.
+    """
+    degree = len(points)
+    basis = [one]
+    lower: list[Tensor] = []
+    for d, x in enumerate(points, 1):
+        shares = [basis[i] / (window[degree + i] - window[degree - d + i]) for i in range(d)]
+        left = [(x - window[degree - d + i]) * share for i, share in enumerate(shares)]
+        right = [(window[degree + i] - x) * share for i, share in enumerate(shares)]
+        basis = [right[0], *(left[i - 1] + right[i] for i in range(1, d)), left[-1]]
+        lower = [d * share for share in shares] if d == degree else []
+    return basis, lower
+
+
+def _uniform_pieces(t: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     """Return the degree + 1 functions that are not zero on an interval, and those of one degree less.
 
     The recursion of Cox and de Boor on uniform knots, all terms positive for t in [0, 1]:
@@ -165,3 +370,49 @@ def _local_basis(t: Tensor, degree: int) -> tuple[Tensor, Tensor]:
         middle = [((t + (d - j)) * lower[j - 1] + ((j + 1) - t) * lower[j]) / d for j in range(1, d)]
         basis = [first, *middle, t / d * lower[d - 1]]
     return torch.stack(basis, -2), torch.stack(lower, -2) if lower else t.unsqueeze(-2)
+
+
+def _divided(breakpoints: Tensor, parts: int) -> Tensor:
+    """Return breakpoints `(n + 1, m)` with each interval divided into equal parts, `(n·parts + 1, m)`."""
+    share = torch.arange(parts, dtype=breakpoints.dtype, device=breakpoints.device).unsqueeze(-1) / parts
+    inner = torch.lerp(breakpoints[:-1].unsqueeze(1), breakpoints[1:].unsqueeze(1), share)
+    return torch.cat((inner.flatten(0, 1), breakpoints[-1:]))
+
+
+def _insertion(old: Tensor, new: Tensor, degree: int, parts: int) -> tuple[Tensor, Tensor]:
+    """Return how functions on old knots are written in those on new knots, whose intervals are parts of the old ones.
+
+    Args:
+        old, new: all knots, `(…, m)`.
+        degree: of both.
+        parts: the number of new intervals in each old one.
+
+    Returns:
+        For each new function the number of the first old one that has a share in it, `(q′, m)`, and the weights of that one
+        and the next ones in it, `(degree + 1, q′, m)`.
+    """
+    functions, inputs = len(new) - degree - 1, torch.arange(new.shape[1], device="cpu")
+    number = torch.arange(functions, device="cpu").unsqueeze(-1)
+    has_width = new[degree : len(new) - degree].diff(dim=0) > 0
+    # Any interval of a function tells its weights; those in the middle lose the fewest digits.
+    cell = torch.full((functions, new.shape[1]), -1, device="cpu")
+    for back in sorted(range(degree + 1), key=lambda i: abs(2 * i - degree)):
+        trial = (number - back).expand_as(cell)
+        inside = (trial >= 0) & (trial < len(has_width))
+        good = inside & has_width[trial.clamp(0, len(has_width) - 1), inputs]
+        cell = torch.where((cell < 0) & good, trial, cell)
+    first = cell.clamp_min(0) // parts
+    window = [old[first + i, inputs] for i in range(1, 2 * degree + 1)]
+    points = [new[d : d + functions] for d in range(1, degree + 1)]
+    pieces, _ = _pieces(points, window, torch.ones_like(new[:functions]))
+    # A function between knots that are all equal is zero, and its weights do not matter.
+    return first, torch.stack([torch.where(cell < 0, 0, piece) for piece in pieces])
+
+
+def _rewritten(rows: Tensor, *, first: Tensor, weights: Tensor, inputs: int) -> Tensor:
+    """Return coefficients `(..., q·inputs)` of old functions as those of new ones; `first`, `weights` from `_insertion`."""
+    # In float64, which not every device has.
+    old = rows.detach().to("cpu", torch.float64).unflatten(-1, (-1, inputs))
+    place = first.expand(*old.shape[:-2], len(first), inputs)
+    new = sum((weight * old.gather(-2, place + i) for i, weight in enumerate(weights)), old.new_zeros(()))
+    return new.flatten(-2).to(rows)

@@ -2,4 +2,165 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kapsi.expansion.base import Expansion, Interval, bounded_ratio, working_precision
+from kapsi.features import DenseFeatures, Features
+from kapsi.function import Tensors, option
+
+__all__ = ["Hyperbolic", "InverseHyperbolic", "InverseTrigonometric", "Trigonometric"]
+
+
+class _Three(Expansion):
+    """Three functions of each input: κ(x) = [f₁(x), f₂(x), f₃(x)], D = 3m."""
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        return 3, in_features
+
+    @abstractmethod
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the three functions of x, in float32 or float64."""
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        return DenseFeatures(torch.cat(self.functions(working_precision(x)), -1).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class Trigonometric(_Three, name="trigonometric"):
+    """Cosine, sine and tangent: κ(x) = [cos x, sin x, tan x], D = 3m.
+
+    The tangent is exact up to 1/ε. Nearer to a pole, where c = cot x lies within ±ε, it is bridged by the odd
+    2c/ε² − c³/ε⁴, which meets 1/c in value and slope: values stay within 1.1/ε, and the pole itself gives zero.
+
+    Args:
+        pole: ε, about the distance from a pole at which the tangent leaves its formula, 10⁻⁶ to 1, in radians.
+
+    Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
+
+    Example:
+        >>> import torch
+        >>> Trigonometric()(torch.tensor([1.0]), {}).dense()
+        tensor([0.5403, 0.8415, 1.5574])
+    """
+
+    examples = ({}, {"pole": 0.5})
+
+    pole: float = option(0.01, minimum=1e-6, maximum=1.0)
+
+    def heavy_tailed(self) -> bool:
+        """Return True: the tangent has a pole in every period, so no range of inputs is free of large values."""
+        return True
+
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+        cosine, sine = torch.cos(x), torch.sin(x)
+        return cosine, sine, bounded_ratio(sine, cosine, self.pole)
+
+
+@dataclass(frozen=True)
+class Hyperbolic(_Three, name="hyperbolic"):
+    """Hyperbolic cosine, sine and tangent: κ(x) = [cosh x, sinh x, tanh x], D = 3m.
+
+    Beyond `|x|` = p the first two go on as their tangents at ±p. At the largest p they and their squares stay within
+    float32 for `|x|` up to 1,000; in float16, which ends at 65,504, choose p of at most 4 for such inputs.
+
+    Args:
+        turn: p, up to where cosh and sinh are exact, 0.1 to 30.
+
+    Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
+
+    Example:
+        >>> import torch
+        >>> Hyperbolic()(torch.tensor([1.0]), {}).dense()
+        tensor([1.5431, 1.1752, 0.7616])
+    """
+
+    examples = ({}, {"turn": 1.5})
+
+    turn: float = option(16.0, minimum=0.1, maximum=30.0)
+
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+        near = x.clamp(-self.turn, self.turn)
+        cosine = _tangent_beyond(x, near, torch.cosh, torch.sinh)
+        return cosine, _tangent_beyond(x, near, torch.sinh, torch.cosh), torch.tanh(x)
+
+
+@dataclass(frozen=True)
+class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_trigonometric",)):
+    """Inverse cosine, sine and tangent: κ(x) = [arccos x, arcsin x, arctan x], D = 3m.
+
+    The first two are exact for `|x|` ≤ 1 − δ and go on as their tangents beyond: their slopes, infinite at ±1, stay within
+    1/√(2δ − δ²), which is 7.1 at the default, and inputs outside of [−1, 1] still tell apart.
+
+    Args:
+        margin: δ, the distance from ±1 at which arccos and arcsin leave their formulas, 10⁻⁶ to 0.5.
+
+    Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
+
+    Example:
+        >>> import torch
+        >>> InverseTrigonometric()(torch.tensor([0.5]), {}).dense()
+        tensor([1.0472, 0.5236, 0.4636])
+    """
+
+    examples = ({}, {"margin": 0.3})
+
+    margin: float = option(0.01, minimum=1e-6, maximum=0.5)
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+        return ((2 * in_features, -1.0, 1.0), (in_features, -math.inf, math.inf))
+
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+        near = x.clamp(self.margin - 1, 1 - self.margin)
+        cosine = _tangent_beyond(x, near, torch.acos, lambda v: -torch.rsqrt(1 - v.square()))
+        sine = _tangent_beyond(x, near, torch.asin, lambda v: torch.rsqrt(1 - v.square()))
+        return cosine, sine, torch.atan(x)
+
+
+@dataclass(frozen=True)
+class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbolic",)):
+    """Inverse hyperbolic cosine, sine and tangent: κ(x) = [arccosh x, arcsinh x, arctanh x], D = 3m.
+
+    The first lives on [1, ∞), the last on (−1, 1). arccosh is exact for x ≥ 1 + δ, arctanh for `|x|` ≤ 1 − δ, and both go on
+    as their tangents beyond, with slopes of 1/√(2δ + δ²) and 1/(2δ − δ²), 7.1 and 50 at the default.
+
+    Args:
+        margin: δ, the distance from ±1 at which arccosh and arctanh leave their formulas, 10⁻⁶ to 0.5.
+
+    Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions", as in the paper's
+        overview of functions; the formula there has sinh and tanh in the places of their inverses.
+
+    Example:
+        >>> import torch
+        >>> InverseHyperbolic()(torch.tensor([2.0, 0.5]), {}).dense()[[0, 3, 5]]
+        tensor([1.3170, 0.4812, 0.5493])
+    """
+
+    examples = ({}, {"margin": 0.3})
+
+    margin: float = option(0.01, minimum=1e-6, maximum=0.5)
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+        return (
+            (in_features, 1.0, math.inf),
+            (in_features, -math.inf, math.inf),
+            (in_features, -1.0, 1.0),
+        )
+
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+        above, inside = x.clamp_min(1 + self.margin), x.clamp(self.margin - 1, 1 - self.margin)
+        cosine = _tangent_beyond(x, above, torch.acosh, lambda v: torch.rsqrt(v.square() - 1))
+        tangent = _tangent_beyond(x, inside, torch.atanh, lambda v: 1 / (1 - v.square()))
+        return cosine, torch.asinh(x), tangent
+
+
+def _tangent_beyond(
+    x: Tensor, near: Tensor, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return a function where x lies in a range, and its tangent at the nearer end beyond; `near` is x moved into the range."""
+    return function(near) + slope(near) * (x - near)

@@ -1,5 +1,331 @@
-"""Wavelets of each input."""
+"""Wavelets of each input on a grid of scales and shifts."""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kapsi.expansion.base import Expansion, Interval, working_precision
+from kapsi.expansion.radial import data_range
+from kapsi.features import DenseFeatures, Features
+from kapsi.function import Param, Params, Tensors, option
+
+__all__ = [
+    "BetaWavelet",
+    "DerivativeOfGaussianWavelet",
+    "HaarWavelet",
+    "MeyerWavelet",
+    "RickerWavelet",
+    "ShannonWavelet",
+]
+
+FAR = 40.0
+"""Where exp(−u²/2) is zero in float64: arguments are cut off here, so that no power of them overflows."""
+
+
+@dataclass(frozen=True)
+class Wavelet(Expansion):
+    """Wavelets of each input: κ(x) = [ψ₀₀(x), ψ₀₁(x), …, ψ_{S−1,T−1}(x)], basis-major, scale by scale, D = m·S·T.
+
+    ψ_{s,t}(x) = a^{−s/2} ψ((z − τ_t) / a^s), z = (x − center) / e^{log_scale}, τ_t = t − (T − 1)/2, s = 0, …, S − 1 and
+    t = 0, …, T − 1. Every mother wavelet ψ is centered at 0 and has zero mean and unit norm, ∫ψ² = 1.
+
+    The finest wavelets, s = 0, are one unit of z apart, and each scale has the same T positions (the wavelet transform that
+    is called stationary or undecimated): every scale covers −T/2 ≤ z ≤ T/2, and no wavelet lies outside.
+
+    `center` and `log_scale`, `(m,)`, are buffers, zero at first; `kapsi.calibrate` sets them so that z has the range
+    −T/2 to T/2 on the data.
+    """
+
+    scales: int = option(3, minimum=1, maximum=32)
+    shifts: int = option(4, minimum=1, maximum=100_000)
+    dilation: float = option(2.0, minimum=1.1, maximum=8.0)
+
+    @abstractmethod
+    def _mother(self, u: Tensor) -> Tensor:
+        """Return ψ(u)."""
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        return self.scales * self.shifts, in_features
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        return ((self.out_features(in_features), -self.shifts / 2, self.shifts / 2),)
+
+    def params(self, in_features: int) -> Params:
+        return {name: Param((in_features,), "zeros", trainable=False) for name in ("center", "log_scale")}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return the middle of each input's range in the data, and the range by T; a constant input gets some room."""
+        low, high = data_range(x, self.shifts)
+        return {"center": low + (high - low) / 2, "log_scale": torch.log((high - low) / self.shifts)}
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        center, log_scale = working_precision(params["center"]), working_precision(params["log_scale"])
+        z = (working_precision(x) - center) * torch.exp(-log_scale)
+        places = torch.arange(self.shifts, dtype=z.dtype, device=z.device) - (self.shifts - 1) / 2
+        exponents = -torch.arange(self.scales, dtype=z.dtype, device=z.device).reshape(-1, 1, 1)
+        shrink = torch.pow(self.dilation, exponents)
+        values = self._mother((z.unsqueeze(-2) - places.unsqueeze(-1)).unsqueeze(-3) * shrink)
+        return DenseFeatures((values * shrink.sqrt()).flatten(-3).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class SmoothWavelet(Wavelet):
+    """A wavelet with a derivative, by which position and scale can be trained."""
+
+    learnable: bool = False
+
+    def params(self, in_features: int) -> Params:
+        return {name: Param((in_features,), "zeros", trainable=self.learnable) for name in ("center", "log_scale")}
+
+
+@dataclass(frozen=True)
+class HaarWavelet(Wavelet, name="haar"):
+    """Haar wavelets of each input: ψ(u) = 1 on [−½, 0), −1 on [0, ½), else 0; D = m·scales·shifts.
+
+    On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
+    and `log_scale`, zero at first, are set by `kapsi.calibrate`. A step function: its gradient is zero wherever there is
+    one, so it belongs into a first layer. Outside of −T/2 ≤ z ≤ T/2 all but the coarse ones are zero.
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+
+    Source: Daubechies, Ten Lectures on Wavelets (1992), section 1.3.3.
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> HaarWavelet(scales=1, shifts=2)(torch.tensor([0.3]), tensors).dense()
+        tensor([0., 1.])
+    """
+
+    examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5})
+
+    def _mother(self, u: Tensor) -> Tensor:
+        inside = (u >= -0.5) & (u < 0.5)
+        step = torch.where(u < 0, 1.0, -1.0).to(u.dtype)
+        # Zero outside, but for what is not a number.
+        return torch.where(inside, step, torch.where(u.isnan(), u, torch.zeros_like(u)))
+
+
+@dataclass(frozen=True)
+class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
+    """Ricker wavelets of each input ("Mexican hats"): ψ(u) = 2/(√3 π^¼) (1 − u²) exp(−u²/2); D = m·scales·shifts.
+
+    On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
+    and `log_scale`, zero at first, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        learnable: whether `center` and `log_scale` are trained.
+
+    Source: Daubechies, Ten Lectures on Wavelets (1992), section 3.3.5.
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> RickerWavelet(scales=2, shifts=1)(torch.tensor([0.0]), tensors).dense()
+        tensor([0.8673, 0.6133])
+    """
+
+    examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5, "learnable": True})
+
+    def _mother(self, u: Tensor) -> Tensor:
+        square = u.clamp(-FAR, FAR).square()
+        return (1 - square) * torch.exp(square * -0.5) * (2 / (math.sqrt(3) * math.pi**0.25))
+
+
+@dataclass(frozen=True)
+class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", aliases=("dog",)):
+    """Derivatives of a Gaussian: ψ(u) = (−1)^{n+1} Γ(n + ½)^{−½} dⁿ/duⁿ exp(−u²/2); D = m·scales·shifts.
+
+    That is −He_n(u) exp(−u²/2) / √Γ(n + ½) with Hermite polynomials He_n; order 2 is the Ricker wavelet. On the grid
+    ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center` and
+    `log_scale`, zero at first, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        learnable: whether `center` and `log_scale` are trained.
+        order: n, 1 to 20.
+
+    Source: Torrence and Compo, A Practical Guide to Wavelet Analysis (1998), table 1; DLMF 18.9 for the recurrence.
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> DerivativeOfGaussianWavelet(scales=1, shifts=1, order=1)(torch.tensor([1.0]), tensors).dense()
+        tensor([-0.6443])
+    """
+
+    examples = (
+        {},
+        {"scales": 2, "shifts": 3, "order": 1, "learnable": True},
+        {"scales": 1, "shifts": 2, "order": 2, "dilation": 3.0},
+        {"scales": 2, "shifts": 1, "order": 7},
+    )
+
+    order: int = option(1, minimum=1, maximum=20)
+
+    def _mother(self, u: Tensor) -> Tensor:
+        u = u.clamp(-FAR, FAR)
+        # He_{k+1} = u He_k − k He_{k−1}, with the Gaussian and the norm in all terms.
+        before = torch.exp(u.square() * -0.5) * (-1 / math.sqrt(math.gamma(self.order + 0.5)))
+        last = u * before
+        for k in range(1, self.order):
+            before, last = last, u * last - k * before
+        return last
+
+
+@dataclass(frozen=True)
+class ShannonWavelet(SmoothWavelet, name="shannon"):
+    """Shannon wavelets of each input: ψ(u) = sin(πu/2) / (πu/2) · cos(3πu/2); D = m·scales·shifts.
+
+    The frequencies from π to 2π, all alike. On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s),
+    z = (x − center) / e^{log_scale}; the buffers `center` and `log_scale`, zero at first, are set by `kapsi.calibrate`.
+    Values fall as 1/u: it is nowhere without a gradient.
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        learnable: whether `center` and `log_scale` are trained.
+
+    Source: Mallat, A Wavelet Tour of Signal Processing (2009), section 7.2.2, there shifted by ½.
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> ShannonWavelet(scales=2, shifts=1)(torch.tensor([0.0]), tensors).dense()
+        tensor([1.0000, 0.7071])
+    """
+
+    examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5, "learnable": True})
+
+    def _mother(self, u: Tensor) -> Tensor:
+        return sinc(u * (math.pi / 2)) * torch.cos(u * (1.5 * math.pi))
+
+
+@dataclass(frozen=True)
+class MeyerWavelet(SmoothWavelet, name="meyer"):
+    """Meyer wavelets of each input, with linear transitions between frequency bands (ν(x) = x); D = m·scales·shifts.
+
+    The Fourier transform of ψ is −cos(¾ω) for ⅔π ≤ |ω| ≤ 4/3π, sin(⅜|ω|) for 4/3π ≤ |ω| ≤ 8/3π, and 0 elsewhere (shifted so
+    that ψ is even). Each piece has a closed inverse, and with S(y) = sin(y)/y their sum is
+
+        ψ(u) = Σ_± ⅔ sin(2πp) S(⅔πp) − ⅓ cos(πq) S(⅓πq),  p = ⅜ ± u,  q = ¾ ± u,
+
+    which has no poles, unlike the quotients of polynomials that it is equal to. On the grid
+    ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center` and
+    `log_scale`, zero at first, are set by `kapsi.calibrate`. Values fall as 1/u².
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        learnable: whether `center` and `log_scale` are trained.
+
+    Source: Daubechies, Ten Lectures on Wavelets (1992), section 4.2.1; Valenzuela and de Oliveira, Close Expressions for Meyer
+    Wavelet and Scale Function (arXiv 1502.00161).
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> MeyerWavelet(scales=2, shifts=1)(torch.tensor([0.0]), tensors).dense()
+        tensor([1.2732, 0.9003])
+    """
+
+    examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5, "learnable": True})
+
+    def _mother(self, u: Tensor) -> Tensor:
+        def half(v: Tensor) -> Tensor:
+            p, q = (v + 0.375) * math.pi, (v + 0.75) * math.pi
+            return torch.sin(2 * p) * sinc(p * (2 / 3)) * (2 / 3) - torch.cos(q) * sinc(q / 3) / 3
+
+        return half(u) + half(-u)
+
+
+@dataclass(frozen=True)
+class BetaWavelet(SmoothWavelet, name="beta_wavelet"):
+    """Beta wavelets of each input: ψ(u) = −C dP/du, P the beta density on the interval where it has mean 0 and variance 1.
+
+    The interval is −√(α/β)·√(α + β + 1) ≤ u ≤ √(β/α)·√(α + β + 1), outside of it ψ is zero; C makes the norm one. On the
+    grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}, D = m·scales·shifts; the
+    buffers `center` and `log_scale`, zero at first, are set by `kapsi.calibrate`.
+
+    Args:
+        scales: S, the number of scales, 1 to 32.
+        shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
+        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        learnable: whether `center` and `log_scale` are trained.
+        alpha, beta: α and β, 3 to 50; below 3 the gradient would have no bound at the ends of the interval.
+
+    Source: de Oliveira and de Araújo, Compactly Supported One-cyclic Wavelets Derived from Beta Distributions (2005), there
+    without C.
+
+    Example:
+        >>> import torch
+        >>> tensors = {"center": torch.zeros(1), "log_scale": torch.zeros(1)}
+        >>> BetaWavelet(scales=1, shifts=1)(torch.tensor([[-1.0], [1.0], [3.5]]), tensors).dense()
+        tensor([[-0.5594],
+                [ 0.5594],
+                [ 0.0000]])
+    """
+
+    examples = (
+        {},
+        {"scales": 2, "shifts": 3, "alpha": 3.0, "beta": 5.5, "learnable": True},
+        {"scales": 1, "shifts": 2, "alpha": 7.0, "beta": 3.0, "dilation": 3.0},
+    )
+
+    alpha: float = option(4.0, minimum=3.0, maximum=50.0)
+    beta: float = option(4.0, minimum=3.0, maximum=50.0)
+
+    def _mother(self, u: Tensor) -> Tensor:
+        a, b = self.alpha, self.beta
+        length = (a + b) * math.sqrt((a + b + 1) / (a * b))
+        y = u / length + a / (a + b)  # 0 to 1 on the interval
+        inside = (y > 0) & (y < 1)
+        # Outside any point will do: its derivatives, multiplied by zero, must be finite.
+        y = torch.where(inside, y, torch.full_like(y, 0.5))
+        slope = y.pow(a - 2) * (1 - y).pow(b - 2) * ((a - 1) * (1 - y) - (b - 1) * y)
+        # Zero outside, but for what is not a number.
+        outside = torch.where(u.isnan(), u, torch.zeros_like(u))
+        return torch.where(inside, slope * self._constant(length), outside)
+
+    def _constant(self, length: float) -> float:
+        """Return minus the reciprocal norm of y^{α−2} (1 − y)^{β−2} ((α − 1)(1 − y) − (β − 1) y) on the interval."""
+        a, b = self.alpha, self.beta
+
+        def beta_function(p: float, q: float) -> float:
+            return math.exp(math.lgamma(p) + math.lgamma(q) - math.lgamma(p + q))
+
+        square = (
+            (a - 1) ** 2 * beta_function(2 * a - 3, 2 * b - 1)
+            - 2 * (a - 1) * (b - 1) * beta_function(2 * a - 2, 2 * b - 2)
+            + (b - 1) ** 2 * beta_function(2 * a - 1, 2 * b - 3)
+        )
+        return -1 / math.sqrt(length * square)
+
+
+def sinc(y: Tensor) -> Tensor:
+    """Return sin(y)/y with all its derivatives: the quotient loses digits in them near zero, so a series stands in there."""
+    near = y.abs() < 0.25
+    square = torch.where(near, y, torch.zeros_like(y)).square()
+    series = square * (-1 / math.factorial(11))  # the first term left out is y¹²/13! = 1e-17
+    for k in (4, 3, 2, 1):
+        series = (series + (-1) ** k / math.factorial(2 * k + 1)) * square
+    series = series + 1
+    far = torch.where(near, torch.ones_like(y), y)
+    return torch.where(near, series, torch.sin(far) / far)

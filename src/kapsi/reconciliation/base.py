@@ -8,13 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 
 from kapsi.errors import SpecError
 from kapsi.function import Function, Params, Tensors, flatten
 from kapsi.weights import Weights
 
-__all__ = ["ChangeOfBasis", "Reconciliation", "divisor_near_root", "divisors", "need_divisor"]
+__all__ = [
+    "ChangeOfBasis",
+    "Reconciliation",
+    "divisor_near_root",
+    "divisors",
+    "need_divisor",
+    "random_mask",
+    "require_kept",
+]
 
 
 @dataclass(frozen=True)
@@ -98,3 +107,17 @@ def need_divisor(where: str, name: str, value: int, number: int, what: str) -> N
     if number % value:
         allowed = ", ".join(map(str, divisors(number))) if number < 10**12 else "those of the number"
         raise SpecError(f"{where}({name}={value}): {name} must divide the {number:,} {what}; divisors are {allowed}")
+
+
+def random_mask(shape: tuple[int, ...], generator: Generator | None, *, kept: int) -> Tensor:
+    """Return a mask of a shape in which `kept` entries, chosen at random, are true."""
+    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    mask.view(-1)[torch.randperm(mask.numel(), generator=generator, device="cpu")[:kept]] = True
+    return mask
+
+
+def require_kept(where: str, name: str, mask: Tensor, kept: int) -> None:
+    """Raise a `SpecError` if a mask of a user's own, or one for each channel, does not keep as many entries as it must."""
+    found = mask.flatten(-2).sum(-1)
+    if bool((found != kept).any()):
+        raise SpecError(f"{where}: the {name} must keep exactly {kept:,} entries, got {found.flatten().tolist()}")

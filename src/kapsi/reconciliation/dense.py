@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Generator, Tensor
 
 from kapsi.errors import SpecError
 from kapsi.function import Param, Params, Tensors, option
-from kapsi.reconciliation.base import Reconciliation
-from kapsi.weights import ConstantWeights, DenseWeights, Weights
+from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, divisors, random_mask, require_kept
+from kapsi.weights import ConstantWeights, DenseWeights, EyeWeights, KroneckerWeights, Weights
 
-__all__ = ["ConstantReconciliation", "Dense", "Masked"]
+__all__ = ["ConstantReconciliation", "Dense", "Eye", "Masked", "OneReconciliation", "ZeroReconciliation"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,10 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
         return DenseWeights(params["matrix"])
 
-
-def _random_mask(shape: tuple[int, ...], generator: Generator | None, *, kept: int) -> Tensor:
-    mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
-    mask.view(-1)[torch.randperm(mask.numel(), generator=generator, device="cpu")[:kept]] = True
-    return mask
+    def rebase(  # noqa: D102
+        self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
+    ) -> tuple[Reconciliation, dict[str, Any]]:
+        return self, {"matrix": change.columns(tensors["matrix"])}
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
         columns = factors[0] * factors[1]
         kept = round(self.ratio * out_features * columns)
-        mask = functools.partial(_random_mask, kept=kept)
+        mask = functools.partial(random_mask, kept=kept)
         return {
             "values": Param((kept,), (out_features / max(kept, 1)) ** 0.5),
             "mask": Param((out_features, columns), mask, trainable=False, dtype=torch.bool),
@@ -76,16 +75,27 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
     def validate(self, tensors: Tensors) -> None:  # noqa: D102
-        mask, kept = tensors["mask"], tensors["values"].shape[-1]
-        found = mask.flatten(-2).sum(-1)
-        if bool((found != kept).any()):
-            raise SpecError(
-                f"Masked(ratio={self.ratio}): the mask must keep exactly {kept:,} entries, got {found.flatten().tolist()}"
-            )
+        require_kept(f"Masked(ratio={self.ratio})", "mask", tensors["mask"], tensors["values"].shape[-1])
 
 
 @dataclass(frozen=True)
-class ConstantReconciliation(Reconciliation, name="constant"):
+class _Filled(Reconciliation):
+    """ψ(w) = c·1: a constant, kept as a buffer that carries type and device."""
+
+    def _constant(self) -> float:
+        raise NotImplementedError
+
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
+        """Return the constant, a buffer."""
+        return {"value": Param((), (self._constant(),), trainable=False)}
+
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
+        """Return weights that are all the same."""
+        return ConstantWeights(params["value"], out_features, factors[0] * factors[1])
+
+
+@dataclass(frozen=True)
+class ConstantReconciliation(_Filled, name="constant"):
     """Every entry is the same constant: ψ(w) = c·1, l = 0.
 
     Args:
@@ -102,8 +112,78 @@ class ConstantReconciliation(Reconciliation, name="constant"):
 
     value: float = 1.0
 
+    def _constant(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class ZeroReconciliation(_Filled, name="zero"):
+    """Every entry is zero: ψ(w) = 0, l = 0; what is left of a head is its remainder and bias.
+
+    Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (zero reconciliation).
+
+    Example:
+        >>> ZeroReconciliation().count(out_features=4, factors=(1, 10))
+        0
+    """
+
+    def _constant(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class OneReconciliation(_Filled, name="one"):
+    """Every entry is one: ψ(w) = 1, l = 0; every output is the sum of κ's columns.
+
+    Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (one reconciliation).
+
+    Example:
+        >>> OneReconciliation().count(out_features=4, factors=(1, 10))
+        0
+    """
+
+    def _constant(self) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
+    """Columns of κ passed on: ψ(w) = I with n = D, or in blocks I ⊗ 1ᵀ, each output the sum of D/n columns; l = 0.
+
+    Args:
+        blocks: output i is the sum of the i-th block of D/n columns, instead of column i; n must divide D.
+
+    Raises:
+        SpecError: n ≠ D, or n does not divide D; the message says what fits.
+
+    Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (constant eye reconciliation); the blocks add up the
+        log-densities of a class in naive Bayes.
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> kp.Head(3, 3, kp.HeadSpec(kp.Identity(), Eye()))(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([1., 2., 3.])
+    """
+
+    examples = ({"blocks": True}, {})
+
+    blocks: bool = False
+
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
-        return {"value": Param((), (self.value,), trainable=False)}
+        columns = factors[0] * factors[1]
+        if self.blocks and columns % out_features:
+            raise SpecError(
+                f"Eye(blocks=True): the {out_features:,} outputs must divide the {columns:,} columns of κ; "
+                f"divisors are {', '.join(map(str, divisors(columns)))}"
+            )
+        if not self.blocks and columns != out_features:
+            raise SpecError(
+                f"Eye: needs as many outputs as κ has columns, got {out_features:,} outputs and {columns:,} columns; "
+                "Eye(blocks=True) adds up blocks of columns"
+            )
+        return {"value": Param((), (1.0,), trainable=False)}
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
-        return ConstantWeights(params["value"], out_features, factors[0] * factors[1])
+        value, width = params["value"], factors[0] * factors[1] // out_features
+        eye = EyeWeights(value, out_features)
+        return KroneckerWeights(eye, ConstantWeights(torch.ones_like(value), 1, width)) if self.blocks else eye

@@ -1,0 +1,42 @@
+"""References of combinations of inputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+from scipy.stats import multivariate_normal
+
+from references.base import Reference, Table
+
+
+def subsets(f: Any, m: int) -> list[list[int]]:
+    if f.subsets is not None:
+        return [list(subset) for subset in f.subsets]
+    return [list(c) for size in range(1, f.order + 1) for c in itertools.combinations(range(m), size)]
+
+
+def normal(f: Any, x: ndarray, t: Any) -> ndarray:
+    lower = np.tril(t["factor"], -1) + np.diag(np.exp(np.diag(t["factor"])))
+    covariance = lower @ lower.T
+    densities = [
+        multivariate_normal.logpdf(x[:, s], t["mean"][s], covariance[np.ix_(s, s)]) for s in subsets(f, x.shape[1])
+    ]
+    return np.stack(np.broadcast_arrays(*densities), 1)
+
+
+EXPANSIONS: Table = {
+    "combinatorial": Reference(
+        "itertools.combinations",
+        lambda f, x, t: np.concatenate([x[:, s] for s in subsets(f, x.shape[1])], 1),
+        lambda f, m: sum(map(len, f.subsets)) if f.subsets else sum(i * math.comb(m, i) for i in range(1, f.order + 1)),
+    ),
+    "combinatorial_normal": Reference(
+        "scipy.stats.multivariate_normal.logpdf",
+        normal,
+        lambda f, m: len(f.subsets) if f.subsets else sum(math.comb(m, i) for i in range(1, f.order + 1)),
+    ),
+}

@@ -1,0 +1,188 @@
+"""Combinations of inputs: their order, their number before anything is made, and the joint normal density."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from sklearn.covariance import EmpiricalCovariance
+
+import kapsi as kp
+from kapsi.testing import LAWS, WatchSizes, check
+from references import REFERENCES
+
+BOTH = [kp.Combinatorial, kp.CombinatorialNormal]
+SUBSETS = ((2, 0), (1,), (2, 1, 0), (0, 1))
+
+
+def values(head: kp.Head) -> dict[str, np.ndarray]:
+    return {name: head.kappa[name].detach().numpy() for name in head.kappa.names()}
+
+
+def spread_factor(m: int, seed: int = 0) -> torch.Tensor:
+    return 0.5 * torch.randn(m, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 6])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_columns_come_by_size_and_in_lexicographic_order(order, m) -> None:
+    x = torch.arange(m, dtype=torch.float64)
+    expected = [n for size in range(1, order + 1) for c in itertools.combinations(range(m), size) for n in c]
+    assert kp.Combinatorial(order)(x, {}).dense().tolist() == expected
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_joint_density_of_all_combinations(order) -> None:
+    kappa = kp.CombinatorialNormal(order)
+    head = kp.Head(5, 1, kp.HeadSpec(kappa), dtype=torch.float64)
+    head.assign("expansion", mean=torch.arange(5) - 2.0, factor=spread_factor(5))
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = REFERENCES["expansion"]["combinatorial_normal"].values(kappa, x.numpy(), values(head))
+    np.testing.assert_allclose(head.expand(x).dense().numpy(), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_chosen_combinations_keep_the_order_given() -> None:
+    wide = (*SUBSETS, (8, 3, 5, 0, 7, 1), (4,))
+    x = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = torch.cat([x[..., list(s)] for s in wide], -1)
+    assert torch.equal(kp.Combinatorial(subsets=wide)(x, {}).dense(), expected)
+    head = kp.Head(9, 1, kp.HeadSpec(kp.CombinatorialNormal(subsets=wide)), dtype=torch.float64)
+    head.assign("expansion", mean=torch.arange(9) / 4, factor=spread_factor(9))
+    t = values(head)
+    lower = np.tril(t["factor"], -1) + np.diag(np.exp(np.diag(t["factor"])))
+    densities = [
+        multivariate_normal.logpdf(x.numpy()[..., s], t["mean"][s], (lower @ lower.T)[np.ix_(s, s)])
+        for s in map(list, wide)
+    ]
+    np.testing.assert_allclose(head.expand(x).dense().numpy(), np.stack(densities, -1), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kappa", [kp.Combinatorial(subsets=SUBSETS), kp.CombinatorialNormal(subsets=SUBSETS)])
+def test_chosen_combinations_keep_the_laws(kappa) -> None:
+    # Of the laws all but the one that takes fewer inputs than these need.
+    check(kappa, laws=[law.name for law in LAWS.values() if law.over != "pair" and law.name != "columns"])
+
+
+def test_differences_of_columns_are_conditional_densities() -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(kp.CombinatorialNormal(subsets=((0, 1), (0,)))), dtype=torch.float64)
+    factor = torch.tensor([[0.3, 0.0], [0.8, -0.5]], dtype=torch.float64)
+    head.assign("expansion", factor=factor)
+    joint, first = head.expand(torch.tensor([1.5, -0.2], dtype=torch.float64)).dense().tolist()
+    # x₂ given x₁ has mean L₂₁ x₁ / L₁₁ and deviation L₂₂.
+    conditional = multivariate_normal.logpdf(-0.2, 0.8 * 1.5 / np.exp(0.3), np.exp(-1.0))
+    assert joint - first == pytest.approx(conditional, rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ calibration
+
+
+def test_calibrated_mean_and_covariance_are_those_of_the_data() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 4)) @ generator.normal(size=(4, 4)) * [1, 1e-3, 1e3, 1] + [0, 1, 2, -500]
+    head = kp.Head(4, 1, kp.HeadSpec(kp.CombinatorialNormal()), dtype=torch.float64)
+    t = values(kp.calibrate(head, torch.from_numpy(x)))
+    lower = np.tril(t["factor"], -1) + np.diag(np.exp(np.diag(t["factor"])))
+    reference = EmpiricalCovariance().fit(x)
+    np.testing.assert_allclose(t["mean"], reference.location_, rtol=1e-12)
+    scale = x.std(0)
+    np.testing.assert_allclose(
+        lower @ lower.T / np.outer(scale, scale), reference.covariance_ / np.outer(scale, scale), rtol=0, atol=2e-9
+    )
+    assert (np.triu(t["factor"], 1) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_poor_data_give_finite_columns(dtype) -> None:
+    ramp = torch.arange(8, dtype=dtype)
+    collinear = torch.stack((ramp, 2 * ramp - 1, -ramp, torch.full_like(ramp, 0.1)), 1)
+    for x in (collinear, collinear[:1], collinear[:2], torch.full((5, 4), 5000.1, dtype=dtype)):
+        head = kp.calibrate(kp.Head(4, 1, kp.HeadSpec(kp.CombinatorialNormal(4)), dtype=dtype), x)
+        probe = torch.cat((x, x * 0 + 1e3, x * 0)).requires_grad_()
+        columns = head.expand(probe).dense()
+        (gradient,) = torch.autograd.grad(columns.sum(), probe)
+        assert bool(columns.isfinite().all())
+        assert bool(gradient.isfinite().all())
+    constant = values(kp.calibrate(head, collinear))["factor"]
+    assert constant[3].tolist() == [0, 0, 0, 0]  # of variance one, and apart from the others
+
+
+def test_float32_keeps_digits_where_inputs_are_nearly_collinear() -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(500, 1, generator=generator)
+    x = torch.cat((base, base + 1e-3 * torch.randn(500, 1, generator=generator)), 1)
+    head = kp.calibrate(kp.Head(2, 1, kp.HeadSpec(kp.CombinatorialNormal())), x)
+    columns = head.expand(x).dense()
+    exact = REFERENCES["expansion"]["combinatorial_normal"].values(
+        head.spec.expansion, x.double().numpy(), values(head.double())
+    )
+    np.testing.assert_allclose(columns.numpy(), exact, rtol=0, atol=3e-3)
+
+
+def test_extreme_trained_values_stay_finite() -> None:
+    head = kp.Head(4, 1, kp.HeadSpec(kp.CombinatorialNormal(4, learnable=True)))
+    factor = torch.zeros(4, 4)
+    factor[1:, 0] = 1e9  # correlations of one but for 10⁻¹⁸: rounding even in float64
+    head.assign("expansion", factor=factor)
+    columns = head.expand(torch.linspace(-1, 1, 4)).dense()
+    gradients = torch.autograd.grad(columns.sum(), list(head.kappa.parameters()))
+    assert bool(columns.isfinite().all())
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+# ------------------------------------------------------------------------------------------------ sizes and refusals
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_columns_are_counted_before_anything_is_made(cls) -> None:
+    number = "62,726,874,112" if cls is kp.Combinatorial else "15,701,874,580"
+    kappa = cls(4)
+    said = (
+        rf"{cls.__name__}\(order=4\): 784 inputs make {number} columns, at most 16,777,216 are formed; choose a lower"
+    )
+    x = torch.zeros(1, 784)
+    with WatchSizes(x) as watch:
+        for call in (kappa.factors, kappa.out_features, kappa.domain, lambda m: kp.Head(m, 2, kp.HeadSpec(kappa))):
+            with pytest.raises(kp.SpecError, match=said):
+                call(784)
+        with pytest.raises(kp.SpecError, match=said):
+            kappa(x, {})
+    assert watch.largest == 0
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_pairs_of_an_image_fit(cls) -> None:
+    kappa = cls(2)
+    store = kp.Store(kappa.params(784))
+    store.reset()
+    x = torch.randn(4, 784, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), WatchSizes(x) as watch:
+        made = kappa(x, store)
+    assert made.columns == (614_656 if cls is kp.Combinatorial else 307_720)
+    # No more than two numbers a row and combination at once, and the covariances of each.
+    assert watch.largest <= 4 * 614_656
+
+
+@pytest.mark.parametrize("cls", BOTH)
+@pytest.mark.parametrize(
+    ("subsets", "said"),
+    [
+        ((), "at least one combination is needed; None stands for all of up to 2"),
+        (((0,), ()), r"expected numbers of inputs, from 0 on and each once, got \(\)"),
+        (((0, -1),), r"got \(0, -1\)"),
+        (((0, 1, 0),), r"got \(0, 1, 0\)"),
+    ],
+)
+def test_subsets_that_are_none(cls, subsets, said) -> None:
+    with pytest.raises(kp.SpecError, match=said):
+        cls(subsets=subsets)
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_subsets_of_inputs_that_are_not_there(cls) -> None:
+    said = r"\(subsets=…\): \(0, 3\) names input 3; there are 3 inputs, numbered from 0 to 2"
+    for call in (lambda: cls(subsets=((0, 3),)).factors(3), lambda: cls(subsets=((0, 3),))(torch.zeros(3), {})):
+        with pytest.raises(kp.SpecError, match=said):
+            call()

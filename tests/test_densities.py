@@ -1,0 +1,285 @@
+"""Naive probabilistic expansions: their fits, what they are on both sides of zero, and naive Bayes made of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn.naive_bayes import GaussianNB
+
+import kapsi as kp
+
+KINDS = {
+    "normal": kp.NaiveNormal,
+    "cauchy": kp.NaiveCauchy,
+    "laplace": kp.NaiveLaplace,
+    "exponential": kp.NaiveExponential,
+    "gamma": kp.NaiveGamma,
+    "chi_squared": kp.NaiveChiSquared,
+}
+POSITIVE = ("exponential", "gamma", "chi_squared")
+
+
+def fitted(expansion, x, y=None, dtype=torch.float64) -> kp.Head:
+    """Return a head calibrated on arrays."""
+    x = torch.as_tensor(x, dtype=dtype)
+    head = kp.Head(x.shape[1], 1, kp.HeadSpec(expansion), dtype=dtype, seed=0)
+    return kp.calibrate(head, x, None if y is None else torch.as_tensor(y))
+
+
+def parameters(head: kp.Head) -> dict[str, np.ndarray]:
+    """Return the parameters of a head's κ, positive ones as they are: `scale` for `log_scale`."""
+    stored = {name.split(".")[-1]: tensor for name, tensor in head.kappa.state_dict().items()}
+    values = {name: tensor.numpy() for name, tensor in stored.items()}
+    return {n.removeprefix("log_"): np.exp(v) if n.startswith("log_") else v for n, v in values.items()}
+
+
+def blobs(rows: int, classes: int, features: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    y = np.arange(rows) % classes
+    centers, widths = generator.normal(size=(2, classes, features))
+    return centers[y] * 2 + np.exp(widths)[y] * generator.normal(size=(rows, features)), y
+
+
+# ------------------------------------------------------------------------------------------------ naive Bayes
+
+
+def test_class_sums_of_normal_columns_are_the_likelihood_of_gaussian_naive_bayes() -> None:
+    x, y = blobs(300, 3, 5, seed=0)
+    x[:, 1] *= 1e3  # the variance floor is of the widest input
+    x[:, 4] = x[:, 4].round()
+    x[y == 2, 4] = 7.0  # constant in a class
+    new, _ = blobs(500, 3, 5, seed=1)
+    bayes = GaussianNB().fit(x, y)
+    head = fitted(kp.NaiveNormal(3), x, y)
+    found = parameters(head)
+    np.testing.assert_allclose(found["mean"], bayes.theta_, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found["scale"] ** 2, bayes.var_, rtol=1e-10)
+    columns = head.expand(torch.from_numpy(new)).dense().numpy().reshape(500, 3, 5)
+    joint = columns.sum(-1) + np.log(bayes.class_prior_)
+    np.testing.assert_allclose(joint, bayes.predict_joint_log_proba(new), rtol=1e-9)
+    assert (joint.argmax(1) == bayes.predict(new)).all()
+
+
+def trained_accuracy(expansion, train, test) -> float:
+    """Return the accuracy on new rows of a model of one layer, calibrated with labels and trained."""
+    (x, y), (new, truth) = [(torch.from_numpy(a), torch.from_numpy(b)) for a, b in (train, test)]
+    model = kp.Model(kp.rpn([x.shape[1], 2], expansion=expansion, bias=True), seed=0, dtype=torch.float64)
+    if expansion.count == 2:
+        kp.calibrate(model, x, y)
+    kp.fit(model, (x, y), kp.TrainConfig(loss="cross_entropy", penalty=1e-4))
+    with torch.no_grad():
+        return float((model(new).argmax(1) == truth).double().mean())
+
+
+def test_trained_model_on_two_normal_classes_reaches_gaussian_naive_bayes() -> None:
+    def at_two(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(rows) % 2
+        return (4.0 * y - 2)[:, None] + np.random.default_rng(seed).normal(size=(rows, 1)), y
+
+    train, test = at_two(200, 0), at_two(2000, 1)
+    bayes = GaussianNB().fit(*train).score(*test)
+    assert bayes > 0.95
+    assert trained_accuracy(kp.NaiveNormal(2), train, test) >= bayes - 0.002
+    # One N(0, 1) is the same on both sides of zero: guessing is all that is left.
+    assert trained_accuracy(kp.NaiveNormal(1), train, test) < 0.6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_tell_minus_two_from_two(kind) -> None:
+    for expansion in (KINDS[kind](), kp.NaiveMixed((kind,))):
+        head = kp.Head(1, 1, kp.HeadSpec(expansion), dtype=torch.float64)
+        low, high = head.expand(torch.tensor([[-2.0], [2.0]]).double()).dense()
+        assert float((low - high).abs().max()) > 1
+
+
+# ------------------------------------------------------------------------------------------------ fits
+
+GENERATOR = np.random.default_rng(5)
+SAMPLES = {
+    "normal": GENERATOR.normal(3, 0.2, (200, 3)) * [1, 2, 3],
+    "cauchy": GENERATOR.standard_cauchy((201, 3)) * [0.1, 1, 20] + [3, -1, 0],
+    "laplace": GENERATOR.laplace(1, 2, (200, 3)) * [1, 5, 30],
+    "exponential": GENERATOR.exponential(1, (200, 3)) * [1, 5, 30] + 0.01,
+    "gamma": GENERATOR.gamma([0.4, 7, 300], [2, 0.1, 3], (200, 3)) + 0.01,
+    "chi_squared": GENERATOR.chisquare([0.5, 3, 60], (200, 3)) + 0.01,
+}
+# SciPy's own fit of a column, as the arguments of logpdf; the last number is how exact that fit is.
+SCIPY = {
+    "normal": (scipy.stats.norm, {}, lambda t: (t["mean"], t["scale"]), 1e-6),
+    "cauchy": (scipy.stats.cauchy, {}, lambda t: (t["location"], t["scale"]), 1e-3),
+    "laplace": (scipy.stats.laplace, {}, lambda t: (t["location"], t["scale"]), 1e-10),
+    "exponential": (scipy.stats.expon, {"floc": 0}, lambda t: (0, 1 / t["rate"]), 1e-10),
+    "gamma": (scipy.stats.gamma, {"floc": 0}, lambda t: (t["shape"], 0, t["scale"]), 1e-9),
+    "chi_squared": (scipy.stats.chi2, {"floc": 0, "fscale": 1}, lambda t: (t["degrees"], 0, 1), 1e-3),
+}
+
+
+def compare(kind: str, values: np.ndarray, found: dict[str, float]) -> None:
+    """Compare parameters of one column with SciPy's fit, which may be less likely and not more."""
+    distribution, fixed, arguments, exact = SCIPY[kind]
+    theirs, ours = distribution.fit(values, **fixed), arguments(found)
+    np.testing.assert_allclose(ours, theirs, rtol=exact, atol=exact)
+    likelihood, best = (distribution.logpdf(values, *a).sum() for a in (ours, theirs))
+    assert likelihood > best - 1e-9 * abs(best)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_setting_is_the_fit_of_scipy(kind) -> None:
+    found = parameters(fitted(KINDS[kind](1), SAMPLES[kind]))
+    for j in range(3):
+        compare(kind, SAMPLES[kind][:, j], {name: value[0, j] for name, value in found.items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_without_labels_are_fits_of_rank_groups(kind) -> None:
+    x = SAMPLES[kind][:200]
+    found = parameters(fitted(KINDS[kind](2), x))
+    for j in range(3):
+        for setting, group in enumerate(np.split(np.sort(x[:, j]), 2)):
+            compare(kind, group, {name: value[setting, j] for name, value in found.items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_with_labels_are_class_major(kind) -> None:
+    x, y = SAMPLES[kind][:200], np.array([5, 5, -1, 5] * 50)
+    found = parameters(fitted(KINDS[kind](4), x, y))
+    groups = [group for label in (-1, 5) for group in np.array_split(np.sort(x[y == label], 0), 2)]
+    for setting, group in enumerate(groups):
+        for j in range(3):
+            compare(kind, group[:, j], {name: value[setting, j] for name, value in found.items()})
+
+
+def same(a: kp.Head, b: kp.Head) -> bool:
+    return all(np.array_equal(value, parameters(b)[name]) for name, value in parameters(a).items())
+
+
+def test_labels_are_whole_numbers_of_any_type_and_other_targets_count_as_none() -> None:
+    x, y = blobs(60, 2, 3, seed=2)
+    kappa = kp.NaiveNormal(2)
+    labeled, plain = fitted(kappa, x, y), fitted(kappa, x)
+    assert not same(labeled, plain)
+    for form in (y.astype(np.float32), y[:, None], y.astype(bool), y.astype(np.int8), y * 3.0 - 7):
+        assert same(fitted(kappa, x, form), labeled)
+    for form in (y + 0.5, np.stack((y, 1 - y), 1)):
+        assert same(fitted(kappa, x, form), plain)
+    assert not same(fitted(kp.NaiveMixed(("gamma",)), x, y), fitted(kp.NaiveMixed(("gamma",)), x))
+
+
+def test_count_that_does_not_fit_the_classes() -> None:
+    x, y = blobs(60, 3, 2, seed=2)
+    with pytest.raises(
+        kp.SpecError,
+        match=r"NaiveGamma\(count=4\): y has the 3 classes 0, 1, 2; count must be a multiple of 3: 3, 6, 9, …; or",
+    ):
+        fitted(kp.NaiveGamma(4), x, y)
+    with pytest.raises(kp.SpecError, match=r"the 60 classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …; count must be"):
+        fitted(kp.NaiveGamma(4), x, np.arange(60))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_poor_data_give_finite_parameters_and_columns(kind, dtype) -> None:
+    ramp = np.arange(6.0)[:, None] * [1, 1e-8, 1e8]
+    cases = [
+        np.zeros((1, 3)),
+        np.full((7, 3), 5000.1),
+        ramp,
+        ramp[:3],
+        -ramp,
+        ramp * [1, 0, 1],
+        np.ones((5, 3)) * ramp[1],
+    ]
+    cases += [np.concatenate((np.ones((9, 3)), np.zeros((1, 3)))), ramp * (1e22 if dtype == torch.float32 else 1e200)]
+    for x in cases:
+        for count, y in ((1, None), (4, None), (4, np.arange(len(x)) > 0)):
+            head = fitted(KINDS[kind](count), x, y, dtype)
+            probe = torch.as_tensor(np.concatenate((x, x * 0 + 1e3, x * 0, x * 0 - 1e3)), dtype=dtype).requires_grad_()
+            columns = head.expand(probe).dense()
+            (gradient,) = torch.autograd.grad(columns.sum(), probe)
+            assert bool(columns.isfinite().all())
+            assert bool(gradient.isfinite().all())
+
+
+def test_deviation_of_constant_groups() -> None:
+    x = np.stack((np.full(9, 3.3), np.arange(9.0)), 1)
+    least = np.sqrt(1e-9 * x[:, 1].var())
+    for kappa in (kp.NaiveNormal(1), kp.NaiveLaplace(1), kp.NaiveCauchy(1)):
+        np.testing.assert_allclose(parameters(fitted(kappa, x))["scale"][0, 0], least, rtol=1e-9)
+        np.testing.assert_allclose(parameters(fitted(kappa, x[:, :1]))["scale"], 1, rtol=1e-9)
+    np.testing.assert_allclose(parameters(fitted(kp.NaiveGamma(1), x[:, :1]))["shape"], 1e4, rtol=1e-4)
+    huge = fitted(kp.NaiveChiSquared(1), np.full((3, 1), 1e30))
+    np.testing.assert_allclose(parameters(huge)["degrees"], 1e6, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ beyond the support
+
+
+@pytest.mark.parametrize("floor", [1e-6, 0.01, 3.0])
+@pytest.mark.parametrize("kind", POSITIVE)
+def test_below_the_floor_columns_fall_and_are_never_flat(kind, floor) -> None:
+    kappa = KINDS[kind](3, floor=floor)
+    head = kp.Head(1, 1, kp.HeadSpec(kappa), dtype=torch.float64)
+    x = floor * torch.tensor([[-1e9], [-1e3], [-1.0], [0.0], [0.999999], [1.0], [1.000001]], dtype=torch.float64)
+    x.requires_grad_()
+    columns = head.expand(x).dense()
+    at = columns[5]
+    for row, times in enumerate((1e9 + 2, 1002, 3, 2)):
+        torch.testing.assert_close(columns[row], at - np.log(times), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(columns[4], at, rtol=0, atol=1e-5 * max(1, floor))
+    torch.testing.assert_close(columns[6], at, rtol=0, atol=1e-5 * max(1, floor))
+    (slope,) = torch.autograd.grad(columns.sum(), x)
+    assert bool((slope[:5] > 0).all())
+    assert kappa.domain(2) == ((6, floor, float("inf")),)
+
+
+@pytest.mark.parametrize("kind", POSITIVE)
+def test_fits_take_inputs_below_the_floor_as_the_floor(kind) -> None:
+    x = SAMPLES[kind]
+    low = np.where(x < 1, -x, x)
+    found = parameters(fitted(kp.NaiveMixed((kind,), 1, floor=1.0), low))
+    for j in range(3):
+        compare(kind, np.maximum(x[:, j], 1), {name: value[0, j] for name, value in found.items()})
+
+
+def test_domain_of_a_mixture_is_that_of_each_part() -> None:
+    mixture = kp.NaiveMixed(("gamma", "normal"), count=3, floor=0.1)
+    assert mixture.domain(2) == ((6, 0.1, float("inf")), (6, -float("inf"), float("inf")))
+    assert mixture.factors(2) == (6, 2)
+
+
+def test_mixture_is_its_parts_side_by_side() -> None:
+    x = torch.from_numpy(SAMPLES["normal"])
+    parts = [kind(3) for kind in KINDS.values()]
+    mixture = fitted(kp.NaiveMixed(count=3), x)
+    separate = torch.cat([fitted(part, x).expand(x).dense() for part in parts], -1)
+    torch.testing.assert_close(mixture.expand(x).dense(), separate, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kinds", [(), ("normal", "gamma", "normal")])
+def test_kinds_are_named_once(kinds) -> None:
+    with pytest.raises(kp.SpecError, match="name at least one distribution, and each once"):
+        kp.NaiveMixed(kinds)
+    with pytest.raises(kp.SpecError, match=r"kinds\[0\]: expected one of normal, cauchy, laplace, exponential"):
+        kp.NaiveMixed(("student",))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_trained_value_is_a_distribution(kind) -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(KINDS[kind](3, learnable=True)), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in head.kappa.parameters():
+            tensor.copy_(2 * torch.randn(tensor.shape, generator=generator))
+    found, (distribution, _, arguments, _) = parameters(head), SCIPY[kind]
+    # The density has the mass of one, by the trapezoidal rule on quantiles far into both tails.
+    for setting in range(3):
+        frozen = distribution(*arguments({name: value[setting, 0] for name, value in found.items()}))
+        grid = frozen.ppf(np.linspace(0.02, 0.98, 20_001))
+        grid = grid[grid > 0.01] if kind in POSITIVE else grid
+        if len(grid) < 10_000:
+            continue  # nearly all of it lies below the floor
+        x = torch.from_numpy(grid)[:, None].expand(-1, 2)
+        density = head.expand(x).dense().reshape(-1, 3, 2)[:, setting, 0].exp().detach().numpy()
+        assert np.trapezoid(density, grid) == pytest.approx(frozen.cdf(grid[-1]) - frozen.cdf(grid[0]), rel=1e-4)
