@@ -23,6 +23,7 @@ ORDER = [
     "process",
     "expansion",
     "reconciliation",
+    "initial",
     "remainder",
     "fusion",
     "spec",

@@ -18,16 +18,17 @@ from torch import Generator, Tensor, nn
 
 from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError, nearest
-from kapsi.expansion.base import spread, within_domain
+from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features, check_formed, formed
 from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Param, Params, flatten
 from kapsi.fusion import Mean, Sum
+from kapsi.initial import output_spread, probe
 from kapsi.process import LayerNorm, pipeline
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.weights import Weights
 
-__all__ = ["Head", "Layer", "Model", "Store", "calibrate"]
+__all__ = ["ExpansionModule", "Head", "Layer", "Model", "Store", "calibrate"]
 
 M = TypeVar("M", bound=nn.Module)
 Role = Literal["expansion", "reconciliation", "remainder"]
@@ -253,12 +254,7 @@ class Head(nn.Module):
         """Return κ(x) with its processing before and after, for x of shape `(..., m)`."""
         if self._owner:
             return self._owner[0].expand(x)
-        if not isinstance(x, Tensor):
-            raise SpecError(f"Head: expected inputs as a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(x)")
-        if x.dim() == 0 or x.shape[-1] != self.in_features:
-            raise SpecError(f"Head: expected inputs of shape (..., {self.in_features}), got {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise SpecError(f"Head: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
+        _check_inputs("Head", x, self.in_features)
         spec = self.spec
         features = spec.expansion(self.before(x) if spec.before else x, self.kappa)
         if not isinstance(features, Features) or features.columns != self.factors[0] * self.factors[1]:
@@ -311,41 +307,23 @@ class Head(nn.Module):
         weights: list[Tensor] = list(self.psi.parameters())
         if weights:
             self.spec.reconciliation.scale(weights, self._gain / self._spread(weights[0]))
-        for tensor in self.pi.parameters():
-            tensor.mul_(self._gain)
+        self.spec.remainder.scale(self.pi, self.in_features, self.out_features, self._gain)
         self.validate()
 
     def _spread(self, like: Tensor) -> float:
-        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; that of κ where it is nothing.
-
-        Measured on the outputs and not on κ alone: a product of a few random factors is seldom as large as its expectation.
-        """
+        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; that of κ where it is nothing."""
         owner = self._owner[0] if self._owner else self
         precision = torch.promote_types(like.dtype, torch.float32)
         # In training mode, as batch statistics are then those of the data; copies, since a norm would remember them.
-        probe = copy.copy(owner)
+        measured = copy.copy(owner)
         steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
-        probe._modules = {**owner._modules, **steps}
+        measured._modules = {**owner._modules, **steps}
         for module in (*steps["before"].modules(), *steps["after"].modules()):
             module.train(not isinstance(module, nn.Dropout))
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
-        # Rows enough for a good estimate, and few where each is wide: at most 2²¹ values of κ and 2²⁷ multiplications.
-        columns = math.prod(self.factors)
-        enough = max(1024, 8192 // self.in_features)
-        rows = min(enough, 2**21 // max(self.in_features, columns), 2**27 // (columns * self.out_features))
-        # The same inputs whenever and wherever, and no draw from the caller's generator.
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(max(8, rows), self.in_features, generator=generator, dtype=torch.float32, device="cpu")
-        x = within_domain(self.spec.expansion, x)
         weights = self.spec.reconciliation(psi, self.out_features, self.factors)
-        features = probe.expand(x.to(like.device, precision))
-        measured = spread(self.spec.expansion, contract_sum(features, weights))
-        # Rows of ψ have a norm of about one. An output far below that is nothing but rounding, as of the sum of a basis
-        # that adds up to a constant, after a layer norm.
-        expected = float((features.square_norm().double().mean() / columns).sqrt())
-        if not math.isfinite(measured) or measured <= 1e-5 * expected:
-            measured = expected
-        return measured if math.isfinite(measured) and measured > 0 else 1.0
+        x = probe(self.spec.expansion, self.in_features, self.out_features).to(like.device, precision)
+        return output_spread(self.spec.expansion, measured.expand(x), weights)
 
     # -------------------------------------------------------------------------------- tensors from the user
 
@@ -642,6 +620,65 @@ class Model(nn.Module):
         return f"widths={list(self.spec.widths)}"
 
 
+class ExpansionModule(nn.Module):
+    """An expansion by itself as a module, x → κ(x), for `nn.Sequential` and other models of torch.
+
+    Args:
+        in_features: m, at least 1.
+        expansion: κ; its columns are formed.
+        seed, device, dtype: as in `Head`.
+
+    Attributes:
+        out_features: D.
+        kappa: the store of the tensors of κ; `kapsi.calibrate` sets them from data.
+
+    Raises:
+        SpecError: κ has more columns than are formed.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> kappa = kp.ExpansionModule(4, kp.Chebyshev(3))
+        >>> model = torch.nn.Sequential(torch.nn.Tanh(), kappa, torch.nn.Linear(kappa.out_features, 2))
+        >>> model(torch.ones(5, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        expansion: Expansion,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        spec = HeadSpec(expansion)
+        where = f"ExpansionModule({in_features})"
+        self.in_features = _check_width("ExpansionModule", "in_features", in_features)
+        self.expansion = spec.expansion
+        self.out_features = math.prod(self.expansion.factors(self.in_features))
+        check_formed(self.out_features, where)
+        _check_dtype("ExpansionModule", dtype)
+        params = self.expansion.params(self.in_features)
+        self.kappa = Store(params, None, None if device is None else torch.device(device), dtype)
+        self.reset_parameters(seed)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew."""
+        if not any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
+            self.kappa.reset(as_generator(seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return κ(x), `(..., D)`, for x of shape `(..., m)`."""
+        _check_inputs("ExpansionModule", x, self.in_features)
+        return self.expansion(x, self.kappa).dense()
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"{self.in_features} → {self.out_features}, {self.expansion}"
+
+
 def _brief(function: Any) -> str:
     """Return a function as it is written, options that have their defaults left out."""
     from kapsi.function import options_of
@@ -666,6 +703,15 @@ def _integer(name: str, value: Any, wanted: str) -> int:
     except TypeError:
         pass
     raise SpecError(f"{name}: expected {wanted}, got {value!r}")
+
+
+def _check_inputs(where: str, x: Any, in_features: int) -> None:
+    if not isinstance(x, Tensor):
+        raise SpecError(f"{where}: expected inputs as a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise SpecError(f"{where}: expected inputs of shape (..., {in_features}), got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise SpecError(f"{where}: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
 
 
 def _check_width(where: str, name: str, value: Any) -> int:
@@ -698,7 +744,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     Each layer is calibrated on what the calibrated layers before it make of x. It may change the function of the model.
 
     Args:
-        model: a model (or a layer or a head).
+        model: a model (or a layer, a head, an expansion module).
         x: inputs, `(rows, m)` or with more leading axes, at least one row, finite.
         y: labels or targets, one a row, for the expansions that use them.
 
@@ -708,7 +754,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     Raises:
         SpecError: no rows, the wrong number of columns, or values that are not finite.
     """
-    if not isinstance(model, Model | Layer | Head):
+    if not isinstance(model, Model | Layer | Head | ExpansionModule):
         hint = "; give the model that was compiled or wrapped" if isinstance(model, nn.Module) else ""
         raise SpecError(f"calibrate: expected a kapsi Model, Layer or Head, got {type(model).__name__}{hint}")
     if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -732,6 +778,9 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     try:
         layers = model.layers if isinstance(model, Model) else [model]
         for layer in layers:
+            if isinstance(layer, ExpansionModule):
+                layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
+                break
             for head in layer.heads if isinstance(layer, Layer) else [layer]:
                 if isinstance(head, Head) and not head._owner:
                     if x.shape[-1] != head.in_features:
@@ -740,6 +789,8 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
                         )
                     inputs = head.before(x)
                     head.kappa.assign(head.spec.expansion.calibrate(inputs, head.kappa, y), "calibrate")
+                if isinstance(head, Head):
+                    head.pi.assign(head.spec.remainder.calibrate(x, head.pi, y), "calibrate")
             x = layer(x)
     except Exception:
         model.load_state_dict(before)

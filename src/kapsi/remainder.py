@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError
+from kapsi.expansion import Expansion, Taylor
 from kapsi.function import Function, Param, Params, Tensors
+from kapsi.initial import output_spread, probe
 from kapsi.process import Activation
+from kapsi.reconciliation import LowRank, Reconciliation
 
-__all__ = ["IdentityRemainder", "LinearRemainder", "Remainder", "ZeroRemainder"]
+__all__ = [
+    "ConstantRemainder",
+    "ExpansionRemainder",
+    "IdentityRemainder",
+    "LinearRemainder",
+    "Remainder",
+    "ZeroRemainder",
+]
 
 
 class Remainder(Function, role="remainder"):
@@ -21,6 +36,15 @@ class Remainder(Function, role="remainder"):
     def params(self, in_features: int, out_features: int) -> Params:
         """Return the tensors that π needs."""
         return {}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return new values for some of the tensors, estimated from data, as `Expansion.calibrate` does."""
+        return {}
+
+    def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:
+        """Multiply π by a positive gain, in place, by its trainable tensors as they were drawn."""
+        for tensor in params.parameters():
+            tensor.mul_(gain)
 
     @abstractmethod
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
@@ -41,6 +65,35 @@ class ZeroRemainder(Remainder, name="zero"):
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
         return x.new_zeros(*x.shape[:-1], out_features)
+
+
+@dataclass(frozen=True)
+class ConstantRemainder(Remainder, name="constant"):
+    """The same for all inputs: π(x) = c, c `(n,)`.
+
+    The constants are a buffer that is saved with the model; `head.assign("remainder", value=…)` sets one for each output.
+
+    Args:
+        value: what all of c is at first, any finite number.
+
+    Source: arXiv 2407.04819, "Constant Remainder".
+
+    Example:
+        >>> import torch
+        >>> ConstantRemainder()(torch.ones(5, 3), {"value": torch.tensor([0.5, 2.0])}, 2)[0]
+        tensor([0.5000, 2.0000])
+    """
+
+    examples = ({}, {"value": -2.5})
+
+    value: float = 1.0
+
+    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+        return {"value": Param((out_features,), (self.value,), trainable=False)}
+
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+        constant: Tensor = params["value"]
+        return constant.expand(*x.shape[:-1], out_features)
 
 
 @dataclass(frozen=True)
@@ -112,3 +165,69 @@ class LinearRemainder(Remainder, name="linear"):
         inputs = x if self.before is None else self.before(x)
         y = F.linear(inputs, params["matrix"], params["bias"] if self.bias else None)
         return y if self.after is None else self.after(y)
+
+
+@dataclass(frozen=True)
+class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_expansion",)):
+    """Another head: π(x) = ⟨κ′(x), ψ′(w′)⟩ + π′(x).
+
+    Args:
+        expansion: κ′; `kapsi.calibrate` calibrates it too.
+        reconciliation: ψ′, whose initial values are scaled as those of a head.
+        remainder: π′, zero by default.
+
+    Source: arXiv 2407.04819, "Complementary Expansion based Remainder".
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> pi = ExpansionRemainder(kp.Chebyshev(3), kp.Dense())
+        >>> kp.Head(2, 4, kp.HeadSpec(kp.Taylor(2), kp.LowRank(1), pi))(torch.ones(2)).shape
+        torch.Size([4])
+    """
+
+    examples = (
+        {},
+        {"expansion": "b_spline", "reconciliation": "dense", "remainder": {"kind": "linear", "bias": True}},
+        {"expansion": "identity", "reconciliation": "kronecker", "remainder": {"kind": "expansion"}},
+    )
+
+    expansion: Expansion = Taylor(2)
+    reconciliation: Reconciliation = LowRank(2)
+    remainder: Remainder = ZeroRemainder()
+
+    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+        return {
+            "expansion": self.expansion.params(in_features),
+            "reconciliation": self.reconciliation.params(out_features, self.expansion.factors(in_features)),
+            "remainder": self.remainder.params(in_features, out_features),
+        }
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+        return {
+            "expansion": self.expansion.calibrate(x, params["expansion"], y),
+            "remainder": self.remainder.calibrate(x, params["remainder"], y),
+        }
+
+    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+        for name in ("expansion", "reconciliation", "remainder"):
+            getattr(self, name).validate(tensors[name])
+
+    def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:  # noqa: D102
+        parts: Any = params
+        self.remainder.scale(parts["remainder"], in_features, out_features, gain)
+        weights: list[Tensor] = list(parts["reconciliation"].parameters())
+        if weights:
+            precision = torch.promote_types(weights[0].dtype, torch.float32)
+            kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
+            x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
+            made = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
+            size = output_spread(self.expansion, self.expansion(x, kappa), made)
+            self.reconciliation.scale(weights, gain / size)
+
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+        factors = self.expansion.factors(x.shape[-1])
+        weights = self.reconciliation(params["reconciliation"], out_features, factors)
+        y = contract_sum(self.expansion(x, params["expansion"]), weights)
+        if isinstance(self.remainder, ZeroRemainder):
+            return y
+        return y + self.remainder(x, params["remainder"], out_features)

@@ -39,7 +39,18 @@ def _activated(activation: Any, x: ndarray) -> ndarray:
     return x if activation is None else FORMULAS[activation.name](activation, x)
 
 
+def expansion_remainder(f: Any, x: ndarray, w: Any, n: int) -> ndarray:
+    from references import REFERENCES  # parts may be of any family
+
+    kappa = REFERENCES["expansion"][f.expansion.name].values(f.expansion, x, w["expansion"])
+    grid = f.expansion.factors(x.shape[1])
+    psi = REFERENCES["reconciliation"][f.reconciliation.name].values(f.reconciliation, w["reconciliation"], n, grid)
+    return kappa @ psi.T + REMAINDERS[f.remainder.name].values(f.remainder, x, w["remainder"], n)
+
+
 REMAINDERS: Table = {
+    "constant": Reference("numpy.tile", lambda f, x, w, n: np.tile(w["value"], (len(x), 1))),
+    "expansion": Reference("the parts' references, numpy.matmul", expansion_remainder),
     "zero": Reference("numpy.zeros", lambda f, x, w, n: np.zeros((len(x), n))),
     "identity": Reference("numpy", lambda f, x, w, n: _activated(f.activation, x)),
     "linear": Reference(
