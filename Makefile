@@ -4,11 +4,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test quick check bench docs clean
+.PHONY: help demo test quick references check bench docs clean
 help:
 	@echo "make demo   fit a model to the bundled data set and write runs/demo"
 	@echo "make test   run the tests"
 	@echo "make quick  run the laws and references on the first example of every function"
+	@echo "make references  every function with its reference and the largest deviation from it"
 	@echo "make check  lint, types, docs"
 	@echo "make bench  speed and memory against the alternatives"
 	@echo "make docs   build the documentation into docs/_build"
@@ -35,6 +36,9 @@ test: .venv/.test
 
 quick: .venv/.test
 	$(BIN)/python -m pytest -n auto -q -m "not slow and not thorough" tests/test_laws.py tests/test_functions.py
+
+references: .venv/.test
+	cd tests && ../$(BIN)/python -m references
 
 check: .venv/.check .venv/.docs
 	$(BIN)/ruff check .

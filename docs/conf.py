@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import kapsi
-from kapsi.listing import TITLES, Entry
+from kapsi.listing import TITLES, Entry, public_name
 
 project = "kapsi"
 copyright = "2026, the kapsi developers"
@@ -38,6 +39,17 @@ GENERATED = Path(__file__).parent / "_generated"
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", lambda app: write_pages(GENERATED))
+    app.connect("autodoc-process-signature", signature)
+
+
+def signature(
+    app: Any, what: str, name: str, cls: Any, options: Any, given: str, returned: str
+) -> tuple[str, str] | None:
+    """Return the options of a function with their defaults; autodoc would show what `Function.__new__` takes."""
+    if what != "class" or not issubclass(cls, kapsi.Function) or not is_dataclass(cls):
+        return None
+    shown = [field.name + ("" if field.default is MISSING else f"={field.default!r}") for field in fields(cls)]
+    return f"({', '.join(shown)})", ""
 
 
 def write_pages(folder: Path) -> None:
@@ -84,7 +96,7 @@ def page(title: str, entries: list[Entry]) -> str:
         for entry in members:
             lines += ["", f".. _{label(entry)}:", "", *heading(names(entry), "~")]
             lines += [f".. image:: {entry.role}-{entry.name}.svg", f"   :alt: {escaped(entry.summary)}", ""]
-            lines += [f".. autoclass:: {public(entry)}", *members_of(entry.cls)]
+            lines += [f".. autoclass:: {public_name(entry.cls)}", *members_of(entry.cls)]
     return "\n".join(lines) + "\n"
 
 
@@ -110,11 +122,6 @@ def escaped(text: str) -> str:
     marks = {"\\": "\\\\", "*": "\\*", "_": "\\_", "|": "\\|"}
     plain = ["".join(marks.get(letter, letter) for letter in part) for part in parts]
     return "".join(f"``{parts[i]}``" if i % 2 else plain[i] for i in range(len(parts)))
-
-
-def public(entry: Entry) -> str:
-    known = getattr(kapsi, entry.cls.__name__, None) is entry.cls
-    return f"{'kapsi' if known else entry.cls.__module__}.{entry.cls.__name__}"
 
 
 def members_of(cls: type) -> list[str]:

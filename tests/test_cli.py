@@ -367,7 +367,24 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
         (("predict", "a", "b"), "Missing option '--output'"),
         (("evaluate", "a"), "Missing argument 'TABLE'"),
         (("functions", "expansions"), "did you mean expansion?"),
-        (("functions", "expansion", "more"), "unexpected extra argument"),
+        (("functions", "tailor"), "no function is called 'tailor'; did you mean 'taylor'"),
+        (("functions", "expansion", "tailor"), "no function is called 'tailor'; did you mean 'taylor'"),
+        (("functions", "remainder", "taylor"), "no function is called 'taylor'; there are"),
+        (("functions", "expansions", "taylor"), "there is no role 'expansions'; did you mean expansion?"),
+        (("functions", "expansion", "taylor", "more"), "unexpected extra argument 'more'"),
+        (
+            ("functions", "identity", "--picture", "p.svg"),
+            "write kapsi functions expansion identity or kapsi functions",
+        ),
+        (("functions", "expansion", "--picture", "p.svg"), "--set and --picture are about one function; name it"),
+        (("functions", "--set", "degree=3"), "--set and --picture are about one function; name it"),
+        (("functions", "taylor", "--set", "degree"), "--set degree: expected option=value, such as degree=2"),
+        (("functions", "taylor", "--set", "degre=3"), "Taylor has no option 'degre'; did you mean 'degree'?"),
+        (("functions", "taylor", "--set", "degree=x"), "taylor.degree: expected an integer, got 'x'"),
+        (("functions", "taylor", "--set", "degree=65"), "degree must be at most 64"),
+        (("functions", "taylor", "--picture", "p.jpg"), "'p.jpg': a picture is an .svg, .png or .pdf file"),
+        (("functions", "taylor", "--picture", "no/p.svg"), "there is no folder 'no'; make it"),
+        (("functions", "taylor", "--picture", "."), "'.': a picture is an"),
         (("demo", "more"), "unexpected extra argument"),
         (("demo", "--outptu", "x"), "did you mean --output?"),
     ],
@@ -713,13 +730,76 @@ def test_functions_lists_the_catalogue(good):
     from kapsi.function import ALIASES, ROLES
 
     out = good("functions")
-    for role in ("expansion", "reconciliation", "remainder", "fusion", "process"):
+    for role in ROLES:
         part = good("functions", role)
         assert part in out
         for name in ROLES[role]:
             assert re.search(rf"^  {name}\b", part, re.MULTILINE)
         assert all(alias in part for alias in ALIASES[role])
-    assert re.search(r"^  taylor .*degree=2 \[1\.\.\d+\], symmetric=False$", out, re.MULTILINE)
+    assert re.search(r"^  taylor +All monomials.*\n +degree=2 \[1\.\.\d+\], symmetric=false$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("columns", "width"), [("10", 60), ("80", 80), ("120", 120), ("500", 120)])
+def test_functions_keeps_to_the_width_of_the_terminal(good, monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    out = good("functions").splitlines()
+    assert width - 25 < max(map(len, out)) <= width
+    spline = good("functions", "b_spline").split("\nin a specification\n")
+    assert max(len(line) for line in spline[0].splitlines()) <= max(width, 80)
+    assert max(len(line) for line in spline[1].splitlines()[6:]) <= width
+
+
+def test_functions_shows_one_function_with_its_picture(good):
+    out = good("functions", "chebyshev")
+    assert re.search(r"^chebyshev\b.*, an expansion\nChebyshev polynomials of the first kind\n", out)
+    assert "formula  κ(x) = [T₁(x), …, T_d(x)], T_k = 2x T_{k−1} − T_{k−2}, D = m·d\n" in out
+    assert "size     D = m·d; 12 for m = 4\ndomain   [-1, 1]\n" in out
+    assert re.search(r"^  degree +3 +1\.\.1000 +d, the highest degree", out, re.MULTILINE)
+    assert "        - expansion: {kind: chebyshev, degree: 3}\n" in out
+    assert "chebyshev: κ(x) of one input\n" in out
+    # Braille letters above an axis on which the domain is marked.
+    assert len(re.findall("[\u2801-\u28ff]", out)) > 100
+    assert re.search(r"└─+\[─+\]─+\n +-1\.4 +x +1\.4\n +\[ \] the domain, -1 to 1\n$", out)
+    assert good("functions", "expansion", "chebyshev") == out
+
+
+def test_functions_shows_all_functions_of_a_name(good):
+    out = good("functions", "identity")
+    found = re.findall(r"^(\w+)(?: \(.*\))?, an? (\w+)$", out, re.MULTILINE)
+    assert {("identity", "expansion"), ("dense", "reconciliation"), ("identity", "remainder")} <= set(found)
+    assert (
+        len(re.findall(", an? (?:expansion|remainder)$", good("functions", "remainder", "identity"), re.MULTILINE)) == 1
+    )
+
+
+def test_functions_with_options_set(good):
+    out = good("functions", "b_spline", "--set", "intervals=8", "--set", "degree=2", "--set", "high=3.0")
+    assert "D = m·G; 40 for m = 4\n" in out
+    assert "domain   [-1, 3]\n" in out
+    assert "intervals: 8, degree: 2, low: -1.0, high: 3.0" in out
+    out = good("functions", "nested", "--set", "parts=[chebyshev, identity]", "--set", "parts.0.degree=5")
+    assert "D = 20 for m = 4" in out
+    assert "no picture: plots: b_spline has" in good("functions", "b_spline", "--set", "intervals=100000")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_functions_writes_a_picture(good, suffix):
+    out = good("functions", "kronecker", "--picture", f"p.{suffix}")
+    assert out.endswith(f"\npicture: p.{suffix}\n")
+    assert Path(f"p.{suffix}").stat().st_size > 1000
+    assert not [path for path in os.listdir() if path.startswith(".p.")]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+@pytest.mark.parametrize("name", ["chebyshev", "low_rank"])
+def test_pictures_where_the_output_has_no_such_letters(name, encoding):
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-m", "kapsi", "functions", name], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    picture = done.stdout.decode(encoding).split("\nin a specification\n")[1]
+    assert ("***" if name == "chebyshev" else "##") in picture
+    # Only words are written by number, no letter of the picture itself.
+    assert set(re.findall(r"\\u[0-9a-f]{4}", picture)) <= {r"\u03ba", r"\u03c8"}
 
 
 def test_demo(good, bad, monkeypatch):
@@ -769,7 +849,7 @@ def test_letters_that_the_output_does_not_have():
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-m", "kapsi", "functions"], env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert rb"\u03ba(x)" in done.stdout
+    assert rb"expansions \u03ba" in done.stdout
 
 
 def test_a_file_name_that_is_no_text(good):

@@ -379,7 +379,7 @@ INF = math.inf
 def test_the_strongest_penalty_within_one_paired_standard_error_is_chosen(monkeypatch, losses, chosen):
     prescribe(monkeypatch, losses)
     splits = rows_of(([0, 1, 2, 3], [4, 5, 6, 7]))
-    choices = choose_penalty(model_of, numbers(8), splits, TrainConfig(), penalties=list(losses))
+    choices = choose_penalty(lambda rows: model_of(), numbers(8), splits, TrainConfig(), penalties=list(losses))
     assert [c.penalty for c in choices if c.chosen] == [chosen]
     assert [c.penalty for c in choices] == list(losses)
 
@@ -390,7 +390,7 @@ def test_the_search_ends_when_three_in_a_row_are_surely_worse(monkeypatch):
     }
     tried = prescribe(monkeypatch, losses)
     splits = rows_of(([0, 1, 2, 3], [4, 5, 6, 7]))
-    choices = choose_penalty(model_of, numbers(8), splits, TrainConfig(), penalties=list(losses))
+    choices = choose_penalty(lambda rows: model_of(), numbers(8), splits, TrainConfig(), penalties=list(losses))
     assert tried == [7.0, 6.0, 5.0, 4.0, 3.0]
     assert [c.chosen for c in choices] == [False, True, False, False, False]
     assert [c.loss for c in choices] == [2.0, 1.0, 2.0, 3.0, 4.0]
@@ -410,7 +410,7 @@ def test_the_choice_agrees_with_a_search_by_hand():
     spec = kp.rpn([3, 1], kp.Taylor(3, symmetric=True), bias=True)
     splits = thirds(60)(3)
     penalties = (10.0, 1.0, 0.1, 0.01)
-    choices = choose_penalty(lambda: near_zero(model_of(spec)), (x, y), splits, TrainConfig(), penalties=penalties)
+    choices = choose_penalty(lambda rows: near_zero(model_of(spec)), (x, y), splits, TrainConfig(), penalties=penalties)
     held_out, epochs = {}, {}
     models = [near_zero(model_of(spec)) for _ in splits]
     for penalty in penalties:
@@ -440,7 +440,7 @@ def test_noise_takes_a_strong_penalty_and_a_clean_function_a_weak_one():
     chosen = []
     for y in (noise, x[:, 0] * x[:, 1]):
         model, records, choices = fit_selected(
-            lambda: near_zero(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
+            lambda rows, spec=spec: near_zero(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
         )
         assert records
         chosen += [c.penalty for c in choices if c.chosen]
@@ -461,13 +461,13 @@ def test_one_layer_goes_on_and_more_layers_begin_anew():
     for spec, count in ((LINEAR, 3), (MLP, 3 + 2 * 3)):
         made.clear()
         config = TrainConfig(epochs=2)
-        choose_penalty(lambda spec=spec: make(spec), numbers(30), splits, config, penalties=(1.0, 0.1))
+        choose_penalty(lambda rows, spec=spec: make(spec), numbers(30), splits, config, penalties=(1.0, 0.1))
         assert len(made) == count
 
 
 def test_a_given_penalty_is_not_searched_for():
     x, y = numbers(60)
-    model, _, choices = fit_selected(model_of, (x, y), TrainConfig(penalty=0.5), splits=thirds(60))
+    model, _, choices = fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.5), splits=thirds(60))
     assert choices == []
     reference = Ridge(alpha=0.5 * 60 / 2).fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(predict(model, x).numpy()[:, 0], reference.predict(x.numpy()), atol=1e-5)
@@ -482,7 +482,7 @@ def test_adamw_keeps_rows_to_stop_on_and_returns_the_best_weights():
         return thirds(60)(1)
 
     config = TrainConfig(solver="adamw", penalty=0.0, batch_size=8, learning_rate=0.1)
-    model, records, choices = fit_selected(lambda: model_of(MLP), (x, y), config, splits=splits)
+    model, records, choices = fit_selected(lambda rows: model_of(MLP), (x, y), config, splits=splits)
     assert asked == [1]
     assert choices == []
     held = torch.arange(0, 60, 5)
@@ -500,7 +500,7 @@ def test_large_data_are_not_cross_validated(rows, parts):
         asked.append(count)
         return thirds(rows)(count)
 
-    fit_selected(model_of, (x, y), TrainConfig(penalty=0.1, epochs=2), splits=splits)
+    fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.1, epochs=2), splits=splits)
     assert asked == [parts]
 
 
@@ -514,7 +514,11 @@ def test_the_number_of_threads_is_put_back():
             config = TrainConfig(penalty=0.1, epochs=1)
             splits = thirds(30)
             fit_selected(
-                model_of, numbers(30), config, splits=splits, progress=lambda _: inside.append(torch.get_num_threads())
+                lambda rows: model_of(),
+                numbers(30),
+                config,
+                splits=splits,
+                progress=lambda _: inside.append(torch.get_num_threads()),
             )
             assert torch.get_num_threads() == 2
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from itertools import pairwise
 from typing import Any
@@ -20,17 +19,11 @@ from kapsi.function import ROLES, catalogue, flatten, lookup
 from kapsi.process import pipeline
 from kapsi.testing import describe, inputs, instances
 from references import REFERENCES
+from references.compare import cases, deviation
 
 
 def each(role: str) -> list[Any]:
-    return [pytest.param(function, id=describe(function)) for function in instances(role)]
-
-
-def arrays(store: Any) -> Any:
-    """Return the tensors of a store as arrays, nested as they are."""
-    if isinstance(store, torch.Tensor):
-        return store.detach().numpy()
-    return {name: arrays(store[name]) for name in store._declared}
+    return [pytest.param(function, id=f"{role}-{describe(function)}") for function in instances(role)]
 
 
 def close(ours: torch.Tensor, reference: np.ndarray, tolerance: float = 1e-10) -> None:
@@ -57,17 +50,14 @@ def test_every_function_is_documented_and_frozen(cls) -> None:
     assert all(option in options for example in cls.examples for option in example)
 
 
-@pytest.mark.parametrize("function", each("expansion"))
-def test_expansion_equals_its_reference(function) -> None:
-    head = kp.Head(3, 1, kp.HeadSpec(expansion=function), dtype=torch.float64, seed=0)
-    # Within the range, at its ends, and beyond.
-    x = torch.cat(
-        (inputs(40, 3), inputs(40, 3, seed=9) * 2.5, torch.tensor([[-1.0, 0.0, 1.0], [1.0, -1.0, 1.5]]).double())
-    )
-    close(
-        function(x, head.kappa).dense(),
-        REFERENCES["expansion"][function.name].values(function, x.numpy(), arrays(head.kappa)),
-    )
+@pytest.mark.parametrize("function", [case for role in ROLES for case in each(role)])
+def test_function_equals_its_reference(function) -> None:
+    compared = list(cases(function))
+    assert compared
+    for case in compared:
+        assert case.ours.dtype == torch.float64
+        assert tuple(case.ours.shape) == case.reference.shape, case.name
+        assert deviation(case) <= 1e-10, case.name
 
 
 @pytest.mark.parametrize("function", each("expansion"))
@@ -75,26 +65,6 @@ def test_expansion_has_the_columns_that_the_paper_says(function) -> None:
     for m in (1, 2, 3, 7):
         assert function.out_features(m) == REFERENCES["expansion"][function.name].size(function, m)
         assert math.prod(function.factors(m)) == function.out_features(m)
-
-
-@pytest.mark.parametrize("function", each("reconciliation"))
-@pytest.mark.parametrize("channels", [1, 3])
-def test_reconciliation_equals_its_reference(function, channels) -> None:
-    reference, compared = REFERENCES["reconciliation"][function.name].values, 0
-    for n, kappa in ((6, kp.Taylor(2)), (4, kp.BSpline(2)), (1, kp.Identity()), (3, kp.Identity())):
-        try:
-            head = kp.Head(3, n, kp.HeadSpec(kappa, function, channels=channels), dtype=torch.float64, seed=0)
-        except kp.SpecError:
-            continue  # sizes that do not fit
-        made, tensors = head.weights().dense(), arrays(head.psi)
-        assert made.shape == (channels, n, kappa.out_features(3))
-        for c in range(channels):
-            one = {name: value if channels == 1 else value[c] for name, value in tensors.items()}
-            # Channels of a hypernet differ in more than their tensors.
-            more = {"channel": c} if "channel" in inspect.signature(reference).parameters else {}
-            close(made[c], reference(function, one, n, head.factors, **more))
-            compared += 1
-    assert compared
 
 
 @pytest.mark.parametrize("function", each("reconciliation"))
@@ -106,35 +76,6 @@ def test_reconciliation_counts_what_the_paper_says(function) -> None:
             assert function.name == "eye"  # other sizes divide all of these
             continue
         assert count == REFERENCES["reconciliation"][function.name].size(function, n, q, t), (n, q, t)
-
-
-@pytest.mark.parametrize("function", each("remainder"))
-def test_remainder_equals_its_reference(function) -> None:
-    n = 3 if function.name == "identity" else 5
-    store = kp.Store(function.params(3, n), dtype=torch.float64)
-    store.reset(torch.Generator().manual_seed(0))
-    for name, tensor in store.named_parameters():
-        if name == "bias":
-            tensor.data.copy_(torch.arange(n))  # zero at first
-    x = inputs(9, 3) * 3
-    close(function(x, store, n), REFERENCES["remainder"][function.name].values(function, x.numpy(), arrays(store), n))
-
-
-@pytest.mark.parametrize("function", each("fusion"))
-def test_fusion_equals_its_reference(function) -> None:
-    store = kp.Store(function.params(3, 2), dtype=torch.float64)
-    store.reset(torch.Generator().manual_seed(0))
-    for tensor in store.parameters():
-        tensor.data.add_(torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape))
-    y = inputs(3, 7, 2)
-    close(function(y, store), REFERENCES["fusion"][function.name].values(function, y.numpy(), arrays(store)))
-
-
-@pytest.mark.parametrize("function", each("process"))
-def test_process_equals_its_reference(function) -> None:
-    module = pipeline([function], 4, None, torch.float64).eval()
-    x = inputs(9, 4) * 4
-    close(module(x), REFERENCES["process"][function.name].values(function, x.numpy()))
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "batch_norm", "instance_norm"])

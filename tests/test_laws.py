@@ -106,15 +106,32 @@ STRUCTURED = [
     (kp.Taylor(2), kp.DualLowRankKronecker(rank=1, rows=36), "κψ", WIDE),
     (kp.Taylor(2), kp.Kronecker(), "κψ", WIDE),
     (kp.Taylor(2), kp.LowRank(3), "κψ", WIDE),
+    (kp.Taylor(2), kp.Kronecker(terms=3), "κψ", WIDE),
+    (kp.Taylor(2), kp.LowRankKronecker(), "κψ", WIDE),
+    (kp.Taylor(2), kp.Duplicated(), "κψ", WIDE),
+    (kp.Taylor(2), kp.Duplicated(ratio=0.5), "κψ", WIDE),
+    (kp.Taylor(2), kp.KhatriRao(3), "κψ", WIDE),
+    (kp.Taylor(3), kp.KhatriRao(3), "κψ", (40, 8, 36)),
     (kp.Taylor(2), kp.ConstantReconciliation(), "κψ", WIDE),
     (kp.Taylor(2), kp.Dense(), "κ", (40, 24, 2)),
     (MIXED, kp.LowRank(3), "κψ", WIDE),
     (MIXED, kp.DualLowRankKronecker(), "κψ", WIDE),
+    (MIXED, kp.KhatriRao(3), "κψ", WIDE),
+    (MIXED, kp.Kronecker(rows=12, columns=1, terms=2), "κψ", WIDE),
     (MIXED, kp.ConstantReconciliation(), "κψ", WIDE),
     *[
         (kappa, psi, "ψ", TALL)
         for kappa in (kp.Identity(), kp.Chebyshev(4), kp.BSpline(), kp.BSpline(out_of_range="extended"), SYMMETRIC)
-        for psi in (kp.Kronecker(), kp.DualLowRankKronecker(), kp.LowRank(1), kp.ConstantReconciliation())
+        for psi in (
+            kp.Kronecker(),
+            kp.LowRankKronecker(terms=2),
+            kp.DualLowRankKronecker(),
+            kp.Duplicated(),
+            kp.LowRank(1),
+            kp.KhatriRao(1),
+            kp.RandomAdaption(1),
+            kp.ConstantReconciliation(),
+        )
     ],
 ]
 
@@ -157,6 +174,31 @@ def test_large_product_layer_stays_small() -> None:
     head = kp.Head(784, 64, kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(rank=5)), seed=0)
     largest, operation = largest_made(head, 64)
     assert largest <= 10**6, f"{operation} makes {largest:,} elements"
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("kappa", [kp.Taylor(2), kp.Identity()], ids=describe)
+def test_hypernet_makes_neither_expansion_nor_weights(kappa, channels, monkeypatch) -> None:
+    # Blocks of 2,048 entries, so that a small case has many of them, in both directions of the grid.
+    monkeypatch.setattr("kapsi.reconciliation.hypernet.BLOCK", 2048)
+    head = kp.Head(100, 16, kp.HeadSpec(kappa, kp.HyperNet(4), channels=channels), seed=0, dtype=torch.float64)
+    batch, columns = 50, kappa.out_features(100)
+    x = torch.randn(batch, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    with WatchSizes(x, *head.parameters()) as watch:
+        torch.autograd.grad(head(x).sum(), [x, *head.parameters()])
+    # A block, its bits, a block of κ; and what is as large as the inputs or the left factor of κ.
+    limit = max(3 * 2048, batch * 102)
+    assert watch.largest <= limit, f"{watch.operation} makes {watch.largest:,} elements"
+    assert limit < min(batch, 16) * columns or kappa == kp.Identity()
+    dense = head.expand(x).dense() @ head.weights().dense().sum(0).T
+    torch.testing.assert_close(head(x), dense, rtol=1e-10, atol=1e-10)
+
+
+def test_hypernet_of_the_largest_layer_of_the_paper_works() -> None:
+    head = kp.Head(784, 64, kp.HeadSpec(kp.Taylor(2), kp.HyperNet(2)), seed=0)
+    assert head.factors[0] * head.factors[1] == 615_440
+    largest, operation = largest_made(head, 4)
+    assert largest < 4 * 615_440, f"{operation} makes {largest:,} elements; n·D = {64 * 615_440:,}"
 
 
 # ------------------------------------------------------------------------------------------------ whole models

@@ -1,6 +1,6 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
-from kapsi import expansion, plots, reconciliation, remainder
+from kapsi import expansion, plots, reconciliation, remainder, weights
 from kapsi.contraction import contract
 from kapsi.errors import FileError, KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import *
@@ -10,7 +10,7 @@ from kapsi.function import Function, Param, catalogue, option, to_dict
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
 from kapsi.listing import functions
 from kapsi.model_file import load, save
-from kapsi.modules import Head, Layer, Model, Store, calibrate
+from kapsi.modules import ExpansionModule, Head, Layer, Model, Store, calibrate
 from kapsi.process import Activation, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
 from kapsi.reconciliation import *
 from kapsi.refine import refine
@@ -18,7 +18,7 @@ from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec
 from kapsi.training.engine import Epoch, TrainConfig, fit, train
 from kapsi.version import __version__
-from kapsi.weights import ConstantWeights, DenseWeights, KroneckerWeights, LowRankWeights, Weights
+from kapsi.weights import *
 
 # The functions of the catalogue are public by their families' own lists: a new one is written in one place.
 __all__ = sorted(
@@ -26,28 +26,26 @@ __all__ = sorted(
         *expansion.__all__,
         *reconciliation.__all__,
         *remainder.__all__,
+        *weights.__all__,
         "Activation",
         "BatchNorm",
         "ConcatenatedFeatures",
         "Concatenation",
-        "ConstantWeights",
         "DenseFeatures",
-        "DenseWeights",
         "Dropout",
         "Epoch",
         "Features",
         "FileError",
         "Function",
         "Fusion",
+        "ExpansionModule",
         "Head",
         "HeadSpec",
         "InstanceNorm",
         "KapsiError",
-        "KroneckerWeights",
         "Layer",
         "LayerNorm",
         "LayerSpec",
-        "LowRankWeights",
         "Mean",
         "Model",
         "ModelSpec",
@@ -62,7 +60,6 @@ __all__ = sorted(
         "TableError",
         "TrainConfig",
         "WeightedSum",
-        "Weights",
         "__version__",
         "calibrate",
         "catalogue",

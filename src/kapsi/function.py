@@ -217,8 +217,8 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
     """Return the registered functions of one role, or of all, in order of role and name.
 
     Example:
-        >>> [f.name for f in catalogue("remainder")]
-        ['identity', 'linear', 'zero']
+        >>> [f.name for f in catalogue("fusion")]
+        ['concatenation', 'mean', 'sum', 'weighted_sum']
     """
     if role is not None and role not in ROLES:
         raise SpecError(f"there is no role {role!r}; there are {', '.join(ROLES)}")

@@ -33,6 +33,8 @@ TITLES = {
     "fusion": "fusions of heads",
     "process": "processing (before, after, output)",
 }
+NAMES = 27
+"""Letters of the column of names in a list."""
 INPUTS, OUTPUTS, GRID = 4, 6, (3, 4)
 """The small example that sizes are shown for: m inputs, n outputs, and a κ of D = 12 columns on its grid."""
 
@@ -40,7 +42,7 @@ INPUTS, OUTPUTS, GRID = 4, 6, (3, 4)
 
 _SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Notes|Raises|References|Returns|Source): ?(.*)")
 _ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
-_FORMULA = re.compile(r"(?:(?<=: )[^:=]{1,40}|[κψπ]\S{0,12}) = .*?(?=\.(?:\s|$)|$)")
+_LETTERS = {"expansion": "κ", "reconciliation": "ψ", "remainder": "π"}
 _CITATION = re.compile(r"arXiv \d{4}\.\d{4,5}|DLMF \d+(?:\.\d+)*")
 
 
@@ -63,6 +65,12 @@ def _sections(cls: type[Function]) -> dict[str, list[str]]:
 def _lineage(cls: type[Function]) -> list[dict[str, list[str]]]:
     """Return the sections of a class and of the families it belongs to, its own first."""
     return [_sections(base) for base in cls.__mro__ if issubclass(base, Function) and base is not Function]
+
+
+def _formula(role: str, paragraph: str) -> re.Match[str] | None:
+    """Return the formula of a paragraph: what begins with the role's letter, or behind a colon, and has an equals sign."""
+    letter = _LETTERS.get(role, "κ")
+    return re.search(rf"(?:(?<=: )[^:=]{{1,40}}|{letter}\S{{0,12}}) = .*?(?=\.(?:\s|$)|$)", paragraph)
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
@@ -129,10 +137,10 @@ class Option:
 
     Attributes:
         name: as specifications and constructors call it.
-        kind: what a value is: `integer`, `number`, `text`, `true or false`, a role, and what lists are made of.
+        kind: what a value is: `integer`, `number`, `text`, `true or false`, a role, the choices, and what lists are made of.
         default: the default as a specification writes it, None where a value must be given.
         minimum, maximum: the inclusive range, None where there is no end.
-        choices: the texts that are allowed, empty where it is not a choice.
+        choices: the texts that are allowed, empty where there is no choice.
         meaning: what the docstring says.
     """
 
@@ -148,7 +156,7 @@ class Option:
     def range(self) -> str:
         """Return the choices, the range, or what a value is, as text."""
         if self.choices:
-            return " | ".join(self.choices)
+            return self.kind.replace(" or ", " | ")
         if self.minimum is None and self.maximum is None:
             return self.kind
         low, high = ("" if end is None else number(end) for end in (self.minimum, self.maximum))
@@ -216,8 +224,8 @@ class Entry:
     def summary(self) -> str:
         """Return what it is, one line without the formula and the period."""
         first = (_paragraphs(self._lines[0][""]) or [""])[0]
-        formula = _FORMULA.search(first)
-        before = first[: formula.start()] if formula else first
+        formula = _formula(self.role, first)
+        before = first[: formula.start()] if formula else re.split(rf"[,;:] {self.letter} = ", first)[0]
         # Without words before it the formula is the summary.
         return (before or first).rstrip(" :,.")
 
@@ -226,7 +234,7 @@ class Entry:
         """Return the formula in the paper's letters, with the sizes, or None where there is none in the docstring."""
         for sections in self._lines:
             for paragraph in _paragraphs(sections[""]):
-                found = _FORMULA.search(paragraph)
+                found = _formula(self.role, paragraph)
                 if found:
                     return found[0]
         return None
@@ -361,7 +369,7 @@ class Entry:
 
     # -------------------------------------------------------------------------------- as text
 
-    def line(self, width: int, left: int) -> str:
+    def line(self, width: int) -> str:
         """Return the entry of a list: its name, and beside it what it is, its options, sizes, domain and source."""
         names = self.name + (f" ({', '.join(self.aliases)})" if self.aliases else "")
         options = []
@@ -371,7 +379,7 @@ class Entry:
             options.append(f"{option.name}{default}{bounds}")
         domain = f"on {self.domain}" if self.domain not in (None, "all x") else ""
         facts = "; ".join(filter(None, (self.sizes, domain, self.citation)))
-        indent = " " * (left + 2)
+        indent = " " * NAMES
         made: list[str] = []
         for text in filter(None, (self.summary, ", ".join(options), facts)):
             made += textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
@@ -397,7 +405,7 @@ class Entry:
             source   arXiv 2407.04819, "Masking based Parameter Reconciliation"
             <BLANKLINE>
             options
-              ratio  0.5  0..1  share of the entries that is kept, 0 to 1
+              ratio  0.5  0..1  share of the entries that is kept, 0 to 1.
             <BLANKLINE>
             in a specification
               widths: [null, null]
@@ -415,7 +423,7 @@ class Entry:
             "tensors": ", ".join(self.tensors) + (" (learnable)" if self.learnable else ""),
             "source": self.source,
         }
-        lines = [f"{names}, {article} {self.role}", self.summary, ""]
+        lines = [f"{names}, {article} {self.role}", *textwrap.wrap(self.summary, width), ""]
         lines += _aligned([(name, text) for name, text in facts.items() if text], width)
         if self.options:
             rows = [
@@ -450,10 +458,12 @@ def _aligned(rows: Sequence[Sequence[str]], width: int, indent: int = 0) -> list
     for row in rows:
         head = " " * indent
         for place, (cell, size) in enumerate(zip(row, widths, strict=False)):
-            head += cell.ljust(size) + "  "
-            if len(cell) > size:
-                lines.append(head.rstrip())
-                head = " " * (indent + sum(widths[: place + 1]) + 2 * (place + 1))
+            if len(cell) <= size:
+                head += cell.ljust(size) + "  "
+                continue
+            first, *more = textwrap.wrap(cell, max(width - len(head), 24))
+            lines += [head + first, *(" " * len(head) + part for part in more)]
+            head = " " * (indent + sum(widths[: place + 1]) + 2 * (place + 1))
         rest = textwrap.wrap(row[-1], max(width - left, 24), break_on_hyphens=False) or [""]
         lines.append((head + rest[0]).rstrip())
         lines += [" " * left + more for more in rest[1:]]
@@ -529,9 +539,8 @@ class Listing(Sequence[Entry]):
     def text(self, width: int = 100) -> str:
         """Return the list as text of lines up to a width."""
         parts = []
-        left = min(max((len(entry.name) for entry in self.entries), default=0) + 2, 28)
         for role in dict.fromkeys(entry.role for entry in self.entries):
-            rows = [entry.line(width, left) for entry in self.entries if entry.role == role]
+            rows = [entry.line(width) for entry in self.entries if entry.role == role]
             parts.append("\n".join((TITLES.get(role, role), *rows)))
         return "\n\n".join(parts)
 

@@ -21,6 +21,8 @@ REFERENCES: dict[str, Table] = {role: {} for role in ROLES}
 """By role and registered name; the files of this package are found by themselves."""
 
 for _module in pkgutil.iter_modules(__path__):
+    if _module.name.startswith("_"):
+        continue
     _file = importlib.import_module(f"references.{_module.name}")
     for _role, _attribute in ROLES.items():
         for _name, _reference in getattr(_file, _attribute, {}).items():

@@ -120,7 +120,7 @@ RECONCILIATIONS: Table = {
         lambda f, w, n, grid: np.diag(w["outputs"]) @ w["left"] @ np.diag(w["ranks"]) @ w["right"],
         lambda f, n, q, t: n + f.rank,
     ),
-    "hypernet": Reference("splitmix64 in numpy.uint64, numpy.matmul", hypernet, lambda f, n, q, t: f.length),
+    "hypernet": Reference("splitmix64 in Python integers, numpy.matmul", hypernet, lambda f, n, q, t: f.length),
     "dual_low_rank_kronecker": Reference(
         "numpy.kron",
         _terms(lambda f, w: np.kron(w["left_rows"] @ w["left_columns"], w["right_rows"] @ w["right_columns"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def _curves(picture: Curves, width: int, plain: bool) -> list[str]:
         for column, place in enumerate(places):
             value = float(values[place])
             level = (high - value) / (high - low) * (rows - 1)
-            # Lines that leave the picture end at its edge, and a value that is none ends the line.
-            row = round(min(max(level, -1.0), float(rows))) if level == level else None
+            # Lines that leave the picture end at its edge; what is not a number ends the line.
+            row = None if math.isnan(level) else round(min(max(level, -1.0), float(rows)))
             if row is not None:
-                first = row if before is None else before + (row > before) - (row < before)
-                for r in range(min(first, row), max(first, row) + 1):
+                top = row if before is None else before + (row > before) - (row < before)
+                for r in range(min(top, row), max(top, row) + 1):
                     if 0 <= r < rows:
                         dots[r][column] = True
             before = row

@@ -33,6 +33,9 @@ REMAINDER_SHARE = 0.01
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
+Make: TypeAlias = Callable[[Tensor | slice], Model]
+"""Makes a model for training on some rows."""
+
 
 @dataclass(frozen=True)
 class TrainConfig(Spec):
@@ -404,7 +407,7 @@ def near_zero(model: Model) -> Model:
 
 
 def choose_penalty(
-    make: Callable[[], Model],
+    make: Make,
     data: Data,
     splits: Sequence[Split],
     config: TrainConfig,
@@ -422,7 +425,7 @@ def choose_penalty(
     corners, each fit begins anew.
 
     Args:
-        make: returns a new model with the same initial values each time.
+        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
         data: inputs and targets.
         splits: rows to train on and rows to stop and choose on, one pair or several.
         config: how; its penalty is not used.
@@ -435,11 +438,11 @@ def choose_penalty(
     x, y = data
     tried: list[tuple[float, Tensor, int]] = []
     worse = 0
-    models = [make() for _ in splits]
+    models = [make(kept) for kept, _ in splits]
     for penalty in penalties:
         losses, epochs = [], []
         for i, (kept, held) in enumerate(splits):
-            model = models[i] = models[i] if _continues(models[i]) else make()
+            model = models[i] = models[i] if _continues(models[i]) else make(kept)
             settled = resolve(model, data, replace(config, penalty=penalty))
             validation = (x[held], y[held])
             records = fit(model, (x[kept], y[kept]), settled, validation=validation, progress=progress)
@@ -483,7 +486,7 @@ def _threads_for(elements: int) -> Iterator[None]:
 
 
 def fit_selected(
-    make: Callable[[], Model],
+    make: Make,
     data: Data,
     config: TrainConfig,
     *,
@@ -497,7 +500,7 @@ def fit_selected(
     and the model is the one with the best weights there.
 
     Args:
-        make: returns a new model with the same initial values each time.
+        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
         data: inputs and targets.
         config: how.
         splits: called with a number of folds, returns the rows of each; with 1, one pair with the share `config.stopping`.
@@ -506,31 +509,32 @@ def fit_selected(
     Returns:
         The model, the records of its training, and the penalties that were tried (none where it was given).
     """
-    columns = max(math.prod(head.factors) for head in make().modules() if isinstance(head, Head))
+    model = make(slice(None))
+    columns = max(math.prod(head.factors) for _, head in model.heads())
     with _threads_for(data[0].shape[0] * columns):
-        return _fit_selected(make, data, config, splits, progress)
+        return _fit_selected(model, make, data, config, splits, progress)
 
 
 def _fit_selected(
-    make: Callable[[], Model],
+    model: Model,
+    make: Make,
     data: Data,
     config: TrainConfig,
     splits: Callable[[int], Sequence[Split]],
     progress: Callable[[Epoch], None] | None,
 ) -> tuple[Model, list[Epoch], list[Choice]]:
     x, y = data
-    settled = resolve(make(), data, config)
+    settled = resolve(model, data, config)
     penalties = PENALTIES if config.penalty is None else (config.penalty,)
     if settled.solver == "adamw":
         penalty = LARGE_PENALTY if config.penalty is None else config.penalty
         ((kept, held),) = splits(1)
-        model = make()
+        model = make(kept)
         settled = replace(settled, penalty=penalty)
         records = fit(model, (x[kept], y[kept]), settled, validation=(x[held], y[held]), progress=progress)
         return model, records, []
     parts = splits(INNER_FOLDS if x.shape[0] <= CROSS_VALIDATED_ROWS else 1)
     choices = choose_penalty(make, data, parts, settled, penalties=penalties, progress=progress)
-    model = make()
     records = []
     last = next(i for i, choice in enumerate(choices) if choice.chosen)
     for choice in choices[: last + 1] if _continues(model) else choices[last : last + 1]:

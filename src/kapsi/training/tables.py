@@ -276,8 +276,10 @@ def fit_rows(
     x = x.to(dtype)
     y = y if scale is None else y.to(dtype)
 
-    def make() -> Model:
-        return near_zero(calibrate(Model(spec, seed=seed, dtype=dtype), x))
+    def make(part: torch.Tensor | slice) -> Model:
+        # Class by class where there are classes, and never with a row that the choice of a penalty is to look at.
+        labels = y[part] if scale is None else None
+        return near_zero(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
 
     def splits(count: int) -> Sequence[Split]:
         # Where each class has a single row, there is nothing to spread.

@@ -1,0 +1,120 @@
+"""The example of a package outside: its own tests, its size, and that it is found once it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kapsi
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "outside_package"
+
+
+def environment(*paths) -> dict[str, str]:
+    source = Path(kapsi.__file__).parents[1]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, source))), "OMP_NUM_THREADS": "1"}
+
+
+def run(*command, paths=()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, command)], env=environment(*paths), capture_output=True, text=True, check=False
+    )
+
+
+def installed(folder: Path, name: str, module: str) -> Path:
+    """Make what installing a package leaves for others to find it: its name and its entry point."""
+    info = folder / f"{name.replace('-', '_')}-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[kapsi.functions]\n{name} = {module}\n")
+    return folder
+
+
+def test_its_own_tests_pass() -> None:
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", EXAMPLE, paths=[EXAMPLE / "src"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+def test_a_function_from_outside_has_fewer_than_forty_lines() -> None:
+    (source,) = (EXAMPLE / "src").rglob("*.py")
+    assert len(source.read_text(encoding="utf-8").splitlines()) < 40
+
+
+def test_its_entry_point_is_the_one_that_kapsi_reads() -> None:
+    import tomllib
+
+    from kapsi.installed import GROUP
+
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"][GROUP] == {"kapsi-steps": "kapsi_steps"}
+
+
+def test_an_installed_package_is_found_by_name(tmp_path) -> None:
+    paths = [installed(tmp_path, "kapsi-steps", "kapsi_steps"), EXAMPLE / "src"]
+    code = """
+import sys, kapsi as kp
+kp.from_dict({"widths": [2, 1]})
+assert "kapsi_steps" not in sys.modules, "a package that nobody asks for is loaded"
+spec = kp.from_dict({"widths": [2, 1], "layers": [{"heads": [{"expansion": {"kind": "soft_steps", "steps": 3}}]}]})
+kp.save(kp.Model(spec, seed=0), sys.argv[1])
+"""
+    done = run("-c", code, tmp_path / "m.safetensors", paths=paths)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    # A new process knows the name of the file's function too.
+    done = run("-m", "kapsi", "info", tmp_path / "m.safetensors", paths=paths)
+    assert done.returncode == 0, done.stderr
+    assert "SoftSteps" in done.stdout or "soft_steps" in done.stdout
+    done = run("-m", "kapsi", "functions", "soft_steps", "--set", "steps=3", paths=paths)
+    assert done.returncode == 0, done.stderr
+    assert "D = m·G; 12 for m = 4" in done.stdout
+    assert "kapsi_steps.SoftSteps" in done.stdout
+
+
+def test_what_is_not_installed_is_not_known() -> None:
+    done = run("-m", "kapsi", "functions", "soft_steps", paths=[EXAMPLE / "src"])
+    assert done.returncode == 2
+    assert "no function is called 'soft_steps'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import a_package_that_is_not_there", "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
+        ("from kapsi import *\nraise ValueError('two\\nlines')", "ValueError: two lines"),
+        (None, "ModuleNotFoundError: No module named 'kapsi_broken'"),
+    ],
+)
+def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, reason) -> None:
+    paths = [installed(tmp_path, "kapsi-broken", "kapsi_broken"), tmp_path]
+    if source is not None:
+        (tmp_path / "kapsi_broken.py").write_text(source)
+    told = f"the functions of package 'kapsi-broken' cannot be loaded: {reason}"
+    done = run("-m", "kapsi", "functions", paths=paths)
+    assert done.returncode == 0
+    assert done.stderr == f"note: {told}\n"
+    assert "taylor" in done.stdout
+    done = run("-m", "kapsi", "functions", "tailor", paths=paths)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert told in done.stderr
+    done = run("-c", "import kapsi as kp; kp.from_dict({'kind': 'tailor'}, kp.Expansion)", paths=paths)
+    assert "kapsi.errors.SpecError: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in done.stderr
+    assert told in done.stderr
+
+
+def test_a_name_that_is_taken_is_an_error_of_the_later_package(tmp_path) -> None:
+    paths = [installed(tmp_path, "kapsi-twice", "kapsi_twice"), tmp_path]
+    source = (EXAMPLE / "src" / "kapsi_steps" / "__init__.py").read_text(encoding="utf-8")
+    (tmp_path / "kapsi_twice.py").write_text(source.replace('name="soft_steps"', 'name="taylor"'), encoding="utf-8")
+    done = run("-m", "kapsi", "functions", "remainder", paths=paths)
+    assert done.returncode == 0
+    assert (
+        "package 'kapsi-twice' cannot be loaded: SpecError: SoftSteps: the expansion name 'taylor' is taken"
+        in done.stderr
+    )
