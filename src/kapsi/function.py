@@ -339,6 +339,10 @@ def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return "a list"
     names = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(kind) or str(getattr(kind, "__name__", kind))
 

@@ -152,7 +152,9 @@ class Store(nn.Module):
                 pairs += target._fitted(value, f"{where}.{name}")
                 continue
             try:
-                tensor = torch.as_tensor(value)
+                # Numbers of Python have 64 bits, and so has what they become.
+                wide = None if isinstance(value, Tensor) or not target.is_floating_point() else torch.float64
+                tensor = torch.as_tensor(value, dtype=wide)
             except (TypeError, ValueError, RuntimeError):
                 raise SpecError(
                     f"{where}.{name}: expected numbers of shape {tuple(target.shape)}, got {type(value).__name__}"

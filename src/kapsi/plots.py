@@ -351,8 +351,8 @@ def function(instance: Function, ax: Axes | None = None) -> Figure:
             axes.set_title(shown.title)
         else:
             count = len(shown.maps)
-            height = 2.3 if shown.extent is None else 2.0 * math.ceil(count / 3) + 0.4
-            ratios = None if shown.extent is not None else [max(8, array.shape[1]) for array in shown.maps]
+            height = 2.2 if shown.extent is None else 2.0 * math.ceil(count / 3) + 0.4
+            ratios = None if shown.extent is not None else [max(9, array.shape[1]) for array in shown.maps]
             panels = _figure(matplotlib, count, (7.0, height), 3 if ratios is None else count, ratios)
             for i, panel in enumerate(panels):
                 _draw_map(panel, shown, i)
@@ -430,7 +430,7 @@ def _draw_map(axes: Any, shown: Maps, place: int) -> None:
         extent=shown.extent,
         interpolation="nearest",
     )
-    axes.set_title(shown.labels[place], fontsize=8)
+    axes.set_title(shown.labels[place].replace(", ", "\n"), fontsize=7.5)
     axes.spines[["top", "right"]].set_visible(True)
     if shown.extent is None:
         axes.set(xticks=[], yticks=[], xlabel=f"±{largest:.2g}")

@@ -20,6 +20,7 @@ __all__ = [
     "Refinement",
     "bounded_ratio",
     "columns_of_basis",
+    "data_range",
     "spread",
     "within_domain",
     "working_precision",
@@ -127,6 +128,22 @@ def spread(expansion: Expansion, y: Tensor) -> float:
         if high > low:
             return float(high - low) / QUARTILES
     return float(values.square().mean().sqrt())
+
+
+def data_range(x: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper ends of each input in data `(rows, m)`, with room around a constant input.
+
+    Args:
+        x: the data.
+        cells: into how many parts the range will be cut; each must be wider than rounding.
+    """
+    x = working_precision(x)
+    info = torch.finfo(x.dtype)
+    low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
+    # At a width of few rounding steps the parts would vanish.
+    least = (torch.maximum(low.abs(), high.abs()) * (64 * cells * info.eps)).clamp_min(info.tiny * 64 * cells)
+    margin = torch.where(high - low > least, torch.zeros_like(low), least.clamp_min(0.5))
+    return low - margin, high + margin
 
 
 def working_precision(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, working_precision
+from kapsi.expansion.base import Expansion, Interval, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -180,21 +180,6 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
 
     def _slope(self, u: Tensor, profile: Tensor) -> Tensor:
         return -2 * u * profile.square()
-
-
-def data_range(x: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of each input in data `(rows, m)`, with room around a constant input.
-
-    Args:
-        x: the data.
-        cells: into how many parts the range will be cut; each must be wider than rounding.
-    """
-    x = working_precision(x)
-    info = torch.finfo(x.dtype)
-    low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
-    least = (torch.maximum(low.abs(), high.abs()) * (64 * cells * info.eps)).clamp_min(info.tiny * 64 * cells)
-    margin = torch.where(high - low > least, torch.zeros_like(low), least.clamp_min(0.5))
-    return low - margin, high + margin
 
 
 def _quantiles(x: Tensor, count: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement, working_precision
+from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -150,7 +150,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         Given breakpoints are moved and stretched, so that the first and the last are the ends of the data of each input.
         """
         x = working_precision(x)
-        low, high = self._ends(x)
+        low, high = data_range(x, self.intervals)
         if self.knots == "uniform":
             return {"range": torch.stack((low, high))}
         if isinstance(self.knots, tuple):
@@ -160,15 +160,6 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             breakpoints = self._quantiles(x, low, high)
         most = torch.finfo(params["knots"].dtype).max
         return {"knots": _with_outer(breakpoints, self.degree).clamp(-most, most)}
-
-    def _ends(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        info = torch.finfo(x.dtype)
-        low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
-        # At a width of few rounding steps the intervals would vanish.
-        least = torch.maximum(low.abs(), high.abs()) * (64 * self.intervals * info.eps)
-        least = least.clamp_min(info.tiny * 64 * self.intervals)
-        margin = torch.where(high - low > least, torch.zeros_like(low), torch.clamp_min(least, 0.5))
-        return low - margin, high + margin
 
     def _quantiles(self, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         """Return strictly increasing breakpoints `(intervals + 1, m)` at quantiles, some of the uniform ones mixed in."""

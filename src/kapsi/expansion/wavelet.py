@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval, working_precision
-from kapsi.expansion.radial import data_range
+from kapsi.expansion.base import Expansion, Interval, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
