@@ -44,14 +44,15 @@ check: .venv/.check .venv/.docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -E -q -W --keep-going -b html docs docs/_build/html
 
 docs: .venv/.docs
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(BIN)/sphinx-build -E -q -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 bench: .venv/.base
 	$(BIN)/python benchmarks/structured_contraction.py
+	$(BIN)/python benchmarks/hypernet.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build build dist
+	rm -rf .venv docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build build dist

@@ -220,7 +220,7 @@ class ShannonWavelet(SmoothWavelet, name="shannon"):
 class MeyerWavelet(SmoothWavelet, name="meyer"):
     """Meyer wavelets of each input, with linear transitions between frequency bands (ν(x) = x); D = m·scales·shifts.
 
-    The Fourier transform of ψ is −cos(¾ω) for ⅔π ≤ |ω| ≤ 4/3π, sin(⅜|ω|) for 4/3π ≤ |ω| ≤ 8/3π, and 0 elsewhere (shifted so
+    The Fourier transform of ψ is −cos(¾ω) for `⅔π ≤ |ω| ≤ 4/3π`, `sin(⅜|ω|)` for `4/3π ≤ |ω| ≤ 8/3π`, and 0 elsewhere (shifted so
     that ψ is even). Each piece has a closed inverse, and with S(y) = sin(y)/y their sum is
 
         ψ(u) = Σ_± ⅔ sin(2πp) S(⅔πp) − ⅓ cos(πq) S(⅓πq),  p = ⅜ ± u,  q = ¾ ± u,
