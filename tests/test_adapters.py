@@ -26,6 +26,45 @@ class Waves(nn.Module):
         return (self.inner(x) + self.phase).sin()
 
 
+class Loose(nn.Module):
+    """A tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self, m: int) -> None:
+        super().__init__()
+        self.scale = torch.ones(m)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Named(nn.Module):
+    """Names that a store refuses."""
+
+    def __init__(self, m: int) -> None:
+        super().__init__()
+        self._net = nn.Linear(m, 2)
+        self.own__net = nn.Linear(m, 2)
+        self.reset = nn.Parameter(torch.randn(m))
+        for name in ("type", "float"):
+            self._parameters[name] = nn.Parameter(torch.randn(m))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outer = self._parameters
+        return torch.cat((self._net(x), self.own__net(x), x * self.reset, x * outer["type"], x * outer["float"]), -1)
+
+
+class Coupled(nn.Module):
+    """A buffer that depends on a parameter as it was drawn: together they are the identity."""
+
+    def __init__(self, m: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(m, m))
+        self.register_buffer("inverse", torch.linalg.inv(self.weight.detach()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight @ self.inverse
+
+
 kp.register_module("test_waves", Waves)
 
 
@@ -84,6 +123,47 @@ def test_a_specification_with_a_module_is_data(tmp_path) -> None:
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
+def test_names_that_a_head_cannot_have_get_a_prefix(tmp_path) -> None:
+    kp.register_module("test_named", Named)
+    model = kp.Model(kp.rpn([3, 2], expansion=kp.ModuleExpansion("test_named")), seed=0)
+    kappa = model.layers[0].heads[0].kappa
+    module = Named(3)
+    state = kappa.state_dict()
+    assert sorted(state) == sorted(f"own_{name}" for name in module.state_dict())
+    module.load_state_dict({name.removeprefix("own_"): tensor for name, tensor in state.items()})
+    x = inputs(5, 3, dtype=torch.float32)
+    torch.testing.assert_close(model.layers[0].heads[0].expand(x).dense(), module(x))
+    kp.save(model, tmp_path / "m.safetensors")
+    assert torch.equal(kp.load(tmp_path / "m.safetensors")(x), model(x))
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_tensors_that_depend_on_others_are_drawn_together(seed) -> None:
+    kp.register_module("test_coupled", Coupled)
+    head = kp.Head(3, 2, kp.HeadSpec(kp.ModuleExpansion("test_coupled")), seed=seed)
+    x = inputs(5, 3, dtype=torch.float32)
+    for again in (head, copy.deepcopy(head), pickle.loads(pickle.dumps(head))):  # noqa: S301
+        torch.testing.assert_close(again.expand(x).dense(), x, rtol=0, atol=1e-4)
+        again.reset_parameters(3)
+        torch.testing.assert_close(again.expand(x).dense(), x, rtol=0, atol=1e-4)
+
+
+def test_a_trained_module_is_copied() -> None:
+    trained = nn.Sequential(nn.Linear(3, 4, dtype=torch.float64), nn.BatchNorm1d(4), nn.Dropout()).double()
+    trained(inputs(50, 3) * 3 + 1)  # statistics of its own
+    kp.register_module("test_trained", lambda m: trained)
+    head = head_with("test_trained", learnable=False)
+    assert trained.training
+    assert trained[0].weight.device.type == "cpu"
+    assert head.kappa["0"]["weight"].data_ptr() != trained[0].weight.data_ptr()
+    x = inputs(2, 5, 3)
+    expected = copy.deepcopy(trained).eval()(x.flatten(0, 1)).unflatten(0, (2, 5))
+    for mode in (True, False):  # evaluation mode always
+        torch.testing.assert_close(head.train(mode).expand(x).dense(), expected)
+    assert head.expand(x[0, 0]).dense().shape == (4,)
+    assert head.expand(x[:0]).dense().shape == (0, 5, 4)
+
+
 def test_a_module_of_other_sizes_for_other_inputs() -> None:
     kp.register_module("test_wide", lambda m: nn.Linear(m, 2 * m, bias=False))
     assert [kp.ModuleExpansion("test_wide").out_features(m) for m in (1, 4)] == [2, 8]
@@ -107,8 +187,22 @@ def test_nested_and_extended_with_a_module() -> None:
             r"ModuleExpansion\('test_bad'\): its factory must return a torch.nn.Module, returned int",
         ),
         ("test_bad", lambda m: nn.Linear(m + 1, 2), r"ModuleExpansion\('test_bad'\): fails on 3 inputs: "),
-        ("test_bad", lambda m: nn.Flatten(0), r"must work row by row, \(\.\.\., 3\) to \(\.\.\., D\)"),
-        ("test_bad", lambda m: nn.LSTM(m, 4, batch_first=True), r"ModuleExpansion\('test_bad'\): "),
+        ("test_bad", lambda m: nn.Flatten(0), r"must work row by row, \(rows, 3\) to \(rows, D\)"),
+        ("test_bad", lambda m: nn.LSTM(m, 4, batch_first=True), r"ModuleExpansion\('test_bad'\): must work row by row"),
+        (
+            "test_bad",
+            lambda m: nn.Softmax(0),
+            r"its outputs of a row depend on other rows, on chance, or on earlier calls",
+        ),
+        ("test_bad", lambda m: nn.ReLU(inplace=True), r"changes its inputs in place; use operations that do not \(inp"),
+        ("test_bad", lambda m: nn.LazyLinear(4), r"weight has no size yet; use modules that are not lazy"),
+        ("test_bad", lambda m: nn.ConstantPad1d((0, -m), 0.0), r"has no outputs for 3 inputs"),
+        ("test_bad", lambda m: {}["key"], r"its factory fails on 3 inputs: 'key'"),
+        (
+            "test_bad",
+            Loose,
+            r"Tensor on device meta.*; all its tensors must be parameters or buffers \(register_buffer\)",
+        ),
     ],
 )
 def test_a_module_that_does_not_fit_is_refused(name, factory, message) -> None:

@@ -151,6 +151,19 @@ def test_settings_with_labels_are_class_major(kind) -> None:
             compare(kind, group[:, j], {name: value[setting, j] for name, value in found.items()})
 
 
+@pytest.mark.parametrize("kind", ["laplace", "cauchy"])
+def test_a_narrow_input_is_fitted_beside_a_wide_one(kind) -> None:
+    x = SAMPLES[kind][:, :2] * [1e-6, 1e6]
+    alone, found = (parameters(fitted(KINDS[kind](1), values)) for values in (x[:, :1], x))
+    for name, value in alone.items():
+        np.testing.assert_allclose(found[name][:, :1], value, rtol=1e-9)
+    rows, scale = x[:, 0] * 1e6, found["scale"][0, 0] * 1e6
+    if kind == "laplace":
+        np.testing.assert_allclose(scale, np.abs(rows - np.median(rows)).mean(), rtol=1e-9)
+    else:
+        np.testing.assert_allclose(scale, scipy.stats.cauchy.fit(rows)[1], rtol=1e-3)
+
+
 def same(a: kp.Head, b: kp.Head) -> bool:
     return all(np.array_equal(value, parameters(b)[name]) for name, value in parameters(a).items())
 
@@ -176,6 +189,14 @@ def test_count_that_does_not_fit_the_classes() -> None:
         fitted(kp.NaiveGamma(4), x, y)
     with pytest.raises(kp.SpecError, match=r"the 60 classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …; count must be"):
         fitted(kp.NaiveGamma(4), x, np.arange(60))
+
+
+@pytest.mark.parametrize("missing", [np.nan, np.inf])
+def test_missing_labels_are_refused(missing) -> None:
+    x, y = blobs(60, 3, 2, seed=2)
+    y = np.where(np.arange(60) < 2, missing, y)
+    with pytest.raises(kp.SpecError, match=r"NaiveGamma: 2 of 60 labels in y are not finite; leave those rows out, or"):
+        fitted(kp.NaiveMixed(("gamma",), 3), x, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -208,9 +229,37 @@ def test_deviation_of_constant_groups() -> None:
     for kappa in (kp.NaiveNormal(1), kp.NaiveLaplace(1), kp.NaiveCauchy(1)):
         np.testing.assert_allclose(parameters(fitted(kappa, x))["scale"][0, 0], least, rtol=1e-9)
         np.testing.assert_allclose(parameters(fitted(kappa, x[:, :1]))["scale"], 1, rtol=1e-9)
+    # Two rows of nine alike in their class: of the spread of their own input.
+    near = np.stack((np.r_[np.zeros(2), np.arange(7.0)], 1e6 * np.arange(9.0)), 1)
+    found = parameters(fitted(kp.NaiveLaplace(2), near, np.r_[0, 0, np.ones(7)]))
+    np.testing.assert_allclose(found["scale"][0, 0], np.sqrt(1e-9 * near[:, 0].var()), rtol=1e-9)
     np.testing.assert_allclose(parameters(fitted(kp.NaiveGamma(1), x[:, :1]))["shape"], 1e4, rtol=1e-4)
     huge = fitted(kp.NaiveChiSquared(1), np.full((3, 1), 1e30))
     np.testing.assert_allclose(parameters(huge)["degrees"], 1e6, rtol=1e-5)
+
+
+def test_smoothing_is_that_of_gaussian_naive_bayes() -> None:
+    x = np.stack((np.arange(12.0), np.tile([0.0, 1.0], 6)), 1)
+    labels = np.repeat([0, 1], 6)
+    for smoothing in (1e-9, 0.05):
+        found = parameters(fitted(kp.NaiveNormal(2, smoothing=smoothing), x, labels))
+        theirs = GaussianNB(var_smoothing=smoothing).fit(x, labels)
+        np.testing.assert_allclose(found["scale"] ** 2, theirs.var_, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["normal", "laplace", "cauchy"])
+def test_columns_of_zeros_and_ones_do_not_outweigh_the_others(kind) -> None:
+    generator = np.random.default_rng(0)
+    x = np.stack((generator.normal(size=200), (generator.random(200) < 0.2).astype(float)), 1)
+    labels = generator.integers(0, 2, 200)
+    for y in (None, labels):
+        kappa = KINDS[kind](4)
+        found = parameters(fitted(kappa, x, y))
+        if kind != "cauchy":  # which has no maximum where most of a group are equal, and grows as a logarithm only
+            assert float(found["scale"][:, 1].min()) == pytest.approx(x[:, 1].std() / 4)  # its share of the input
+        head = kp.Head(2, 1, kp.HeadSpec(kappa), dtype=torch.float64)
+        kp.calibrate(head, torch.from_numpy(x), None if y is None else torch.from_numpy(y))
+        assert float(head.expand(torch.from_numpy(x)).dense().abs().max()) < 200
 
 
 # ------------------------------------------------------------------------------------------------ beyond the support

@@ -245,7 +245,7 @@ def test_auto_takes_lbfgs_for_small_things_that_are_not_random(monkeypatch):
         ("learning_rate", 0.01, 0.02, {"solver": "adamw"}),
         ("penalty", 0.0, 0.1, {"solver": "adamw"}),
         ("penalty", 0.0, 0.1, {"solver": "lbfgs"}),
-        ("patience", 5, 6, {"solver": "adamw", "epochs": 100, "learning_rate": 0.2}),
+        ("patience", 2, 40, {"solver": "adamw", "epochs": 100, "learning_rate": 0.05}),
         ("seed", 0, 1, {"solver": "adamw"}),
     ],
 )

@@ -80,6 +80,30 @@ def test_the_route_says_whether_the_weights_are_formed():
     assert structured.largest < 64 * 32 * 65 == formed.largest
 
 
+@pytest.mark.parametrize("after", [(), ("layer_norm",)])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("rank", "text"), [(4, "neither κ nor ψ formed"), (200, "ψ not formed")])
+def test_a_rank_too_large_for_the_factors_forms_the_expansion_and_says_so(rank, text, channels, after):
+    spec = kp.rpn([50, 3], kp.Taylor(2), kp.LowRank(rank), channels=channels, after=after)
+    (report,) = kp.explain(kp.Model(spec, device="meta"), 64)
+    assert report.route.endswith(f"low rank (κ B) Aᵀ, {text}")
+    assert (report.largest >= 64 * report.columns) == (rank == 200)
+
+
+def test_khatri_rao_on_a_grid_of_one_row_is_a_low_rank():
+    kappa = kp.Extended((kp.Taylor(2), kp.BSpline()))
+    (report,) = kp.explain(kp.Model(kp.rpn([50, 3], kappa, kp.KhatriRao(4)), device="meta"))
+    first, second = "low rank (κ B) Aᵀ, neither κ nor ψ formed", "low rank (κ B) Aᵀ, ψ not formed"
+    assert report.route == f"split by columns: {first} + {second}"
+
+
+def test_a_hypernet_takes_the_memory_of_one_block_and_no_time():
+    # 729 million columns: tens of thousands of blocks, of which all are alike.
+    (report,) = kp.explain(kp.Model(kp.rpn([27_000, 10], kp.Taylor(2), kp.HyperNet(16)), device="meta"), 8)
+    assert report.columns == 27_000 * 27_001
+    assert report.bytes < 2**26
+
+
 def test_memory_grows_with_the_batch():
     model = kp.Model(SPECS["dense"], seed=0)
     bytes_of = [kp.explain(model, batch)[0].bytes for batch in (0, 100, 200, 400)]

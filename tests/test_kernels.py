@@ -96,6 +96,16 @@ def test_rbf_is_at_most_one_however_far_in_single_precision() -> None:
     assert bool((values[:, 4:] == 0).all())
 
 
+@pytest.mark.parametrize("kappa", [kp.KernelMap("rbf", 8), kp.Nystrom(8)], ids=repr)
+def test_rbf_is_zero_however_far(kappa) -> None:
+    made = kp.Head(3, 1, kp.HeadSpec(kappa), seed=0)
+    x = torch.tensor([[1e19, -1e19, 1e19], [1e30, 0, -3e38], [torch.inf, 1, 1]]).requires_grad_()
+    values = made.expand(x).dense()
+    assert bool((values == 0).all())
+    assert bool((torch.autograd.grad(values.sum(), x)[0] == 0).all())
+    assert bool(made.expand(torch.tensor([torch.nan, 0, 0])).dense().isnan().all())
+
+
 def test_no_array_of_rows_by_centers_by_inputs_is_made() -> None:
     made = head(kp.KernelMap("rbf", 40), 50)
     x = normal(60, 50).requires_grad_()

@@ -889,3 +889,68 @@ def test_arrays_and_lists_are_not_inputs() -> None:
     for wrong in (np.ones((3, 2)), [[1.0, 2.0]], None):
         with pytest.raises(kp.SpecError, match=r"expected inputs as a torch\.Tensor"):
             model(wrong)
+
+
+# ------------------------------------------------------------------------------------------------ beyond any machine
+
+
+@pytest.mark.parametrize("sizes", [(2**36 + 1, 1), (1, 2**61 - 1)])
+@pytest.mark.parametrize("psi", [kp.Dense(), kp.Kronecker(), kp.Duplicated()], ids=lambda f: f.name)
+def test_a_width_beyond_any_machine_is_refused_at_once(sizes, psi) -> None:
+    with pytest.raises(kp.SpecError, match=r"features=\d+\): at most 68,719,476,736 are allowed"):
+        kp.Head(*sizes, kp.HeadSpec(kp.Identity(), psi), device="meta")
+
+
+def test_numbers_beyond_the_type_of_a_tensor_are_refused() -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(), seed=0, dtype=torch.float16)
+    before = head.psi["matrix"].clone()
+    with pytest.raises(kp.SpecError, match=r"matrix: expected numbers within the range of torch\.float16"):
+        head.assign("reconciliation", matrix=[[1.0, 1e6]])
+    assert torch.equal(head.psi["matrix"], before)
+    head.assign("reconciliation", matrix=[[1.0, 65504.0]])
+
+
+def test_initial_values_that_do_not_fit_into_memory_are_an_error_of_ours(monkeypatch) -> None:
+    def full(self, channels, generator):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 1 byte")
+
+    monkeypatch.setattr(kp.Param, "draw", full)
+    with pytest.raises(kp.SpecError, match=r"the initial values of 'matrix', 3 × 2, do not fit into memory$"):
+        kp.Head(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (["a"] * 4, r"calibrate: expected y as numbers, one a row, got list"),
+        (torch.ones(4, dtype=torch.complex64), r"calibrate: expected y as real numbers, got torch.complex64"),
+        (torch.ones(3), r"calibrate: 4 rows of x and 3 of y"),
+        (torch.tensor(1), r"calibrate: 4 rows of x and 0 of y"),
+    ],
+)
+def test_wrong_labels_are_refused(y, message) -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(kp.NaiveNormal(2)), seed=0)
+    with pytest.raises(kp.SpecError, match=message):
+        kp.calibrate(head, torch.randn(4, 2), y)
+
+
+def test_labels_may_be_a_list_or_an_array() -> None:
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    heads = [
+        kp.calibrate(kp.Head(2, 1, kp.HeadSpec(kp.NaiveNormal(2)), seed=0), x, y)
+        for y in (torch.tensor([0, 1, 0, 1, 0, 1]), [0, 1, 0, 1, 0, 1], np.array([0, 1, 0, 1, 0, 1]))
+    ]
+    assert torch.equal(heads[0].kappa["mean"], heads[1].kappa["mean"])
+    assert torch.equal(heads[0].kappa["mean"], heads[2].kappa["mean"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "kappa",
+    [kp.BSpline(), kp.BSpline(knots="quantile"), kp.GaussianRBF(), kp.RickerWavelet()],
+    ids=lambda f: f"{f.name}-{getattr(f, 'knots', '')}",
+)
+def test_a_large_constant_is_calibrated_in_every_type(kappa, dtype) -> None:
+    x = torch.full((9, 2), 3e4, dtype=dtype)
+    head = kp.calibrate(kp.Head(2, 1, kp.HeadSpec(kappa), seed=0, dtype=dtype), x)
+    assert bool(head(x).isfinite().all())

@@ -276,8 +276,9 @@ def test_degrees_above_four_are_heavy_tailed(degree) -> None:
             r"Jacobi\(degree=3, alpha=-1\.0, beta=0\.0\): alpha and beta must be above -1",
         ),
         (lambda: kp.Jacobi(3, 0.0, -1.0), "alpha and beta must be above -1"),
-        (lambda: kp.Gegenbauer(3, 0.0), "alpha must be above -0.5 and not zero"),
-        (lambda: kp.Gegenbauer(3, -0.5), "alpha must be above -0.5 and not zero"),
+        (lambda: kp.Gegenbauer(3, 0.0), "alpha must be above -0.5 and at least 0.1 from zero"),
+        (lambda: kp.Gegenbauer(3, -1e-9), "alpha must be above -0.5 and at least 0.1 from zero"),
+        (lambda: kp.Gegenbauer(3, -0.5), "alpha must be above -0.5 and at least 0.1 from zero"),
         (lambda: kp.Laguerre(3, -1.0), "alpha must be above -1"),
         (lambda: kp.Hermite(28), "degree must be at most 27"),
         (lambda: kp.Hermite(3, "chemist"), "expected one of probabilist, physicist"),
@@ -286,7 +287,17 @@ def test_degrees_above_four_are_heavy_tailed(degree) -> None:
             r"a polynomial passes 1e\+30 within \|x\| <= 1; choose a lower degree or smaller parameters",
         ),
     ],
-    ids=["jacobi-alpha", "jacobi-beta", "gegenbauer-zero", "gegenbauer-half", "laguerre", "degree", "name", "size"],
+    ids=[
+        "jacobi-alpha",
+        "jacobi-beta",
+        "gegenbauer-zero",
+        "gegenbauer-near-zero",
+        "gegenbauer-half",
+        "laguerre",
+        "degree",
+        "name",
+        "size",
+    ],
 )
 def test_wrong_options_say_what_is_allowed(make, message) -> None:
     with pytest.raises(kp.SpecError, match=message):

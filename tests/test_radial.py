@@ -154,6 +154,8 @@ def test_digits_are_kept_far_from_zero() -> None:
 def test_wrong_options_say_what_is_allowed(kind) -> None:
     with pytest.raises(kp.SpecError, match=rf"{kind.__name__}\(low=1\.0, high=1\.0\): low must be below high"):
         kind(low=1.0, high=1.0)
+    with pytest.raises(kp.SpecError, match="high must be at most 1000000000000000"):
+        kind(high=1e300)
     with pytest.raises(kp.SpecError, match="centers must be at least 1"):
         kind(0)
     with pytest.raises(kp.SpecError, match="expected one of uniform, quantile"):

@@ -347,6 +347,20 @@ def test_only_inputs_with_alike_knots_have_a_grid() -> None:
     torch.testing.assert_close(torch.kron(grid, torch.eye(2, dtype=F64)), columns)
 
 
+@pytest.mark.parametrize("offset", [0.0, 50.0, 1e4])
+def test_calibrated_given_knots_are_alike_however_often_they_are_divided(offset) -> None:
+    kappa = kp.BSpline(knots=(-1.0, -0.2, 0.1, 0.9))
+    x = torch.randn(200, 3, dtype=F64, generator=torch.Generator().manual_seed(0)) + offset
+    tensors = kappa.calibrate(x, {"knots": torch.empty(10, 3, dtype=F64)})
+    for intervals in (6, 12, 60, 600):
+        found = kappa.refined(tensors, 3, intervals)
+        assert found.grid is not None
+        rows = torch.randn(3 * (kappa.intervals + 3), dtype=F64, generator=torch.Generator().manual_seed(1))
+        on_grid = found.grid(rows.unflatten(0, (-1, 3)).T).T.flatten()
+        torch.testing.assert_close(on_grid, found.columns(rows), rtol=0, atol=1e-13 * (1 + offset) * intervals)
+        kappa, tensors = found.expansion, found.tensors
+
+
 def test_given_breakpoints_stay_given() -> None:
     kappa = kp.BSpline(knots=(0.0, 1.0, 3.0), degree=2)
     store = kp.Store(kappa.params(1), dtype=F64)

@@ -401,7 +401,14 @@ SPECS = {
     "dropout": kp.rpn([None, 8, None], bias=True, output=("relu", kp.Dropout(0.1))),
     "norms": kp.rpn([None, 6, None], before="batch_norm", bias=True, output=("layer_norm", "gelu")),
     "heads": kp.rpn(
-        [None, 4, None], kp.Taylor(2), kp.LowRank(2), heads=2, channels=2, fusion="weighted_sum", bias=True
+        [None, 4, None],
+        kp.Taylor(2),
+        kp.LowRank(2),
+        heads=2,
+        channels=2,
+        fusion="weighted_sum",
+        bias=True,
+        before="tanh",  # a polynomial of the fourth degree has its luck with outliers
     ),
     "nested": kp.rpn([None, None], kp.Nested((kp.Chebyshev(2), kp.Taylor(2, symmetric=True))), bias=True),
     "mixed": kp.ModelSpec(

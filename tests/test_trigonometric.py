@@ -174,6 +174,23 @@ def test_inverse_functions_go_on_as_tangents(margin) -> None:
     np.testing.assert_allclose(values(hyperbolic, 1 + 1.01 * margin)[0, 0], math.acosh(1 + 1.01 * margin), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "kappa",
+    [
+        kp.InverseTrigonometric(1e-6),
+        kp.InverseHyperbolic(1e-6),
+        kp.InverseHyperbolic(0.01),
+        kp.Hyperbolic(0.1),
+        kp.Hyperbolic(30.0),
+    ],
+    ids=repr,
+)
+def test_tangents_keep_their_digits_in_single_precision(kappa) -> None:
+    # An end is rounded there: the slope of arccosh at 1 + 10⁻⁶, of 707, would be off by 17 from the rounded one.
+    x = torch.tensor([-9.0, -2.0, 2.0, 9.0, 100.0, 1000.0])
+    np.testing.assert_allclose(columns(kappa, x).numpy(), columns(kappa, x.double()).numpy(), rtol=1e-5)
+
+
 def test_domains_are_those_of_each_function() -> None:
     everywhere = (-math.inf, math.inf)
     assert kp.InverseTrigonometric().domain(2) == ((4, -1.0, 1.0), (2, *everywhere))
@@ -228,6 +245,7 @@ def test_a_matrix_in_a_specification_is_plain_data() -> None:
     ("make", "message"),
     [
         (lambda: kp.LinearExpansion(0.0), "scale must not be zero"),
+        (lambda: kp.LinearExpansion(1e300), r"scale must be 1e-15 to 1e\+15 in size"),
         (lambda: kp.LinearExpansion(matrix=MATRIX), "choose side='post' or side='pre'"),
         (lambda: kp.LinearExpansion(side="left"), "expected one of none, post, pre"),
         (lambda: kp.LinearExpansion(side="pre", matrix=((1.0, 2.0),)), "a square matrix, got rows of 2"),
@@ -238,6 +256,7 @@ def test_a_matrix_in_a_specification_is_plain_data() -> None:
             "4 inputs need a matrix 4×4, got 3×3",
         ),
         (lambda: kp.Fourier(0.0), "period must be at least 1e-06"),
+        (lambda: kp.Fourier(1e300), "period must be at most 1000000000000000"),
         (lambda: kp.Fourier(harmonics=0), "harmonics must be at least 1"),
         (lambda: kp.Reciprocal(0.0), "nearest must be at least 1e-06"),
         (lambda: kp.Trigonometric(2.0), "pole must be at most 1.0"),

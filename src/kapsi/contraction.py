@@ -134,10 +134,19 @@ def _is(kind: type | tuple[type, ...], weight_kind: type | tuple[type, ...]) -> 
     return lambda features, weights: isinstance(features, kind) and isinstance(weights, weight_kind)
 
 
+def _keeps_product(features: ProductFeatures, rows: int) -> bool:
+    """Return whether `ProductFeatures.matmul` with so many rows makes less than κ itself."""
+    return rows < max(features.left.shape[-1], features.right.shape[-1])
+
+
+def _describe_low_rank(features: Features, right: Tensor) -> str:
+    kept = isinstance(features, ProductFeatures) and _keeps_product(features, right.shape[:-1].numel())
+    return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if kept else "ψ not formed")
+
+
 def _describe_dense(features: Features, weights: Weights) -> str:
     if isinstance(features, ProductFeatures):
-        rows = weights.matrix().shape[:-1].numel()
-        small = rows < max(features.left.shape[-1], features.right.shape[-1])
+        small = _keeps_product(features, weights.matrix().shape[:-1].numel())
         return "dense ψ, one factor of κ at a time (κ not formed)" if small else "dense ψ on the formed product κ"
     return "dense: one matrix product"
 
@@ -180,9 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         _is(Features, LowRankWeights),
         _low_rank,
-        lambda f, w: (
-            "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if isinstance(f, ProductFeatures) else "ψ not formed")
-        ),
+        lambda f, w: _describe_low_rank(f, w.right),
     ),
     Rule(
         lambda f, w: (
@@ -193,7 +200,13 @@ RULES: tuple[Rule, ...] = (
         _product_of_factors,
         _label("product of factors (C u)(B v), neither κ nor ψ formed"),
     ),
-    Rule(_is(Features, KhatriRaoWeights), _khatri_rao, _label("factor by factor on κ seen as a grid, ψ not formed")),
+    Rule(
+        _is(Features, KhatriRaoWeights),
+        _khatri_rao,
+        lambda f, w: (
+            _describe_low_rank(f, w.second) if w.grid[0] == 1 else "factor by factor on κ seen as a grid, ψ not formed"
+        ),
+    ),
     Rule(
         _is(Features, ActingWeights),
         lambda f, w: w.act(f),

@@ -41,13 +41,22 @@ class Features(ABC):
     def square_norm(self) -> Tensor:
         """Return the sum of squares over the columns, `(...)`."""
 
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance over the columns, `(..., 1)`, in float32 at least."""
+        # With a trailing axis, also where x has no other: the derivatives of 0-dimensional tensors lose their type.
+        mean = _wide(self.total()).unsqueeze(-1) / self.columns
+        # The difference of two means goes below zero by rounding where κ is nearly constant.
+        return mean, (_wide(self.square_norm()).unsqueeze(-1) / self.columns - mean.square()).clamp_min(0)
+
     def normalized(self, epsilon: float) -> Features:
         """Return the layer norm of κ(x) without affine part: (κ − mean) / √(variance + ε), over the columns."""
-        # With a trailing axis, also where x has no other: the derivatives of 0-dimensional tensors lose their type.
-        mean = self.total().unsqueeze(-1) / self.columns
-        # The difference of two means goes below zero by rounding where κ is nearly constant.
-        variance = (self.square_norm().unsqueeze(-1) / self.columns - mean.square()).clamp_min(0)
+        mean, variance = self.moments()
         return NormalizedFeatures(self, -mean, torch.rsqrt(variance + epsilon))
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return 16-bit values as float32: their means and variances, and what cancels in a layer norm, need the digits."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def formed(features: Features, why: str) -> Tensor:
@@ -98,6 +107,11 @@ class DenseFeatures(Features):
     def square_norm(self) -> Tensor:  # noqa: D102
         return self.values.square().sum(-1)
 
+    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        values = _wide(self.values)
+        mean = values.mean(-1, keepdim=True)
+        return mean, (values - mean).square().mean(-1, keepdim=True)
+
     def normalized(self, epsilon: float) -> Features:  # noqa: D102
         return DenseFeatures(F.layer_norm(self.values, self.values.shape[-1:], eps=epsilon))
 
@@ -134,6 +148,11 @@ class ProductFeatures(Features):
     def square_norm(self) -> Tensor:  # noqa: D102
         return self.left.square().sum(-1) * self.right.square().sum(-1)
 
+    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        # u ⊗ v − ū v̄ = (u − ū) ⊗ v + ū (v − v̄), whose two parts are orthogonal: no difference of large numbers.
+        (left, left_variance), (right, right_variance) = (DenseFeatures(f).moments() for f in (self.left, self.right))
+        return left * right, left_variance * (right_variance + right.square()) + left.square() * right_variance
+
 
 @dataclass(frozen=True)
 class ConcatenatedFeatures(Features):
@@ -162,6 +181,13 @@ class ConcatenatedFeatures(Features):
     def square_norm(self) -> Tensor:  # noqa: D102
         return add(part.square_norm() for part in self.parts)
 
+    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        shares = [size / self.columns for size in self.sizes]
+        moments = [part.moments() for part in self.parts]
+        mean = add(share * own for share, (own, _) in zip(shares, moments, strict=True))
+        within_and_between = (variance + (own - mean).square() for own, variance in moments)
+        return mean, add(share * each for share, each in zip(shares, within_and_between, strict=True))
+
 
 @dataclass(frozen=True)
 class NormalizedFeatures(Features):
@@ -176,24 +202,32 @@ class NormalizedFeatures(Features):
         return self.base.columns
 
     def dense(self) -> Tensor:  # noqa: D102
-        return (self.base.dense() + self.shift) * self.scale
+        values = self.base.dense()
+        return ((values + self.shift) * self.scale).to(values.dtype)
 
     def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
         return self.adjust(self.base.matmul(matrix), matrix.sum(-1))
 
     def adjust(self, product: Tensor, row_sums: Tensor) -> Tensor:
         """Return what a product with `base` becomes: (product + shift · row sums of the weights) · scale."""
-        if row_sums.dim() == 1:
-            return (product + self.shift * row_sums) * self.scale
-        return (product + self.shift.unsqueeze(-1) * row_sums) * self.scale.unsqueeze(-1)
+        shift, scale = self.shift, self.scale
+        if row_sums.dim() > 1:
+            shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)
+        return ((product + shift * row_sums) * scale).to(product.dtype)
 
     def total(self) -> Tensor:  # noqa: D102
-        return (self.base.total() + self.shift.squeeze(-1) * self.columns) * self.scale.squeeze(-1)
+        total = self.base.total()
+        return ((total + self.shift.squeeze(-1) * self.columns) * self.scale.squeeze(-1)).to(total.dtype)
 
     def square_norm(self) -> Tensor:  # noqa: D102
         shift, scale = self.shift.squeeze(-1), self.scale.squeeze(-1)
-        square = self.base.square_norm() + 2 * shift * self.base.total() + self.columns * shift.square()
-        return square * scale.square()
+        norm = self.base.square_norm()
+        square = norm + 2 * shift * self.base.total() + self.columns * shift.square()
+        return (square * scale.square()).to(norm.dtype)
+
+    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        mean, variance = self.base.moments()
+        return (mean + self.shift) * self.scale, variance * self.scale.square()
 
 
 def add(terms: object) -> Tensor:

@@ -121,7 +121,14 @@ class Store(nn.Module):
         """Draw initial values anew."""
         for name, param in self._declared.items():
             if isinstance(param, Param):
-                self[name].copy_(param.draw(self._channels, generator))
+                try:
+                    drawn = param.draw(self._channels, generator)
+                except (RuntimeError, MemoryError) as error:
+                    if isinstance(error, RuntimeError) and "allocate" not in str(error):
+                        raise
+                    sizes = " × ".join(f"{size:,}" for size in self[name].shape)
+                    raise SpecError(f"the initial values of {name!r}, {sizes}, do not fit into memory") from None
+                self[name].copy_(drawn)
             else:
                 self[name].reset(generator)
 
@@ -170,6 +177,8 @@ class Store(nn.Module):
                 raise SpecError(f"{where}.{name}: expected finite numbers")
             if tensor.is_complex():
                 raise SpecError(f"{where}.{name}: expected real numbers, got {tensor.dtype}")
+            if target.is_floating_point() and not bool(torch.isfinite(tensor.to(target.dtype)).all()):
+                raise SpecError(f"{where}.{name}: expected numbers within the range of {target.dtype}")
             pairs.append((target, tensor))
         return pairs
 
@@ -315,7 +324,9 @@ class Head(nn.Module):
     def _spread(self, like: Tensor) -> float:
         """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; that of κ where it is nothing."""
         owner = self._owner[0] if self._owner else self
-        precision = torch.promote_types(like.dtype, torch.float32)
+        # Squares of heavy tails overflow in single precision.
+        heavy = owner.spec.expansion.heavy_tailed()
+        precision = torch.float64 if heavy else torch.promote_types(like.dtype, torch.float32)
         # In training mode, as batch statistics are then those of the data; copies, since a norm would remember them.
         measured = copy.copy(owner)
         steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
@@ -720,6 +731,8 @@ def _check_width(where: str, name: str, value: Any) -> int:
     width = _integer(f"{where}({name}={value!r})", value, "an integer of at least 1")
     if width < 1:
         raise SpecError(f"{where}({name}={value!r}): expected an integer of at least 1")
+    if width > LARGEST_TENSOR:
+        raise SpecError(f"{where}({name}={value!r}): at most {LARGEST_TENSOR:,} are allowed")
     return width
 
 
@@ -772,8 +785,15 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     if not bool(torch.isfinite(x).all()):
         raise SpecError("calibrate: the inputs must be finite")
     x = x.reshape(-1, x.shape[-1])
-    if y is not None and y.shape[:1] != x.shape[:1]:
-        raise SpecError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
+    if y is not None:
+        try:
+            y = torch.as_tensor(y, device=x.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise SpecError(f"calibrate: expected y as numbers, one a row, got {type(y).__name__}") from None
+        if y.is_complex():
+            raise SpecError(f"calibrate: expected y as real numbers, got {y.dtype}")
+        if y.shape[:1] != x.shape[:1]:
+            raise SpecError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
     training = model.training
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.eval()

@@ -217,7 +217,8 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
         self.remainder.scale(parts["remainder"], in_features, out_features, gain)
         weights: list[Tensor] = list(parts["reconciliation"].parameters())
         if weights:
-            precision = torch.promote_types(weights[0].dtype, torch.float32)
+            heavy = self.expansion.heavy_tailed()
+            precision = torch.float64 if heavy else torch.promote_types(weights[0].dtype, torch.float32)
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
             made = self.reconciliation(psi, out_features, self.expansion.factors(in_features))

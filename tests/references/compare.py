@@ -29,9 +29,8 @@ def cases(function: Any) -> Iterator[Case]:
     from references import REFERENCES  # this file is part of the package
 
     values = REFERENCES[function.role][function.name].values
-    with torch.no_grad():
-        for name, ours, reference in globals()[f"_{function.role}"](function, values):
-            yield Case(name, ours, np.ascontiguousarray(reference, dtype=np.float64))
+    for name, ours, reference in globals()[f"_{function.role}"](function, values):
+        yield Case(name, ours.detach(), np.ascontiguousarray(reference, dtype=np.float64))
 
 
 def deviation(case: Case) -> float:
@@ -81,7 +80,7 @@ def _remainder(f: Any, values: Any) -> Iterator[tuple[str, Tensor, ndarray]]:
     store.reset(torch.Generator().manual_seed(0))
     for name, tensor in store.named_parameters():
         if name.split(".")[-1] == "bias":
-            tensor.copy_(torch.arange(n))  # zero at first
+            tensor.data.copy_(torch.arange(n))  # zero at first
     x = inputs(9, 3) * 3
     yield "", f(x, store, n), values(f, x.numpy(), arrays(store), n)
 
@@ -90,7 +89,7 @@ def _fusion(f: Any, values: Any) -> Iterator[tuple[str, Tensor, ndarray]]:
     store = kp.Store(f.params(3, 2), dtype=torch.float64)
     store.reset(torch.Generator().manual_seed(0))
     for tensor in store.parameters():
-        tensor.add_(torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape))
+        tensor.data.add_(torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape))
     y = inputs(3, 7, 2)
     yield "", f(y, store), values(f, y.numpy(), arrays(store))
 

@@ -61,7 +61,8 @@ def hypernet(f: Any, w: Any, n: int, grid: tuple[int, int], channel: int = 0) ->
     hidden = w["vector"] if f.hidden is None else np.maximum(0, w["layer"] @ w["vector"])
     width = n * len(hidden)
     words = -(-width // 64)
-    seed = f.seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D
+    place = f.seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D
+    (seed,) = splitmix64(place - 0x9E3779B97F4A7C15, 1)
     text = [f"{word:064b}"[::-1] for word in splitmix64(seed, math.prod(grid) * words)]
     rows = ["".join(text[d * words : (d + 1) * words])[:width] for d in range(math.prod(grid))]
     signs = np.array([[1.0 if bit == "1" else -1.0 for bit in row] for row in rows])

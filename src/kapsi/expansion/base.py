@@ -137,13 +137,15 @@ def data_range(x: Tensor, cells: int) -> tuple[Tensor, Tensor]:
         x: the data.
         cells: into how many parts the range will be cut; each must be wider than rounding.
     """
+    most, coarse = torch.finfo(x.dtype).max, torch.finfo(x.dtype).eps
     x = working_precision(x)
     info = torch.finfo(x.dtype)
     low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
-    # At a width of few rounding steps the parts would vanish.
-    least = (torch.maximum(low.abs(), high.abs()) * (64 * cells * info.eps)).clamp_min(info.tiny * 64 * cells)
+    # At a width of few rounding steps the parts would vanish, or both ends become one in the type that they are kept in.
+    largest = torch.maximum(low.abs(), high.abs())
+    least = (largest * max(64 * cells * info.eps, 4 * coarse)).clamp_min(info.tiny * 64 * cells)
     margin = torch.where(high - low > least, torch.zeros_like(low), least.clamp_min(0.5))
-    return low - margin, high + margin
+    return (low - margin).clamp_min(-most), (high + margin).clamp_max(most)
 
 
 def working_precision(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 SMOOTHING = 1e-9
-"""What is added to fitted variances, as a share of the largest variance of an input; that of sklearn's GaussianNB."""
+"""What is added to fitted variances, as a share of the variance of an input; that of sklearn's GaussianNB."""
 
 LARGEST_INPUT = 1e150
 """Fits take larger inputs as this one: sums of squares stay finite in float64."""
@@ -57,7 +57,8 @@ class NaiveDensity(Expansion):
     groups of equal size, and each setting is fitted to one of them, the lowest first. With labels, y of shape `(rows,)` or
     `(rows, 1)` of whole numbers in any type, the settings are class-major, the lowest class first: each class has
     count / classes of them, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no
-    labels. A group without spread gets a deviation of 3·10⁻⁵ times that of the widest input, and 1 where all are constant.
+    labels. A group without spread gets a deviation of 3·10⁻⁵ times that of its input; of the widest input, if its own is
+    constant; and 1 where all are constant.
     """
 
     count: int = option(2, minimum=1, maximum=100_000)
@@ -74,13 +75,37 @@ class NaiveDensity(Expansion):
         """Return maximum likelihood estimates, each setting from its group of rows.
 
         Raises:
-            SpecError: `count` is not a multiple of the number of classes in y.
+            SpecError: `count` is not a multiple of the number of classes in y, or y has values that are not finite.
         """
         rows = x.double().clamp(-LARGEST_INPUT, LARGEST_INPUT)
-        widest = float(deviation(rows).max())
-        least = math.sqrt(SMOOTHING) * widest if widest > 0 else 1.0
-        fits = [self._fit(group, least) for group in self._groups(rows, _labels(y, len(rows)))]
+        spread = deviation(rows)
+        widest = spread.max()
+        least = math.sqrt(SMOOTHING) * torch.where(spread > 0, spread, widest)
+        least, widest = (torch.where(widest > 0, value, 1.0) for value in (least, widest))
+        labels = self._labels(y, rows)
+        classes = 1 if labels is None else len(labels.unique())
+        fits = []
+        for group in self._groups(rows, labels):
+            # One of several settings whose rows are all alike, as the zeros of a 0/1 column, is as wide as its share of the
+            # input. As narrow as rounding, its column would outweigh all others.
+            alike = (deviation(group) == 0) & (spread > 0) & (self.count > classes)
+            fits.append(self._fit(group, torch.where(alike, spread / self.count, least), widest))
         return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0]}
+
+    def _labels(self, y: Tensor | None, rows: Tensor) -> Tensor | None:
+        """Return class labels `(rows,)` if y is that, whole numbers in any type; else None."""
+        if y is None or y.numel() != len(rows):
+            return None
+        labels = y.reshape(-1).to(rows.device)
+        if not labels.is_floating_point():
+            return labels
+        missing = int((~labels.isfinite()).sum())
+        if missing:
+            raise SpecError(
+                f"{type(self).__name__}: {missing:,} of {len(labels):,} labels in y are not finite; "
+                "leave those rows out, or calibrate without y"
+            )
+        return None if bool((labels.frac() != 0).any()) else labels
 
     def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         """Yield the rows that each setting is fitted to, every column sorted by itself."""
@@ -116,12 +141,13 @@ class NaiveDensity(Expansion):
         """Return log p(x | θ), `(..., count, m)` for x of shape `(..., 1, m)`."""
 
     @abstractmethod
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         """Return the parameters by maximum likelihood, `(m,)` each.
 
         Args:
             rows: `(rows, m)`, at least one, each column in ascending order.
-            least: the deviation that takes the place of none.
+            least: the deviation of each input that takes the place of none, `(m,)`.
+            widest: the largest deviation of an input in all data, `()`.
         """
 
 
@@ -151,13 +177,15 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
     """Log-densities of normal distributions: log p(x | μ, σ) = −(x − μ)²/(2σ²) − log σ − ½ log 2π, D = m·count.
 
     Before calibration the means are spread evenly over [−1.5, 1.5] with σ = 1. One setting is symmetric about its mean and
-    cannot tell −2 from 2; two of different means can. Fitted by mean and variance of each group, plus 10⁻⁹ of the largest
+    cannot tell −2 from 2; two of different means can. Fitted by mean and variance of each group, plus a share of the largest
     variance of an input. With labels and one setting a class, the sum over a class of its columns is the log-likelihood of
-    sklearn's `GaussianNB`. `NaiveDensity` says how groups are made.
+    sklearn's `GaussianNB`, for inputs that do not vary within a class too: their columns are then huge. A model that is
+    trained on such inputs (columns of zeros and ones) wants a smoothing of about 0.01. `NaiveDensity` says how groups are made.
 
     Args:
         count: settings of each input, at least 1; with labels a multiple of the number of classes.
         learnable: the parameters `mean` (μ) and `log_scale` (log σ) are trained.
+        smoothing: share of the largest variance of an input that is added to all variances when they are fitted, 0 to 1.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (a) Gaussian.
 
@@ -168,7 +196,9 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
         tensor([-1.4189, -0.9189])
     """
 
-    examples = ({}, {"count": 1}, {"count": 3, "learnable": True})
+    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "smoothing": 0.1})
+
+    smoothing: float = option(SMOOTHING, minimum=0.0, maximum=1.0)
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"mean": _spread_locations(self.count), "log_scale": (0.0,)}
@@ -177,8 +207,9 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
         z = (x - t["mean"]) * torch.exp(-t["log_scale"])
         return -0.5 * z.square() - t["log_scale"] - 0.5 * math.log(2 * math.pi)
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
-        variance = rows.var(0, correction=0) + least**2
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+        smoothed = rows.var(0, correction=0) + self.smoothing * widest.square()
+        variance = torch.where(deviation(rows) > 0, smoothed, torch.maximum(smoothed, least.square()))
         return {"mean": rows.mean(0), "log_scale": 0.5 * variance.log()}
 
 
@@ -209,7 +240,7 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return -(x - t["location"]).abs() * torch.exp(-t["log_scale"]) - t["log_scale"] - math.log(2)
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         location = _median(rows)
         return {"location": location, "log_scale": (rows - location).abs().mean(0).clamp_min(least).log()}
 
@@ -244,7 +275,7 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
         z = (x - t["location"]) * torch.exp(-t["log_scale"])
         return -torch.log1p(z.square()) - t["log_scale"] - math.log(math.pi)
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         size = len(rows)
         location, scale = _median(rows), ((rows[3 * size // 4] - rows[size // 4]) / 2).clamp_min(least)
         for _ in range(ITERATIONS_CAUCHY):
@@ -285,7 +316,7 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return t["log_rate"] - x * torch.exp(t["log_rate"])
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         return {"log_rate": -rows.mean(0).log()}
 
 
@@ -323,7 +354,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
         falling = x * torch.exp(-t["log_scale"])
         return (shape - 1) * x.log() - falling - torch.lgamma(shape) - shape * t["log_scale"]
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         mean = rows.mean(0)
         # log k − ψ(k) is this, and close to 1/(2k) for large k.
         target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * LARGEST_SHAPE))
@@ -367,7 +398,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
         half = t["log_degrees"].exp() / 2
         return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
 
-    def _fit(self, rows: Tensor, least: float) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
         target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(LARGEST_DEGREES / 2))
         euler = 0.5772156649015329
         half = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
@@ -448,14 +479,6 @@ def deviation(rows: Tensor) -> Tensor:
     """Return the standard deviation of each column, `(m,)`; zero where it is nothing but rounding of equal values."""
     measured = rows.var(0, correction=0).sqrt()
     return torch.where(measured > 1e-12 * rows.abs().amax(0), measured, 0.0)
-
-
-def _labels(y: Tensor | None, rows: int) -> Tensor | None:
-    """Return class labels `(rows,)` if y is that, whole numbers in any type; else None."""
-    if y is None or y.numel() != rows:
-        return None
-    labels = y.reshape(-1)
-    return None if labels.is_floating_point() and bool((labels.frac() != 0).any()) else labels
 
 
 def _median(rows: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Fourier(Expansion, name="fourier"):
     right to a few rounding steps while N·`|x|`/P is below 65,536.
 
     Args:
-        period: P, at least 10⁻⁶, in units of the inputs.
+        period: P, 10⁻⁶ to 10¹⁵, in units of the inputs.
         harmonics: N, 1 to 1,000.
 
     Source: arXiv 2407.04819, "Fourier Series based Data Expansions"; the reduction to one period is that of Cody and
@@ -39,7 +39,7 @@ class Fourier(Expansion, name="fourier"):
 
     examples = ({}, {"period": 0.75, "harmonics": 1}, {"period": 10.0, "harmonics": 12})
 
-    period: float = option(2 * math.pi, minimum=1e-6)
+    period: float = option(2 * math.pi, minimum=1e-6, maximum=1e15)
     harmonics: int = option(3, minimum=1, maximum=1000)
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102

@@ -256,10 +256,12 @@ def square_distances(x: Tensor, centers: Tensor) -> Tensor:
     """Return ‖x − c‖² for all centers, `(..., G)`, by the expanded square: no array of `(..., G, m)` is made.
 
     Around the mean of the centers, since the terms cancel where both lie far from zero. Negative rounding is cut off in the
-    value alone: derivatives at distance zero are those of the square, of which the second is not zero.
+    value alone: derivatives at distance zero are those of the square, of which the second is not zero. Coordinates end where
+    squares would overflow, 10¹⁸ in float32: a difference of two infinities is not a number.
     """
     middle = centers.mean(0)
-    x, centers = x - middle, centers - middle
+    most = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
+    x, centers = (x - middle).clamp(-most, most), (centers - middle).clamp(-most, most)
     square = x.square().sum(-1, keepdim=True) + centers.square().sum(-1) - 2 * F.linear(x, centers)
     return square + (square.clamp_min(0) - square).detach()
 

@@ -29,8 +29,8 @@ class RadialBasis(Expansion):
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs. The defaults put centers at
-            −2, −1, …, 2 with ε = 1, and hold 95% of inputs of unit scale.
+        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size. The defaults
+            put centers at −2, −1, …, 2 with ε = 1, and hold 95% of inputs of unit scale.
         overlap: 1/ε in units of the distance between neighboring centers, 0.01 to 100. At 1 the sum of many bumps
             is constant between the centers to within a percent; less separates them, more smooths.
         placement: how `kapsi.calibrate` places centers: `uniform`, evenly over the range of the data; `quantile`, with an
@@ -41,8 +41,8 @@ class RadialBasis(Expansion):
     """
 
     centers: int = option(5, minimum=1, maximum=100_000)
-    low: float = -2.0
-    high: float = 2.0
+    low: float = option(-2.0, minimum=-1e15, maximum=1e15)
+    high: float = option(2.0, minimum=-1e15, maximum=1e15)
     overlap: float = option(1.0, minimum=0.01, maximum=100.0)
     placement: Literal["uniform", "quantile"] = "uniform"
     out_of_range: Literal["formula", "linear"] = "formula"
@@ -127,7 +127,7 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs.
+        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
         out_of_range: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
@@ -159,7 +159,7 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs.
+        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
         out_of_range: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its

@@ -79,7 +79,7 @@ class LinearExpansion(Expansion, name="linear"):
     later by `head.assign("expansion", matrix=…)` and is the identity until then.
 
     Args:
-        scale: c, not zero.
+        scale: c, not zero; 10⁻¹⁵ to 10¹⁵ in size, so that squares of columns stay within float32.
         side: where the matrix stands: `none`, there is none; `post`, after the inputs as a row, so that each of its
             columns makes one column of κ; `pre`, before the inputs as a column, so that each of its rows does.
         matrix: C by rows, m lists of m numbers; needs `side` to be `post` or `pre`.
@@ -109,6 +109,8 @@ class LinearExpansion(Expansion, name="linear"):
     def check(self) -> None:  # noqa: D102
         if self.scale == 0:
             raise SpecError("LinearExpansion(scale=0.0): scale must not be zero, or every column is")
+        if not 1e-15 <= abs(self.scale) <= 1e15:
+            raise SpecError(f"LinearExpansion(scale={self.scale}): scale must be 1e-15 to 1e+15 in size")
         if self.matrix is not None and self.side == "none":
             raise SpecError("LinearExpansion(matrix=…, side='none'): choose side='post' or side='pre'")
         rows = len(self.matrix or ())

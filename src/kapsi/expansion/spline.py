@@ -149,8 +149,8 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
         Given breakpoints are moved and stretched, so that the first and the last are the ends of the data of each input.
         """
-        x = working_precision(x)
         low, high = data_range(x, self.intervals)
+        x = working_precision(x)
         if self.knots == "uniform":
             return {"range": torch.stack((low, high))}
         if isinstance(self.knots, tuple):
@@ -270,10 +270,10 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             new = new.double()
         first, weights = _insertion(old, new, degree, parts)
         columns = functools.partial(_rewritten, first=first, weights=weights, inputs=in_features)
-        alike = (
-            bool((first == first[:, :1]).all())
-            and float((weights - weights[..., :1]).abs().max()) <= 8 * torch.finfo(kind).eps
-        )
+        ends = old[[degree, degree + n]].abs().amax(0) / (old[degree + n] - old[degree])
+        # Knots are rounded, and the finer the grid is, the more of its width that is.
+        rounding = 8 * torch.finfo(kind).eps * max(1.0, intervals * float(ends.max()))
+        alike = bool((first == first[:, :1]).all()) and float((weights - weights[..., :1]).abs().max()) <= rounding
         grid = functools.partial(_rewritten, first=first[:, :1], weights=weights[..., :1], inputs=1) if alike else None
         return Refinement(finer, values, columns, grid)
 

@@ -85,9 +85,9 @@ class Hyperbolic(_Three, name="hyperbolic"):
     turn: float = option(16.0, minimum=0.1, maximum=30.0)
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
-        near = x.clamp(-self.turn, self.turn)
-        cosine = _tangent_beyond(x, near, torch.cosh, torch.sinh)
-        return cosine, _tangent_beyond(x, near, torch.sinh, torch.cosh), torch.tanh(x)
+        ends, high, low = (-self.turn, self.turn), math.cosh(self.turn), math.sinh(self.turn)
+        cosine = _tangent_beyond(x, torch.cosh, ends, (-low, low))
+        return cosine, _tangent_beyond(x, torch.sinh, ends, (high, high)), torch.tanh(x)
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,9 @@ class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_t
         return ((2 * in_features, -1.0, 1.0), (in_features, -math.inf, math.inf))
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
-        near = x.clamp(self.margin - 1, 1 - self.margin)
-        cosine = _tangent_beyond(x, near, torch.acos, lambda v: -torch.rsqrt(1 - v.square()))
-        sine = _tangent_beyond(x, near, torch.asin, lambda v: torch.rsqrt(1 - v.square()))
-        return cosine, sine, torch.atan(x)
+        ends, slope = (self.margin - 1, 1 - self.margin), 1 / math.sqrt(self.margin * (2 - self.margin))
+        cosine = _tangent_beyond(x, torch.acos, ends, (-slope, -slope))
+        return cosine, _tangent_beyond(x, torch.asin, ends, (slope, slope)), torch.atan(x)
 
 
 @dataclass(frozen=True)
@@ -153,14 +152,20 @@ class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbo
         )
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
-        above, inside = x.clamp_min(1 + self.margin), x.clamp(self.margin - 1, 1 - self.margin)
-        cosine = _tangent_beyond(x, above, torch.acosh, lambda v: torch.rsqrt(v.square() - 1))
-        tangent = _tangent_beyond(x, inside, torch.atanh, lambda v: 1 / (1 - v.square()))
+        margin = self.margin
+        slope, steep = 1 / math.sqrt(margin * (2 + margin)), 1 / (margin * (2 - margin))
+        cosine = _tangent_beyond(x, torch.acosh, (1 + margin, math.inf), (slope, 0.0))
+        tangent = _tangent_beyond(x, torch.atanh, (margin - 1, 1 - margin), (steep, steep))
         return cosine, torch.asinh(x), tangent
 
 
 def _tangent_beyond(
-    x: Tensor, near: Tensor, function: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor]
+    x: Tensor, function: Callable[[Tensor], Tensor], ends: tuple[float, float], slopes: tuple[float, float]
 ) -> Tensor:
-    """Return a function where x lies in a range, and its tangent at the nearer end beyond; `near` is x moved into the range."""
-    return function(near) + slope(near) * (x - near)
+    """Return a function where x lies between two ends, and its tangents beyond; an end at infinity has none.
+
+    The slopes are given: from an end that is rounded to float32 they would lose the digits of a small margin.
+    """
+    low, high = ends
+    y = function(x.clamp(low, high)) + slopes[0] * torch.where(x < low, x - low, 0.0)
+    return y if math.isinf(high) else y + slopes[1] * torch.where(x > high, x - high, 0.0)

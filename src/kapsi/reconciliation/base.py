@@ -20,6 +20,7 @@ __all__ = [
     "Reconciliation",
     "divisor_near_root",
     "divisors",
+    "listed_divisors",
     "need_divisor",
     "random_mask",
     "require_kept",
@@ -105,8 +106,24 @@ def divisor_near_root(number: int) -> int:
 def need_divisor(where: str, name: str, value: int, number: int, what: str) -> None:
     """Raise a `SpecError` that lists the divisors if `value` does not divide `number`."""
     if number % value:
-        allowed = ", ".join(map(str, divisors(number))) if number < 10**12 else "those of the number"
-        raise SpecError(f"{where}({name}={value}): {name} must divide the {number:,} {what}; divisors are {allowed}")
+        allowed = listed_divisors(number, value)
+        raise SpecError(f"{where}({name}={value}): {name} must divide the {number:,} {what}; {allowed}")
+
+
+def listed_divisors(number: int, value: int) -> str:
+    """Return "divisors are …" for a message: all of them, or where they are many the twelve nearest to a value.
+
+    Example:
+        >>> listed_divisors(10, 4)
+        'divisors are 1, 2, 5, 10'
+    """
+    if number >= 10**12:  # a million trials: a message must not take seconds
+        return "it has more than 12 digits, so its divisors are not listed"
+    all_of_them = divisors(number)
+    if len(all_of_them) <= 24:
+        return f"divisors are {', '.join(map(str, all_of_them))}"
+    near = sorted(sorted(all_of_them, key=lambda divisor: abs(math.log(divisor / value)))[:12])
+    return f"divisors near it are {', '.join(map(str, near))}"
 
 
 def random_mask(shape: tuple[int, ...], generator: Generator | None, *, kept: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from kapsi.errors import SpecError
 from kapsi.function import Param, Params, Tensors, option
-from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, divisors, random_mask, require_kept
+from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, listed_divisors, random_mask, require_kept
 from kapsi.weights import ConstantWeights, DenseWeights, EyeWeights, KroneckerWeights, Weights
 
 __all__ = ["ConstantReconciliation", "Dense", "Eye", "Masked", "OneReconciliation", "ZeroReconciliation"]
@@ -174,7 +174,7 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
         if self.blocks and columns % out_features:
             raise SpecError(
                 f"Eye(blocks=True): the {out_features:,} outputs must divide the {columns:,} columns of κ; "
-                f"divisors are {', '.join(map(str, divisors(columns)))}"
+                f"{listed_divisors(columns, out_features)}"
             )
         if not self.blocks and columns != out_features:
             raise SpecError(

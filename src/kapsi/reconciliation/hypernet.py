@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,9 +50,15 @@ def random_signs(seed: int, start: int, count: int, width: int, like: Tensor) ->
 
 
 def mixed_seed(seed: int, channel: int) -> int:
-    """Return the seed of a channel, spread over signed 64 bits."""
-    value = (seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
-    return value - 2**64 if value >= 2**63 else value
+    """Return where a channel of a seed begins, signed 64 bits: an output of splitmix64 itself.
+
+    Places a step of the generator apart would give the same bits, shifted by a word.
+    """
+    word = (seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) % 2**64
+    word ^= word >> 31
+    return word - 2**64 if word >= 2**63 else word
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,15 @@ U, V, H, G = range(4)
 
 def _contracted(plan: _Plan, out: int, u: Tensor, v: Tensor, h: Tensor, g: Tensor) -> Tensor:
     """Return the derivative of S by the argument `out`, whose own value is not looked at: rows `(b, …)`, or `(k,)` for h."""
+    if torch.amp.is_autocast_available(u.device.type) and torch.is_autocast_enabled(u.device.type):
+        with torch.autocast(u.device.type, enabled=False):
+            return _contracted(plan, out, u, v, h, g)
+    kind = u.dtype
+    # Sums over many blocks: 16 bits have too few digits for them.
+    u, v, h, g = (values.to(torch.promote_types(kind, torch.float32)) for values in (u, v, h, g))
     parts: dict[int, Tensor] = {}  # by the place in u or v where they begin; those of the same place add up
-    for rows, columns, block in plan.blocks(u):
+    # On the meta device one block stands for all: sizes are followed, and all are made in the memory of one.
+    for rows, columns, block in itertools.islice(plan.blocks(u), 1 if u.is_meta else None):
         left, right = u[:, rows], v[:, columns]
         if out in (G, H):
             kappa = (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(1)
@@ -102,7 +116,9 @@ def _contracted(plan: _Plan, out: int, u: Tensor, v: Tensor, h: Tensor, g: Tenso
                 else:
                     place, made = columns.start, (left.unsqueeze(-2) @ grid).squeeze(-2)
         parts[place] = parts[place] + made if place in parts else made
-    return torch.cat(list(parts.values()), -1)
+    if u.is_meta:
+        return u.new_empty({U: u.shape, V: v.shape, H: h.shape, G: (u.shape[0], plan.n)}[out], dtype=kind)
+    return torch.cat(list(parts.values()), -1).to(kind)
 
 
 class _Contraction(torch.autograd.Function):
@@ -180,10 +196,11 @@ class GeneratedWeights(ActingWeights):
     def contract(self, left: Tensor, right: Tensor) -> Tensor:
         """Return ψ(w) (u ⊗ v), `(..., n)` or `(..., channels, n)`, for u `(..., q)` and v `(..., t)`."""
         lead, q, t = left.shape[:-1], left.shape[-1], right.shape[-1]
-        u, v = left.reshape(-1, q), right.reshape(-1, t)
+        kind = torch.promote_types(torch.promote_types(left.dtype, right.dtype), self.hidden.dtype)
+        u, v = left.reshape(-1, q).to(kind), right.reshape(-1, t).to(kind)
 
         def one(hidden: Tensor, seed: int) -> Tensor:
-            plan = _Plan(seed, q, t, self.rows, hidden.shape[0])
+            plan, hidden = _Plan(seed, q, t, self.rows, hidden.shape[0]), hidden.to(kind)
             nothing = u.new_zeros(u.shape[0], self.rows)
             # The compiler traces no function with a forward derivative; it decides by itself what is made again.
             plain = torch.compiler.is_compiling()
