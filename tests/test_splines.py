@@ -401,3 +401,42 @@ def test_extended_and_nested_refine_their_parts() -> None:
             kp.SpecError, match=r"Nested: .* part 0, as other parts come after it; only the last part may have"
         ):
             kp.Nested((first, second)).refined({"0": {}, "1": {}}, 3, 8)
+
+
+# ------------------------------------------------------------------------------------------------ the fast way on uniform knots
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
+def test_written_out_derivatives_equal_those_of_torch(policy, degree) -> None:
+    kappa = kp.BSpline(4, degree, out_of_range=policy)
+    tensors = {"range": torch.tensor([[-1.0, -0.5, 0.3], [1.0, 2.0, 0.9]], dtype=torch.float64)}
+    x = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 4 - 2
+    x.requires_grad_()
+    results = []
+    for way in (kappa._on_range, kappa._on_any_knots):
+        y = way(x, tensors)
+        weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        (first,) = torch.autograd.grad((weights * y).sum(), x, create_graph=True)
+        second = torch.zeros_like(x)
+        if first.requires_grad:  # the slope of straight pieces is constant
+            (second,) = torch.autograd.grad(first.square().sum(), x, allow_unused=True, materialize_grads=True)
+        results.append((y, first, second))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_spline_keeps_its_inputs_and_no_more() -> None:
+    kept: list[int] = []
+    kappa, tensors = kp.BSpline(50), {"range": torch.tensor([[-1.0], [1.0]]).expand(2, 64)}
+    x = torch.rand(32, 64, requires_grad=True)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = kappa(x, tensors).dense()
+    assert sum(kept) <= x.numel() + 2 * 64  # and the lower end and the rate of each input
+    y.sum().backward()
+    assert x.grad is not None

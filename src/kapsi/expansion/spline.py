@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
-from kapsi.features import DenseFeatures, Features
+from kapsi.features import DenseFeatures, Features, add
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["BSpline"]
@@ -186,6 +186,29 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         values = working_precision(x)
+        # The compiler traces no function with a forward derivative; it fuses the plain operations by itself.
+        if self.knots == "uniform" and self.degree and not torch.compiler.is_compiling():
+            basis = self._on_range(values, params)
+        else:
+            basis = self._on_any_knots(values, params)
+        return DenseFeatures(basis.to(x.dtype))
+
+    def _on_range(self, x: Tensor, params: Tensors) -> Tensor:
+        """Return all columns `(..., D)` on uniform knots."""
+        n, degree, inputs = self.intervals, self.degree, x.shape[-1]
+        low, high = working_precision(params["range"]).unbind(0)
+        if self.out_of_range == "error":
+            self._refuse_outside(x, low, high)
+        rate = n / (high - low)
+        if self.out_of_range != "extended":
+            made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.out_of_range)
+            return made
+        # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
+        made = _UniformBasis.apply(x, low - degree / rate, rate, n + 2 * degree, degree, "zero")
+        return made.narrow(-1, degree * inputs, (n + degree) * inputs)
+
+    def _on_any_knots(self, values: Tensor, params: Tensors) -> Tensor:
+        """Return all columns `(..., D)` by operations that torch differentiates."""
         degree = self.degree
         # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
         wider = degree if self.out_of_range == "extended" else 0
@@ -209,13 +232,13 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             pieces = pieces + (position - near).unsqueeze(-2) * slopes
         elif self.out_of_range in ("zero", "extended"):
             pieces = pieces * (position == near).unsqueeze(-2)
-        rows = cell.unsqueeze(-2) + torch.arange(degree + 1, device=x.device).unsqueeze(-1)
+        rows = cell.unsqueeze(-2) + torch.arange(degree + 1, device=values.device).unsqueeze(-1)
         height = self.intervals + degree + 2 * wider
-        basis = torch.zeros_like(pieces[..., :1, :]).expand(*x.shape[:-1], height, x.shape[-1])
+        basis = torch.zeros_like(pieces[..., :1, :]).expand(*values.shape[:-1], height, values.shape[-1])
         basis = basis.scatter(-2, rows, pieces)
         if wider:
             basis = basis.narrow(-2, wider, self.intervals + degree)
-        return DenseFeatures(basis.flatten(-2).to(x.dtype))
+        return basis.flatten(-2)
 
     def _refuse_outside(self, x: Tensor, low: Tensor, high: Tensor) -> None:
         if x.is_meta:
@@ -284,6 +307,114 @@ def _with_outer(breakpoints: Tensor, degree: int) -> Tensor:
     width = high / (len(breakpoints) - 1) - low / (len(breakpoints) - 1)
     steps = torch.arange(1, degree + 1, dtype=breakpoints.dtype, device=breakpoints.device).unsqueeze(-1) * width
     return torch.cat((low - steps.flip(0), breakpoints, high + steps))
+
+
+class _UniformBasis(torch.autograd.Function):
+    """All functions on uniform knots in few passes: values in place, and the slope from one gather; only x is kept.
+
+    Called with x `(..., m)`, the lower end of the range and the number of intervals a unit of x, `(m,)` or of a shape that
+    goes with x, the number of intervals, the degree, and what happens outside. Returns `(..., (intervals + degree)·m)`.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str) -> Tensor:
+        position, near, cell, t = _located(x, low, rate, intervals)
+        pieces = _cubic_pieces(t) if degree == 3 else _uniform_pieces(t, degree)[0]
+        if outside == "linear":
+            excess = position - near
+            for piece, slope in zip(pieces.unbind(-2), _differences(_lower_pieces(t, degree)), strict=True):
+                piece.addcmul_(excess, slope)
+        elif outside == "zero":
+            pieces.mul_((position == near).unsqueeze(-2))
+        made = pieces.new_zeros(*position.shape[:-1], (intervals + degree) * x.shape[-1])
+        return made.scatter_(-1, _places(cell, degree), pieces.flatten(-2))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, low, rate, ctx.intervals, ctx.degree, ctx.outside = inputs
+        ctx.save_for_backward(x, low, rate)
+        ctx.save_for_forward(x, low, rate)
+
+    @staticmethod
+    def _slopes(ctx: Any) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Return the places of the pieces, the slopes of which pieces are differences, and the intervals a unit of x."""
+        x, low, rate = ctx.saved_tensors
+        position, near, cell, t = _located(x, low, rate, ctx.intervals)
+        if ctx.outside != "linear":
+            rate = torch.where(position == near, rate, torch.zeros_like(rate))
+        return _places(cell, ctx.degree), _lower_pieces(t, ctx.degree), rate
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        places, lower, rate = _UniformBasis._slopes(ctx)
+        # In operations that torch differentiates: for second derivatives this is all there is.
+        each = gradient.gather(-1, places).unflatten(-1, (ctx.degree + 1, -1)).unbind(-2)
+        slope = add(piece * (after - before) for piece, before, after in zip(lower, each, each[1:], strict=False))
+        return slope * rate, None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        places, lower, rate = _UniformBasis._slopes(ctx)
+        moved = torch.cat([slope * rate * tangent for slope in _differences(lower)], -1)
+        made = torch.zeros_like(tangent[..., :1]).expand(
+            *tangent.shape[:-1], (ctx.intervals + ctx.degree) * tangent.shape[-1]
+        )
+        return made.scatter(-1, places, moved)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, low: Tensor, rate: Tensor, *options: Any) -> tuple[Tensor, int]:
+        place_x, *places = in_dims[:3]
+        x = x.expand(info.batch_size, *x.shape) if place_x is None else x.movedim(place_x, 0)
+        ends = []
+        for value, place in zip((low, rate), places, strict=True):
+            if place is not None:
+                value = value.movedim(place, 0)
+                value = value[(slice(None), *[None] * (x.dim() - value.dim()))]
+            ends.append(value)
+        return _UniformBasis.apply(x, *ends, *options), 0
+
+
+def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the position in intervals from the lower end, that moved into the range, the interval, and the place in it."""
+    position = (x - low) * rate
+    near = position.clamp(0, intervals)
+    # The upper end belongs to the last interval; not a number has none, any will do, the values carry it on.
+    cell = near.detach().long().clamp(0, intervals - 1)
+    return position, near, cell, near - cell
+
+
+def _places(cell: Tensor, degree: int) -> Tensor:
+    """Return where the pieces of each input stand among all columns, `(..., (degree + 1)·m)`."""
+    inputs = cell.shape[-1]
+    first = cell * inputs + torch.arange(inputs, device=cell.device)
+    return torch.cat([first + j * inputs for j in range(degree + 1)], -1)
+
+
+def _cubic_pieces(t: Tensor) -> Tensor:
+    """Return what `_uniform_pieces` does for degree 3, by the polynomials themselves: with s = 1 − t all terms are positive."""
+    s = 1 - t
+    squares_s, squares_t = s * s, t * t
+    pieces = t.new_empty(*t.shape[:-1], 4, t.shape[-1])
+    first, second, third, fourth = pieces.unbind(-2)
+    torch.mul(squares_s, s, out=first)
+    torch.mul(squares_t, t, out=fourth)
+    # (1 + 3s + 3s² − 3s³) / 6, and the mirror image
+    torch.sub(squares_s, first, out=second).add_(s).mul_(3).add_(1)
+    torch.sub(squares_t, fourth, out=third).add_(t).mul_(3).add_(1)
+    return pieces.mul_(1 / 6)
+
+
+def _lower_pieces(t: Tensor, degree: int) -> list[Tensor]:
+    """Return the functions of one degree less that are not zero on an interval: slopes are differences of those."""
+    if degree == 3:
+        s = 1 - t
+        return [s * s * 0.5, s * t + 0.5, t * t * 0.5]
+    return list(_uniform_pieces(t, degree - 1)[0].unbind(-2))
+
+
+def _differences(lower: list[Tensor]) -> list[Tensor]:
+    """Return the slopes of the pieces, in intervals: 0 − l₁, l₁ − l₂, …, l_d − 0."""
+    return [-lower[0], *(before - after for before, after in pairwise(lower)), lower[-1]]
 
 
 def _on_uniform_knots(position: Tensor, intervals: int, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
