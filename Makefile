@@ -53,6 +53,7 @@ docs: .venv/.docs
 bench: .venv/.base
 	$(BIN)/python benchmarks/structured_contraction.py
 	$(BIN)/python benchmarks/hypernet.py
+	$(BIN)/python benchmarks/kan_layers.py
 
 clean:
 	rm -rf .venv docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build build dist
