@@ -96,9 +96,9 @@ class Extended(Expansion, name="extended"):
 
 @dataclass(frozen=True)
 class Nested(Expansion, name="nested"):
-    """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), parts in the order they are applied.
+    """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), D = D_k(… D₂(D₁)).
 
-    The structure of the last part is kept; what goes into it is formed.
+    The parts stand in the order they are applied. The structure of the last one is kept; what goes into it is formed.
 
     Args:
         parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-spline.

@@ -103,7 +103,7 @@ class KernelMap(Expansion, name="kernel_map"):
 
 @dataclass(frozen=True)
 class RandomFourier(Expansion, name="random_fourier"):
-    """Random Fourier features of the kernel exp(−γ‖x − y‖²): κ(x) = √(2/D) cos(√(2γ) W x + b).
+    """Random Fourier features of the kernel exp(−γ‖x − y‖²): κ(x) = √(2/D) cos(√(2γ) W x + b), D = count.
 
     Inner products ⟨κ(x), κ(y)⟩ are the kernel to within a standard deviation below 1/√D. W is standard normal, b uniform on
     [0, 2π); both are drawn once and saved with the model, as the buffers `frequencies` `(D, m)`, at unit scale, and
