@@ -134,19 +134,14 @@ def _is(kind: type | tuple[type, ...], weight_kind: type | tuple[type, ...]) -> 
     return lambda features, weights: isinstance(features, kind) and isinstance(weights, weight_kind)
 
 
-def _keeps_product(features: ProductFeatures, rows: int) -> bool:
-    """Return whether `ProductFeatures.matmul` with so many rows makes less than κ itself."""
-    return rows < max(features.left.shape[-1], features.right.shape[-1])
-
-
 def _describe_low_rank(features: Features, right: Tensor) -> str:
-    kept = isinstance(features, ProductFeatures) and _keeps_product(features, right.shape[:-1].numel())
+    kept = isinstance(features, ProductFeatures) and features.keeps(right.shape[:-1].numel())
     return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if kept else "ψ not formed")
 
 
 def _describe_dense(features: Features, weights: Weights) -> str:
     if isinstance(features, ProductFeatures):
-        small = _keeps_product(features, weights.matrix().shape[:-1].numel())
+        small = features.keeps(weights.matrix().shape[:-1].numel())
         return "dense ψ, one factor of κ at a time (κ not formed)" if small else "dense ψ on the formed product κ"
     return "dense: one matrix product"
 
@@ -172,11 +167,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        lambda f, w: (
-            isinstance(f, ProductFeatures)
-            and isinstance(w, KroneckerWeights)
-            and (f.left.shape[-1], f.right.shape[-1]) == w.grid
-        ),
+        lambda f, w: isinstance(f, ProductFeatures) and isinstance(w, KroneckerWeights) and f.grid == w.grid,
         _mixed_product,
         _label("mixed product (A u) ⊗ (B v), neither κ nor ψ formed"),
     ),
@@ -192,11 +183,7 @@ RULES: tuple[Rule, ...] = (
         lambda f, w: _describe_low_rank(f, w.right),
     ),
     Rule(
-        lambda f, w: (
-            isinstance(f, ProductFeatures)
-            and isinstance(w, KhatriRaoWeights)
-            and (f.left.shape[-1], f.right.shape[-1]) == w.grid
-        ),
+        lambda f, w: isinstance(f, ProductFeatures) and isinstance(w, KhatriRaoWeights) and f.grid == w.grid,
         _product_of_factors,
         _label("product of factors (C u)(B v), neither κ nor ψ formed"),
     ),

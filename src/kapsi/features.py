@@ -124,6 +124,15 @@ class ProductFeatures(Features):
     right: Tensor
 
     @property
+    def grid(self) -> tuple[int, int]:
+        """Return (q, t), the columns of u and of v."""
+        return self.left.shape[-1], self.right.shape[-1]
+
+    def keeps(self, rows: int) -> bool:
+        """Return whether a product with a matrix of so many rows makes less than κ itself."""
+        return rows < max(self.grid)
+
+    @property
     def columns(self) -> int:  # noqa: D102
         return self.left.shape[-1] * self.right.shape[-1]
 
@@ -131,9 +140,9 @@ class ProductFeatures(Features):
         return (self.left.unsqueeze(-1) * self.right.unsqueeze(-2)).flatten(-2)
 
     def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
-        lead, q, t = matrix.shape[:-1], self.left.shape[-1], self.right.shape[-1]
+        lead, (q, t) = matrix.shape[:-1], self.grid
         rows = lead.numel()
-        if rows >= max(q, t):  # κ is then the smallest array of the three
+        if not self.keeps(rows):  # κ is then the smallest array of the three
             return apply_matrix(self.dense(), matrix)
         grid = matrix.reshape(rows, q, t)
         if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values a row of x are kept

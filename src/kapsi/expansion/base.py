@@ -20,6 +20,7 @@ __all__ = [
     "Refinement",
     "bounded_ratio",
     "columns_of_basis",
+    "common_range",
     "data_range",
     "spread",
     "within_domain",
@@ -116,12 +117,17 @@ def within_domain(expansion: Expansion, x: Tensor) -> Tensor:
     """Return inputs moved into the domain of a heavy-tailed expansion; of any other as they are."""
     if not expansion.heavy_tailed():
         return x
-    bounds = expansion.domain(x.shape[-1])
-    return x.clamp(max(low for _, low, _ in bounds), min(high for _, _, high in bounds))
+    return x.clamp(*common_range(expansion, x.shape[-1]))
+
+
+def common_range(expansion: Expansion, in_features: int) -> tuple[float, float]:
+    """Return the range in which all columns are well behaved; the lower end is above the upper where they share none."""
+    bounds = expansion.domain(in_features)
+    return max(low for _, low, _ in bounds), min(high for _, _, high in bounds)
 
 
 def spread(expansion: Expansion, y: Tensor) -> float:
-    """Return the standard deviation of outputs; of a heavy-tailed expansion that of a normal one with its middle half."""
+    """Return the root mean square of outputs; of a heavy-tailed expansion that of a normal one with its middle half."""
     values = y.double().flatten()
     if expansion.heavy_tailed() and values.numel() > 1:
         low, high = torch.quantile(values[: 2**20], values.new_tensor([0.25, 0.75])).tolist()

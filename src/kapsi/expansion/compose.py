@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement
+from kapsi.expansion.base import Expansion, Interval, Refinement, common_range
 from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, formed
 from kapsi.function import Params, Tensors
 
@@ -140,8 +140,7 @@ class Nested(Expansion, name="nested"):
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""
-        bounds = self.parts[0].domain(in_features)
-        return ((self.out_features(in_features), max(low for _, low, _ in bounds), min(high for _, _, high in bounds)),)
+        return ((self.out_features(in_features), *common_range(self.parts[0], in_features)),)
 
     def params(self, in_features: int) -> Params:  # noqa: D102
         widths = self._widths(in_features)

@@ -377,10 +377,15 @@ class _UniformBasis(torch.autograd.Function):
 def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the position in intervals from the lower end, that moved into the range, the interval, and the place in it."""
     position = (x - low) * rate
+    return position, *_in_interval(position, intervals)
+
+
+def _in_interval(position: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a position moved into the range, its interval, and the place in that."""
     near = position.clamp(0, intervals)
     # The upper end belongs to the last interval; not a number has none, any will do, the values carry it on.
     cell = near.detach().long().clamp(0, intervals - 1)
-    return position, near, cell, near - cell
+    return near, cell, near - cell
 
 
 def _places(cell: Tensor, degree: int) -> Tensor:
@@ -419,11 +424,9 @@ def _differences(lower: list[Tensor]) -> list[Tensor]:
 
 def _on_uniform_knots(position: Tensor, intervals: int, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `_on_knots` does, for positions `(..., m)` in intervals from the lower end of uniform knots."""
-    near = position.clamp(0, intervals)
-    cell = near.floor().clamp(max=intervals - 1)  # the upper end belongs to the last interval
-    pieces, lower = _uniform_pieces(near - cell, degree)
-    # Not a number has no interval: any will do, the values carry it on.
-    return near, cell.nan_to_num().long(), pieces, lower
+    near, cell, t = _in_interval(position, intervals)
+    pieces, lower = _uniform_pieces(t, degree)
+    return near, cell, pieces, lower
 
 
 def _on_knots(x: Tensor, knots: Tensor, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -54,9 +54,9 @@ def mixed_seed(seed: int, channel: int) -> int:
 
     Places a step of the generator apart would give the same bits, shifted by a word.
     """
-    word = (seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) % 2**64
+    word = (seed * GOLDEN + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
+    word = ((word ^ (word >> 30)) * FIRST) % 2**64
+    word = ((word ^ (word >> 27)) * SECOND) % 2**64
     word ^= word >> 31
     return word - 2**64 if word >= 2**63 else word
 
@@ -213,8 +213,7 @@ class GeneratedWeights(ActingWeights):
         return torch.stack(each, -2)
 
     def _on_grid(self, features: Features) -> bool:
-        shape = (features.left.shape[-1], features.right.shape[-1]) if isinstance(features, ProductFeatures) else None
-        return shape == self.grid
+        return isinstance(features, ProductFeatures) and features.grid == self.grid
 
     def act(self, features: Features) -> Tensor:
         if isinstance(features, ProductFeatures) and self._on_grid(features):
