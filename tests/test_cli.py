@@ -778,7 +778,7 @@ def test_functions_with_options_set(good):
     assert "domain   [-1, 3]\n" in out
     assert "intervals: 8, degree: 2, low: -1.0, high: 3.0" in out
     out = good("functions", "nested", "--set", "parts=[chebyshev, identity]", "--set", "parts.0.degree=5")
-    assert "D = 20 for m = 4" in out
+    assert "D_k(… D₂(D₁)); 20 for m = 4\n" in out
     assert "no picture: plots: b_spline has" in good("functions", "b_spline", "--set", "intervals=100000")
 
 
