@@ -2,22 +2,20 @@
 
 - efficient: all functions by the recursion of Cox and de Boor on all knots, then two products (the method of efficient-kan).
 - fast: a layer norm and Gaussian bumps in place of splines, then two products (the method of fast-kan; another function).
-- inkan: the package inkan, with its local evaluation, where it is installed (pip install inkan).
+- inkan, inkan compiled: the package inkan in its local mode, where it is installed (`make bench` does), without and with its
+  compiler, where there is one.
 - floor: one product on features that are there already, with their gradient: what no way of computing them can beat.
 
-All in one process, interleaved, medians over rounds. Run: python benchmarks/kan_layers.py
+Run: python benchmarks/kan_layers.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from measure import MB, Report, Step, Table, Target, interleaved, memory, number, options, progress, saved
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +25,8 @@ SIZES = ((64, 64), (256, 256), (784, 64))
 INTERVALS = (5, 20, 50)
 BATCHES = (256, 1024)
 DEGREE = 3
+SAVED = (512, 64, 64, 50)
+"""Batch, inputs, outputs and intervals of the comparison of memory."""
 
 
 class Efficient(nn.Module):
@@ -39,13 +39,18 @@ class Efficient(nn.Module):
         self.base = nn.Parameter(torch.randn(outputs, inputs) * 0.1)
         self.spline = nn.Parameter(torch.randn(outputs, inputs * (intervals + DEGREE)) * 0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        t, v = self.knots, x.unsqueeze(-1)
+    def functions(self, x: Tensor) -> Tensor:
+        """Return all functions of each input, `(batch, inputs, intervals + degree)`."""
+        t: Tensor = self.get_buffer("knots")
+        v = x.unsqueeze(-1)
         basis = ((v >= t[:, :-1]) & (v < t[:, 1:])).to(x.dtype)
         for k in range(1, DEGREE + 1):
             left = (v - t[:, : -(k + 1)]) / (t[:, k:-1] - t[:, : -(k + 1)]) * basis[:, :, :-1]
             basis = left + (t[:, k + 1 :] - v) / (t[:, k + 1 :] - t[:, 1:-k]) * basis[:, :, 1:]
-        return F.linear(F.silu(x), self.base) + F.linear(basis.flatten(1), self.spline)
+        return basis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.silu(x), self.base) + F.linear(self.functions(x).flatten(1), self.spline)
 
 
 class Fast(nn.Module):
@@ -60,9 +65,14 @@ class Fast(nn.Module):
         self.base = nn.Linear(inputs, outputs)
         self.bumps = nn.Linear(inputs * count, outputs, bias=False)
 
+    def functions(self, x: Tensor) -> Tensor:
+        """Return all bumps of each input, `(batch, inputs, intervals + degree)`."""
+        z = (self.norm(x).unsqueeze(-1) - self.get_buffer("centers")) / self.width
+        bumps: Tensor = torch.exp(-(z**2))
+        return bumps
+
     def forward(self, x: Tensor) -> Tensor:
-        z = (self.norm(x).unsqueeze(-1) - self.centers) / self.width
-        return self.bumps(torch.exp(-(z**2)).flatten(1)) + self.base(F.silu(x))
+        return self.bumps(self.functions(x).flatten(1)) + self.base(F.silu(x))
 
 
 class Floor(nn.Module):
@@ -78,78 +88,157 @@ class Floor(nn.Module):
         return F.linear(self.features, self.weights)
 
 
-def ways(batch: int, inputs: int, outputs: int, intervals: int) -> dict[str, nn.Module]:
-    spec = kp.HeadSpec(kp.BSpline(intervals, DEGREE), kp.Dense(), kp.LinearRemainder(before="silu"))
-    made: dict[str, nn.Module] = {
-        "kapsi": kp.Head(inputs, outputs, spec, seed=0),
+def kapsi_layer(inputs: int, outputs: int, expansion: kp.BSpline) -> kp.Head:
+    base = kp.LinearRemainder(before="silu")  # type: ignore[arg-type]
+    return kp.Head(inputs, outputs, kp.HeadSpec(expansion, kp.Dense(), base), seed=0)
+
+
+def inkan_layer(inputs: int, outputs: int, intervals: int, compiled: bool) -> nn.Module | None:
+    """Return the layer of inkan, or None where it is not installed."""
+    try:
+        from inkan import KANLayer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    layer: nn.Module = KANLayer(inputs, outputs, grid_size=intervals, compile_basis=compiled)
+    return layer
+
+
+def compiler() -> str:
+    """Return why torch cannot compile, nothing if it can."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
+    except Exception as error:  # whatever the compiler lacks
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
+    return ""
+
+
+def ways(batch: int, inputs: int, outputs: int, intervals: int, compiles: bool) -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    made: dict[str, nn.Module | None] = {
+        "kapsi": kapsi_layer(inputs, outputs, kp.BSpline(intervals, DEGREE)),
         "efficient": Efficient(inputs, outputs, intervals),
         "fast": Fast(inputs, outputs, intervals),
+        "inkan": inkan_layer(inputs, outputs, intervals, False),
+        "inkan compiled": inkan_layer(inputs, outputs, intervals, True) if compiles else None,
         "floor": Floor(batch, inputs, outputs, intervals),
     }
+    return {name: module for name, module in made.items() if module is not None}
+
+
+def inputs_of(batch: int, inputs: int) -> Tensor:
+    return (torch.rand(batch, inputs, generator=torch.Generator().manual_seed(0)) * 2 - 1).requires_grad_()
+
+
+def step(module: Callable[[Tensor], Tensor], x: Tensor, leaves: list[Tensor]) -> Step:
+    return Step(lambda: module(x).sum(), [*leaves, x])
+
+
+def measure(batch: int, inputs: int, outputs: int, intervals: int, rounds: int, compiles: bool) -> dict[str, Any]:
+    if compiles:
+        torch._dynamo.reset()  # each size is compiled for itself, which is the quickest that inkan can be
+    x = inputs_of(batch, inputs)
+    modules = ways(batch, inputs, outputs, intervals, compiles)
+    times = interleaved(
+        {name: step(module, x, list(module.parameters())) for name, module in modules.items()}, rounds, seconds=8
+    )
+    return {
+        "layer": f"{inputs} → {outputs}",
+        "intervals": intervals,
+        "batch": batch,
+        "rounds": len(times),
+        "ms": {name: times.milliseconds(name) for name in modules},
+        # As long as kapsi, for the floor; as quick as kapsi, for the others.
+        "times": {name: times.ratio(name, "kapsi") for name in modules if name not in ("kapsi", "floor")},
+        "floor": times.ratio("kapsi", "floor"),
+    }
+
+
+def targets_of(row: dict[str, Any]) -> list[Target]:
+    """Return the targets of one case."""
+    case = f"spline layer {row['layer']}, {row['intervals']} intervals, batch {row['batch']:,}, against"
+    bounds = {"efficient": 3.0, "inkan": 1.0, "inkan compiled": 1.0}
+    if row["layer"] == "64 → 64":
+        bounds |= {"inkan": 1.3, "inkan compiled": 1.3}
+    found = [
+        Target(f"{case} {name}", bound, row["times"][name]) for name, bound in bounds.items() if name in row["times"]
+    ]
+    if row["layer"] == "256 → 256":
+        found.append(Target(f"{case} the floor", 1.5, row["floor"], most=True))
+    return found
+
+
+def saved_memory(report: Report) -> None:
+    """Compare what is kept for the backward pass."""
+    progress("kan_layers: memory")
+    batch, inputs, outputs, intervals = SAVED
+    x = inputs_of(batch, inputs)
+    modules: dict[str, nn.Module | None] = {"kapsi": kapsi_layer(inputs, outputs, kp.BSpline(intervals, DEGREE))}
     try:
-        from inkan import KANLayer
-    except ImportError:
-        return made
-    return {**made, "inkan": KANLayer(inputs, outputs, grid_size=intervals, compile_basis=False)}
-
-
-def step(module: nn.Module, x: Tensor) -> Callable[[], float]:
-    def run() -> float:
-        module.zero_grad()
-        x.grad = None
-        start = time.perf_counter()
-        module(x).sum().backward()
-        return time.perf_counter() - start
-
-    return run
-
-
-def measure(batch: int, inputs: int, outputs: int, intervals: int, rounds: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.rand(batch, inputs, generator=generator) * 2 - 1).requires_grad_()
-    steps = {name: step(module, x) for name, module in ways(batch, inputs, outputs, intervals).items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(2):
-        for run in steps.values():
-            run()
-    for _ in range(rounds):
-        for name, run in steps.items():
-            times[name].append(run())
-    medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-    return {"layer": f"{inputs} to {outputs}", "intervals": intervals, "batch": batch, **medians}
+        again = kp.BSpline(intervals, DEGREE, recompute=True)
+        modules["kapsi, recompute"] = kapsi_layer(inputs, outputs, again)
+    except TypeError:
+        report.notes.append("This kapsi has no `BSpline(recompute=True)`.")
+    modules |= {
+        "efficient": Efficient(inputs, outputs, intervals),
+        "fast": Fast(inputs, outputs, intervals),
+        "inkan": inkan_layer(inputs, outputs, intervals, False),
+    }
+    there = {name: module for name, module in modules.items() if module is not None}
+    steps = {name: step(module, x, list(module.parameters())) for name, module in there.items()}
+    times = interleaved(steps, report.chosen.rounds, seconds=8)
+    table = Table(
+        f"Kept for the backward pass without parameters, and the peak of a step, in MB: {inputs} → {outputs}, "
+        f"{intervals} intervals, batch {batch}; ms of forward + backward.",
+        ["layer", "kept", "peak", "ms"],
+    )
+    for name, each in steps.items():
+        kept = saved(each.loss, there[name].parameters()) / MB
+        row: dict[str, Any] = {
+            "way": name,
+            "kept MB": kept,
+            "peak MB": memory(each).peak / MB,
+            "ms": times.milliseconds(name),
+        }
+        report.figures.append(row)
+        table.rows.append([name, *(number(value) for value in row.values() if isinstance(value, float))])
+        if name == "kapsi, recompute":
+            case = (
+                f"kept by the spline layer with recompute, {intervals} intervals, {inputs} → {outputs}, batch {batch}"
+            )
+            report.targets.append(Target(case, 1, kept, " MB", most=True))
+    report.tables.append(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", help="write the figures to this file")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rows = [
-        measure(batch, inputs, outputs, intervals, arguments.rounds)
-        for inputs, outputs in SIZES
-        for intervals in INTERVALS
-        for batch in BATCHES
-    ]
-    names = [name for name in rows[0] if name not in ("layer", "intervals", "batch")]
-    print("| layer | intervals | batch | " + " | ".join(f"{name} ms" for name in names) + " | met |")
-    print("|" + "---|" * (len(names) + 4))
-    met = total = 0
+    chosen = options(__doc__ or "", rounds=9)
+    report = Report("kan_layers", chosen)
+    compiles = False
+    if inkan_layer(1, 1, 5, False) is None:
+        report.notes.append("inkan is not installed (`make bench` installs it) and was left out.")
+    else:
+        reason = compiler()
+        compiles = not reason
+        if reason:
+            report.notes.append(f"inkan was not compiled: torch finds no compiler here ({reason}).")
+    rows = []
+    for inputs, outputs in SIZES[: 2 if chosen.quick else None]:
+        for intervals in INTERVALS[:: 2 if chosen.quick else 1]:
+            for batch in BATCHES[: 1 if chosen.quick else None]:
+                progress(f"kan_layers: {inputs} to {outputs}, {intervals} intervals, batch {batch}")
+                rows.append(measure(batch, inputs, outputs, intervals, chosen.rounds, compiles))
+    names = list(rows[0]["ms"])
+    table = Table("Forward + backward in ms.", ["layer", "intervals", "batch", *names, "met"])
     for row in rows:
-        kapsi = row["kapsi"]
-        targets = [row["efficient"] / kapsi >= 3]
-        if "inkan" in row:
-            targets.append(row["inkan"] / kapsi >= (1.3 if row["layer"] == "64 to 64" else 1.0))
-        if row["layer"] == "256 to 256":
-            targets.append(kapsi / row["floor"] <= 1.5)
-        met, total = met + sum(targets), total + len(targets)
-        cells = [row["layer"], str(row["intervals"]), str(row["batch"]), *(f"{row[name]:.2f}" for name in names)]
-        print("| " + " | ".join(cells) + f" | {sum(targets)} of {len(targets)} |")
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"threads": arguments.threads, "torch": torch.__version__, "rows": rows}, file, indent=1)
-    print(f"targets: {met} of {total} met")
+        targets = targets_of(row)
+        met = f"{sum(target.met for target in targets)} of {len(targets)}"
+        cells = [number(row["ms"][name]) for name in names]
+        table.rows.append([row["layer"], str(row["intervals"]), f"{row['batch']:,}", *cells, met])
+        report.targets += targets
+    report.figures += rows
+    report.tables.append(table)
+    saved_memory(report)
+    report.finish()
 
 
 if __name__ == "__main__":

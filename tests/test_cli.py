@@ -696,11 +696,13 @@ def test_info_of_a_run_a_model_and_a_specification(good, run):
     assert re.search(r"^task +classification of 'y', 2 classes: no, yes$", out, re.MULTILINE)
     assert re.search(r"^inputs +a, b, k = u, k = v, k = w$", out, re.MULTILINE)
     assert re.search(r"^versions .*kapsi " + re.escape(__version__), out, re.MULTILINE)
-    row = r"layers\.0\.heads\.0 +5 +20 +2 +(\d+) +([\d,]+) +dense"
-    parameters, memory = re.search(row, out).groups()
+    row = r"layers\.0\.heads\.0 +5 +20 +2 +(\d+) +([\d.]+) k +([\d.]+) kB +64 × [\d ×]+ +dense"
+    parameters, operations, memory = re.search(row, out).groups()
     assert f"{parameters} parameters, {parameters} of them trained" in out
-    ten = re.search(row, good("info", run, "--batch", "640"))[2]
-    assert 5 * int(memory.replace(",", "")) < int(ten.replace(",", "")) <= 10 * int(memory.replace(",", ""))
+    assert "A forward pass of 64 rows: operations, new memory, and its largest tensor\n" in out
+    ten = re.search(row.replace("64 ×", "640 ×"), good("info", run, "--batch", "640"))
+    assert 5 * float(operations) < float(ten[2]) <= 10.1 * float(operations)
+    assert 5 * float(memory) < float(ten[3]) <= 10.1 * float(memory)
     assert re.search(row, good("info", f"{run}/model.safetensors"))[1] == parameters
     sized = good("info", f"{run}/config.yaml", "--set", "widths.0=5", "--set", "widths.1=2")
     assert re.search(row, sized)[1] == parameters

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kapsi as kp
+from kapsi.explain import _Work
 
 SPECS = {
     "dense": kp.rpn([4, 3], kp.Taylor(2)),
@@ -64,6 +65,115 @@ def test_bytes_are_those_that_a_forward_pass_allocates(name, dtype):
     assert report.bytes == seen.bytes > 0
     assert report.largest * x.element_size() <= report.bytes
     assert report.largest >= 50 * 3
+
+
+def layer_of(*heads, fusion=None, widths=(4, 6)):
+    return kp.Model(kp.ModelSpec(widths, (kp.LayerSpec(heads, fusion or kp.Sum()),)), seed=0)
+
+
+LOW, MIXED = kp.HeadSpec(kp.Taylor(2), kp.LowRank(2), bias=True), kp.Extended((kp.Taylor(2), kp.BSpline()))
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups"),
+    [
+        ((LOW, kp.HeadSpec(kp.Taylor(2), kp.Kronecker())), 2),  # κ is shared
+        ((LOW,) * 3, 1),
+        ((kp.HeadSpec(kp.BSpline()), LOW, LOW, kp.HeadSpec(), LOW), 3),
+        ((kp.HeadSpec(kp.BSpline(), remainder=kp.LinearRemainder()),) * 2, 1),
+        ((kp.HeadSpec(MIXED, kp.DualLowRankKronecker(), channels=3, after=("layer_norm",)),) * 3, 1),
+    ],
+    ids=["shared", "together", "both", "dense", "mixed"],
+)
+def test_heads_add_up_to_their_layer(heads, groups):
+    model = layer_of(*heads)
+    x = torch.ones(50, 4)
+    with torch.no_grad(), Allocations([x, *model.parameters(), *model.buffers()]) as seen:
+        model(x)
+    reports = kp.explain(model, 50)
+    fused = (groups - 1) * 50 * 6 * 4  # the sum of what the groups give
+    assert sum(report.bytes for report in reports) + fused == seen.bytes
+    assert sum(report.largest > 0 for report in reports) == groups
+
+
+def test_heads_that_are_contracted_together_say_so():
+    model = layer_of(kp.HeadSpec(), LOW, LOW, LOW)
+    first, *others = kp.explain(model, 50)[1:]
+    assert first.route == "3 heads together: low rank (κ B) Aᵀ, ψ not formed"
+    for report in others:
+        assert report.route == "together with layers.0.heads.1"
+        assert (report.bytes, report.largest, report.shape, report.operations) == (0, 0, (), 0)
+        assert report.parameters == first.parameters
+    model.layers[0].heads[2].register_forward_hook(lambda *_: None)
+    apart = kp.explain(model, 50)[1:]
+    assert {report.route for report in apart} == {"low rank (κ B) Aᵀ, neither κ nor ψ formed"}
+    assert apart[1].operations == apart[2].operations > 0
+    assert apart[0].operations > apart[1].operations  # κ is made by the first
+
+
+def test_operations_are_those_of_the_formulas():
+    def operations(*args, **options):
+        (report,) = kp.explain(kp.Model(kp.rpn([4, 3], *args, **options), device="meta"), 10)
+        return report.operations
+
+    assert operations() == 2 * 10 * 4 * 3
+    assert operations(bias=True) == 2 * 10 * 4 * 3  # of one matrix product, as is usual
+    assert operations(kp.Identity(), kp.LowRank(2)) == 2 * 10 * 4 * 2 + 2 * 10 * 2 * 3
+    assert operations(before="relu") == 10 * 4 + 2 * 10 * 4 * 3
+    # [1, x]: a column of ones and the whole; (A u) (B v) for Khatri–Rao
+    made = 10 + 10 * 5
+    assert operations(kp.Taylor(2), kp.KhatriRao(2)) == made + 2 * 10 * (5 + 4) * 2 + 10 * 2 + 2 * 10 * 2 * 3
+
+
+def test_operations_in_place_count_and_allocations_do_not():
+    # The splines are made in place: more is done than is made.
+    (report,) = kp.explain(kp.Model(kp.rpn([4, 3], kp.BSpline()), device="meta"), 10)
+    assert report.bytes // 4 < report.operations - 2 * 10 * report.columns * 3
+    work = _Work([])
+    with work:
+        x = torch.empty(10, 4, device="meta")
+        x.view(-1, 4).mul_(2).add_(1)
+        x.new_empty(5)
+        x[:, :2].t() + 1
+    assert work.operations == 40 + 40 + 20
+    assert (work.bytes, work.largest, work.shape) == (4 * (40 + 5 + 20), 40, (10, 4))
+
+
+@pytest.mark.parametrize("expansion", [kp.Taylor(2), kp.Chebyshev(3)], ids=lambda e: e.name)
+@pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
+def test_operations_of_a_hypernet_are_those_of_all_blocks(expansion, after, monkeypatch):
+    spec = kp.rpn([100, 8], expansion, kp.HyperNet(64), channels=2, after=after)
+    found = []
+    for block in (2**17, 2**24):  # several blocks, and one
+        monkeypatch.setattr("kapsi.reconciliation.hypernet.BLOCK", block)
+        (report,) = kp.explain(kp.Model(spec, device="meta"), 50)
+        found.append(report.operations)
+    assert found[0] == pytest.approx(found[1], rel=0.2)  # the tables of each block come on top
+    width = expansion.out_features(100)
+    assert found[1] > 2 * 2 * 50 * 8 * width  # κ times a block, for each channel
+
+
+def test_routes_are_explained():
+    model = kp.Model(kp.rpn([50, 3], kp.Taylor(2), kp.LowRank(200), after="layer_norm"), device="meta")
+    reports = {route: kp.explain(model, 64, route=route)[0] for route in (None, "dense", "structured")}
+    columns = 51 * 50
+    assert reports[None].route.endswith("low rank (κ B) Aᵀ, ψ not formed")
+    assert reports[None].shape == (64, 51, 50)
+    assert reports["dense"].route == "dense: κ and ψ formed, one matrix product"
+    assert reports["structured"].route.endswith("low rank (κ B) Aᵀ, neither κ nor ψ formed")
+    assert (
+        reports["structured"].largest < reports["structured"].columns * 64 * 200
+    )  # B × 200 × 50, one factor at a time
+    for report in reports.values():
+        assert report.largest == math.prod(report.shape)
+    assert reports["dense"].operations > 2 * 200 * 3 * columns + 2 * 64 * columns * 3
+
+
+def test_a_head_that_fits_into_no_memory_is_explained():
+    model = kp.Model(kp.rpn([26_965, 2], kp.Taylor(2), kp.LowRank(2)), device="meta")
+    (report,) = kp.explain(model, 1)
+    assert report.parameters > 2**30
+    assert report.operations > 2 * report.parameters
 
 
 def test_the_route_says_whether_the_weights_are_formed():

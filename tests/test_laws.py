@@ -99,29 +99,18 @@ def largest_made(head: kp.Head, batch: int) -> tuple[int, str]:
 
 SYMMETRIC = kp.Taylor(2, symmetric=True)
 MIXED = kp.Extended((kp.Taylor(2), kp.Identity()))
+# Beyond the law `sizes`, which has the examples of the registry:
 # κ, ψ, the sizes that must not be made, (batch, m, n). D is 600 for Taylor(2) of 24 inputs, so B·D = 24,000, n·D = 21,600.
 WIDE, TALL = (40, 24, 36), (1, 6, 4000)
 STRUCTURED = [
-    (kp.Taylor(2), kp.DualLowRankKronecker(), "κψ", WIDE),
     (kp.Taylor(2), kp.DualLowRankKronecker(rank=1, rows=36), "κψ", WIDE),
-    (kp.Taylor(2), kp.Kronecker(), "κψ", WIDE),
-    (kp.Taylor(2), kp.LowRank(3), "κψ", WIDE),
-    (kp.Taylor(2), kp.Kronecker(terms=3), "κψ", WIDE),
-    (kp.Taylor(2), kp.LowRankKronecker(), "κψ", WIDE),
-    (kp.Taylor(2), kp.Duplicated(), "κψ", WIDE),
-    (kp.Taylor(2), kp.Duplicated(ratio=0.5), "κψ", WIDE),
-    (kp.Taylor(2), kp.KhatriRao(3), "κψ", WIDE),
-    (kp.Taylor(3), kp.KhatriRao(3), "κψ", (40, 8, 36)),
-    (kp.Taylor(2), kp.ConstantReconciliation(), "κψ", WIDE),
-    (kp.Taylor(2), kp.Dense(), "κ", (40, 24, 2)),
-    (MIXED, kp.LowRank(3), "κψ", WIDE),
-    (MIXED, kp.DualLowRankKronecker(), "κψ", WIDE),
-    (MIXED, kp.KhatriRao(3), "κψ", WIDE),
+    (kp.Taylor(2), kp.Eye(blocks=True), "κψ", (40, 24, 40)),
+    (kp.Nested((kp.Identity(), kp.Taylor(2))), kp.LowRank(3), "κψ", WIDE),
     (MIXED, kp.Kronecker(rows=12, columns=1, terms=2), "κψ", WIDE),
-    (MIXED, kp.ConstantReconciliation(), "κψ", WIDE),
+    (MIXED, kp.Eye(blocks=True), "κψ", (40, 24, 48)),
     *[
         (kappa, psi, "ψ", TALL)
-        for kappa in (kp.Identity(), kp.Chebyshev(4), kp.BSpline(), kp.BSpline(out_of_range="extended"), SYMMETRIC)
+        for kappa in (kp.Chebyshev(4), kp.BSpline(), kp.BSpline(out_of_range="extended"), SYMMETRIC)
         for psi in (
             kp.Kronecker(),
             kp.LowRankKronecker(terms=2),
@@ -170,6 +159,25 @@ def test_watch_sees_the_backward_pass() -> None:
     assert watch.largest == 0  # a view of what was there
 
 
+@pytest.mark.parametrize(
+    "grids", [[(6, 5)], [(5, 6)], [(1, 12)], [(7, 1)], [(4, 3), 6], [5, (3, 5), (2, 2), 12]], ids=str
+)
+def test_sums_of_blocks_are_those_of_the_columns_however_they_lie(grids) -> None:
+    parts = []
+    for i, grid in enumerate(grids):
+        if isinstance(grid, int):
+            parts.append(kp.DenseFeatures(inputs(4, grid, seed=i)))
+        else:
+            parts.append(kp.ProductFeatures(*(inputs(4, size, seed=i + size) for size in grid)))
+    features = kp.ConcatenatedFeatures(tuple(parts)) if len(parts) > 1 else parts[0]
+    for width in (size for size in range(1, features.columns + 1) if features.columns % size == 0):
+        ones = kp.ConstantWeights(torch.ones(3, dtype=torch.float64), 1, width)
+        eye = kp.EyeWeights(torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64), features.columns // width)
+        expected = features.dense().unflatten(-1, (-1, width)).sum(-1).unsqueeze(-2) * eye.value.unsqueeze(-1)
+        made = kp.contract(features, kp.KroneckerWeights(eye, ones))
+        torch.testing.assert_close(made, expected, rtol=0, atol=1e-12)
+
+
 def test_large_product_layer_stays_small() -> None:
     head = kp.Head(784, 64, kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(rank=5)), seed=0)
     largest, operation = largest_made(head, 64)
@@ -177,7 +185,7 @@ def test_large_product_layer_stays_small() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("kappa", [kp.Taylor(2), kp.Identity()], ids=describe)
+@pytest.mark.parametrize("kappa", [kp.Taylor(2), kp.Identity(), MIXED], ids=describe)
 def test_hypernet_makes_neither_expansion_nor_weights(kappa, channels, monkeypatch) -> None:
     # Blocks of 2,048 entries, so that a small case has many of them, in both directions of the grid.
     monkeypatch.setattr("kapsi.reconciliation.hypernet.BLOCK", 2048)
@@ -384,6 +392,39 @@ def test_wrong_shortcuts_of_features_fail(registry) -> None:
         check_pairs(outside, laws=["contraction"])
 
 
+class Formed(kp.ProductFeatures):
+    """A product that is multiplied out."""
+
+    def matmul(self, matrix):
+        return kp.DenseFeatures(self.dense()).matmul(matrix)
+
+
+def test_a_product_that_is_formed_fails_the_sizes(registry) -> None:
+    @dataclass(frozen=True)
+    class Outside(kp.Taylor, name="outside"):
+        def __call__(self, x, params):
+            made = kp.Taylor.__call__(self, x, params)
+            return Formed(made.left, made.right)
+
+    Outside.examples = ({},)
+    outside = finished(Outside, {})
+    check_pairs(outside, laws=["contraction"])
+    LAWS["sizes"](outside(), kp.Kronecker())
+    for psi in (kp.LowRank(2), kp.Dense()):
+        with pytest.raises(AssertionError, match=r"law 'sizes' fails for .* makes .* elements, B·D is "):
+            LAWS["sizes"](outside(), psi)
+
+
+def test_weights_that_are_formed_fail_the_sizes(registry) -> None:
+    forming = reconciliation_of(
+        params=lambda self, n, factors: kp.LowRank(2).params(n, factors),
+        __call__=lambda self, params, n, factors: kp.DenseWeights(params["left"] @ params["right"]),
+    )
+    for kappa in (kp.Identity(), kp.Taylor(2)):
+        with pytest.raises(AssertionError, match=r"law 'sizes' fails for .* elements, .·D is "):
+            LAWS["sizes"](kappa, forming())
+
+
 def test_an_unscaled_expansion_fails_the_initial_scale(registry, monkeypatch) -> None:
     monkeypatch.setattr(kp.Head, "_spread", lambda self, like: 1.0)
     outside = expansion_of(lambda f, x: 100 * good(f, x))
@@ -418,7 +459,7 @@ def test_an_outside_reconciliation_passes_and_broken_ones_fail(registry) -> None
     wrong = reconciliation_of(__call__=lambda self, params, n, factors: OffWeights(params["matrix"]))
     with pytest.raises(AssertionError, match=r"law 'weights' fails for .*row_sums"):
         check(wrong, laws=["weights"])
-    with pytest.raises(AssertionError, match=r"law 'folded_layer_norm' fails for .*Identity"):
+    with pytest.raises(AssertionError, match=r"law 'folded_layer_norm' fails for .*OutsideWeights"):
         check_pairs(wrong, laws=["folded_layer_norm"])
 
 

@@ -954,3 +954,241 @@ def test_a_large_constant_is_calibrated_in_every_type(kappa, dtype) -> None:
     x = torch.full((9, 2), 3e4, dtype=dtype)
     head = kp.calibrate(kp.Head(2, 1, kp.HeadSpec(kappa), seed=0, dtype=dtype), x)
     assert bool(head(x).isfinite().all())
+
+
+# ------------------------------------------------------------------------------------------------ heads contracted together
+
+KAPPA = kp.Extended((kp.Taylor(2), kp.BSpline(3)))
+JOINED = [
+    kp.Dense(),
+    kp.Masked(),
+    kp.LowRank(2),
+    kp.KhatriRao(2),
+    kp.RandomAdaption(3),
+    kp.Kronecker(terms=2),
+    kp.DualLowRankKronecker(2),
+    kp.Duplicated(ratio=0.5),
+]
+
+
+def alike(psi: kp.Reconciliation, count: int = 3, fusion: kp.Fusion | None = None, kappa: Any = KAPPA, **options: Any):
+    """Return a model of one layer: heads that are alike, between two others."""
+    head = kp.HeadSpec(kappa, psi, **options)
+    twin = dataclasses.replace(head, bias=True, remainder=kp.LinearRemainder())
+    heads = (kp.HeadSpec(), *[twin] * (count - 1), kp.HeadSpec(kp.Chebyshev(2), bias=True), head)
+    return kp.Model(kp.ModelSpec((4, 6), (kp.LayerSpec(heads, fusion or kp.Sum()),)), seed=0, dtype=torch.float64)
+
+
+def one_by_one(model: kp.Model) -> kp.Model:
+    """Return a copy whose heads have hooks that do nothing, and are therefore called one by one."""
+    apart = copy.deepcopy(model)
+    for _, head in apart.heads():
+        head.register_forward_hook(lambda *_: None)
+    return apart
+
+
+@pytest.mark.parametrize("fusion", [kp.Sum(), kp.Mean(), kp.WeightedSum(), kp.Concatenation()], ids=lambda f: f.name)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("psi", JOINED, ids=lambda f: f.name)
+def test_heads_that_are_alike_are_one_product_with_the_same_result(psi, channels, fusion) -> None:
+    model = alike(psi, fusion=fusion, channels=channels)
+    apart = one_by_one(model)
+    together = isinstance(fusion, kp.Sum | kp.Mean) or not isinstance(psi, kp.Dense | kp.Masked)
+    assert model.layers[0].groups() == ([[0], [1, 2, 4], [3]] if together else [[0], [1], [2], [3], [4]])
+    assert apart.layers[0].groups() == [[0], [1], [2], [3], [4]]
+    for lead in ((), (5,), (2, 3), (0,)):
+        x = inputs(*lead, 4).requires_grad_()
+        y, expected = model(x), apart(x)
+        assert y.shape == (*lead, 6)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+        ours = torch.autograd.grad(y.square().sum(), [x, *model.parameters()])
+        theirs = torch.autograd.grad(expected.square().sum(), [x, *apart.parameters()])
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_heads_together_make_fewer_products(monkeypatch) -> None:
+    model = alike(kp.LowRank(2))
+    calls = []
+    original = kp.modules.contract_sum
+    monkeypatch.setattr(kp.modules, "contract_sum", lambda *args, **kw: calls.append(1) or original(*args, **kw))
+    model(inputs(5, 4))
+    assert len(calls) == 3
+    one_by_one(model)(inputs(5, 4))
+    assert len(calls) == 3 + 5
+
+
+def test_what_is_joined_is_no_part_of_the_state() -> None:
+    model = alike(kp.Kronecker())
+    before = list(model.state_dict())
+    model(inputs(5, 4))
+    assert list(model.state_dict()) == before
+    assert [name for name in before if name.startswith("layers.0.heads.2.psi")] == [
+        "layers.0.heads.2.psi.left",
+        "layers.0.heads.2.psi.right",
+    ]
+    restored = alike(kp.Kronecker())
+    restored.reset_parameters(5)
+    restored.load_state_dict(model.state_dict())
+    assert torch.equal(restored(inputs(5, 4)), model(inputs(5, 4)))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda head: head.register_forward_hook(lambda *_: None),
+        lambda head: head.register_forward_pre_hook(lambda *_: None),
+        lambda head: head.register_full_backward_hook(lambda *_: None),
+        lambda head: head.register_full_backward_pre_hook(lambda *_: None),
+    ],
+    ids=["forward", "forward_pre", "backward", "backward_pre"],
+)
+def test_a_hook_of_one_head_keeps_all_apart(register) -> None:
+    layer = alike(kp.LowRank(2)).layers[0]
+    handle = register(layer.heads[2])
+    assert layer.groups() == [[0], [1], [2], [3], [4]]
+    handle.remove()
+    assert layer.groups() == [[0], [1, 2, 4], [3]]
+
+
+def test_hooks_see_each_head() -> None:
+    model = alike(kp.LowRank(2))
+    seen = []
+    for _, head in model.heads():
+        head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    y = model(inputs(5, 4))
+    torch.testing.assert_close(torch.stack(seen).sum(0), y, rtol=0, atol=1e-12)
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"),
+    [
+        (alike(kp.LowRank(2), count=2), [[0], [1], [2], [3]]),  # a new axis is not worth it for two of one channel
+        (alike(kp.LowRank(2), count=2, channels=2), [[0], [1, 3], [2]]),
+        (alike(kp.Dense(), count=2), [[0], [1, 3], [2]]),
+        (alike(kp.HyperNet(3)), [[0], [1], [2], [3], [4]]),  # channels have different signs, heads the same
+        (
+            alike(kp.LowRank(2), kappa=kp.Taylor(1), before=(kp.Dropout(0.5),)),
+            [[0], [1], [2], [3], [4]],
+        ),  # κ not shared
+    ],
+    ids=["two", "two of two channels", "two dense", "hypernet", "dropout"],
+)
+def test_which_heads_are_contracted_together(model, groups) -> None:
+    assert model.layers[0].groups() == groups
+
+
+def test_large_heads_are_contracted_together_as_far_as_it_pays(monkeypatch) -> None:
+    monkeypatch.setattr(kp.modules, "LARGEST_JOINED", 3 * 6 * 4)
+    model = kp.Model(kp.rpn([4, 6], heads=8), seed=0)
+    assert model.layers[0].groups() == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    torch.testing.assert_close(model(torch.ones(2, 4)), one_by_one(model)(torch.ones(2, 4)))
+    monkeypatch.setattr(kp.modules, "LARGEST_JOINED", 6 * 4 - 1)
+    assert kp.Model(kp.rpn([4, 6], heads=2), seed=0).layers[0].groups() == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("psi", "fusion", "channels"),
+    [(kp.LowRank(2), kp.Sum(), 1), (kp.DualLowRankKronecker(2), kp.Sum(), 2), (kp.KhatriRao(2), kp.WeightedSum(), 2)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_heads_together_compile_export_and_map(psi, fusion, channels) -> None:
+    model = alike(psi, fusion=fusion, kappa=kp.Taylor(2), channels=channels).eval()
+    x = inputs(5, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-12)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(inputs(7, 4)), model(inputs(7, 4)), rtol=0, atol=1e-12)
+    models = [model, copy.deepcopy(model)]
+    models[1].reset_parameters(1)
+    stacked = torch.func.stack_module_state(models)
+    mapped = torch.func.vmap(lambda p, b: torch.func.functional_call(model, (p, b), (x,)))(*stacked)
+    torch.testing.assert_close(mapped, torch.stack([one(x) for one in models]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.func.vmap(model)(x), model(x), rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ routes
+
+ROUTES = ["dense", "structured"]
+
+
+def routed_spec() -> kp.ModelSpec:
+    """Return a model whose heads take different routes, with channels, folded norms, and heads that are alike."""
+    wide = kp.HeadSpec(kp.Taylor(2), kp.LowRank(7), channels=2, after=("layer_norm",), bias=True)
+    plain = kp.HeadSpec(kp.Taylor(2), kp.Dense(), kp.LinearRemainder())
+    mixed = kp.HeadSpec(kp.Extended((kp.Taylor(2), kp.BSpline(3))), kp.DualLowRankKronecker(2), channels=3)
+    many = kp.LayerSpec((wide, plain, mixed, mixed, kp.HeadSpec(kp.Taylor(2), kp.HyperNet(3))))
+    last = kp.LayerSpec((kp.HeadSpec(kp.Taylor(3), kp.KhatriRao(2)),) * 3, kp.WeightedSum())
+    return kp.ModelSpec((4, 6, 2), (many, last))
+
+
+def test_every_route_of_a_model_has_the_same_result() -> None:
+    model = kp.Model(routed_spec(), seed=0, dtype=torch.float64)
+    x = inputs(5, 4).requires_grad_()
+    leaves = [x, *model.parameters()]
+    expected = model(x)
+    gradients = torch.autograd.grad(expected.square().sum(), leaves)
+    for route in ROUTES:
+        y = model(x, route=route)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(torch.autograd.grad(y.square().sum(), leaves), gradients, rtol=0, atol=1e-10)
+        layer = model.layers[0]
+        torch.testing.assert_close(layer(x, route=route), layer(x), rtol=0, atol=1e-10)
+        features = layer.fixed_features(x)
+        torch.testing.assert_close(model(x, features, route=route), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_route_compiles_and_exports(route) -> None:
+    model = kp.Model(routed_spec(), seed=0, dtype=torch.float64).eval()
+    x = inputs(5, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, route=route), model(x), rtol=0, atol=1e-10)
+    program = torch.export.export(
+        model,
+        (x,),
+        {"route": route},
+        dynamic_shapes={"x": {0: torch.export.Dim("batch")}, "route": None},
+    )
+    torch.testing.assert_close(program.module()(inputs(7, 4), route=route), model(inputs(7, 4)), rtol=0, atol=1e-10)
+
+
+def test_what_a_route_forms() -> None:
+    head = kp.Head(12, 20, kp.HeadSpec(kp.Taylor(2), kp.Dense()), seed=0)
+    x = torch.ones(50, 12)
+    largest = {}
+    for route in (None, *ROUTES):
+        with WatchSizes(x, *head.parameters()) as watch, torch.no_grad():
+            head(x, route=route)
+        largest[route] = watch.largest
+    formed, apart = 50 * 13 * 12, 50 * 20 * 13
+    assert largest == {None: formed, "dense": formed, "structured": apart}
+    head = kp.Head(12, 4, kp.HeadSpec(kp.Taylor(2), kp.LowRank(2)), seed=0)
+    with WatchSizes(x, *head.parameters()) as watch, torch.no_grad():
+        head(x, route="dense")
+    assert watch.largest == formed
+
+
+@pytest.mark.parametrize("route", ["fast", "Dense", 1, True, [], ""])
+def test_a_route_that_is_none_is_refused(route) -> None:
+    model = kp.Model(kp.rpn([3, 2]), seed=0)
+    features, weights = kp.DenseFeatures(torch.ones(5, 3)), kp.DenseWeights(torch.ones(2, 3))
+    for call in (
+        lambda: model(torch.ones(5, 3), route=route),
+        lambda: model.layers[0].heads[0](torch.ones(5, 3), route=route),
+        lambda: kp.contract(features, weights, route=route),
+        lambda: kp.explain(model, route=route),
+    ):
+        with pytest.raises(kp.SpecError, match=r"route=.*expected 'dense' .*'structured' .* or None"):
+            call()
+
+
+def test_the_dense_route_forms_nothing_beyond_reason() -> None:
+    wide = kp.Head(5000, 2, kp.HeadSpec(kp.Taylor(2), kp.KhatriRao(2)), device="meta")
+    with pytest.raises(kp.SpecError, match=r'route="dense" needs κ\(x\) itself, 25,005,000 columns a row'):
+        wide(torch.ones(3, 5000, device="meta"), route="dense")
+    tall = kp.Head(1000, 2000, kp.HeadSpec(kp.Taylor(2), kp.LowRank(2)), device="meta")
+    with pytest.raises(kp.SpecError, match=r'route="dense" needs ψ\(w\) itself, 2,002,000,000 numbers'):
+        tall(torch.ones(3, 1000, device="meta"), route="dense")

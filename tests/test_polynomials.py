@@ -12,6 +12,7 @@ import scipy.special as special
 import torch
 
 import kapsi as kp
+from kapsi.expansion.orthogonal import ThreeTerm
 
 
 def values(kappa: kp.Expansion, x: np.ndarray) -> np.ndarray:
@@ -302,3 +303,48 @@ def test_degrees_above_four_are_heavy_tailed(degree) -> None:
 def test_wrong_options_say_what_is_allowed(make, message) -> None:
     with pytest.raises(kp.SpecError, match=message):
         make()
+
+
+# ------------------------------------------------------------------------------------------------ written-out derivatives
+
+FAMILY = [
+    cls(**options)
+    for cls in vars(kp).values()
+    if isinstance(cls, type) and issubclass(cls, ThreeTerm) and cls.name
+    for options in cls.examples
+]
+
+
+@pytest.mark.parametrize("kappa", FAMILY, ids=repr)
+def test_derivatives_equal_those_of_torch(kappa) -> None:
+    low, high = (max(-1000.0, kappa._ends.low), min(1000.0, kappa._ends.high))
+    places = torch.tensor(
+        [low - 3.0, 0.9 * low, -1.0, -0.3, 0.0, 0.45, 1.0, 0.9 * high, high + 3.0], dtype=torch.float64
+    )
+    x = torch.stack((places, places.flip(0)), -1).requires_grad_()
+    results = []
+    for way in (kappa._written_out, kappa._plain):
+        y = way(x)
+        scale = y.detach().abs().amax(0).clamp_min(1)  # of each polynomial: T₁₂ and T₁ have little in common
+        made = [y / scale]
+        for _ in range(3):
+            made.append(torch.autograd.grad(made[-1].sum(), x, create_graph=True, materialize_grads=True)[0])
+            if not made[-1].requires_grad:
+                break
+        results.append([each.detach() for each in made])
+    for ours, theirs in zip(*results, strict=False):
+        size = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10 * max(1.0, size))
+
+
+def test_polynomials_keep_their_inputs_and_no_more() -> None:
+    kept: list[int] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    x = torch.rand(32, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        kp.Chebyshev(20)(x, {}).dense()
+    assert kept == [x.numel()]

@@ -160,3 +160,21 @@ def test_wrong_options_say_what_is_allowed(kind) -> None:
         kind(0)
     with pytest.raises(kp.SpecError, match="expected one of uniform, quantile"):
         kind(placement="random")
+
+
+@pytest.mark.parametrize(
+    "kappa",
+    [
+        kp.GaussianRBF(50),
+        kp.RickerWavelet(shifts=40),
+        kp.DerivativeOfGaussianWavelet(shifts=40, order=20),
+        kp.KernelMap("rbf", 20),
+    ],
+    ids=lambda kappa: kappa.name,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_a_denormal_number(kappa, dtype) -> None:
+    made = kp.Head(3, 1, kp.HeadSpec(kappa), dtype=dtype, seed=0)
+    values = made.expand(torch.linspace(-60, 60, 3003, dtype=dtype).reshape(-1, 3)).dense().detach().abs()
+    assert bool(((values == 0) | (values >= torch.finfo(dtype).tiny)).all())
+    assert 0 < float(values[values > 0].min()) < 1e-9  # near to where they begin

@@ -414,8 +414,8 @@ def test_written_out_derivatives_equal_those_of_torch(policy, degree) -> None:
     x = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 4 - 2
     x.requires_grad_()
     results = []
-    for way in (kappa._on_range, kappa._on_any_knots):
-        y = way(x, tensors)
+    for way in (kappa._on_range, kappa._on_any_knots):  # written out, and by torch
+        y = way(x, tensors["range"])
         weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         (first,) = torch.autograd.grad((weights * y).sum(), x, create_graph=True)
         second = torch.zeros_like(x)
@@ -440,3 +440,138 @@ def test_a_spline_keeps_its_inputs_and_no_more() -> None:
     assert sum(kept) <= x.numel() + 2 * 64  # and the lower end and the rate of each input
     y.sum().backward()
     assert x.grad is not None
+
+
+# ------------------------------------------------------------------------------------------------ κ(x) that is not kept
+
+
+def kept_by(call) -> int:
+    """Return the bytes that a call keeps for its backward pass."""
+    storages = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        call()
+    return sum(storages.values())
+
+
+def spline_head(recompute: bool | None, *, intervals: int = 50, dtype=torch.float32, **options) -> kp.Head:
+    spec = kp.HeadSpec(
+        kp.BSpline(intervals, recompute=recompute, **options), kp.Dense(), kp.LinearRemainder(before="silu")
+    )
+    return kp.Head(64, 64, spec, seed=0, dtype=dtype)
+
+
+def test_a_recomputed_layer_keeps_its_inputs_and_no_more() -> None:
+    x = torch.rand(512, 64, requires_grad=True)
+    parameters = sum(p.numel() * p.element_size() for p in spline_head(True).parameters())
+    assert kept_by(lambda: spline_head(True)(x)) - parameters <= 2**20
+    assert kept_by(lambda: spline_head(False)(x)) - parameters >= 512 * 64 * 53 * 4
+    few, many = (kept_by(lambda n=n: spline_head(True, intervals=n)(x)) for n in (5, 200))
+    weights = 64 * 64 * (203 - 8) * 4
+    assert many - few == weights
+
+
+@pytest.mark.parametrize("intervals", [5, 200])
+def test_large_layers_are_recomputed_by_themselves(intervals) -> None:
+    x = torch.rand(2048, 64, requires_grad=True)  # 26.6 million numbers of κ(x) with 200 intervals
+    head = spline_head(None, intervals=intervals)
+    is_small = isinstance(head.expand(x), kp.DenseFeatures)
+    assert is_small == (intervals == 5)
+    with torch.no_grad():
+        torch.testing.assert_close(head(x), spline_head(False, intervals=intervals)(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"out_of_range": "extended"},
+        {"out_of_range": "clamp", "degree": 1},
+        {"out_of_range": "zero", "degree": 2},
+        {"degree": 0},
+        {"knots": "quantile"},
+    ],
+)
+@pytest.mark.parametrize(
+    "reconciliation", [kp.Dense(), kp.LowRank(2), kp.Kronecker(), kp.Masked(0.5), kp.Eye(), kp.OneReconciliation()]
+)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_recomputed_heads_equal_others(options, reconciliation, channels) -> None:
+    results = []
+    for recompute in (True, False):
+        kappa = kp.BSpline(5, **{"degree": 3, **options}, recompute=recompute)
+        outputs = 12 * kappa.factors(1)[0] if reconciliation == kp.Eye() else 6
+        spec = kp.HeadSpec(kappa, reconciliation, channels=channels, after=("layer_norm",) if channels == 2 else ())
+        head = kp.Head(12, outputs, spec, seed=1, dtype=torch.float64)
+        x = torch.rand(7, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 - 1.5
+        x.requires_grad_()
+        y = head(x)
+        inputs = [x, *head.parameters()]
+        first = torch.autograd.grad(y.sin().sum(), inputs, create_graph=True, materialize_grads=True)
+        total = sum((each.square().sum() for each in first), torch.zeros((), dtype=torch.float64))
+        second = torch.autograd.grad(total, inputs, materialize_grads=True) if total.requires_grad else ()
+        results.append([y, *first, *second])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_recomputed_heads_go_through_the_transforms() -> None:
+    head, other = (spline_head(recompute, dtype=torch.float64, intervals=4) for recompute in (True, False))
+    x = torch.rand(3, 64, dtype=torch.float64) * 2.4 - 1.2
+    weights = dict(head.named_parameters())
+
+    def loss(parameters, row, of=head):
+        return torch.func.functional_call(of, parameters, (row,)).square().sum()
+
+    for transform in (
+        lambda of: torch.func.vmap(torch.func.grad(lambda p, row: loss(p, row, of)), (None, 0))(weights, x)[
+            "psi.matrix"
+        ],
+        lambda of: torch.func.vmap(torch.func.jacrev(of))(x),
+        lambda of: torch.func.vmap(torch.func.jacfwd(of))(x),
+        lambda of: torch.func.vmap(torch.func.hessian(lambda row: of(row).sum()))(x),
+    ):
+        torch.testing.assert_close(transform(head), transform(other), rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(head, x[:1].clone().requires_grad_())
+    torch.testing.assert_close(head(x[0]), other(x[0]))  # without a batch
+    assert head(x[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("policy", ["linear", "clamp", "zero", "extended"])
+@pytest.mark.parametrize("shape", [(600, 8), (2, 300, 8)])
+def test_without_gradients_many_intervals_are_gathered(policy, shape) -> None:
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, out_of_range=policy)), seed=0)
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    expected = torch.nn.functional.linear(head.expand(x).dense(), head.weights().dense()[0])
+    with torch.no_grad():
+        made = head.expand(x)
+        assert isinstance(made, kp.DenseFeatures) == (policy == "extended")
+        torch.testing.assert_close(head(x), expected.detach(), rtol=1e-5, atol=1e-5)
+        assert torch.isnan(head(torch.full(shape, torch.nan))).all() or policy == "zero"
+        torch.testing.assert_close(made.dense(), head.expand(x.double()).dense().float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda part: part, lambda part: kp.Extended((part,)), lambda part: kp.Nested((part,))]
+)
+def test_a_head_of_splines_that_refuse_begins_like_others(wrap) -> None:
+    refusing, clamping = (
+        kp.Head(2, 3, kp.HeadSpec(wrap(kp.BSpline(out_of_range=policy)), remainder=remainder), seed=0)
+        for policy, remainder in (("error", kp.ExpansionRemainder(kp.BSpline(out_of_range="error"))), ("clamp", None))
+        for remainder in (remainder or kp.ExpansionRemainder(kp.BSpline(out_of_range="clamp")),)
+    )
+    x = torch.rand(5, 2) * 2 - 1
+    torch.testing.assert_close(refusing(x), clamping(x), rtol=0, atol=0)
+    with pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 3"):
+        refusing(torch.tensor([0.5, 3.0]))
+
+
+def test_gathered_splines_refuse_what_is_out_of_range() -> None:
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, out_of_range="error")), seed=0)
+    with torch.no_grad(), pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 1"):
+        head(torch.cat((torch.zeros(599, 8), torch.eye(8)[:1] * 1.75)))

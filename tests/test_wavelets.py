@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from scipy.integrate import quad, simpson
 from scipy.stats import beta, norm
 
 import kapsi as kp
+from kapsi.expansion.wavelet import sinc
 
 WAVELETS: dict[str, tuple[type[kp.Expansion], dict[str, float]]] = {
     "haar": (kp.HaarWavelet, {}),
@@ -252,3 +254,24 @@ def test_wrong_options_say_what_is_allowed() -> None:
         kp.DerivativeOfGaussianWavelet(order=21)
     with pytest.raises(kp.SpecError, match=r"dilation must be at least 1\.1"):
         kp.HaarWavelet(dilation=1.0)
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_derivatives_of_the_quotient_near_its_pole_and_far(order) -> None:
+    places = np.concatenate([[0.0], np.geomspace(1e-9, 60, 200)])
+    places = np.concatenate([places, -places])
+    y = torch.tensor(places).requires_grad_()
+    made = sinc(y)
+    for _ in range(order):
+        (made,) = torch.autograd.grad(made.sum(), y, create_graph=True)
+    with mpmath.workdps(50):
+        # S⁽ᵏ⁾(y) = ∫ tᵏ cos(ty + kπ/2) over 0 ≤ t ≤ 1
+        expected = [
+            float(
+                mpmath.quad(
+                    lambda t, at=at: t**order * mpmath.cos(t * at + order * mpmath.pi / 2), mpmath.linspace(0, 1, 9)
+                )
+            )
+            for at in places[::10]
+        ]
+    np.testing.assert_allclose(made.detach().numpy()[::10], expected, rtol=0, atol=1e-12)

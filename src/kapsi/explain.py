@@ -1,4 +1,4 @@
-"""What a model does, head by head: sizes, parameters, how κ and ψ are contracted, and the memory that a batch takes."""
+"""What a model does, head by head: sizes, parameters, how κ and ψ are contracted, and the work and memory that a batch takes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
-from kapsi.contraction import route
+from kapsi.contraction import Route, check_route, contract_sum, describe
 from kapsi.errors import SpecError
+from kapsi.features import Features, NormalizedFeatures
 from kapsi.modules import Head, Layer, Model
+from kapsi.weights import ActingWeights
 
 __all__ = ["HeadReport", "explain"]
 
 
 class HeadReport(NamedTuple):
     """What one head does.
+
+    What heads share is counted once, at the first that does it: κ(x) at its owner, and the product, remainders and biases of
+    heads that are contracted together at the first of them.
 
     Attributes:
         name: as in `named_modules()`.
@@ -27,6 +33,9 @@ class HeadReport(NamedTuple):
         route: how κ(x) and ψ(w) are contracted, in words.
         bytes: what a forward pass of the batch makes, in bytes of new memory.
         largest: elements of the largest single tensor of those.
+        shape: the shape of that tensor.
+        operations: of a forward pass of the batch: two for each multiplication and addition of a matrix product, one for each
+            element that any other operation makes; views are free.
     """
 
     name: str
@@ -37,41 +46,57 @@ class HeadReport(NamedTuple):
     route: str
     bytes: int
     largest: int
+    shape: tuple[int, ...]
+    operations: int
 
 
-class _NewMemory(TorchDispatchMode):
-    """Counts the memory of the tensors that operations make; views of what is there cost nothing."""
+class _Work(TorchDispatchMode):
+    """Counts operations, and the memory of the tensors that they make; views of what is there cost nothing."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
         # Kept alive: a freed storage's address would come again.
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in known]
         self.seen = {storage._cdata for storage in self.kept}
-        self.bytes = self.largest = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count anew; what was made so far is known."""
+        self.bytes = self.largest = self.operations = 0
+        self.shape: tuple[int, ...] = ()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        elements = 0
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self.seen:
-                    self.seen.add(storage._cdata)
-                    self.kept.append(storage)
-                    self.bytes += storage.nbytes()
-                    self.largest = max(self.largest, leaf.numel())
+            if not isinstance(leaf, Tensor):
+                continue
+            storage = leaf.untyped_storage()
+            new = storage._cdata not in self.seen
+            if new:
+                self.seen.add(storage._cdata)
+                self.kept.append(storage)
+                self.bytes += storage.nbytes()
+                if leaf.numel() > self.largest:
+                    self.largest, self.shape = leaf.numel(), tuple(leaf.shape)
+            if (new or func._schema.is_mutable) and "empty" not in func._schema.name:
+                elements += leaf.numel()
+        counted = flop_registry.get(func._overloadpacket)
+        self.operations += elements if counted is None else counted(*args, **(kwargs or {}), out_val=result)
         return result
 
 
 @torch.no_grad()
-def explain(model: Model, batch: int = 64) -> list[HeadReport]:
+def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadReport]:
     """Return a report for each head of a model; nothing is computed, the sizes are followed on the meta device.
 
     Args:
         model: any model.
         batch: number of rows, 0 or more.
+        route: as in `model(x, route=route)`: `"dense"` to see what the structure saves.
 
     Raises:
-        SpecError: no such batch, or one that makes a tensor beyond any machine.
+        SpecError: no such batch or route, or one that makes a tensor beyond any machine.
 
     Example:
         >>> import kapsi as kp
@@ -83,14 +108,16 @@ def explain(model: Model, batch: int = 64) -> list[HeadReport]:
         raise SpecError(f"explain: expected a kapsi.Model, got {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
         raise SpecError(f"explain: batch is {batch!r}, expected an integer of 0 or more")
+    check_route("explain", route)
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     sized = Model(model.spec, device="meta", dtype=dtype).eval()
-    reports = []
+    reports: list[HeadReport] = []
     try:
-        for i, layer in enumerate(sized.layers):
+        for i, (real, layer) in enumerate(zip(model.layers, sized.layers, strict=True)):
+            # Hooks, which keep heads apart, are the model's own.
+            groups = cast(Layer, real).groups(route)
             x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)
-            for j, head in enumerate(cast(Layer, layer).heads):
-                reports.append(_report(f"layers.{i}.heads.{j}", cast(Head, head), x))
+            reports += _of_layer(f"layers.{i}", cast(Layer, layer), groups, x, route)
     except (RuntimeError, TypeError) as error:
         if "overflow" not in str(error).lower():
             raise
@@ -100,16 +127,51 @@ def explain(model: Model, batch: int = 64) -> list[HeadReport]:
     return reports
 
 
-def _report(name: str, head: Head, x: Tensor) -> HeadReport:
-    with _NewMemory([x, *head.parameters(), *head.buffers()]) as memory:
-        head(x)
-    return HeadReport(
-        name=name,
-        in_features=head.in_features,
-        columns=math.prod(head.factors),
-        out_features=head.out_features,
-        parameters=sum(p.numel() for p in head.parameters()),
-        route=route(head.expand(x), head.weights().merged()),
-        bytes=memory.bytes,
-        largest=memory.largest,
-    )
+def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route: Route) -> list[HeadReport]:
+    work = _Work([x, *layer.parameters(), *layer.buffers()])
+    shared: dict[int, Features] = {}
+    reports: dict[int, HeadReport] = {}
+    for group in groups:
+        work.restart()
+        first, owner = cast(Head, layer.heads[group[0]]), layer._owners[group[0]]
+        if owner not in shared:
+            with work:
+                shared[owner] = first.expand(x)
+        features = shared[owner]
+        if len(group) > 1:
+            with work:
+                layer.together(group, x, features)
+            words = f"{len(group)} heads together: {describe(features, layer.joined(group).merged())}"
+        else:
+            words = describe(features, first.weights().merged(), route)
+            _follow(work, first, x, features, route)
+        for i in group:
+            head = cast(Head, layer.heads[i])
+            reports[i] = HeadReport(
+                name=f"{name}.heads.{i}",
+                in_features=head.in_features,
+                columns=math.prod(head.factors),
+                out_features=head.out_features,
+                parameters=sum(p.numel() for p in head.parameters()),
+                route=words if i == group[0] else f"together with {name}.heads.{group[0]}",
+                bytes=work.bytes,
+                largest=work.largest,
+                shape=work.shape,
+                operations=work.operations,
+            )
+            work.restart()
+    return [reports[i] for i in range(len(layer.heads))]
+
+
+def _follow(work: _Work, head: Head, x: Tensor, features: Features, route: Route) -> None:
+    """Count what one head does once κ(x) is there."""
+    with work:
+        weights = head.weights()
+        before = work.operations
+        y = contract_sum(features, weights, head.bias, route=route)
+    if isinstance(weights, ActingWeights) and route != "dense":
+        base = features.base if isinstance(features, NormalizedFeatures) else features
+        work.operations = before + round(weights.passes(base) * (work.operations - before))
+    with work:
+        if head._has_remainder:
+            y + head.remainder(x)  # what the head does

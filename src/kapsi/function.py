@@ -62,12 +62,16 @@ class Param:
             which must be a function of a module (or a partial of one) if the model is to be pickled.
         trainable: False for a buffer, which is saved with the model but not trained: masks, grid ends, centers, constants.
         dtype: the type of a tensor that does not follow the model's, such as `torch.bool` for a mask.
+        transposed: whether it is kept with its last axis first (before that of the channels): one row of memory a column of
+            ψ, which is what sparse inputs gather. The parameter itself, and with it `state_dict`, has the exchanged shape;
+            by its name a store gives it in the declared one.
     """
 
     shape: tuple[int, ...]
     init: float | tuple[float, ...] | str | Initializer = 1.0
     trainable: bool = True
     dtype: torch.dtype | None = None
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         shape, init = self.shape, self.init
@@ -75,6 +79,8 @@ class Param:
             raise SpecError(f"Param(shape={shape!r}): expected a tuple of integers of at least 0")
         if isinstance(init, str) and init not in NAMED_INITIALIZERS:
             raise SpecError(f"Param(init={init!r}): choose from {', '.join(NAMED_INITIALIZERS)}, or give a number")
+        if self.transposed and len(shape) < 2:
+            raise SpecError(f"Param(shape={shape!r}, transposed=True): expected a shape of at least two axes")
         numbers = init if isinstance(init, tuple) else () if isinstance(init, str) or callable(init) else (init,)
         if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
             raise SpecError(f"Param(init={init!r}): expected finite numbers, a name, or a callable")

@@ -115,9 +115,10 @@ def _carry_over(state: dict[str, Tensor], name: str, head: Head, intervals: int)
 
 def _named(prefix: str, params: Params, tensors: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield copies of the declared tensors by their names in a state."""
-    for name, _ in flatten(params):
+    for name, param in flatten(params):
         value: Tensor = functools.reduce(lambda place, part: place[part], name.split("."), tensors)
-        yield prefix + name, value.detach().clone()
+        kept = value.movedim(-1, 0) if param.transposed else value
+        yield prefix + name, kept.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _in_remainder(head: Head) -> Expansion | None:

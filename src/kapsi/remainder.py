@@ -15,10 +15,12 @@ from torch.nn import functional as F
 from kapsi.contraction import contract_sum
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Taylor
+from kapsi.features import features_of
 from kapsi.function import Function, Param, Params, Tensors
 from kapsi.initial import output_spread, probe
 from kapsi.process import Activation
 from kapsi.reconciliation import LowRank, Reconciliation
+from kapsi.weights import DenseWeights
 
 __all__ = [
     "ConstantRemainder",
@@ -36,6 +38,10 @@ class Remainder(Function, role="remainder"):
     def params(self, in_features: int, out_features: int) -> Params:
         """Return the tensors that π needs."""
         return {}
+
+    def takes_sparse(self) -> bool:
+        """Return whether inputs may be a `torch.sparse_csr` tensor; `__call__` then looks at the layout."""
+        return False
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values for some of the tensors, estimated from data, as `Expansion.calibrate` does."""
@@ -63,8 +69,11 @@ class ZeroRemainder(Remainder, name="zero"):
         tensor([0., 0.])
     """
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return True
+
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
-        return x.new_zeros(*x.shape[:-1], out_features)
+        return torch.zeros(*x.shape[:-1], out_features, dtype=x.dtype, device=x.device)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,9 @@ class ConstantRemainder(Remainder, name="constant"):
 
     def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
         return {"value": Param((out_features,), (self.value,), trainable=False)}
+
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return True
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
         constant: Tensor = params["value"]
@@ -161,9 +173,16 @@ class LinearRemainder(Remainder, name="linear"):
         matrix = Param((out_features, in_features), in_features**-0.5)
         return {"matrix": matrix, "bias": Param((out_features,), "zeros")} if self.bias else {"matrix": matrix}
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return self.before is None
+
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
         inputs = x if self.before is None else self.before(x)
-        y = F.linear(inputs, params["matrix"], params["bias"] if self.bias else None)
+        bias = params["bias"] if self.bias else None
+        if x.layout == torch.strided:
+            y = F.linear(inputs, params["matrix"], bias)
+        else:
+            y = contract_sum(features_of(inputs), DenseWeights(params["matrix"]), bias)
         return y if self.after is None else self.after(y)
 
 
@@ -202,6 +221,9 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             "remainder": self.remainder.params(in_features, out_features),
         }
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return self.expansion.takes_sparse() and self.remainder.takes_sparse()
+
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
         return {
             "expansion": self.expansion.calibrate(x, params["expansion"], y),
@@ -222,7 +244,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
             made = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
-            size = output_spread(self.expansion, self.expansion(x, kappa), made)
+            size = output_spread(self.expansion, self.expansion.forgiving()(x, kappa), made)
             self.reconciliation.scale(weights, gain / size)
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102

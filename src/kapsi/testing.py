@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import itertools
 import json
 import pickle
 import tempfile
@@ -31,11 +32,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kapsi.contraction import contract, contract_sum
+from kapsi.contraction import Route, contract, contract_sum
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.expansion.base import spread, within_domain
-from kapsi.features import DenseFeatures, Features
+from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Function, catalogue, flatten, options_of, to_dict
 from kapsi.fusion import Fusion
 from kapsi.model_file import load, save
@@ -44,7 +45,7 @@ from kapsi.process import LayerNorm, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import Remainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, parse_yaml
-from kapsi.weights import Weights
+from kapsi.weights import ActingWeights, Weights
 
 __all__ = [
     "LAWS",
@@ -289,8 +290,12 @@ def check_pairs(subject: type[Function] | Function, laws: Iterable[str] | None =
 
 def has_structure(expansion: Function) -> bool:
     """Return whether κ(x) is anything but an array of its values."""
+    return not isinstance(_made(expansion), DenseFeatures)
+
+
+def _made(expansion: Function) -> Features:
     head = Head(3, 1, HeadSpec(expansion), seed=0)  # type: ignore[arg-type]
-    return not isinstance(head.expand(torch.zeros(1, 3)), DenseFeatures)
+    return head.expand(torch.zeros(1, 3))
 
 
 def pair_matters(expansion: Function, reconciliation: Function) -> bool:
@@ -859,7 +864,7 @@ def _pair_heads(
     _require(made > 0, "no head of 3 inputs and 4 or 6 outputs can be made")
 
 
-def _contracts(head: Head, dense: Tensor, x: Tensor, tolerance: float) -> None:
+def _contracts(head: Head, dense: Tensor, x: Tensor, tolerance: float, routes: Sequence[Route] = ()) -> None:
     leaves = [x, *head.parameters()]
     made, matrices = head.expand(x), head.weights()
     expected = torch.einsum("...d,cnd->...cn", dense, matrices.dense())
@@ -867,6 +872,8 @@ def _contracts(head: Head, dense: Tensor, x: Tensor, tolerance: float) -> None:
         "contract": (contract(made, matrices), expected),
         "contract_sum": (contract_sum(made, matrices), expected.sum(-2)),
         "the head": (head(x), expected.sum(-2)),
+        **{f"contract, route {r}": (contract(made, matrices, route=r), expected) for r in routes},
+        **{f"the head, route {r}": (head(x, route=r), expected.sum(-2)) for r in routes},
     }
     for what, (product, reference) in products.items():
         case = f"{what}, {head.out_features} outputs, {head.spec.channels} channels, inputs {tuple(x.shape)}"
@@ -878,11 +885,12 @@ def _contracts(head: Head, dense: Tensor, x: Tensor, tolerance: float) -> None:
 
 @law("pair", "expansion", "reconciliation")
 def contraction(expansion: Expansion, reconciliation: Reconciliation) -> None:
-    """The contraction equals the product of the dense forms, in value and gradient."""
+    """The contraction equals the product of the dense forms, in value and gradient, on every route."""
+    routes: dict[tuple[int, ...], tuple[Route, ...]] = {(5,): ("dense", "structured"), (2, 3): ()}
     for head in _pair_heads(expansion, reconciliation):
-        for lead in ((5,), (2, 3)):
+        for lead, chosen in routes.items():
             x = inputs(*lead, 3).requires_grad_()
-            _contracts(head, expansion(x, head.kappa).dense(), x, 1e-10)
+            _contracts(head, expansion(x, head.kappa).dense(), x, 1e-10, chosen)
 
 
 @law("pair", "expansion", "reconciliation")
@@ -905,6 +913,47 @@ def pair_gradients(expansion: Expansion, reconciliation: Reconciliation) -> None
         arguments = (inputs(2, 3).requires_grad_(), *values)
         torch.autograd.gradcheck(call, arguments, fast_mode=True, atol=1e-4)
         torch.autograd.gradgradcheck(call, arguments, fast_mode=True, atol=1e-4)
+
+
+@law("pair", "expansion", "reconciliation")
+def sizes(expansion: Expansion, reconciliation: Reconciliation) -> None:
+    """Nothing as large as κ(x), B × D, or ψ(w), n × D, is made where κ or ψ has structure, forward or backward.
+
+    Gradients of the parameters are as large as those, which are smaller here, but for a ψ that has all its n·D entries.
+    """
+    made = _made(expansion)
+    if isinstance(made, DenseFeatures) and expansion.name != "identity":
+        return  # contracted like the identity
+    # What is made anew in each pass is made as a whole.
+    structured = not isinstance(made, DenseFeatures | RecomputedFeatures)
+    # So many columns that the widest factor of κ has more than the ranks and channels of all examples of ψ.
+    wanted, batch, target = (4000, 128, 120) if structured else (300, 1, 400)
+    m = next(m for m in itertools.count(1) if expansion.out_features(m) >= wanted)
+    width, factors = expansion.out_features(m), expansion.factors(m)
+    # The outputs are as many as fit and as have more entries in a row of ψ than there are parameters.
+    fitting = [n for n in range(2, 2 * target) if _fits(reconciliation, n, factors)]
+    if not fitting:
+        return  # an eye: its outputs are the columns of κ, one by one
+    n = min(fitting, key=lambda n: abs(n - target))
+    limits = {"B·D": batch * width} if structured else {}
+    if any(param.numel >= n * width for _, param in flatten(reconciliation.params(n, factors))):
+        # All of ψ is there, as parameters or with a mask of its size. Of κ as a product one factor is left for the other
+        # only where the outputs are fewer than the columns of either; above that κ is the smallest array.
+        n = 4
+    else:
+        limits["n·D"] = n * width
+    if not limits:
+        return
+    for channels, after in itertools.product((1, 3), ((), (LayerNorm(),))):
+        head = Head(m, n, HeadSpec(expansion, reconciliation, channels=channels, after=after), seed=0)
+        if isinstance(head.weights(), ActingWeights):
+            return  # works in pieces of a size of its own, larger than a small case has in all
+        x = inputs(batch, m, dtype=torch.float32).requires_grad_()
+        with WatchSizes(x, *head.parameters(), *head.buffers()) as watch:
+            _gradients(head(x), [x, *head.parameters()])
+        for what, size in limits.items():
+            found = f"{watch.operation} makes {watch.largest:,} elements, {what} is {size:,}"
+            _require(watch.largest < size, f"{channels} channels, after={after}, {m} → {n}, {batch} rows: {found}")
 
 
 @law("pair", "expansion", "reconciliation")

@@ -40,6 +40,11 @@ class Weights(ABC):
     def columns(self) -> int:
         """Return D."""
 
+    @property
+    def outputs(self) -> int:
+        """Return n."""
+        return self.row_sums().shape[-1]
+
     @abstractmethod
     def matrix(self) -> Tensor:
         """Return ψ(w) itself, `(n, D)` or `(channels, n, D)`."""
@@ -80,6 +85,10 @@ class DenseWeights(Weights):
     def columns(self) -> int:  # noqa: D102
         return self.values.shape[-1]
 
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.values.shape[-2]
+
     def matrix(self) -> Tensor:  # noqa: D102
         return self.values
 
@@ -107,6 +116,10 @@ class LowRankWeights(Weights):
     @property
     def columns(self) -> int:  # noqa: D102
         return self.right.shape[-1]
+
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.left.shape[-2]
 
     def matrix(self) -> Tensor:  # noqa: D102
         return self.left @ self.right
@@ -142,6 +155,10 @@ class KhatriRaoWeights(Weights):
     @property
     def columns(self) -> int:  # noqa: D102
         return self.first.shape[-1] * self.second.shape[-1]
+
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.left.shape[-2]
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -183,6 +200,10 @@ class KroneckerWeights(Weights):
         return self.left.columns * self.right.columns
 
     @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.left.outputs * self.right.outputs
+
+    @property
     def grid(self) -> tuple[int, int]:
         """Return (q, t), the columns of A and of B."""
         return self.left.columns, self.right.columns
@@ -212,6 +233,10 @@ class SumWeights(Weights):
     @property
     def columns(self) -> int:  # noqa: D102
         return self.parts[0].columns
+
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.parts[0].outputs
 
     def matrix(self) -> Tensor:  # noqa: D102
         return add(part.matrix() for part in self.parts)
@@ -247,6 +272,10 @@ class EyeWeights(Weights):
     def columns(self) -> int:  # noqa: D102
         return self.size
 
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.size
+
     def matrix(self) -> Tensor:  # noqa: D102
         eye = torch.eye(self.size, dtype=self.value.dtype, device=self.value.device)
         return self.value[..., None, None] * eye
@@ -277,6 +306,10 @@ class ConstantWeights(Weights):
     def columns(self) -> int:  # noqa: D102
         return self.width
 
+    @property
+    def outputs(self) -> int:  # noqa: D102
+        return self.rows
+
     def matrix(self) -> Tensor:  # noqa: D102
         return self.value[..., None, None].expand(*self.value.shape, self.rows, self.width)
 
@@ -301,6 +334,23 @@ class ActingWeights(Weights):
     def act(self, features: Features) -> Tensor:
         """Return ⟨κ(x), ψ(w)⟩, `(..., n)`, or `(..., channels, n)` where there is a channel axis."""
 
+    def passes(self, features: Features) -> float:
+        """Return how many times as much `act` does as on the meta device, where one pass may stand for many alike."""
+        return 1.0
+
     @abstractmethod
     def describe(self, features: Features) -> str:
         """Return how that is done, in words."""
+
+
+def can_stack(weights: Weights) -> bool:
+    """Return whether weights of equal heads, their tensors stacked, are the channels of one head.
+
+    Weights of a kind that is not known here may differ from channel to channel in more than their tensors, as those of a
+    hypernet do.
+    """
+    if isinstance(weights, SumWeights):
+        return all(can_stack(part) for part in weights.parts)
+    if isinstance(weights, KroneckerWeights):
+        return can_stack(weights.left) and can_stack(weights.right)
+    return isinstance(weights, DenseWeights | LowRankWeights | KhatriRaoWeights | EyeWeights | ConstantWeights)

@@ -15,7 +15,7 @@ def info(
         typer.Argument(metavar="RUN|SPEC", help="A run folder, a model file, or a specification.", show_default=False),
     ],
     batch: Annotated[
-        int, typer.Option(metavar="ROWS", help="Rows of the batch whose memory is shown.", min=1, max=2**40)
+        int, typer.Option(metavar="ROWS", help="Rows of the batch whose work and memory are shown.", min=1, max=2**40)
     ] = 64,
     set_: Annotated[
         list[str] | None,
@@ -24,7 +24,7 @@ def info(
         ),
     ] = None,
 ) -> None:
-    """Show a model layer by layer: sizes, parameters, how the expansion and the weights are contracted, memory."""
+    """Show a model layer by layer: sizes, parameters, how the expansion and the weights are contracted, work, memory."""
     from pathlib import Path
 
     from kapsi.errors import SpecError
@@ -45,7 +45,7 @@ def info(
     else:
         model = _specified(path, sets)
     reports = explain(model, batch)
-    rows = [("head", "in", "D", "out", "parameters", f"bytes / {batch:,} rows", "contraction")]
+    rows = [("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")]
     rows += [
         (
             r.name,
@@ -53,14 +53,34 @@ def info(
             f"{r.columns:,}",
             f"{r.out_features:,}",
             f"{r.parameters:,}",
-            f"{r.bytes:,}",
+            amount(r.operations),
+            amount(r.bytes) + "B",
+            " × ".join(f"{size:,}" for size in r.shape) or "-",
             r.route,
         )
         for r in reports
     ]
-    table(rows, right=(1, 2, 3, 4, 5))
+    typer.echo(f"A forward pass of {batch:,} rows: operations, new memory, and its largest tensor")
+    table(rows, right=(1, 2, 3, 4, 5, 6, 7))
     typer.echo()
     typer.echo(model.summary())
+
+
+def amount(number: int) -> str:
+    """Return a number in three digits and a unit, to be followed by what it counts.
+
+    Example:
+        >>> amount(999), amount(7_499_520), amount(10**30)
+        ('999 ', '7.50 M', '1.00e+30 ')
+    """
+    if number < 1000:
+        return f"{number} "
+    value = float(number)
+    for unit in "kMGTPE":
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}" if value >= 99.95 else f"{value:#.3g} {unit}"
+    return f"{number:.2e} "
 
 
 def _run(path: str) -> tuple[Any, dict[str, Any]]:

@@ -46,4 +46,18 @@ FAMILIES = (
     wavelet,
 )
 
-__all__ = ["Expansion", *(name for family in FAMILIES for name in family.__all__)]
+# Line by line, in the form that type checkers read.
+__all__ = ["Expansion"]
+__all__ += adapter.__all__
+__all__ += combinatorial.__all__
+__all__ += compose.__all__
+__all__ += density.__all__
+__all__ += fourier.__all__
+__all__ += kernel.__all__
+__all__ += orthogonal.__all__
+__all__ += radial.__all__
+__all__ += simple.__all__
+__all__ += spline.__all__
+__all__ += taylor.__all__
+__all__ += trigonometric.__all__
+__all__ += wavelet.__all__

@@ -17,13 +17,16 @@ from kapsi.function import Function, Params, Tensors
 __all__ = [
     "Expansion",
     "Interval",
+    "KnownDerivatives",
     "Refinement",
     "bounded_ratio",
     "columns_of_basis",
     "common_range",
     "data_range",
+    "decay",
     "spread",
     "within_domain",
+    "within_reach",
     "working_precision",
 ]
 
@@ -77,6 +80,14 @@ class Expansion(Function, role="expansion"):
         """
         return False
 
+    def forgiving(self) -> Expansion:
+        """Return the expansion that stands for this one where initial outputs are measured: it refuses no input."""
+        return self
+
+    def takes_sparse(self) -> bool:
+        """Return whether inputs may be a `torch.sparse_csr` tensor: zeros then make zeros, and `__call__` looks at the layout."""
+        return False
+
     def params(self, in_features: int) -> Params:
         """Return the tensors that the expansion needs; nested by part for expansions made of others."""
         return {}
@@ -111,6 +122,46 @@ class Expansion(Function, role="expansion"):
     @abstractmethod
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         """Return κ(x) for x of shape `(..., m)`."""
+
+
+class KnownDerivatives(torch.autograd.Function):
+    """A function of each input whose derivatives of every order are known: evaluated in place, and only x is kept.
+
+    Called with x `(..., m)`, an order, and `evaluate(x, order)`, which returns the derivative of that order at x, `(..., m)`, or
+    `(..., G, m)` for G functions at once; it is called where nothing is differentiated.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, order: int, evaluate: Callable[[Tensor, int], Tensor]) -> Tensor:  # noqa: D102
+        return evaluate(x, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102
+        x, ctx.order, ctx.evaluate = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def _slopes(ctx: Any) -> tuple[Tensor, bool]:
+        """Return the next derivative, and whether it is one of several functions."""
+        (x,) = ctx.saved_tensors
+        slopes: Tensor = KnownDerivatives.apply(x, ctx.order + 1, ctx.evaluate)
+        return slopes, slopes.dim() > x.dim()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
+        slopes, several = KnownDerivatives._slopes(ctx)
+        product = gradient * slopes
+        return product.sum(-2) if several else product, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:  # noqa: D102
+        slopes, several = KnownDerivatives._slopes(ctx)
+        return slopes * (tangent.unsqueeze(-2) if several else tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:  # noqa: D102
+        return KnownDerivatives.apply(x.movedim(in_dims[0], 0), order, evaluate), 0
 
 
 def within_domain(expansion: Expansion, x: Tensor) -> Tensor:
@@ -162,6 +213,21 @@ def working_precision(x: Tensor) -> Tensor:
 def columns_of_basis(values: list[Tensor]) -> Tensor:
     """Return [φ₁(x), φ₂(x), …], basis-major, from a list of `(..., m)`."""
     return torch.cat(values, -1) if len(values) > 1 else values[0]
+
+
+def decay(z: Tensor) -> Tensor:
+    """Return exp(−z), zero from where it would be a denormal number: those make a product take 30 times as long."""
+    return torch.exp(-torch.where(z > _reach(z), math.inf, z))
+
+
+def within_reach(u: Tensor) -> Tensor:
+    """Return u moved to where exp(−u²/2) is a normal number."""
+    most = math.sqrt(2 * _reach(u))
+    return u.clamp(-most, most)
+
+
+def _reach(like: Tensor) -> float:
+    return -0.9 * math.log(torch.finfo(like.dtype).tiny)
 
 
 def bounded_ratio(top: Tensor, bottom: Tensor, nearest: float) -> Tensor:

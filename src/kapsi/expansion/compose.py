@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, common_range
-from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, formed
+from kapsi.expansion.simple import Identity
+from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, SparseFeatures, formed, side_by_side
 from kapsi.function import Params, Tensors
 
 __all__ = ["Extended", "Nested"]
@@ -50,6 +51,9 @@ class Extended(Expansion, name="extended"):
     def heavy_tailed(self) -> bool:  # noqa: D102
         return any(part.heavy_tailed() for part in self.parts)
 
+    def forgiving(self) -> Expansion:  # noqa: D102
+        return replace(self, parts=tuple(part.forgiving() for part in self.parts))
+
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
         return tuple(interval for part in self.parts for interval in part.domain(in_features))
 
@@ -81,6 +85,9 @@ class Extended(Expansion, name="extended"):
         values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(found)}
         return Refinement(Extended(parts), values, columns)
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return all(part.takes_sparse() for part in self.parts)
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         pieces: list[Features] = []
         for i, part in enumerate(self.parts):
@@ -89,6 +96,8 @@ class Extended(Expansion, name="extended"):
                 # Neighbors without structure become one array: one matrix product instead of several.
                 if pieces and isinstance(piece, DenseFeatures) and isinstance(pieces[-1], DenseFeatures):
                     pieces[-1] = DenseFeatures(torch.cat((pieces[-1].values, piece.values), -1))
+                elif pieces and isinstance(piece, SparseFeatures) and isinstance(pieces[-1], SparseFeatures):
+                    pieces[-1] = side_by_side([pieces[-1], piece])
                 else:
                     pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else ConcatenatedFeatures(tuple(pieces))
@@ -138,6 +147,9 @@ class Nested(Expansion, name="nested"):
     def heavy_tailed(self) -> bool:  # noqa: D102
         return any(part.heavy_tailed() for part in self.parts)
 
+    def forgiving(self) -> Expansion:  # noqa: D102
+        return replace(self, parts=tuple(part.forgiving() for part in self.parts))
+
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""
         return ((self.out_features(in_features), *common_range(self.parts[0], in_features)),)
@@ -178,10 +190,15 @@ class Nested(Expansion, name="nested"):
         values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
         return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
 
+    def takes_sparse(self) -> bool:
+        """Return whether the last part does, and those before it are the identity."""
+        return all(isinstance(part, Identity) for part in self.parts[:-1]) and self.parts[-1].takes_sparse()
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         last = len(self.parts) - 1
         for i, part in enumerate(self.parts[:last]):
-            x = formed(part(x, params[str(i)]), "Nested")
+            if not isinstance(part, Identity):
+                x = formed(part(x, params[str(i)]), "Nested")
         return self.parts[last](x, params[str(last)])
 
 

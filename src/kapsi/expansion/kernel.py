@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from kapsi.expansion.base import Expansion, working_precision
+from kapsi.expansion.base import Expansion, decay, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -243,7 +243,7 @@ def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None,
     if kernel == "linear" or gamma is None:
         return F.linear(x, centers)
     if kernel == "rbf":
-        return torch.exp(-gamma * square_distances(x, centers))
+        return decay(gamma * square_distances(x, centers))
     inner = gamma * F.linear(x, centers) + coef0
     if kernel == "sigmoid":
         return torch.tanh(inner)

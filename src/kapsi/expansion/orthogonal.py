@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, columns_of_basis, working_precision
+from kapsi.expansion.base import Expansion, Interval, KnownDerivatives, columns_of_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
 
@@ -89,7 +89,62 @@ class ThreeTerm(Expansion):
         return self.degree > 4
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        values, ends = working_precision(x), self._ends
+        # The compiler traces no function with a forward derivative; it fuses the plain operations by itself.
+        make = self._plain if torch.compiler.is_compiling() else self._written_out
+        return DenseFeatures(make(working_precision(x)).to(x.dtype))
+
+    def _written_out(self, x: Tensor) -> Tensor:
+        """Return all columns `(..., D)`, with derivatives by the differentiated recurrence."""
+        made: Tensor = KnownDerivatives.apply(x, 0, self._derivative)
+        return made.flatten(-2)
+
+    def _derivative(self, x: Tensor, order: int) -> Tensor:
+        """Return the derivatives of an order of P₁(x), …, P_d(x), `(..., d, m)`.
+
+        P_k^(j) = (a_k x + b_k) P_{k−1}^(j) + j a_k P_{k−1}^(j−1) − c_k P_{k−2}^(j) for the j-th, with c_k x² in place of
+        c_k by the product rule.
+        """
+        ends = self._ends
+        near = x.clamp(ends.low, ends.high)
+        shape = (*x.shape[:-1], self.degree, x.shape[-1])
+        # All lower orders too: made[j][..., k − 1, :] is P_k^(j).
+        made = [x.new_empty(shape) for _ in range(order + 1)]
+        zero, one = torch.zeros_like(near), torch.ones_like(near)
+        for k in range(1, self.degree + 1):
+            a, b, c = self.coefficients(k)
+            factor = torch.add(near * a, b) if b else near * a
+            for j, of_order in enumerate(made):
+                row = of_order.select(-2, k - 1)
+                last = of_order.select(-2, k - 2) if k > 1 else (zero if j else one)
+                torch.mul(factor, last, out=row)
+                if j and k > 1:
+                    row.add_(made[j - 1].select(-2, k - 2), alpha=j * a)
+                elif j == 1:
+                    row.add_(a)
+                if k == 1 or not c:
+                    continue
+                before = [(m.select(-2, k - 3) if k > 2 else (zero if i else one)) for i, m in enumerate(made[: j + 1])]
+                if not self.squared:
+                    row.sub_(before[j], alpha=c)
+                    continue
+                row.addcmul_(near.square(), before[j], value=-c)
+                if j > 0:
+                    row.addcmul_(near, before[j - 1], value=-2 * j * c)
+                if j > 1:
+                    row.sub_(before[j - 2], alpha=j * (j - 1) * c)
+        # Beyond the ends all go on linearly. Not a number stays one.
+        if order == 0:
+            below, above = (x - ends.low).clamp_max(0), (x - ends.high).clamp_min(0)
+            for slopes, beyond in ((ends.slopes_low, below), (ends.slopes_high, above)):
+                if slopes:
+                    made[0].addcmul_(beyond.unsqueeze(-2), x.new_tensor(slopes).unsqueeze(-1))
+        elif order > 1 and (ends.slopes_low or ends.slopes_high):
+            made[order].masked_fill_((x != near).unsqueeze(-2), 0.0)
+        return made[order]
+
+    def _plain(self, values: Tensor) -> Tensor:
+        """Return all columns `(..., D)` by operations that torch differentiates."""
+        ends = self._ends
         basis = list(self._recurrence(values.clamp(ends.low, ends.high)))
         # What lies beyond is chosen, not values less clamped ones: two gradients of 10³⁰ would cancel for all inputs.
         if ends.slopes_low:
@@ -98,7 +153,7 @@ class ThreeTerm(Expansion):
         if ends.slopes_high:
             above = torch.where(values > ends.high, values - ends.high, 0.0)
             basis = [p + slope * above for p, slope in zip(basis, ends.slopes_high, strict=True)]
-        return DenseFeatures(columns_of_basis(basis).to(x.dtype))
+        return columns_of_basis(basis)
 
     def _recurrence(self, x: Number) -> Iterator[Number]:
         """Yield P₁(x), …, P_d(x)."""

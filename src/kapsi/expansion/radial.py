@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, data_range, working_precision
+from kapsi.expansion.base import Expansion, Interval, data_range, decay, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -144,7 +144,7 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
     """
 
     def _profile(self, u: Tensor) -> Tensor:
-        return torch.exp(-u.square())
+        return decay(u.square())
 
     def _slope(self, u: Tensor, profile: Tensor) -> Tensor:
         return -2 * u * profile

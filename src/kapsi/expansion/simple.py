@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, bounded_ratio, working_precision
-from kapsi.features import DenseFeatures, Features
+from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["Identity", "LinearExpansion", "Reciprocal"]
@@ -33,8 +33,11 @@ class Identity(Expansion, name="identity"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 1, in_features
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return True
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
-        return DenseFeatures(x)
+        return features_of(x)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -14,12 +15,15 @@ from torch.nn import functional as F
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
-from kapsi.features import DenseFeatures, Features, add
+from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["BSpline"]
 
 MOST_INTERVALS = 100_000
+
+LARGEST_KEPT = 2**24
+"""Numbers of κ(x) that are kept for the backward pass, 64 MiB in float32; to write and read more takes longer than to make them."""
 
 LEAST_WIDTH = 1e-3
 """Width of the narrowest interval between quantiles, in mean widths: equal values make intervals of no width."""
@@ -52,6 +56,9 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             at least two, strictly increasing, the same for every input at first.
         uniform_share: share of the uniform breakpoints in those calibrated at quantiles, 0 to 1. More than nothing keeps
             intervals from being very narrow where many inputs are nearly equal.
+        recompute: whether κ(x) is made anew in the backward pass, so that x is all that is kept: the memory of a layer does not
+            grow with the intervals, and κ(x) is evaluated twice. None: where κ(x) has more than 2²⁴ numbers, from where on it
+            takes no longer. A compiled model leaves the choice to the compiler.
 
     Raises:
         SpecError: low is not below high; given knots that do not increase, or do not go with intervals, low or high.
@@ -79,6 +86,8 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         {"knots": (-1.5, 0.2, 0.7), "degree": 0, "out_of_range": "extended"},
         {"knots": "quantile", "intervals": 4, "out_of_range": "extended"},
         {"knots": "quantile", "intervals": 3, "degree": 1, "out_of_range": "zero", "uniform_share": 0.0},
+        {"intervals": 4, "recompute": True},
+        {"knots": (-1.0, 0.1, 1.0), "recompute": True},
     )
 
     intervals: int = option(5, minimum=1, maximum=MOST_INTERVALS)
@@ -88,6 +97,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     out_of_range: Literal["linear", "extended", "clamp", "zero", "error"] = "linear"
     knots: Literal["uniform", "quantile"] | tuple[float, ...] = "uniform"
     uniform_share: float = option(0.02, minimum=0.0, maximum=1.0)
+    recompute: bool | None = None
 
     def check(self) -> None:  # noqa: D102
         if isinstance(self.knots, tuple):
@@ -142,6 +152,9 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         if not bool((low < high).all()):
             raise SpecError("BSpline: each lower end of the range must be below the upper one")
 
+    def forgiving(self) -> Expansion:  # noqa: D102
+        return replace(self, out_of_range="clamp") if self.out_of_range == "error" else self
+
     # -------------------------------------------------------------------------------- calibration
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
@@ -185,21 +198,51 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     # -------------------------------------------------------------------------------- evaluation
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        ends = params["range"] if self.knots == "uniform" else params["knots"]
+        # A compiler decides by itself what it makes anew.
+        if not torch.compiler.is_compiling():
+            wanted = (
+                x.numel() * (self.intervals + self.degree) > LARGEST_KEPT if self.recompute is None else self.recompute
+            )
+            recompute = wanted and torch.is_grad_enabled()
+            if recompute or self._gathers(x):
+                return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
+        return DenseFeatures(self._columns(x, ends))
+
+    def _columns(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Return all columns `(..., D)`."""
         values = working_precision(x)
         # The compiler traces no function with a forward derivative; it fuses the plain operations by itself.
         if self.knots == "uniform" and self.degree and not torch.compiler.is_compiling():
-            basis = self._on_range(values, params)
+            basis = self._on_range(values, ends)
         else:
-            basis = self._on_any_knots(values, params)
-        return DenseFeatures(basis.to(x.dtype))
+            basis = self._on_any_knots(values, ends)
+        return basis.to(x.dtype)
 
-    def _on_range(self, x: Tensor, params: Tensors) -> Tensor:
+    def _gathers(self, x: Tensor) -> bool:
+        """Return whether without gradients the rows of ψ that count are added up, instead of a product with all of κ(x).
+
+        Measured for 64 → 64, 256 → 256 and 784 → 64 with 20 to 1,000 intervals and 1 to 1,024 rows, two threads: a product
+        takes 0.015 ns a number of κ and output, a gather 0.08 ns for each function that is not zero and output, and the copy of
+        ψ that it needs 1.1 to 2.6 ns a weight. 784 → 64, 50 intervals, 1,024 rows: 23 ms instead of 100.
+        """
+        number = self.intervals + self.degree
+        rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
+        return (
+            rows * (number - 6 * (self.degree + 1)) >= 160 * number
+            and not torch.is_grad_enabled()
+            and type(x) is Tensor
+            and x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and self.knots == "uniform"
+            and self.degree > 0
+            and self.out_of_range != "extended"
+        )
+
+    def _on_range(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` on uniform knots."""
         n, degree, inputs = self.intervals, self.degree, x.shape[-1]
-        low, high = working_precision(params["range"]).unbind(0)
-        if self.out_of_range == "error":
-            self._refuse_outside(x, low, high)
-        rate = n / (high - low)
+        low, rate = self._range(x, ends)
         if self.out_of_range != "extended":
             made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.out_of_range)
             return made
@@ -207,19 +250,26 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         made = _UniformBasis.apply(x, low - degree / rate, rate, n + 2 * degree, degree, "zero")
         return made.narrow(-1, degree * inputs, (n + degree) * inputs)
 
-    def _on_any_knots(self, values: Tensor, params: Tensors) -> Tensor:
+    def _range(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lower ends and the intervals a unit of each input, after a check of x where that is the policy."""
+        low, high = working_precision(ends).unbind(0)
+        if self.out_of_range == "error":
+            self._refuse_outside(x, low, high)
+        return low, self.intervals / (high - low)
+
+    def _on_any_knots(self, values: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` by operations that torch differentiates."""
         degree = self.degree
         # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
         wider = degree if self.out_of_range == "extended" else 0
         if self.knots == "uniform":
-            low, high = working_precision(params["range"]).unbind(0)
+            low, high = working_precision(ends).unbind(0)
             position = (values - low) * (self.intervals / (high - low))  # in intervals from the lower end
             if wider:
                 position = position + wider
             near, cell, pieces, lower = _on_uniform_knots(position, self.intervals + 2 * wider, degree)
         else:
-            knots = working_precision(params["knots"])
+            knots = working_precision(ends)
             low, high = knots[degree], knots[degree + self.intervals]
             if wider:
                 knots = torch.cat((knots[:1].expand(wider, -1), knots, knots[-1:].expand(wider, -1)))
@@ -309,6 +359,25 @@ def _with_outer(breakpoints: Tensor, degree: int) -> Tensor:
     return torch.cat((low - steps.flip(0), breakpoints, high + steps))
 
 
+@dataclass(frozen=True)
+class _SplineFeatures(RecomputedFeatures):
+    """Splines that are not kept: made anew for a gradient, or not made at all, as most of each row is zero."""
+
+    spline: BSpline
+
+    def matmul(self, matrix: Tensor) -> Tensor:
+        spline = self.spline
+        if torch.is_grad_enabled() or not spline._gathers(self.x) or matrix.dim() != 2:
+            return super().matmul(matrix)
+        low, rate = spline._range(self.x, self.tensors[0])
+        places, pieces = _uniform_pieces_at(self.x, low, rate, spline.intervals, spline.degree, spline.out_of_range)
+        shape = places.shape[:-1]
+        sums = F.embedding_bag(
+            places.flatten(0, -2), matrix.mT.contiguous(), per_sample_weights=pieces.flatten(0, -2), mode="sum"
+        )
+        return sums.unflatten(0, shape) if len(shape) > 1 else sums
+
+
 class _UniformBasis(torch.autograd.Function):
     """All functions on uniform knots in few passes: values in place, and the slope from one gather; only x is kept.
 
@@ -318,16 +387,9 @@ class _UniformBasis(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str) -> Tensor:
-        position, near, cell, t = _located(x, low, rate, intervals)
-        pieces = _cubic_pieces(t) if degree == 3 else _uniform_pieces(t, degree)[0]
-        if outside == "linear":
-            excess = position - near
-            for piece, slope in zip(pieces.unbind(-2), _differences(_lower_pieces(t, degree)), strict=True):
-                piece.addcmul_(excess, slope)
-        elif outside == "zero":
-            pieces.mul_((position == near).unsqueeze(-2))
-        made = pieces.new_zeros(*position.shape[:-1], (intervals + degree) * x.shape[-1])
-        return made.scatter_(-1, _places(cell, degree), pieces.flatten(-2))
+        places, pieces = _uniform_pieces_at(x, low, rate, intervals, degree, outside)
+        made = x.new_zeros(*pieces.shape[:-1], (intervals + degree) * x.shape[-1])
+        return made.scatter_(-1, places, pieces)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -336,29 +398,21 @@ class _UniformBasis(torch.autograd.Function):
         ctx.save_for_forward(x, low, rate)
 
     @staticmethod
-    def _slopes(ctx: Any) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Return the places of the pieces, the slopes of which pieces are differences, and the intervals a unit of x."""
-        x, low, rate = ctx.saved_tensors
-        position, near, cell, t = _located(x, low, rate, ctx.intervals)
-        if ctx.outside != "linear":
-            rate = torch.where(position == near, rate, torch.zeros_like(rate))
-        return _places(cell, ctx.degree), _lower_pieces(t, ctx.degree), rate
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        places, lower, rate = _UniformBasis._slopes(ctx)
-        # In operations that torch differentiates: for second derivatives this is all there is.
-        each = gradient.gather(-1, places).unflatten(-1, (ctx.degree + 1, -1)).unbind(-2)
-        slope = add(piece * (after - before) for piece, before, after in zip(lower, each, each[1:], strict=False))
-        return slope * rate, None, None, None, None, None
+        # In operations that torch differentiates: for second derivatives this is all there is. To keep the places from the
+        # forward pass would save 3 to 8 % of the time of a layer, and take as much memory again as few intervals do.
+        x, low, rate = ctx.saved_tensors
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, ctx.outside)
+        each = gradient.gather(-1, places).unflatten(-1, (ctx.degree + 1, -1))
+        return (each * slopes).sum(-2) * rate, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
-        places, lower, rate = _UniformBasis._slopes(ctx)
-        moved = torch.cat([slope * rate * tangent for slope in _differences(lower)], -1)
-        made = torch.zeros_like(tangent[..., :1]).expand(
-            *tangent.shape[:-1], (ctx.intervals + ctx.degree) * tangent.shape[-1]
-        )
+        x, low, rate = ctx.saved_tensors
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, ctx.outside)
+        moved = (slopes * (rate * tangent).unsqueeze(-2)).flatten(-2)
+        width = (ctx.intervals + ctx.degree) * tangent.shape[-1]
+        made = torch.zeros_like(moved[..., :1]).expand(*moved.shape[:-1], width)
         return made.scatter(-1, places, moved)
 
     @staticmethod
@@ -374,58 +428,113 @@ class _UniformBasis(torch.autograd.Function):
         return _UniformBasis.apply(x, *ends, *options), 0
 
 
+def _uniform_pieces_at(
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str
+) -> tuple[Tensor, Tensor]:
+    """Return the functions that are not zero, on uniform knots: their places among the columns, and their values.
+
+    Both are `(..., (degree + 1)·m)`. Called where nothing is differentiated: values are made in place.
+    """
+    position, near, cell, t = _located(x, low, rate, intervals)
+    # A look at the values saves the passes that inputs out of the range need, where there are none and looking is cheap.
+    inside = type(position) is Tensor and position.device.type == "cpu" and torch.equal(position, near)
+    if not inside:
+        cell.clamp_(0, intervals - 1)  # not a number has no interval; any will do, the values carry it on
+    places = _places(cell, degree)
+    pieces = _polynomial(_coefficients(x, degree, 0), t, in_place=True).clamp_min_(0)  # rounding may fall below
+    if inside or outside == "clamp":
+        return places, pieces.flatten(-2)
+    if outside == "linear":
+        excess = (position - near).unsqueeze(-2)
+        lower, upper = (slope.unsqueeze(-1) for slope in _end_slopes(x, degree))
+        pieces.addcmul_(excess.clamp_max(0), lower).addcmul_(excess.clamp_min(0), upper)
+    else:
+        pieces.mul_(_in_range(position, intervals).unsqueeze(-2))
+    return places, pieces.flatten(-2)
+
+
+def _uniform_slopes(
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the places of the functions that are not zero, their slopes `(..., degree + 1, m)`, and the intervals a unit of x.
+
+    Slopes are for a step of one interval; where the function does not change outside of the range, the rate is zero there.
+    """
+    position, _, cell, t = _located(x, low, rate, intervals)
+    if outside != "linear":
+        rate = torch.where(_in_range(position, intervals), rate, torch.zeros_like(rate))
+    return _places(cell.clamp(0, intervals - 1), degree), _polynomial(_coefficients(x, degree, 1), t), rate
+
+
 def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the position in intervals from the lower end, that moved into the range, the interval, and the place in it."""
+    """Return the position in intervals from the lower end, that moved into the range, its interval, and the place in that."""
     position = (x - low) * rate
-    return position, *_in_interval(position, intervals)
+    # The upper end belongs to the last interval: it moves by a rounding step, so that no interval begins there.
+    near = position.clamp(0, intervals * (1 - torch.finfo(position.dtype).eps))
+    return position, near, near.detach().long(), near.frac()
 
 
-def _in_interval(position: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a position moved into the range, its interval, and the place in that."""
-    near = position.clamp(0, intervals)
-    # The upper end belongs to the last interval; not a number has none, any will do, the values carry it on.
-    cell = near.detach().long().clamp(0, intervals - 1)
-    return near, cell, near - cell
+def _in_range(position: Tensor, intervals: int) -> Tensor:
+    return (position >= 0) & (position <= intervals)
 
 
 def _places(cell: Tensor, degree: int) -> Tensor:
-    """Return where the pieces of each input stand among all columns, `(..., (degree + 1)·m)`."""
+    """Return where the functions that are not zero stand among all columns, `(..., (degree + 1)·m)`."""
     inputs = cell.shape[-1]
-    first = cell * inputs + torch.arange(inputs, device=cell.device)
-    return torch.cat([first + j * inputs for j in range(degree + 1)], -1)
+    of_first_interval = torch.arange((degree + 1) * inputs, device=cell.device).view(degree + 1, inputs)
+    return torch.add(of_first_interval, cell.unsqueeze(-2), alpha=inputs).flatten(-2)
 
 
-def _cubic_pieces(t: Tensor) -> Tensor:
-    """Return what `_uniform_pieces` does for degree 3, by the polynomials themselves: with s = 1 − t all terms are positive."""
-    s = 1 - t
-    squares_s, squares_t = s * s, t * t
-    pieces = t.new_empty(*t.shape[:-1], 4, t.shape[-1])
-    first, second, third, fourth = pieces.unbind(-2)
-    torch.mul(squares_s, s, out=first)
-    torch.mul(squares_t, t, out=fourth)
-    # (1 + 3s + 3s² − 3s³) / 6, and the mirror image
-    torch.sub(squares_s, first, out=second).add_(s).mul_(3).add_(1)
-    torch.sub(squares_t, fourth, out=third).add_(t).mul_(3).add_(1)
-    return pieces.mul_(1 / 6)
+def _polynomial(coefficients: Sequence[Tensor], t: Tensor, in_place: bool = False) -> Tensor:
+    """Return polynomials of t `(..., m)` by Horner's rule, `(..., k, m)`, for coefficients `(k, 1)` from the constant up."""
+    t = t.unsqueeze(-2)
+    *lower, value = coefficients
+    if not lower:
+        return value + 0 * t
+    value = torch.addcmul(lower.pop(), value, t)
+    for coefficient in reversed(lower):
+        value = torch.addcmul(coefficient, value, t, out=value) if in_place else torch.addcmul(coefficient, value, t)
+    return value
 
 
-def _lower_pieces(t: Tensor, degree: int) -> list[Tensor]:
-    """Return the functions of one degree less that are not zero on an interval: slopes are differences of those."""
-    if degree == 3:
-        s = 1 - t
-        return [s * s * 0.5, s * t + 0.5, t * t * 0.5]
-    return list(_uniform_pieces(t, degree - 1)[0].unbind(-2))
+def _coefficients(like: Tensor, degree: int, derivative: int) -> tuple[Tensor, ...]:
+    """Return the coefficients of the functions that are not zero on an interval, or of their slopes, each `(degree + 1, 1)`."""
+    return like.new_tensor(_uniform_coefficients(degree)[derivative]).unsqueeze(-1).unbind(0)
 
 
-def _differences(lower: list[Tensor]) -> list[Tensor]:
-    """Return the slopes of the pieces, in intervals: 0 − l₁, l₁ − l₂, …, l_d − 0."""
-    return [-lower[0], *(before - after for before, after in pairwise(lower)), lower[-1]]
+def _end_slopes(like: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Return the slopes of the functions at the lower and at the upper end of an interval, `(degree + 1,)`."""
+    slopes = like.new_tensor(_uniform_coefficients(degree)[1])
+    return slopes[0], slopes.sum(0)
+
+
+@functools.cache
+def _uniform_coefficients(degree: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the coefficients of t⁰, t¹, … of the degree + 1 functions on [0, 1] of uniform knots, and those of their slopes.
+
+    Exact until the last rounding. The k-th is a k-th derivative over k!, at most 2ᵏ/k!: Horner's rule loses nothing.
+    """
+    basis = [[Fraction(1)]]
+    for d in range(1, degree + 1):
+        # N_{j,d} = ((t + d − j) N_{j−1,d−1} + (j + 1 − t) N_{j,d−1}) / d
+        wider = [[Fraction(0)] * (d + 1) for _ in range(d + 1)]
+        for j, piece in enumerate(basis):
+            for k, c in enumerate(piece):
+                wider[j + 1][k] += c * (d - 1 - j) / d
+                wider[j + 1][k + 1] += c / d
+                wider[j][k] += c * (j + 1) / d
+                wider[j][k + 1] -= c / d
+        basis = wider
+    values = [[float(piece[k]) for piece in basis] for k in range(degree + 1)]
+    return values, [[float(k * piece[k]) for piece in basis] for k in range(1, degree + 1)]
 
 
 def _on_uniform_knots(position: Tensor, intervals: int, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what `_on_knots` does, for positions `(..., m)` in intervals from the lower end of uniform knots."""
-    near, cell, t = _in_interval(position, intervals)
-    pieces, lower = _uniform_pieces(t, degree)
+    near = position.clamp(0, intervals)
+    # The upper end belongs to the last interval; not a number has none, any will do, the values carry it on.
+    cell = near.detach().long().clamp(0, intervals - 1)
+    pieces, lower = _uniform_pieces(near - cell, degree)
     return near, cell, pieces, lower
 
 

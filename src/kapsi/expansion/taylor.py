@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion
-from kapsi.features import DenseFeatures, Features, ProductFeatures
+from kapsi.features import (
+    DenseFeatures,
+    Features,
+    PairFeatures,
+    ProductFeatures,
+    SparseFeatures,
+    SparseProductFeatures,
+    entry_pairs,
+    features_of,
+    side_by_side,
+)
 from kapsi.function import LARGEST_EXPANSION, Tensors, option
 
 __all__ = ["Taylor"]
+
+LARGEST_PLAIN = 2**21
+"""Numbers of κ(x) up to which products of two inputs are formed: two gathers are quicker than m small products there."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +74,20 @@ class Taylor(Expansion, name="taylor"):
             )
         return q, t
 
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return True
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        inputs = features_of(x)
         if self.degree == 1:
-            return DenseFeatures(x)
+            return inputs
+        if isinstance(inputs, SparseFeatures):
+            return _sparse_monomials(inputs, self.degree) if self.symmetric else _sparse_products(inputs, self.degree)
         if self.symmetric:
+            if self.degree == 2:  # a compiler fuses the plain operations
+                pairs = PairFeatures(x)
+                many = math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN and not torch.compiler.is_compiling()
+                return pairs if many else pairs.kept()
             return DenseFeatures(torch.cat(_monomials(x, self.degree), -1))
         power = x
         lower = [torch.ones_like(x[..., :1]), x]
@@ -82,11 +105,6 @@ def _monomials(x: Tensor, degree: int) -> list[Tensor]:
     the rest of it.
     """
     m = x.shape[-1]
-    if degree == 2:  # the common case in two gathers instead of m slices
-        rows, columns = torch.triu_indices(m, m, device=x.device).unbind(0)
-        # In the type of x: two Python numbers would make it float32.
-        scale = torch.where(rows == columns, x.new_ones(()), x.new_full((), math.sqrt(2)))
-        return [x, x[..., rows] * x[..., columns] * scale]
     powers, scaled = [x], [x]
     multiplicity = orderings = x.new_ones(m)  # of each monomial in S_{k−1}: α of its first input, k!/Πα!
     for k in range(2, degree + 1):
@@ -104,3 +122,46 @@ def _monomials(x: Tensor, degree: int) -> list[Tensor]:
         powers.append(torch.cat(values, -1))
         scaled.append(powers[-1] * orderings.sqrt())
     return scaled
+
+
+def _sparse_products(x: SparseFeatures, degree: int) -> SparseProductFeatures:
+    """Return [1, P₁, …, P_{d−1}] ⊗ x."""
+    count = x.starts.shape[0]
+    begin = torch.arange(count, device=x.starts.device)
+    one = SparseFeatures(begin, begin.new_zeros(count - 1), x.values.new_ones(count - 1), 1)
+    lower = [one, x]
+    for _ in range(degree - 2):
+        lower.append(SparseProductFeatures(lower[-1], x).multiplied())
+    return SparseProductFeatures(side_by_side(lower), x)
+
+
+def _sparse_monomials(x: SparseFeatures, degree: int) -> SparseFeatures:
+    """Return [S₁(x), …, S_d(x)] as `_monomials` does, of the monomials whose inputs are there."""
+    m = x.width
+    powers, scaled = x, [x]
+    first = x.indices  # of each monomial: its first input, how often that appears, and its number of orderings
+    multiplicity = orderings = torch.ones_like(x.indices, dtype=torch.float64)
+    for k in range(2, degree + 1):
+        starts, ones, rests = entry_pairs(x, powers)
+        ordered = x.indices[ones] <= first[rests]
+        ones, rests = ones[ordered], rests[ordered]
+        starts = torch.cat((starts.new_zeros(1), ordered.cumsum(0)))[starts]
+        begin = x.indices[ones]
+        again = torch.where(begin == first[rests], multiplicity[rests] + 1, 1.0)
+        orderings = orderings[rests] * k / again
+        # As many of S_k begin with an earlier input, and of S_{k−1} use an earlier one.
+        earlier = math.comb(m + k - 1, k) - _combinations(m - begin + k - 1, k)
+        skipped = math.comb(m + k - 2, k - 1) - _combinations(m - begin + k - 2, k - 1)
+        indices = earlier + powers.indices[rests] - skipped
+        powers = SparseFeatures(starts, indices, x.values[ones] * powers.values[rests], math.comb(m + k - 1, k))
+        first, multiplicity = begin, again
+        scaled.append(replace(powers, values=powers.values * orderings.sqrt().to(x.values.dtype)))
+    return side_by_side(scaled)
+
+
+def _combinations(n: Tensor, k: int) -> Tensor:
+    """Return the binomial coefficients C(n, k) of integers; none is larger than D, at most 2⁵³."""
+    made = torch.ones_like(n)
+    for i in range(1, k + 1):
+        made = made * (n - k + i) // i
+    return made

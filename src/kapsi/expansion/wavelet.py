@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval, data_range, working_precision
+from kapsi.expansion.base import Expansion, Interval, KnownDerivatives, data_range, within_reach, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -23,9 +23,6 @@ __all__ = [
     "RickerWavelet",
     "ShannonWavelet",
 ]
-
-FAR = 40.0
-"""Where exp(−u²/2) is zero in float64: arguments are cut off here, so that no power of them overflows."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
     examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5, "learnable": True})
 
     def _mother(self, u: Tensor) -> Tensor:
-        square = u.clamp(-FAR, FAR).square()
+        square = within_reach(u).square()
         return (1 - square) * torch.exp(square * -0.5) * (2 / (math.sqrt(3) * math.pi**0.25))
 
 
@@ -178,7 +175,7 @@ class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", 
     order: int = option(1, minimum=1, maximum=20)
 
     def _mother(self, u: Tensor) -> Tensor:
-        u = u.clamp(-FAR, FAR)
+        u = within_reach(u)
         # He_{k+1} = u He_k − k He_{k−1}, with the Gaussian and the norm in all terms.
         before = torch.exp(u.square() * -0.5) * (-1 / math.sqrt(math.gamma(self.order + 0.5)))
         last = u * before
@@ -319,7 +316,35 @@ class BetaWavelet(SmoothWavelet, name="beta_wavelet"):
 
 
 def sinc(y: Tensor) -> Tensor:
-    """Return sin(y)/y with all its derivatives: the quotient loses digits in them near zero, so a series stands in there."""
+    """Return S(y) = sin(y)/y with all its derivatives, and only y kept: the quotients lose digits near zero."""
+    if torch.compiler.is_compiling():  # traces no function with a forward derivative, and fuses plain operations
+        return _plain_sinc(y)
+    made: Tensor = KnownDerivatives.apply(y, 0, _sinc_derivative)
+    return made
+
+
+def _sinc_derivative(y: Tensor, order: int) -> Tensor:
+    """Return the derivative of an order of sin(y)/y: by y S⁽ᵏ⁾ = sin⁽ᵏ⁾ − k S⁽ᵏ⁻¹⁾, and near zero by the series."""
+    if order == 0:
+        return torch.where(y == 0, 1.0, torch.sin(y) / y)
+    reach = 0.25 if order == 1 else float(order)
+    near = y.abs() < reach
+    waves = (torch.sin(y), torch.cos(y))
+    far = waves[0] / y
+    for k in range(1, order + 1):
+        far = (waves[k % 2] * (-1) ** (k // 2) - k * far) / y
+    # Σ_j (−1)^j y^(2j−k) (2j)! / ((2j − k)! (2j + 1)!)
+    first = (order + 1) // 2
+    terms = range(first, first + (6 if order == 1 else 12 + order))
+    square = y.square()
+    series = torch.zeros_like(y)
+    for j in reversed(terms):
+        series = series * square + (-1) ** j / ((2 * j + 1) * math.factorial(2 * j - order))
+    return torch.where(near, series * y if order % 2 else series, far)
+
+
+def _plain_sinc(y: Tensor) -> Tensor:
+    """Return sin(y)/y by operations that torch differentiates."""
     near = y.abs() < 0.25
     square = torch.where(near, y, torch.zeros_like(y)).square()
     series = square * (-1 / math.factorial(11))  # the first term left out is y¹²/13! = 1e-17

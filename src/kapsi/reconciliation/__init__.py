@@ -9,4 +9,9 @@ from kapsi.reconciliation.low_rank import *
 
 FAMILIES = (dense, hypernet, kronecker, low_rank)
 
-__all__ = ["Reconciliation", *(name for family in FAMILIES for name in family.__all__)]
+# Line by line, in the form that type checkers read.
+__all__ = ["Reconciliation"]
+__all__ += dense.__all__
+__all__ += hypernet.__all__
+__all__ += kronecker.__all__
+__all__ += low_rank.__all__

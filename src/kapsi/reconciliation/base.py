@@ -56,7 +56,11 @@ class Reconciliation(Function, role="reconciliation"):
 
     @abstractmethod
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
-        """Return ψ(w); each of `params` has a leading channel axis, or none where there is one channel."""
+        """Return ψ(w); each of `params` has a leading channel axis, or none where there is one channel.
+
+        A channel is made of its own part of the tensors alone: equal heads are contracted as the channels of one, but for
+        weights that act by themselves.
+        """
 
     def count(self, out_features: int, factors: tuple[int, int]) -> int:
         """Return l, the number of trainable parameters of one channel."""

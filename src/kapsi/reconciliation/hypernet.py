@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,23 +63,31 @@ def mixed_seed(seed: int, channel: int) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The random array G `(q, t, n, k)` of ±1, in blocks of its first axis."""
+    """The random array G `(q, t, n, k)` of ±1, in blocks of its first axis; `start` is its first column among all of a seed."""
 
     seed: int
+    start: int
     q: int
     t: int
     n: int
     k: int
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Return how many rows of q and of t a block has, but for the last ones."""
+        across = min(self.t, max(1, BLOCK // (self.n * self.k)))
+        return min(self.q, max(1, BLOCK // (self.t * self.n * self.k))) if across == self.t else 1, across
+
     def blocks(self, like: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield (slice of q, slice of t, that part of G as `(rows of q × rows of t, n, k)`), in order."""
-        across = min(self.t, max(1, BLOCK // (self.n * self.k)))
-        down = max(1, BLOCK // (self.t * self.n * self.k)) if across == self.t else 1
+        down, across = self.sides
         for first in range(0, self.q, down):
             rows = min(down, self.q - first)
             for second in range(0, self.t, across):
                 columns = min(across, self.t - second)
-                made = random_signs(self.seed, first * self.t + second, rows * columns, self.n * self.k, like)
+                made = random_signs(
+                    self.seed, self.start + first * self.t + second, rows * columns, self.n * self.k, like
+                )
                 block = made.reshape(rows * columns, self.n, self.k)
                 yield slice(first, first + rows), slice(second, second + columns), block
 
@@ -161,12 +169,16 @@ class _Contraction(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GeneratedWeights(ActingWeights):
-    """ψ(w)_id = Σ_k h_k G_dik with G of ±1 from a seed: `hidden` h `(k,)` or `(channels, k)`, `rows` n, `grid` (q, t)."""
+    """ψ(w)_id = Σ_k h_k G_dik with G of ±1 from a seed: `hidden` h `(k,)` or `(channels, k)`, `rows` n, `width` D.
+
+    `start` is the first column among all of the seed.
+    """
 
     hidden: Tensor
     rows: int
-    grid: tuple[int, int]
+    width: int
     seed: int
+    start: int = 0
 
     @property
     def channels(self) -> int | None:
@@ -174,7 +186,11 @@ class GeneratedWeights(ActingWeights):
 
     @property
     def columns(self) -> int:
-        return self.grid[0] * self.grid[1]
+        return self.width
+
+    @property
+    def outputs(self) -> int:
+        return self.rows
 
     def _of_channels(self, one: Any) -> Tensor:
         if self.channels is None:
@@ -184,7 +200,7 @@ class GeneratedWeights(ActingWeights):
 
     def matrix(self) -> Tensor:
         def one(hidden: Tensor, seed: int) -> Tensor:
-            plan = _Plan(seed, self.columns, 1, self.rows, hidden.shape[0])
+            plan = _Plan(seed, self.start, self.columns, 1, self.rows, hidden.shape[0])
             return torch.cat([block @ hidden for _, _, block in plan.blocks(hidden)]).T
 
         return self._of_channels(one)
@@ -200,7 +216,7 @@ class GeneratedWeights(ActingWeights):
         u, v = left.reshape(-1, q).to(kind), right.reshape(-1, t).to(kind)
 
         def one(hidden: Tensor, seed: int) -> Tensor:
-            plan, hidden = _Plan(seed, q, t, self.rows, hidden.shape[0]), hidden.to(kind)
+            plan, hidden = _Plan(seed, self.start, q, t, self.rows, hidden.shape[0]), hidden.to(kind)
             nothing = u.new_zeros(u.shape[0], self.rows)
             # The compiler traces no function with a forward derivative; it decides by itself what is made again.
             plain = torch.compiler.is_compiling()
@@ -212,17 +228,23 @@ class GeneratedWeights(ActingWeights):
         each = [one(h, mixed_seed(self.seed, c)) for c, h in enumerate(self.hidden.unbind(0))]
         return torch.stack(each, -2)
 
-    def _on_grid(self, features: Features) -> bool:
-        return isinstance(features, ProductFeatures) and features.grid == self.grid
+    def split(self, sizes: Sequence[int]) -> list[Weights]:
+        starts = itertools.accumulate(sizes, initial=self.start)
+        return [replace(self, width=size, start=start) for size, start in zip(sizes, starts, strict=False)]
 
     def act(self, features: Features) -> Tensor:
-        if isinstance(features, ProductFeatures) and self._on_grid(features):
+        if isinstance(features, ProductFeatures):
             return self.contract(features.left, features.right)
         values = formed(features, "a hypernet")
         return self.contract(values, torch.ones_like(values[..., :1]))
 
+    def passes(self, features: Features) -> float:
+        q, t = features.grid if isinstance(features, ProductFeatures) else (self.columns, 1)
+        down, across = _Plan(self.seed, 0, q, t, self.rows, self.hidden.shape[-1]).sides
+        return (q / down) * (t / across)
+
     def describe(self, features: Features) -> str:
-        parts = "neither κ nor ψ" if self._on_grid(features) else "ψ not"
+        parts = "neither κ nor ψ" if isinstance(features, ProductFeatures) else "ψ not"
         return f"ψ made block by block from a seed, {parts} formed"
 
 
@@ -272,4 +294,4 @@ class HyperNet(Reconciliation, name="hypernet"):
         hidden = params["vector"]
         if self.hidden is not None:
             hidden = torch.relu(params["layer"] @ hidden.unsqueeze(-1)).squeeze(-1)
-        return GeneratedWeights(hidden, out_features, factors, self.seed)
+        return GeneratedWeights(hidden, out_features, factors[0] * factors[1], self.seed)

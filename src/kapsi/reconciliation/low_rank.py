@@ -34,7 +34,7 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
         columns = factors[0] * factors[1]
         return {
             "left": Param((out_features, self.rank), self.rank**-0.5),
-            "right": Param((self.rank, columns), columns**-0.5),
+            "right": Param((self.rank, columns), columns**-0.5, transposed=True),
         }
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
@@ -71,8 +71,8 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
         q, t = factors
         return {
             "left": Param((out_features, self.rank), self.rank**-0.5),
-            "first": Param((self.rank, q), q**-0.5),
-            "second": Param((self.rank, t), t**-0.5),
+            "first": Param((self.rank, q), q**-0.5, transposed=True),
+            "second": Param((self.rank, t), t**-0.5, transposed=True),
         }
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
@@ -115,7 +115,7 @@ class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
             "outputs": Param((out_features,), "normal"),
             "ranks": Param((self.rank,), "normal"),
             "left": Param((out_features, self.rank), self.rank**-0.5, trainable=False),
-            "right": Param((self.rank, columns), columns**-0.5, trainable=False),
+            "right": Param((self.rank, columns), columns**-0.5, trainable=False, transposed=True),
         }
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102

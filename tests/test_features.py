@@ -1,0 +1,132 @@
+"""What features that are not kept promise: values and derivatives of the dense form, in any block size, and no large tensor."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations_with_replacement
+
+import pytest
+import torch
+from sklearn.preprocessing import PolynomialFeatures
+
+import kapsi as kp
+from kapsi import features
+from kapsi.testing import WatchSizes
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(params=[1, 30, 2**20])
+def block(request, monkeypatch) -> int:
+    """Set the numbers of κ(x) that are made at a time."""
+    monkeypatch.setattr(features, "BLOCK", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 6, 7])
+def test_pairs_equal_polynomial_features(m) -> None:
+    x = normal(5, m)
+    expected = torch.tensor(PolynomialFeatures(2, include_bias=False).fit_transform(x.numpy()))
+    weights = [1.0] * m + [1.0 if i == j else math.sqrt(2) for i, j in combinations_with_replacement(range(m), 2)]
+    expected *= torch.tensor(weights, dtype=torch.float64)
+    made = kp.PairFeatures(x)
+    assert made.columns == expected.shape[1]
+    matrix = normal(3, made.columns, seed=1)
+    mean = expected.mean(-1, keepdim=True)
+    for ours, theirs in (
+        (made.dense(), expected),
+        (made.matmul(matrix), expected @ matrix.T),
+        (made.total(), expected.sum(-1)),
+        (made.square_norm(), expected.square().sum(-1)),
+        (made.moments()[0], mean),
+        (made.moments()[1], (expected - mean).square().mean(-1, keepdim=True)),
+        (made.normalized(0.1).dense(), (expected - mean) / (expected.var(-1, correction=0, keepdim=True) + 0.1).sqrt()),
+        (made.kept().dense(), expected),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (0, 5)], ids=str)
+@pytest.mark.parametrize("channels", [(), (2,)], ids=["one", "two"])
+@pytest.mark.parametrize("kind", ["pairs", "recomputed"])
+def test_products_and_derivatives_equal_those_of_the_dense_form(kind, channels, shape, block) -> None:
+    x = normal(*shape).requires_grad_()
+    made = (
+        kp.PairFeatures(x)
+        if kind == "pairs"
+        else kp.RecomputedFeatures(lambda v: torch.cat((v.sin(), v**2), -1), x, (), 10)
+    )
+    matrix = normal(*channels, 3, made.columns, seed=1).requires_grad_()
+    results = []
+    for y in (made.matmul(matrix), features.DenseFeatures(made.dense()).matmul(matrix)):
+        first = torch.autograd.grad(y.sin().sum(), (x, matrix), retain_graph=True)
+        again = torch.autograd.grad(y.sin().sum(), (x, matrix), create_graph=True)
+        second = torch.autograd.grad(sum(each.square().sum() for each in again), (x, matrix))
+        results.append((y, *first, *again, *second))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    only_matrix = torch.autograd.grad(made.matmul(matrix).sin().sum(), matrix)[0]
+    torch.testing.assert_close(only_matrix, results[0][2])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["pairs", "recomputed"])
+def test_products_go_through_the_transforms(kind, block) -> None:
+    x, matrix = normal(4, 5), normal(3, 20 if kind == "pairs" else 10, seed=1)
+
+    def product(m: torch.Tensor, v: torch.Tensor, structured: bool = True) -> torch.Tensor:
+        made: kp.Features
+        if kind == "pairs":
+            made = kp.PairFeatures(v)
+        else:
+            made = kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
+        return made.matmul(m) if structured else made.dense() @ m.T
+
+    for transform in (
+        lambda f: torch.func.vmap(f, (None, 0))(matrix, x),
+        lambda f: torch.func.vmap(f, (0, None))(normal(2, *matrix.shape), x),
+        lambda f: torch.func.vmap(f, (0, 0))(normal(4, *matrix.shape), x),
+        lambda f: torch.func.vmap(torch.func.grad(lambda m, v: f(m, v).sin().sum(), (0, 1)), (None, 0))(matrix, x),
+        lambda f: torch.func.jacrev(f, (0, 1))(matrix, x),
+        lambda f: torch.func.jacfwd(f, (0, 1))(matrix, x),
+        lambda f: torch.func.hessian(lambda v: f(matrix, v).sin().sum())(x),
+    ):
+        ours = transform(product)
+        theirs = transform(lambda m, v: product(m, v, structured=False))
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
+@pytest.mark.parametrize("reconciliation", [kp.Dense(), kp.LowRank(2)], ids=repr)
+def test_symmetric_taylor_of_wide_inputs_is_never_whole(reconciliation, after, monkeypatch) -> None:
+    monkeypatch.setattr(features, "BLOCK", 2**12)
+    spec = kp.HeadSpec(kp.Taylor(2, symmetric=True), reconciliation, channels=2, after=after)
+    head = kp.Head(200, 3, spec, seed=0, dtype=torch.float64)
+    x = normal(128, 200).requires_grad_()
+    with WatchSizes(x, *head.parameters()) as watch:
+        y = head(x)
+        y.square().sum().backward()
+    columns = 200 + 200 * 201 // 2
+    assert watch.largest < 128 * columns / 10, watch.operation
+    first = [x.grad, *(p.grad for p in head.parameters())]
+    x.grad = None
+    head.zero_grad()
+    dense = kp.contract(features.DenseFeatures(head.expand(x).dense()), head.weights()).sum(-2)
+    torch.testing.assert_close(y, dense, rtol=1e-10, atol=1e-10)
+    dense.square().sum().backward()
+    for ours, theirs in zip(first, [x.grad, *(p.grad for p in head.parameters())], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_used_many_times_is_kept() -> None:
+    spec = kp.HeadSpec(kp.Extended((kp.BSpline(recompute=True), kp.Taylor(2))))
+    layer = kp.Layer(6, 2, kp.LayerSpec((spec, kp.HeadSpec(kp.BSpline(recompute=True)))), seed=0, dtype=torch.float64)
+    x = normal(9, 6)
+    made = layer.fixed_features(x)
+    assert not any(isinstance(each, kp.RecomputedFeatures) for each in (made[1], *made[0].parts))
+    torch.testing.assert_close(layer(x, made), layer(x), rtol=1e-12, atol=1e-12)
+    normalized = layer.heads[0].expand(x).normalized(1e-5)
+    assert isinstance(normalized.kept().base.parts[0], kp.DenseFeatures)
+    torch.testing.assert_close(normalized.kept().dense(), normalized.dense())
