@@ -296,6 +296,8 @@ X, Y = numbers(10)
         ((X[:0], Y[:0]), {}, r"at least one row, got \(0, 3\)"),
         ((X[0], Y[:1]), {}, r"shape \(rows, m\)"),
         ((X, Y[:9]), {}, r"10 rows of inputs and \(9,\) of targets"),
+        ((X.to_sparse(), Y), {}, r"expected dense inputs, got torch.sparse_coo; use to_dense\(\)"),
+        ((X, Y.to_sparse()), {}, "expected dense targets, got torch.sparse_coo"),
         ((X * math.inf, Y), {}, "must be finite"),
         ((X, Y * math.nan), {}, "must be finite"),
         ((X, Y.long()), {"loss": "mse"}, "mse needs targets of a floating-point type"),

@@ -125,6 +125,16 @@ def test_operations_are_those_of_the_formulas():
     assert operations(kp.Taylor(2), kp.KhatriRao(2)) == made + 2 * 10 * (5 + 4) * 2 + 10 * 2 + 2 * 10 * 2 * 3
 
 
+def test_products_that_are_added_in_place_count():
+    # 64 rows of 301 columns of the inputs and pairs of 300: a product in some blocks, the others added in place.
+    spec = kp.rpn([300, 16], kp.Taylor(2, symmetric=True))
+    (report,) = kp.explain(kp.Model(spec, device="meta"), 64)
+    (formed,) = kp.explain(kp.Model(spec, device="meta"), 64, route="dense")
+    product = 2 * 64 * report.columns * 16
+    assert product < report.operations < product + 4 * 64 * report.columns
+    assert product < formed.operations
+
+
 def test_operations_in_place_count_and_allocations_do_not():
     # The splines are made in place: more is done than is made.
     (report,) = kp.explain(kp.Model(kp.rpn([4, 3], kp.BSpline()), device="meta"), 10)

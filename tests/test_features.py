@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 import pytest
 import torch
 from sklearn.preprocessing import PolynomialFeatures
+from torch.autograd import forward_ad
 
 import kapsi as kp
 from kapsi import features
@@ -98,6 +99,44 @@ def test_products_go_through_the_transforms(kind, block) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["pairs", "recomputed"])
+def test_products_have_forward_derivatives_in_dual_numbers(kind) -> None:
+    x, moved, matrix = normal(4, 5), normal(4, 5, seed=2), normal(3, 20 if kind == "pairs" else 10, seed=1)
+
+    def made(v: torch.Tensor) -> kp.Features:
+        return (
+            kp.PairFeatures(v)
+            if kind == "pairs"
+            else kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
+        )
+
+    _, expected = torch.func.jvp(lambda v: made(v).dense() @ matrix.T, (x,), (moved,))
+    with forward_ad.dual_level():
+        y = made(forward_ad.make_dual(x, moved)).matmul(matrix)
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, expected)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("reduced", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("same", [False, True])
+def test_recomputed_products_under_autocast(same, reduced, inside) -> None:
+    start, matrix = normal(6, 5).to(reduced if same else torch.float32), normal(3, 10, seed=1).float()
+    results = []
+    for structured in (True, False):
+        x, weights = start.clone().requires_grad_(), matrix.clone().requires_grad_()
+        made = kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), x, (), 10)
+        with torch.autocast("cpu", reduced):
+            y = (made if structured else features.DenseFeatures(made.dense())).matmul(weights)
+            if inside:
+                y.float().square().sum().backward()
+        if not inside:
+            y.float().square().sum().backward()
+        results.append((y, x.grad, weights.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=5e-2)
+
+
 @pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
 @pytest.mark.parametrize("reconciliation", [kp.Dense(), kp.LowRank(2)], ids=repr)
 def test_symmetric_taylor_of_wide_inputs_is_never_whole(reconciliation, after, monkeypatch) -> None:
@@ -120,6 +159,60 @@ def test_symmetric_taylor_of_wide_inputs_is_never_whole(reconciliation, after, m
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward outside"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_pairs_under_autocast_are_those_that_are_formed(dtype, inside, monkeypatch) -> None:
+    monkeypatch.setattr(features, "BLOCK", 100)
+    x, matrix = normal(20, 12).float(), normal(3, 90, seed=1).float() / 9
+    results = []
+    for kept in (True, False):
+        inputs, weights = x.clone().requires_grad_(), matrix.clone().requires_grad_()
+        pairs = kp.PairFeatures(inputs)
+        with torch.autocast("cpu", dtype=dtype):
+            y = (pairs.kept() if kept else pairs).matmul(weights)
+            loss = y.float().square().mean()
+            if inside:
+                loss.backward()
+        if not inside:
+            first = torch.autograd.grad(loss, (inputs, weights), create_graph=True)
+            sum(each.square().sum() for each in first).backward()
+        results.append((y, inputs.grad, weights.grad))
+    for formed, made in zip(*results, strict=True):
+        assert made.dtype == formed.dtype
+        assert (made - formed).double().norm() < 0.02 * formed.double().norm()
+    assert results[1][0].dtype == dtype
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 6e-3), (torch.float16, 8e-4)], ids=str)
+def test_pairs_in_16_bits_are_as_exact_in_many_blocks_as_in_one(dtype, error, monkeypatch) -> None:
+    monkeypatch.setattr(features, "BLOCK", 1)
+    x, matrix = normal(20, 300).to(dtype), (normal(4, 45450, seed=1) / 213).to(dtype)
+    found = []
+    for kind in (dtype, torch.float64):
+        inputs = x.to(kind, copy=True).requires_grad_()
+        y = (kp.PairFeatures(inputs) if kind == dtype else kp.DenseFeatures(features.with_pairs(inputs))).matmul(
+            matrix.to(kind)
+        )
+        found.append((y, *torch.autograd.grad(y.sum(), inputs)))
+    for ours, exact in zip(*found, strict=True):
+        assert ours.dtype == dtype
+        assert (ours.double() - exact).norm() < error * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_moments_of_pairs_are_finite_where_their_sums_are_beyond_16_bits(dtype) -> None:
+    x = (5 * normal(4, 300)).to(dtype)
+    pairs, exact = kp.PairFeatures(x), kp.DenseFeatures(features.with_pairs(x.double()))
+    for ours, right in zip(pairs.moments(), exact.moments(), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-3)
+    small = kp.PairFeatures(x / 100)
+    right = kp.DenseFeatures(features.with_pairs(small.x.double()))
+    for ours, theirs in ((small.total(), right.total()), (small.square_norm(), right.square_norm())):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
 def test_what_is_used_many_times_is_kept() -> None:
     spec = kp.HeadSpec(kp.Extended((kp.BSpline(recompute=True), kp.Taylor(2))))
     layer = kp.Layer(6, 2, kp.LayerSpec((spec, kp.HeadSpec(kp.BSpline(recompute=True)))), seed=0, dtype=torch.float64)
@@ -130,3 +223,12 @@ def test_what_is_used_many_times_is_kept() -> None:
     normalized = layer.heads[0].expand(x).normalized(1e-5)
     assert isinstance(normalized.kept().base.parts[0], kp.DenseFeatures)
     torch.testing.assert_close(normalized.kept().dense(), normalized.dense())
+
+
+def test_wide_symmetric_taylor_exports_for_any_batch() -> None:
+    model = kp.Model(kp.rpn([60, 4], expansion=kp.Taylor(2, symmetric=True)), seed=0).eval()
+    batch = torch.export.Dim("batch", min=1, max=100_000)
+    program = torch.export.export(model, (torch.ones(3, 60),), dynamic_shapes=({0: batch},)).module()
+    x = normal(2000, 60).float()  # of which κ(x) has 3.8 million numbers: not kept by the model itself
+    assert isinstance(next(model.heads())[1].expand(x), kp.PairFeatures)
+    torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)

@@ -919,6 +919,40 @@ def test_initial_values_that_do_not_fit_into_memory_are_an_error_of_ours(monkeyp
         kp.Head(2, 3)
 
 
+def test_heads_and_biases_that_do_not_fit_into_memory_are_an_error_of_ours(monkeypatch) -> None:
+    def full(self, **options):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 1 byte")
+
+    monkeypatch.setattr(kp.Head, "to_empty", full)
+    with pytest.raises(kp.SpecError, match=r"^heads\[0\]: Head\(2 → 3\) does not fit into memory$"):
+        kp.Layer(2, 3)
+    monkeypatch.setattr(torch, "empty", full_of(torch.empty, 3))
+    with pytest.raises(kp.SpecError, match=r"^Head\(2 → 3\): the bias does not fit into memory$"):
+        kp.Head(2, 3, kp.HeadSpec(bias=True))
+
+
+def full_of(make, size):
+    """Return what makes tensors, with no memory for vectors of one size."""
+
+    def made(*shape, **options):
+        if shape == (size,):
+            raise RuntimeError("CUDA out of memory. Tried to allocate 12 bytes.")
+        return make(*shape, **options)
+
+    return made
+
+
+@pytest.mark.parametrize("route", ["", "Dense", False, 1, ["dense"], np.array(["dense", "structured"])], ids=str)
+def test_what_is_no_route_is_refused(route) -> None:
+    with pytest.raises(kp.SpecError, match=r"route=.*expected 'dense'"):
+        kp.Model(kp.rpn([2, 3]), seed=0)(torch.ones(1, 2), route=route)
+
+
+def test_the_share_of_a_rank_is_said_where_it_is_large() -> None:
+    with pytest.raises(kp.SpecError, match=r"8\.9 GB with AdamW; at most"):
+        kp.Head(784, 64, kp.HeadSpec(kp.Taylor(2), kp.LowRank(900)))
+
+
 @pytest.mark.parametrize(
     ("y", "message"),
     [

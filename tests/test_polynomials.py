@@ -348,3 +348,12 @@ def test_polynomials_keep_their_inputs_and_no_more() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         kp.Chebyshev(20)(x, {}).dense()
     assert kept == [x.numel()]
+
+
+@pytest.mark.parametrize("degree", [3, 20])
+def test_not_a_number_stays_one_in_every_derivative(degree) -> None:
+    x = torch.tensor([torch.nan, 0.5], requires_grad=True)
+    made = kp.Chebyshev(degree)(x, {}).dense()
+    for _ in range(4):
+        assert made.unflatten(-1, (-1, 2)).isnan().any(-2).tolist() == [True, False]
+        (made,) = torch.autograd.grad(made.sum(), x, create_graph=True)

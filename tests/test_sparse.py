@@ -70,7 +70,9 @@ def text(rows: int, columns: int, each: int, dtype: torch.dtype = torch.float32)
     generator = torch.Generator().manual_seed(4)
     index = torch.stack([torch.randperm(columns, generator=generator)[:each].sort().values for _ in range(rows)])
     values = torch.rand(rows * each, generator=generator, dtype=dtype) + 0.1
-    return torch.sparse_csr_tensor(torch.arange(0, rows * each + 1, each), index.flatten(), values, (rows, columns))
+    return torch.sparse_csr_tensor(
+        torch.arange(0, rows * each + 1, each), index.flatten(), values, (rows, columns), check_invariants=True
+    )
 
 
 def gradients(y: Tensor, module: torch.nn.Module) -> list[Tensor]:
@@ -169,8 +171,7 @@ def test_symmetric_columns_for_unordered_entries(degree: int) -> None:
     """Entries of a row may stand in any order."""
     columns, values = torch.tensor([3, 0, 4]), torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
     x = torch.zeros(1, 5, dtype=torch.float64).index_put((torch.zeros(3, dtype=torch.long), columns), values)
-    with torch.sparse.check_sparse_tensor_invariants(False):
-        unordered = torch.sparse_csr_tensor(torch.tensor([0, 3]), columns, values, (1, 5))
+    unordered = torch.sparse_csr_tensor(torch.tensor([0, 3]), columns, values, (1, 5), check_invariants=False)
     expansion = kp.Taylor(degree, symmetric=True)
     is_same(expansion(unordered, {}).dense(), expansion(x, {}).dense())
 
@@ -214,12 +215,12 @@ class _Empty:
 
 def test_a_layer_norm_far_from_zero_keeps_its_digits() -> None:
     """As a difference of the mean square and the square of the mean the variance would lose them all."""
-    x = 1e6 + torch.randn(3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = 1e6 + torch.randn(3, 5_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mean, variance = kp.SparseFeatures.of(x.float().to_sparse_csr()).moments()
     torch.testing.assert_close(
         variance.double(), x.float().double().var(-1, keepdim=True, correction=0), rtol=1e-3, atol=0
     )
-    torch.testing.assert_close(mean.double(), x.mean(-1, keepdim=True), rtol=1e-6, atol=0)
+    torch.testing.assert_close(mean.double(), x.mean(-1, keepdim=True), rtol=1e-7, atol=0)
 
 
 def test_weights_on_a_grid_of_their_own() -> None:
@@ -273,11 +274,11 @@ def test_types(dtype: torch.dtype) -> None:
 
 
 def test_sums_over_many_rows_keep_their_digits_in_16_bits() -> None:
-    """One by one, in bfloat16, a thousand ones would add up to 256."""
-    head = kp.Head(3, 1, kp.HeadSpec(kp.Identity(), kp.Dense()), dtype=torch.bfloat16)
+    """One by one, in bfloat16, a thousand ones would add up to 256; here ten at a time."""
+    head = kp.Head(3, 3_000, kp.HeadSpec(kp.Identity(), kp.Dense()), dtype=torch.bfloat16)
     x = torch.ones(1000, 3, dtype=torch.bfloat16).to_sparse_csr()
     head(x).sum().backward()
-    assert torch.equal(head.psi["matrix"].grad, torch.full((1, 3), 1000.0, dtype=torch.bfloat16))
+    assert torch.equal(head.psi["matrix"].grad, torch.full((3_000, 3), 1000.0, dtype=torch.bfloat16))
     ones = torch.ones(1, 1000, dtype=torch.bfloat16).to_sparse_csr()
     assert float(kp.SparseFeatures.of(ones).matmul(ones.to_dense())) == 1000
     assert float(kp.SparseFeatures.of(ones).total()) == 1000
@@ -285,7 +286,9 @@ def test_sums_over_many_rows_keep_their_digits_in_16_bits() -> None:
 
 def test_other_types_of_indices() -> None:
     x = some_zeros(5, 6).to_sparse_csr()
-    short = torch.sparse_csr_tensor(x.crow_indices().int(), x.col_indices().int(), x.values(), x.shape)
+    short = torch.sparse_csr_tensor(
+        x.crow_indices().int(), x.col_indices().int(), x.values(), x.shape, check_invariants=True
+    )
     head = kp.Head(6, 4, kp.HeadSpec(kp.Taylor(2), kp.LowRank(2)), seed=0, dtype=torch.float64)
     assert torch.equal(head(short), head(x))
 
@@ -436,11 +439,12 @@ def test_of_products_only_those_of_entries_are_made() -> None:
         assert watched(head, x.to_dense())[0].largest > rows * m
 
 
-def test_two_heads_copy_no_weights() -> None:
+def test_several_heads_copy_no_weights() -> None:
     rows, m = 50, 8_000
     x = text(rows, m, 6)
-    spec = kp.LayerSpec((kp.HeadSpec(kp.Identity(), kp.LowRank(3)), kp.HeadSpec(kp.Identity(), kp.LowRank(3))))
+    spec = kp.LayerSpec(4 * (kp.HeadSpec(kp.Identity(), kp.LowRank(3)),))
     layer = kp.Layer(m, 40, spec, seed=0)
+    assert layer.groups() == [[0, 1, 2, 3]]  # as dense inputs have it
     forward, step = watched(layer, x)
     assert forward.largest <= rows * 40
     assert step.largest == 3 * m
@@ -514,7 +518,7 @@ def test_on_the_meta_device_it_can_be_made() -> None:
 
 def test_too_many_products_of_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = text(4, 50, 10)
-    assert LARGEST_ENTRIES == 2**30
+    assert LARGEST_ENTRIES == 2**28
     for reconciliation in (kp.LowRank(2), kp.KhatriRao(2)):
         head = kp.Head(50, 2, kp.HeadSpec(kp.Taylor(2), reconciliation), seed=0)
         expected = head(x)

@@ -426,6 +426,50 @@ def test_written_out_derivatives_equal_those_of_torch(policy, degree) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("intervals", [5, 7, 1000])
+@pytest.mark.parametrize("policy", ["zero", "clamp", "linear"])
+@pytest.mark.parametrize("way", ["_on_range", "_on_any_knots"])
+def test_both_ends_belong_to_the_range_whatever_is_rounded(way, policy, intervals, dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    low = torch.randn(500, generator=generator, dtype=dtype) * 3
+    ends = torch.stack((low, low + 0.01 + 5 * torch.rand(500, generator=generator, dtype=dtype)))
+    kappa = kp.BSpline(intervals, out_of_range=policy)
+    x = ends.clone().requires_grad_()
+    y = getattr(kappa, way)(x, ends).unflatten(-1, (-1, 500))
+    torch.testing.assert_close(y.sum(-2), torch.ones_like(ends), rtol=1e-5, atol=1e-5)
+    slope = torch.arange(intervals + 3, dtype=dtype).unsqueeze(-1)  # of a line: one in each interval
+    (made,) = torch.autograd.grad((y * slope).sum(), x)
+    torch.testing.assert_close(made, (intervals / (ends[1] - ends[0])).expand_as(made), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
+def test_second_derivatives_at_the_ends_are_those_of_the_last_pieces(policy) -> None:
+    x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    y = kp.BSpline(4, out_of_range=policy)(x, {"range": torch.tensor([[-1.0], [1.0]], dtype=torch.float64)}).dense()
+    (first,) = torch.autograd.grad(y[:, [0, 6]].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, torch.full_like(x, 4.0))  # (1 - t)³ / 6 in intervals of a half
+
+
+@pytest.mark.parametrize("intervals", [200, 10_000])
+@pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
+def test_splines_far_from_zero_are_as_exact_as_near_it(policy, intervals) -> None:
+    kappa, ends = kp.BSpline(intervals, out_of_range=policy), torch.tensor([[1000.0], [1001.0]])
+    x = 1000 + torch.rand(200, 1, generator=torch.Generator().manual_seed(0))
+    expected = kappa(x.double(), {"range": ends.double()}).dense()
+    torch.testing.assert_close(kappa(x, {"range": ends}).dense().double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_jacobians_of_many_directions_at_once(recompute, strategy) -> None:
+    head, x = spline_head(recompute, dtype=torch.float64, intervals=4), torch.rand(2, 64, dtype=torch.float64)
+    made = torch.autograd.functional.jacobian(head, x, vectorize=True, strategy=strategy)
+    torch.testing.assert_close(made, torch.autograd.functional.jacobian(head, x))
+
+
 def test_a_spline_keeps_its_inputs_and_no_more() -> None:
     kept: list[int] = []
     kappa, tensors = kp.BSpline(50), {"range": torch.tensor([[-1.0], [1.0]]).expand(2, 64)}
@@ -569,6 +613,25 @@ def test_a_head_of_splines_that_refuse_begins_like_others(wrap) -> None:
     torch.testing.assert_close(refusing(x), clamping(x), rtol=0, atol=0)
     with pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 3"):
         refusing(torch.tensor([0.5, 3.0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_gathered_splines_go_through_the_transforms(monkeypatch) -> None:
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100)), seed=0)
+    x = torch.rand(3, 600, 8, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    expected, slopes = torch.func.jvp(head, (x,), (x,))
+    with torch.no_grad():
+        assert not isinstance(head.expand(x[0]), kp.DenseFeatures)
+        for made in (torch.func.vmap(head)(x), head(x.mT.contiguous().mT)):
+            torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.func.jvp(head, (x,), (x,)), (expected, slopes), rtol=1e-5, atol=1e-5)
+        weights = dict(head.named_parameters())
+        _, made = torch.func.jvp(lambda w: torch.func.functional_call(head, w, (x,)), (weights,), (weights,))
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)  # linear in ψ
+        with torch.autocast("cpu", torch.bfloat16):
+            assert head(x).dtype == torch.bfloat16
+        monkeypatch.setattr("kapsi.expansion.spline.BLOCK", 2**10)
+        torch.testing.assert_close(head(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_gathered_splines_refuse_what_is_out_of_range() -> None:

@@ -381,7 +381,7 @@ def describe(features: Features, weights: Weights, route: Route = None) -> str:
 
 def check_route(where: str, route: Any) -> None:
     """Raise a `SpecError` if there is no such route."""
-    if not (route is None or route == "dense" or route == "structured"):
+    if not (route is None or (isinstance(route, str) and route in ("dense", "structured"))):
         raise SpecError(
             f"{where}(route={route!r}): expected 'dense' (κ and ψ are formed), 'structured' (their structure is used whatever "
             "the sizes) or None (sizes decide)"

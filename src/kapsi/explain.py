@@ -81,9 +81,15 @@ class _Work(TorchDispatchMode):
                     self.largest, self.shape = leaf.numel(), tuple(leaf.shape)
             if (new or func._schema.is_mutable) and "empty" not in func._schema.name:
                 elements += leaf.numel()
-        counted = flop_registry.get(func._overloadpacket)
+        counted = flop_registry.get(_out_of_place(func._overloadpacket))
         self.operations += elements if counted is None else counted(*args, **(kwargs or {}), out_val=result)
         return result
+
+
+def _out_of_place(packet: Any) -> Any:
+    """Return the operation that an operation in place does, `addmm` for `addmm_`; any other as it is."""
+    name = packet.__name__
+    return getattr(torch.ops.aten, name.rstrip("_"), packet) if name.endswith("_") else packet
 
 
 @torch.no_grad()
@@ -107,7 +113,8 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
     if not isinstance(model, Model):
         raise SpecError(f"explain: expected a kapsi.Model, got {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
-        raise SpecError(f"explain: batch is {batch!r}, expected an integer of 0 or more")
+        given = repr(batch) if isinstance(batch, int | float | str) else type(batch).__name__
+        raise SpecError(f"explain: batch is {given}, expected an integer of 0 or more")
     check_route("explain", route)
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     sized = Model(model.spec, device="meta", dtype=dtype).eval()

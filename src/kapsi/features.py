@@ -31,8 +31,8 @@ __all__ = [
 LARGEST_FORMED = 2**24
 """Columns of the widest κ(x) that the package forms by itself: 16.7 million, 64 MiB a row in float32."""
 
-LARGEST_ENTRIES = 2**30
-"""Entries of the largest product of sparse features that is multiplied out: 16 GiB with their columns, in float32."""
+LARGEST_ENTRIES = 2**28
+"""Entries of the largest product of sparse features that is multiplied out: 9 GB with all that is made on the way, in float32."""
 
 
 class Features(ABC):
@@ -258,7 +258,7 @@ class RecomputedFeatures(Features):
         return self.make(self.x, *self.tensors)
 
     def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
-        made: Tensor = _RecomputedProduct.apply(self.make, matrix, self.x, *self.tensors)
+        made: Tensor = RecomputedProduct.apply(self.make, matrix, self.x, *self.tensors)
         return made
 
     def total(self) -> Tensor:  # noqa: D102
@@ -274,7 +274,7 @@ class RecomputedFeatures(Features):
         return DenseFeatures(self.dense())
 
 
-class _RecomputedProduct(torch.autograd.Function):
+class RecomputedProduct(torch.autograd.Function):
     """κ(x) Mᵀ, for which κ(x) is made in the forward and again in the backward pass, some rows at a time.
 
     Blocks of rows take the same memory again and again, which a new array of all of κ(x) has to be given by the system: of
@@ -299,7 +299,8 @@ class _RecomputedProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         matrix, x, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:3]
-        each = gradient.flatten(-2) if matrix.dim() == 3 else gradient
+        each = gradient.to(matrix.dtype)  # under autocast products are of another type than both
+        each = each.flatten(-2) if matrix.dim() == 3 else each
         rows = matrix.flatten(0, -2)
         # What is differentiated again is made at once.
         blocks = (x,) if torch.is_grad_enabled() else _blocks(x, matrix.shape[-1])
@@ -309,11 +310,11 @@ class _RecomputedProduct(torch.autograd.Function):
             if wanted[1]:
                 made: Any = torch.func.vjp(lambda inputs: ctx.make(inputs, *tensors), block)
                 values, pull = made
-                of_x += pull(part @ rows)
+                of_x += pull((part @ rows).to(values.dtype))
             else:
                 values = ctx.make(block, *tensors)
             if wanted[0]:
-                product = part.reshape(-1, len(rows)).mT @ values.reshape(-1, values.shape[-1])
+                product = part.reshape(-1, len(rows)).mT @ values.reshape(-1, values.shape[-1]).to(part.dtype)
                 of_matrix = product if of_matrix is None else of_matrix.add_(product)
         return (
             None,
@@ -326,10 +327,17 @@ class _RecomputedProduct(torch.autograd.Function):
     def jvp(ctx: Any, none: None, of_matrix: Tensor | None, of_x: Tensor | None, *others: Any) -> Tensor:
         matrix, x, *tensors = ctx.saved_tensors
         moved = torch.zeros_like(x) if of_x is None else of_x
-        both: Any = torch.func.jvp(lambda inputs: ctx.make(inputs, *tensors), (x,), (moved,))
-        values, slopes = both
+        values, slopes = _moved(lambda inputs: ctx.make(inputs, *tensors), x, moved)
         made = apply_matrix(slopes, matrix)
         return made if of_matrix is None else made + apply_matrix(values, of_matrix)
+
+
+def _moved(make: Callable[[Tensor], Tensor], x: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return make(x) and its derivative along a tangent, by two reverse passes: torch does not nest forward ones."""
+    first: Any = torch.func.vjp(make, x)
+    values, pull = first
+    second: Any = torch.func.vjp(lambda gradient: pull(gradient)[0], torch.zeros_like(values))
+    return values, second[1](tangent)[0]
 
 
 BLOCK = 2**20
@@ -366,13 +374,18 @@ class PairFeatures(Features):
 
     def total(self) -> Tensor:  # noqa: D102
         # Σ_i x_i + Σ_i x_i² + √2 Σ_{i<j} x_i x_j
-        total, square = self.x.sum(-1), self.x.square().sum(-1)
-        return total + square + (total.square() - square) * math.sqrt(0.5)
+        x = _wide(self.x)
+        total, square = x.sum(-1), x.square().sum(-1)
+        return (total + square + (total.square() - square) * math.sqrt(0.5)).to(self.x.dtype)
 
     def square_norm(self) -> Tensor:  # noqa: D102
         # Σ_i x_i² + (Σ_i x_i²)²: the weights of the products make them as long as all m² of them.
-        square = self.x.square().sum(-1)
-        return square + square.square()
+        square = _wide(self.x).square().sum(-1)
+        return (square + square.square()).to(self.x.dtype)
+
+    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        # The sums over all columns are beyond float16 where their means are not.
+        return Features.moments(replace(self, x=_wide(self.x)))
 
     def kept(self) -> Features:  # noqa: D102
         return DenseFeatures(self.dense())
@@ -396,10 +409,15 @@ class _PairProduct(torch.autograd.Function):
     @staticmethod
     def forward(matrix: Tensor, x: Tensor) -> Tensor:
         inputs, rows = x.reshape(-1, x.shape[-1]).mT.contiguous(), matrix.flatten(0, -2)
-        made = rows[:, : x.shape[-1]] @ inputs
+        product = rows[:, : x.shape[-1]] @ inputs  # of another type than both under autocast
+        made = _wide(product)
         for _, columns, block in _pair_blocks(inputs):
-            made.addmm_(rows[:, columns], block)
-        return made.mT.reshape(*x.shape[:-1], *matrix.shape[:-1])
+            if made.dtype == inputs.dtype == product.dtype:
+                made.addmm_(rows[:, columns], block)
+            else:
+                made += rows[:, columns] @ block
+        # Contiguous, as the forward derivative is.
+        return made.mT.reshape(*x.shape[:-1], *matrix.shape[:-1]).to(product.dtype).contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -411,17 +429,17 @@ class _PairProduct(torch.autograd.Function):
         matrix, x = ctx.saved_tensors
         if torch.is_grad_enabled():  # what is differentiated again is made at once
             made: Any = torch.func.vjp(lambda m, v: apply_matrix(with_pairs(v), m), matrix, x)
-            of_both: tuple[Tensor, Tensor] = made[1](gradient)
+            of_both: tuple[Tensor, Tensor] = made[1](gradient.to(made[0].dtype))
             return of_both
         m = x.shape[-1]
         inputs, rows = x.reshape(-1, m).mT.contiguous(), matrix.flatten(0, -2)
-        each = gradient.reshape(-1, len(rows)).mT.contiguous()
+        each = gradient.to(matrix.dtype).reshape(-1, len(rows)).mT.contiguous()
         of_matrix = of_x = None
         if ctx.needs_input_grad[0]:
             of_matrix = torch.empty_like(rows)
             torch.mm(each, inputs.mT, out=of_matrix[:, :m])
         if ctx.needs_input_grad[1]:
-            of_x = rows[:, :m].mT @ each
+            of_x = _wide(rows[:, :m].mT @ each)
             doubled = inputs * math.sqrt(2)
         for first, columns, block in _pair_blocks(inputs):
             if of_matrix is not None:
@@ -437,15 +455,14 @@ class _PairProduct(torch.autograd.Function):
                     of_x[rest] += (part * doubled[two, None]).sum(0)
         return (
             None if of_matrix is None else of_matrix.reshape(matrix.shape),
-            None if of_x is None else of_x.mT.reshape(x.shape),
+            None if of_x is None else of_x.mT.reshape(x.shape).to(x.dtype),
         )
 
     @staticmethod
     def jvp(ctx: Any, of_matrix: Tensor | None, of_x: Tensor | None) -> Tensor:
         matrix, x = ctx.saved_tensors
         moved = torch.zeros_like(x) if of_x is None else of_x
-        both: Any = torch.func.jvp(with_pairs, (x,), (moved,))
-        values, slopes = both
+        values, slopes = _moved(with_pairs, x, moved)
         made = apply_matrix(slopes, matrix)
         return made if of_matrix is None else made + apply_matrix(values, of_matrix)
 
@@ -637,6 +654,43 @@ def _scatter(gradient: Tensor, starts: Tensor, indices: Tensor, values: Tensor, 
     return made.to(gradient.dtype)
 
 
+class _Parts(torch.autograd.Function):
+    """What a sparse tensor is made of, within the transforms of `torch.func`: they let no sparse tensor be read.
+
+    A forward is computed below them. The tensor comes in a function, which they do not look into.
+    """
+
+    @staticmethod
+    def forward(held: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        x = held()
+        return x.crow_indices().clone(), x.col_indices().clone(), x.values().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, held: Callable[[], Tensor]) -> tuple[tuple[Tensor, ...], tuple[None, ...]]:
+        return _Parts.apply(held), (None, None, None)
+
+
+def _parts_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the rows of a `torch.sparse_csr` tensor begin, the columns of its entries, and the entries."""
+    try:
+        return x.crow_indices(), x.col_indices(), x.values()
+    except RuntimeError:
+        parts: tuple[Tensor, Tensor, Tensor] = _Parts.apply(lambda: x)
+        return parts
+
+
 class _SparseProduct(torch.autograd.Function):
     """X T (`forwards`) or Xᵀ G for a sparse X without a gradient; each is the derivative of the other.
 
@@ -709,9 +763,10 @@ class SparseFeatures(Features):
     @classmethod
     def of(cls, x: Tensor) -> SparseFeatures:
         """Return a `torch.sparse_csr` tensor `(rows, D)` as features."""
+        starts, indices, values = _parts_of(x)
         # A copy: a compiler follows no view of a sparse tensor.
-        values = x.values().clone(memory_format=torch.contiguous_format)
-        return cls(x.crow_indices().long(), x.col_indices().long(), values, x.shape[-1])
+        values = values.clone(memory_format=torch.contiguous_format)
+        return cls(starts.long(), indices.long(), values, x.shape[-1])
 
     @property
     def columns(self) -> int:  # noqa: D102
@@ -761,13 +816,13 @@ class SparseFeatures(Features):
 
     def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         values = _wide(self.values)
+        rows, missing = self.rows(), self.width - self.starts.diff()
         mean = self.sums(values) / self.width
+        # A sum of many numbers one by one is not exact; what the mean is off by is small, and its sum is.
+        mean = mean + (self.sums(values - mean[rows]) - missing * mean) / self.width
         # The columns that are not there are all as far from the mean as zero is.
-        distance, missing = values - mean[self.rows()], self.width - self.starts.diff()
-        square = (self.sums(distance.square()) + missing * mean.square()) / self.width
-        # A sum of many numbers one by one is not exact; what the mean is off by is small, and so is its square.
-        off = (self.sums(distance) - missing * mean) / self.width
-        return (mean + off).unsqueeze(-1), (square - off.square()).clamp_min(0).unsqueeze(-1)
+        square = self.sums((values - mean[rows]).square()) + missing * mean.square()
+        return mean.unsqueeze(-1), (square / self.width).unsqueeze(-1)
 
     def on_grid(self, grid: tuple[int, int]) -> tuple[SparseFeatures, SparseFeatures]:
         """Return each entry as a row of its own, an outer product e ⊗ v of sparse u `(entries, q)` and v `(entries, t)`."""
@@ -798,7 +853,9 @@ class SparseProductFeatures(OuterFeatures):
     def multiplied(self) -> SparseFeatures:
         """Return the product multiplied out, entries of u times entries of v."""
         starts, first, second = entry_pairs(self.left, self.right)
-        indices = self.left.indices[first] * self.right.width + self.right.indices[second]
+        indices = self.left.indices[first]
+        indices *= self.right.width
+        indices += self.right.indices[second]
         return SparseFeatures(starts, indices, self.left.values[first] * self.right.values[second], self.columns)
 
     def dense(self) -> Tensor:  # noqa: D102
@@ -825,8 +882,9 @@ def entry_pairs(left: SparseFeatures, right: SparseFeatures) -> tuple[Tensor, Te
             "take fewer rows at a time, or a reconciliation that leaves it apart (khatri_rao, or a Kronecker kind on κ's grid)"
         )
     first = torch.arange(each.shape[0], device=each.device).repeat_interleave(each, output_size=count)
-    within = torch.arange(count, device=each.device) - (ends - each)[first]
-    return starts, first, within + right.starts[rows][first]
+    second = torch.arange(count, device=each.device)
+    second += (right.starts[rows] - ends + each)[first]  # in place: there may be very many
+    return starts, first, second
 
 
 def side_by_side(parts: Sequence[SparseFeatures]) -> SparseFeatures:

@@ -11,6 +11,7 @@ import keyword
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -266,7 +267,8 @@ class Head(nn.Module):
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         if spec.bias:
-            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+            with _memory(f"{where}: the bias"):
+                self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
         # A head whose κ another head of its layer owns refers to it without registering it a second time.
@@ -500,7 +502,8 @@ class Layer(nn.Module):
                     head.check_size()
                 except SpecError as error:
                     raise SpecError(f"heads[{i}]: {error}") from None
-            head.to_empty(device=place)
+            with _memory(f"heads[{i}]: Head({in_features} → {out_features})"):
+                head.to_empty(device=place)
         self.heads = nn.ModuleList(heads)
         self.fusion = Store(spec.fusion.params(len(heads), out_features), None, device, dtype)
         self.output = pipeline(spec.output, out_features, device, dtype)
@@ -822,6 +825,17 @@ def _brief(function: Any) -> str:
     return type(function).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
+@contextmanager
+def _memory(what: str) -> Iterator[None]:
+    """Raise a `SpecError` where there is no memory for tensors."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise SpecError(f"{what} does not fit into memory") from None
+
+
 def _integer(name: str, value: Any, wanted: str) -> int:
     """Return an integer of Python or NumPy as one of Python."""
     try:
@@ -849,7 +863,10 @@ def _check_trained(
             if not param.trainable
         )
         rank = getattr(function, "rank", 1)
-        share = f" ({needed / rank / 1e9:,.1f} GB a rank with AdamW)" if function.name == "low_rank" else ""
+        each = needed / rank / 1e9
+        share = (
+            f" ({each:,.1f} GB a rank with AdamW)" if function.name == "low_rank" and rank > 1 and each >= 0.1 else ""
+        )
         advice = "take fewer inputs, a smaller rank or a smaller expansion"
         if function is spec.reconciliation:
             kinds = {"KhatriRao(64)": KhatriRao(rank=64), "DualLowRankKronecker(5)": DualLowRankKronecker(rank=5)}
@@ -865,13 +882,25 @@ def _check_trained(
 
 def _check_inputs(where: str, x: Any, in_features: int, *, sparse: bool = False) -> None:
     if not isinstance(x, Tensor):
-        raise SpecError(f"{where}: expected inputs as a torch.Tensor, got {type(x).__name__}; use torch.as_tensor(x)")
+        raise SpecError(f"{where}: expected inputs as a torch.Tensor, got {type(x).__name__}; {_conversion(x, sparse)}")
     if x.layout != torch.strided:
         _check_layout(where, x, in_features, sparse)
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise SpecError(f"{where}: expected inputs of shape (..., {in_features}), got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise SpecError(f"{where}: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
+
+
+def _conversion(x: Any, sparse: bool) -> str:
+    """Return how a user makes a tensor of what is none: of a SciPy matrix as `Head` takes it, where it takes one."""
+    if not hasattr(x, "tocsr"):
+        return "use torch.as_tensor(x)"
+    if not sparse:
+        return "use torch.as_tensor(x.toarray())"
+    return (
+        "with a = x.tocsr() and a.sum_duplicates() use "
+        "torch.sparse_csr_tensor(a.indptr, a.indices, a.data, a.shape, check_invariants=True)"
+    )
 
 
 def _check_layout(where: str, x: Tensor, in_features: int, sparse: bool) -> None:

@@ -139,7 +139,7 @@ class ThreeTerm(Expansion):
                 if slopes:
                     made[0].addcmul_(beyond.unsqueeze(-2), x.new_tensor(slopes).unsqueeze(-1))
         elif order > 1 and (ends.slopes_low or ends.slopes_high):
-            made[order].masked_fill_((x != near).unsqueeze(-2), 0.0)
+            made[order].masked_fill_(((x < ends.low) | (x > ends.high)).unsqueeze(-2), 0.0)
         return made[order]
 
     def _plain(self, values: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
-from kapsi.features import DenseFeatures, Features, RecomputedFeatures
+from kapsi.features import BLOCK, DenseFeatures, Features, RecomputedFeatures, RecomputedProduct, apply_matrix
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["BSpline"]
@@ -234,6 +234,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             and type(x) is Tensor
             and x.device.type == "cpu"
             and x.dtype == torch.float32
+            and not torch.is_autocast_enabled("cpu")
             and self.knots == "uniform"
             and self.degree > 0
             and self.out_of_range != "extended"
@@ -244,10 +245,10 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         n, degree, inputs = self.intervals, self.degree, x.shape[-1]
         low, rate = self._range(x, ends)
         if self.out_of_range != "extended":
-            made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.out_of_range)
+            made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.out_of_range, 0)
             return made
         # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
-        made = _UniformBasis.apply(x, low - degree / rate, rate, n + 2 * degree, degree, "zero")
+        made = _UniformBasis.apply(x, low, rate, n + 2 * degree, degree, "zero", degree)
         return made.narrow(-1, degree * inputs, (n + degree) * inputs)
 
     def _range(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +256,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         low, high = working_precision(ends).unbind(0)
         if self.out_of_range == "error":
             self._refuse_outside(x, low, high)
-        return low, self.intervals / (high - low)
+        return low, _rate(low, high, self.intervals)
 
     def _on_any_knots(self, values: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` by operations that torch differentiates."""
@@ -264,7 +265,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         wider = degree if self.out_of_range == "extended" else 0
         if self.knots == "uniform":
             low, high = working_precision(ends).unbind(0)
-            position = (values - low) * (self.intervals / (high - low))  # in intervals from the lower end
+            position = (values - low) * _rate(low, high, self.intervals)  # in intervals from the lower end
             if wider:
                 position = position + wider
             near, cell, pieces, lower = _on_uniform_knots(position, self.intervals + 2 * wider, degree)
@@ -369,31 +370,59 @@ class _SplineFeatures(RecomputedFeatures):
         spline = self.spline
         if torch.is_grad_enabled() or not spline._gathers(self.x) or matrix.dim() != 2:
             return super().matmul(matrix)
-        low, rate = spline._range(self.x, self.tensors[0])
-        places, pieces = _uniform_pieces_at(self.x, low, rate, spline.intervals, spline.degree, spline.out_of_range)
-        shape = places.shape[:-1]
-        sums = F.embedding_bag(
-            places.flatten(0, -2), matrix.mT.contiguous(), per_sample_weights=pieces.flatten(0, -2), mode="sum"
-        )
-        return sums.unflatten(0, shape) if len(shape) > 1 else sums
+        made: Tensor = _GatheredProduct.apply(spline, matrix, self.x, *self.tensors)
+        return made
+
+
+class _GatheredProduct(RecomputedProduct):
+    """κ(x) Mᵀ as sums of the rows of Mᵀ that count, in blocks of rows of x; transforms take the product with all of κ(x)."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
+        low, rate = spline._range(x, ends)
+        table = matrix.mT.contiguous()
+        made = x.new_empty(x.shape[:-1].numel(), len(matrix))
+        rows = max(1, BLOCK // ((spline.degree + 1) * x.shape[-1]))
+        for block, sums in zip(x.reshape(-1, x.shape[-1]).split(rows), made.split(rows), strict=True):
+            places, pieces = _uniform_pieces_at(
+                block, low, rate, spline.intervals, spline.degree, spline.out_of_range, 0
+            )
+            sums.copy_(F.embedding_bag(places, table, per_sample_weights=pieces, mode="sum"))
+        return made.view(*x.shape[:-1], len(matrix))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        spline, *tensors = inputs
+        RecomputedProduct.setup_context(ctx, (spline._columns, *tensors), output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, spline: BSpline, *tensors: Tensor) -> tuple[Tensor, int]:
+        def product(matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+            return apply_matrix(spline._columns(x, ends), matrix)
+
+        made: Tensor = torch.func.vmap(product, in_dims[1:])(*tensors)
+        return made, 0
 
 
 class _UniformBasis(torch.autograd.Function):
     """All functions on uniform knots in few passes: values in place, and the slope from one gather; only x is kept.
 
     Called with x `(..., m)`, the lower end of the range and the number of intervals a unit of x, `(m,)` or of a shape that
-    goes with x, the number of intervals, the degree, and what happens outside. Returns `(..., (intervals + degree)·m)`.
+    goes with x, the number of intervals, the degree, what happens outside, and how many of the intervals lie below the lower
+    end. Returns `(..., (intervals + degree)·m)`.
     """
 
     @staticmethod
-    def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str) -> Tensor:
-        places, pieces = _uniform_pieces_at(x, low, rate, intervals, degree, outside)
+    def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
+        places, pieces = _uniform_pieces_at(x, low, rate, intervals, degree, outside, before)
         made = x.new_zeros(*pieces.shape[:-1], (intervals + degree) * x.shape[-1])
         return made.scatter_(-1, places, pieces)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, low, rate, ctx.intervals, ctx.degree, ctx.outside = inputs
+        x, low, rate, ctx.intervals, ctx.degree, *ctx.where = inputs
         ctx.save_for_backward(x, low, rate)
         ctx.save_for_forward(x, low, rate)
 
@@ -402,15 +431,15 @@ class _UniformBasis(torch.autograd.Function):
         # In operations that torch differentiates: for second derivatives this is all there is. To keep the places from the
         # forward pass would save 3 to 8 % of the time of a layer, and take as much memory again as few intervals do.
         x, low, rate = ctx.saved_tensors
-        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, ctx.outside)
-        each = gradient.gather(-1, places).unflatten(-1, (ctx.degree + 1, -1))
-        return (each * slopes).sum(-2) * rate, None, None, None, None, None
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where)
+        each = gradient.gather(-1, places).reshape(slopes.shape)
+        return (each * slopes).sum(-2) * rate, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
         x, low, rate = ctx.saved_tensors
-        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, ctx.outside)
-        moved = (slopes * (rate * tangent).unsqueeze(-2)).flatten(-2)
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where)
+        moved = (slopes * (rate * tangent).unsqueeze(-2)).reshape(places.shape)
         width = (ctx.intervals + ctx.degree) * tangent.shape[-1]
         made = torch.zeros_like(moved[..., :1]).expand(*moved.shape[:-1], width)
         return made.scatter(-1, places, moved)
@@ -429,19 +458,21 @@ class _UniformBasis(torch.autograd.Function):
 
 
 def _uniform_pieces_at(
-    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
 ) -> tuple[Tensor, Tensor]:
     """Return the functions that are not zero, on uniform knots: their places among the columns, and their values.
 
     Both are `(..., (degree + 1)·m)`. Called where nothing is differentiated: values are made in place.
     """
-    position, near, cell, t = _located(x, low, rate, intervals)
+    position, near, cell = _located(x, low, rate, intervals, before)
     # A look at the values saves the passes that inputs out of the range need, where there are none and looking is cheap.
     inside = type(position) is Tensor and position.device.type == "cpu" and torch.equal(position, near)
     if not inside:
         cell.clamp_(0, intervals - 1)  # not a number has no interval; any will do, the values carry it on
     places = _places(cell, degree)
-    pieces = _polynomial(_coefficients(x, degree, 0), t, in_place=True).clamp_min_(0)  # rounding may fall below
+    pieces = _polynomial(_coefficients(x, degree, 0), near.frac(), in_place=True).clamp_min_(
+        0
+    )  # rounding may fall below
     if inside or outside == "clamp":
         return places, pieces.flatten(-2)
     if outside == "linear":
@@ -454,24 +485,35 @@ def _uniform_pieces_at(
 
 
 def _uniform_slopes(
-    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the places of the functions that are not zero, their slopes `(..., degree + 1, m)`, and the intervals a unit of x.
 
     Slopes are for a step of one interval; where the function does not change outside of the range, the rate is zero there.
     """
-    position, _, cell, t = _located(x, low, rate, intervals)
+    position, _, cell = _located(x, low, rate, intervals, before)
+    cell = cell.clamp(0, intervals - 1)
+    t = position.clamp(0, intervals) - cell  # one at the upper end: that has a second derivative too
     if outside != "linear":
         rate = torch.where(_in_range(position, intervals), rate, torch.zeros_like(rate))
-    return _places(cell.clamp(0, intervals - 1), degree), _polynomial(_coefficients(x, degree, 1), t), rate
+    return _places(cell, degree), _polynomial(_coefficients(x, degree, 1), t), rate
 
 
-def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the position in intervals from the lower end, that moved into the range, its interval, and the place in that."""
+def _rate(low: Tensor, high: Tensor, intervals: int) -> Tensor:
+    """Return the intervals a unit of x, rounded so that the upper end of the range does not come to lie beyond it."""
+    width = high - low
+    rate = intervals / width
+    return torch.where(width * rate > intervals, rate * (1 - torch.finfo(rate.dtype).eps), rate)
+
+
+def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int, before: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the position in intervals from the first on, that moved onto the intervals, and its interval."""
     position = (x - low) * rate
+    if before:  # not a lower end that is farther below: far from zero it is rounded by more than an interval
+        position = position + before
     # The upper end belongs to the last interval: it moves by a rounding step, so that no interval begins there.
     near = position.clamp(0, intervals * (1 - torch.finfo(position.dtype).eps))
-    return position, near, near.detach().long(), near.frac()
+    return position, near, near.detach().long()
 
 
 def _in_range(position: Tensor, intervals: int) -> Tensor:

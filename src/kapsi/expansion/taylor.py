@@ -86,7 +86,8 @@ class Taylor(Expansion, name="taylor"):
         if self.symmetric:
             if self.degree == 2:  # a compiler fuses the plain operations
                 pairs = PairFeatures(x)
-                many = math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN and not torch.compiler.is_compiling()
+                # The compiler is asked first: a comparison would bind its program to a size of the batch.
+                many = not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN
                 return pairs if many else pairs.kept()
             return DenseFeatures(torch.cat(_monomials(x, self.degree), -1))
         power = x

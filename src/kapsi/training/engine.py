@@ -112,6 +112,9 @@ def resolve(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
     if not pair or not all(isinstance(tensor, Tensor) for tensor in data):
         raise SpecError(f"fit: expected inputs and targets as a pair of tensors, got {type(data).__name__}")
     x, y = data
+    for what, tensor in (("inputs", x), ("targets", y)):
+        if tensor.layout != torch.strided:
+            raise SpecError(f"fit: expected dense {what}, got {tensor.layout}; use to_dense(), some rows at a time")
     if not x.is_floating_point():
         raise SpecError(f"fit: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
     if x.dim() < 2 or x.shape[0] == 0:
