@@ -638,3 +638,16 @@ def test_gathered_splines_refuse_what_is_out_of_range() -> None:
     head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, out_of_range="error")), seed=0)
     with torch.no_grad(), pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 1"):
         head(torch.cat((torch.zeros(599, 8), torch.eye(8)[:1] * 1.75)))
+
+
+def test_rounding_steps_beyond_the_range_are_no_error() -> None:
+    kappa = kp.BSpline(3, out_of_range="error")
+    model = kp.Model(kp.ModelSpec((3, 5, 2), (kp.LayerSpec((kp.HeadSpec(kappa),)),) * 2), seed=0, dtype=torch.float64)
+    x = torch.rand(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 7 + 100
+    kp.calibrate(model, x)
+    torch.testing.assert_close(kp.refine(model, 9)(x), model(x), rtol=1e-9, atol=1e-9)
+    head = kp.Head(1, 1, kp.HeadSpec(kappa), seed=0)
+    ends, beyond = torch.tensor([[-1.0], [1.0]]), torch.tensor([[-1.0000002], [1.0000002]])
+    torch.testing.assert_close(head(beyond), head(ends))
+    with pytest.raises(kp.SpecError, match="1 inputs are out of range"):
+        head(torch.tensor([[1.00001]]))
