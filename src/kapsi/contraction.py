@@ -134,13 +134,16 @@ def _single_column(features: Features, weights: KroneckerWeights) -> Tensor:
     return _outer(weights.left.matrix().squeeze(-1), _product(features, weights.right))
 
 
+def _kronecker_entries(features: Features, weights: KroneckerWeights) -> Tensor:
+    # Entry by entry: Σ κ_ij (A e_i) ⊗ (B e_j)
+    entries = entries_of(features)
+    _check_entries(entries.indices.shape[0] * weights.outputs, features, weights)
+    left, right = entries.on_grid(weights.grid)
+    return entries.sums(_outer(_product(left, weights.left), _product(right, weights.right)))
+
+
 def _kronecker_view(features: Features, weights: KroneckerWeights) -> Tensor:
     # κ seen as a q × t grid K: (A ⊗ B) κ = A K Bᵀ, two small products and never n × D.
-    if features.sparse:  # entry by entry: Σ κ_ij (A e_i) ⊗ (B e_j)
-        entries = entries_of(features)
-        _check_entries(entries.indices.shape[0] * weights.outputs, features, weights)
-        left, right = entries.on_grid(weights.grid)
-        return entries.sums(_outer(_product(left, weights.left), _product(right, weights.right)))
     grid = formed(features, "Kronecker weights on a grid that is not κ's own").unflatten(-1, weights.grid)
     half = _product(DenseFeatures(grid), weights.right)
     if weights.channels is None:
@@ -179,13 +182,15 @@ def _product_of_factors(features: OuterFeatures, weights: KhatriRaoWeights) -> T
     return _rows(weights.left, left.matmul(weights.first) * right.matmul(weights.second))
 
 
+def _khatri_rao_entries(features: Features, weights: KhatriRaoWeights) -> Tensor:
+    entries = entries_of(features)
+    left, right = entries.on_grid(weights.grid)
+    return _rows(weights.left, entries.sums(left.matmul(weights.first) * right.matmul(weights.second)))
+
+
 def _khatri_rao(features: Features, weights: KhatriRaoWeights) -> Tensor:
     if weights.grid[0] == 1:  # a vector: nothing to be laid out as a grid
         return _rows(weights.left, features.matmul(weights.second) * weights.first.squeeze(-1))
-    if features.sparse:
-        entries = entries_of(features)
-        left, right = entries.on_grid(weights.grid)
-        return _rows(weights.left, entries.sums(left.matmul(weights.first) * right.matmul(weights.second)))
     # κ seen as a q × t grid K: Σ over q of C ⊙ K Bᵀ
     grid = formed(features, "Khatri–Rao weights on features without a product").unflatten(-1, weights.grid)
     half = apply_matrix(grid, weights.second)  # (..., q, r), or (..., q, channels, r)
@@ -276,14 +281,11 @@ RULES: tuple[Rule, ...] = (
         lambda f, w: f"a ⊗ (B κ), ψ not formed: {describe(f, w.right)}",
     ),
     Rule(
-        _is(Features, KroneckerWeights),
-        _kronecker_view,
-        lambda f, w: (
-            "(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ formed"
-            if f.sparse
-            else "A K Bᵀ on κ seen as a grid, ψ not formed"
-        ),
+        lambda f, w: f.sparse and isinstance(w, KroneckerWeights),
+        _kronecker_entries,
+        _label("(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ formed"),
     ),
+    Rule(_is(Features, KroneckerWeights), _kronecker_view, _label("A K Bᵀ on κ seen as a grid, ψ not formed")),
     Rule(
         _is(Features, LowRankWeights),
         _low_rank,
@@ -295,12 +297,15 @@ RULES: tuple[Rule, ...] = (
         _describe_mixed("product of factors (C u)(B v)"),
     ),
     Rule(
+        lambda f, w: f.sparse and isinstance(w, KhatriRaoWeights) and w.grid[0] > 1,
+        _khatri_rao_entries,
+        _label("factor by factor on each entry of sparse κ, ψ not formed"),
+    ),
+    Rule(
         _is(Features, KhatriRaoWeights),
         _khatri_rao,
         lambda f, w: (
-            _describe_low_rank(f, w.second)
-            if w.grid[0] == 1
-            else f"factor by factor on {'each entry of sparse κ' if f.sparse else 'κ seen as a grid'}, ψ not formed"
+            _describe_low_rank(f, w.second) if w.grid[0] == 1 else "factor by factor on κ seen as a grid, ψ not formed"
         ),
     ),
     Rule(

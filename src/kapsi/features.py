@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -326,18 +327,19 @@ class RecomputedProduct(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, none: None, of_matrix: Tensor | None, of_x: Tensor | None, *others: Any) -> Tensor:
         matrix, x, *tensors = ctx.saved_tensors
-        moved = torch.zeros_like(x) if of_x is None else of_x
-        values, slopes = _moved(lambda inputs: ctx.make(inputs, *tensors), x, moved)
-        made = apply_matrix(slopes, matrix)
-        return made if of_matrix is None else made + apply_matrix(values, of_matrix)
+        return _moved_product(lambda inputs: ctx.make(inputs, *tensors), matrix, x, of_matrix, of_x)
 
 
-def _moved(make: Callable[[Tensor], Tensor], x: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
-    """Return make(x) and its derivative along a tangent, by two reverse passes: torch does not nest forward ones."""
+def _moved_product(
+    make: Callable[[Tensor], Tensor], matrix: Tensor, x: Tensor, of_matrix: Tensor | None, of_x: Tensor | None
+) -> Tensor:
+    """Return the derivative of make(x) Mᵀ along tangents of both, by two reverse passes: torch does not nest forward ones."""
     first: Any = torch.func.vjp(make, x)
     values, pull = first
     second: Any = torch.func.vjp(lambda gradient: pull(gradient)[0], torch.zeros_like(values))
-    return values, second[1](tangent)[0]
+    (slopes,) = second[1](torch.zeros_like(x) if of_x is None else of_x)
+    made = apply_matrix(slopes, matrix)
+    return made if of_matrix is None else made + apply_matrix(values, of_matrix)
 
 
 BLOCK = 2**20
@@ -400,6 +402,10 @@ def with_pairs(x: Tensor) -> Tensor:
     return torch.cat((x, x[..., rows] * x[..., columns] * scale), -1)
 
 
+def _formed_pair_product(matrix: Tensor, x: Tensor) -> Tensor:
+    return apply_matrix(with_pairs(x), matrix)
+
+
 class _PairProduct(torch.autograd.Function):
     """κ(x) Mᵀ for `PairFeatures`, of which a block of columns exists at a time, in the forward and again in the backward pass.
 
@@ -411,7 +417,7 @@ class _PairProduct(torch.autograd.Function):
         inputs, rows = x.reshape(-1, x.shape[-1]).mT.contiguous(), matrix.flatten(0, -2)
         product = rows[:, : x.shape[-1]] @ inputs  # of another type than both under autocast
         made = _wide(product)
-        for _, columns, block in _pair_blocks(inputs):
+        for _, columns, _, block in _pair_blocks(inputs):
             if made.dtype == inputs.dtype == product.dtype:
                 made.addmm_(rows[:, columns], block)
             else:
@@ -428,7 +434,7 @@ class _PairProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         matrix, x = ctx.saved_tensors
         if torch.is_grad_enabled():  # what is differentiated again is made at once
-            made: Any = torch.func.vjp(lambda m, v: apply_matrix(with_pairs(v), m), matrix, x)
+            made: Any = torch.func.vjp(_formed_pair_product, matrix, x)
             of_both: tuple[Tensor, Tensor] = made[1](gradient.to(made[0].dtype))
             return of_both
         m = x.shape[-1]
@@ -441,12 +447,11 @@ class _PairProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_x = _wide(rows[:, :m].mT @ each)
             doubled = inputs * math.sqrt(2)
-        for first, columns, block in _pair_blocks(inputs):
+        for first, columns, squares, block in _pair_blocks(inputs):
             if of_matrix is not None:
                 torch.mm(each, block.mT, out=of_matrix[:, columns])
             if of_x is not None:
                 of_block = rows[:, columns].mT @ each
-                squares = _squares(first, len(block), m)
                 own = slice(first, first + len(squares))
                 of_x[own].addcmul_(of_block[squares], inputs[own], value=2)
                 of_block[squares] = 0
@@ -461,22 +466,20 @@ class _PairProduct(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, of_matrix: Tensor | None, of_x: Tensor | None) -> Tensor:
         matrix, x = ctx.saved_tensors
-        moved = torch.zeros_like(x) if of_x is None else of_x
-        values, slopes = _moved(with_pairs, x, moved)
-        made = apply_matrix(slopes, matrix)
-        return made if of_matrix is None else made + apply_matrix(values, of_matrix)
+        return _moved_product(with_pairs, matrix, x, of_matrix, of_x)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, matrix: Tensor, x: Tensor) -> tuple[Tensor, int]:
         if in_dims[0] is None:
             return _PairProduct.apply(matrix, x.movedim(in_dims[1], 0)), 0
-        made: Tensor = torch.func.vmap(lambda m, v: apply_matrix(with_pairs(v), m), in_dims)(matrix, x)
+        made: Tensor = torch.func.vmap(_formed_pair_product, in_dims)(matrix, x)
         return made, 0
 
 
-def _pair_blocks(x: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield blocks of products `(width, B)` of inputs `(m, B)`: the input that one begins with, its columns in κ, the block.
+def _pair_blocks(x: Tensor) -> Iterator[tuple[int, slice, list[int], Tensor]]:
+    """Yield blocks of products `(width, B)` of inputs `(m, B)`.
 
+    Each is the input that it begins with, its columns in κ, the places of squares in it, and the block.
     All blocks are made in the same memory. A row of it is a column of κ: so it is written, and multiplied, without gaps.
     """
     m, count = x.shape
@@ -487,12 +490,14 @@ def _pair_blocks(x: Tensor) -> Iterator[tuple[int, slice, Tensor]]:
     begin = m
     for first in range(0, m, at_once):
         last = min(m, first + at_once)
-        width = (last - first) * (2 * m - first - last + 1) // 2
+        # The products with one input begin with its square, and are one fewer than those with the input before.
+        squares = list(itertools.accumulate(range(m - first, m - last, -1), initial=0))
+        width = squares.pop()
         block = memory[:width]
         for two, rest, part in _products(first, block, m):
             torch.mul(doubled[rest], x[two, None], out=part)
-        block[_squares(first, width, m)] = x[first:last].square()
-        yield first, slice(begin, begin + width), block
+        block[squares] = x[first:last].square()
+        yield first, slice(begin, begin + width), squares, block
         begin += width
 
 
@@ -507,17 +512,6 @@ def _products(first: int, block: Tensor, m: int) -> Iterator[tuple[slice, slice,
         length = m - i - 1
         yield slice(i, i + 2), slice(i + 1, m), block[start + 1 : start + 1 + 2 * length].unflatten(0, (2, length))
         start, i = start + 1 + 2 * length, i + 2
-
-
-def _squares(first: int, width: int, m: int) -> list[int]:
-    """Return where the squares of inputs stand in a block of products that begins with an input."""
-    places, start = [], 0
-    for i in range(first, m):
-        if start >= width:
-            break
-        places.append(start)
-        start += m - i
-    return places
 
 
 @dataclass(frozen=True)

@@ -30,22 +30,6 @@ from kapsi.expansion.taylor import *
 from kapsi.expansion.trigonometric import *
 from kapsi.expansion.wavelet import *
 
-FAMILIES = (
-    adapter,
-    combinatorial,
-    compose,
-    density,
-    fourier,
-    kernel,
-    orthogonal,
-    radial,
-    simple,
-    spline,
-    taylor,
-    trigonometric,
-    wavelet,
-)
-
 # Line by line, in the form that type checkers read.
 __all__ = ["Expansion"]
 __all__ += adapter.__all__

@@ -385,13 +385,12 @@ class _GatheredProduct(RecomputedProduct):
     @staticmethod
     def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
         low, rate = spline._range(x, ends)
+        outside = spline.forgiving().out_of_range
         table = matrix.mT.contiguous()
         made = x.new_empty(x.shape[:-1].numel(), len(matrix))
         rows = max(1, BLOCK // ((spline.degree + 1) * x.shape[-1]))
         for block, sums in zip(x.reshape(-1, x.shape[-1]).split(rows), made.split(rows), strict=True):
-            places, pieces = _uniform_pieces_at(
-                block, low, rate, spline.intervals, spline.degree, spline.forgiving().out_of_range, 0
-            )
+            places, pieces = _uniform_pieces_at(block, low, rate, spline.intervals, spline.degree, outside, 0)
             sums.copy_(F.embedding_bag(places, table, per_sample_weights=pieces, mode="sum"))
         return made.view(*x.shape[:-1], len(matrix))
 
@@ -460,7 +459,7 @@ class _UniformBasis(torch.autograd.Function):
         return _UniformBasis.apply(x, *ends, *options), 0
 
 
-# Which torch reads in every call, and would make anew each time: 30 µs of a small layer's millisecond.
+# Which torch reads in every call, and would make anew each time: 25 µs of the 400 of 256 rows of 64 inputs.
 _UniformBasis.forward.__signature__ = inspect.signature(_UniformBasis.forward)  # type: ignore[attr-defined]
 
 

@@ -7,8 +7,6 @@ from kapsi.reconciliation.hypernet import *
 from kapsi.reconciliation.kronecker import *
 from kapsi.reconciliation.low_rank import *
 
-FAMILIES = (dense, hypernet, kronecker, low_rank)
-
 # Line by line, in the form that type checkers read.
 __all__ = ["Reconciliation"]
 __all__ += dense.__all__
