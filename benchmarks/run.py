@@ -24,7 +24,18 @@ from kapsi.files import atomic
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README = HERE / "README.md"
-NAMES = ("layers", "kan_layers", "mlp", "growth", "sparse_text", "hypernet")
+NAMES = (
+    "layers",
+    "kan_layers",
+    "mlp",
+    "growth",
+    "sparse_text",
+    "hypernet",
+    "engine",
+    "elementary",
+    "interruptions",
+    "out_of_core",
+)
 
 
 def command(name: str, chosen: argparse.Namespace, file: Path) -> list[str]:
@@ -51,6 +62,13 @@ def run(name: str, chosen: argparse.Namespace) -> dict[str, Any] | None:
     if code or not file.exists():
         return None
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def earlier(name: str) -> dict[str, Any]:
+    """Return the results of an earlier run of a benchmark, nothing if there are none."""
+    file = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found
 
 
@@ -97,10 +115,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="rounds of every benchmark, instead of its own number")
     parser.add_argument("--imdb", type=Path, help="texts for sparse_text, a Parquet file")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--readme", action="store_true", help="write the tables into README.md; a whole run only")
+    parser.add_argument("--readme", action="store_true", help="write the tables into README.md; no quick run")
     chosen = parser.parse_args()
-    if chosen.readme and (chosen.quick or set(chosen.only) != set(NAMES)):
-        parser.error("--readme is for a whole run, without --quick and --only")
+    if chosen.readme and chosen.quick:
+        parser.error("--readme is without --quick")
+    # Those of earlier runs stand for what is not run now.
+    others = {name: earlier(name) for name in NAMES if name not in chosen.only} if chosen.readme else {}
+    if not all(others.values()):
+        missing = ", ".join(name for name, data in others.items() if not data)
+        parser.error(f"--readme needs results of all benchmarks; there are none of {missing}")
     results: dict[str, dict[str, Any]] = {}
     targets: list[Target] = []
     begun = time.monotonic()
@@ -116,7 +139,10 @@ def main() -> int:
     failed = [name for name in chosen.only if name not in results]
     if chosen.readme and not failed:
         with atomic(README) as file:
-            file.write_text(page(README.read_text(encoding="utf-8"), results, targets), encoding="utf-8")
+            everything = {name: results.get(name) or others[name] for name in NAMES}
+            all_targets = [target for name in NAMES for target in targets_of(everything[name], name)]
+            text = page(README.read_text(encoding="utf-8"), results, all_targets)
+            file.write_text(text, encoding="utf-8")
     print(f"## targets\n\n{target_table(targets).markdown()}\n")
     print(f"{(time.monotonic() - begun) / 60:.1f} minutes; figures in {RESULTS.name}/ beside the benchmarks.")
     print(summary(targets))

@@ -19,7 +19,18 @@ from torch.nn import functional as F
 import kapsi as kp
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("layers", "kan_layers", "mlp", "growth", "sparse_text", "hypernet")
+SCRIPTS = (
+    "layers",
+    "kan_layers",
+    "mlp",
+    "growth",
+    "sparse_text",
+    "hypernet",
+    "engine",
+    "elementary",
+    "interruptions",
+    "out_of_core",
+)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import yaml
 
 from kapsi.cli import main
 from kapsi.data.tabular import write_table
-from kapsi.training import engine
+from kapsi.training import engine, selection
 from kapsi.version import __version__
 
 QUICK = ("--set", "training.penalty=0.01", "--set", "training.epochs=3")
@@ -330,7 +330,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
     astray = ("training.solver=adamw", "training.learning_rate=1e6", "training.epochs=60", "widths=[null,8,null]")
     edits = [part for edit in astray for part in ("--set", edit)]
     line = bad("fit", "n.csv", "--target", "y", *edits, "--output", "deep/er/run")
-    assert re.search(r"training stopped in epoch \d+: the loss is (nan|inf); lower learning_rate", line)
+    assert re.search(r"training stopped in epoch \d+: step \d+: .* not finite .*lower learning_rate", line)
 
 
 # ------------------------------------------------------------------------------------------------ bad options
@@ -429,7 +429,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
         ("training=3", "expected a mapping of TrainConfig"),
         ("training.epoch=3", "TrainConfig has no option 'epoch'; did you mean 'epochs'?"),
         ("training.epochs=0", "epochs must be at least 1"),
-        ("training.solver=sgd", "expected one of auto, lbfgs, adamw, got 'sgd'"),
+        ("training.solver=adam", "expected one of auto, adamw, sgd, lbfgs, levenberg_marquardt, ridge, got 'adam'"),
         ("training.penalty=.nan", "expected a finite number"),
         ("training.penalty.x=1", "expected a number"),
         ("training.batch_size=999999999999999999999", "batch_size must be at most"),
@@ -639,7 +639,7 @@ def spoil(path, how):
     if how == "deleted":
         path.unlink()
     else:
-        path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
+        path.write_bytes({"cut": data[: len(data) // 4], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut", "empty", "garbled"])
@@ -805,7 +805,7 @@ def test_pictures_where_the_output_has_no_such_letters(name, encoding):
 
 
 def test_demo(good, bad, monkeypatch):
-    monkeypatch.setattr(engine, "PENALTIES", (0.001,))
+    monkeypatch.setattr(selection, "PENALTIES", (0.001,))
     lines = good("demo").splitlines()
     assert re.fullmatch(r"accuracy: (1\.0000|0\.9[89]\d\d) ± 0\.0\d{3} \(10 folds\)", lines[-1])
     assert "run folder: runs/demo (" in lines[-2]
@@ -878,6 +878,82 @@ def test_an_interrupt_ends_the_fit_and_leaves_nothing():
     assert (process.returncode, out, err) == (130, b"", b"")
     assert time.monotonic() - began < 10
     assert files() == before
+
+
+LONG = (
+    "fit",
+    "big.csv",
+    "--target",
+    "y",
+    "--folds",
+    "3",
+    "--set",
+    "training.solver=adamw",
+    "--set",
+    "training.epochs=12",
+)
+
+
+def big():
+    x = normal(1500, 4)
+    write("big.csv", **{f"x{i}": x[:, i] for i in range(4)}, y=np.sin(x).sum(1))
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_resumes_and_ends_as_if_nothing_had_been(signal_):
+    big()
+    with started(*LONG, "--output", "whole") as process:
+        out, _ = process.communicate()
+    process = started(*LONG, "--output", "run", "--checkpoint-steps", "2", preexec_fn=listen)
+    deadline = time.monotonic() + 60
+    while not Path("run.checkpoints/fold-2-of-3").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal_)
+    process.communicate()
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[signal_]
+    assert not Path("run").exists()
+    again = ("--output", "run", "--checkpoint-steps", "2")
+    with started(*LONG, *again) as process:
+        _, err = process.communicate()
+    assert process.returncode == 2
+    assert b"are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite" in err
+    with started(*LONG, "--seed", "3", *again, "--resume") as process:
+        _, err = process.communicate()
+    assert process.returncode == 2
+    assert b"is of another run: seed 3 (in the checkpoint 0)" in err
+    with started(*LONG, *again, "--resume") as process:
+        found, err = process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert found.replace(b"run folder: run", b"run folder: whole") == out
+    for name in ("model.safetensors", "metrics.jsonl", "predictions.csv", "config.yaml"):
+        assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
+    assert sorted(p.name for p in Path().iterdir()) == ["big.csv", "n.csv", "run", "t.csv", "whole"]
+
+
+def test_a_changed_table_is_not_resumed():
+    big()
+    process = started(*LONG, "--output", "run", "--checkpoint-steps", "2", preexec_fn=listen)
+    deadline = time.monotonic() + 60
+    while not list(Path().glob("run.checkpoints/*/*/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    text("big.csv", Path("big.csv").read_text().replace("\n", "\n", 1) + "1,2,3,4,5\n")
+    with started(*LONG, "--output", "run", "--resume") as process:
+        _, err = process.communicate()
+    assert process.returncode == 2
+    assert b"is of another run: the" in err
+
+
+def test_further_logs(good, bad):
+    pytest.importorskip("tensorboard")
+    good(*FIT, *QUICK, "--output", "run", "--log", "csv", "--log", "tensorboard")
+    lines = Path("run/epochs.csv").read_text().splitlines()
+    assert lines[0].startswith("number,loss,")
+    assert len(lines) > 1
+    assert any("tfevents" in name for name in os.listdir("run"))
+    good("info", "run")
+    assert bad(*FIT, *QUICK, "--output", "x", "--log", "wandb") == "kapsi: --log wandb: there are csv and tensorboard\n"
 
 
 KILLS = """

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
-from torch.nn import functional as F
 
 import kapsi as kp
 from kapsi.errors import KapsiError, SpecError
-from kapsi.training import engine
-from kapsi.training.engine import TrainConfig, choose_penalty, fit, fit_selected, near_zero, predict, row_losses, train
+from kapsi.training.config import TrainConfig
+from kapsi.training.engine import fit, train
+from kapsi.training.prediction import predict
+from kapsi.training.selection import near_zero
+from kapsi.training.solvers import gradient
 
 LINEAR = kp.rpn([3, 1], bias=True)
 MLP = kp.rpn([3, 8, 1], bias=True, output="tanh")
@@ -49,21 +51,13 @@ def same(a, b):
 # ------------------------------------------------------------------------------------------------ losses and prediction
 
 
-def test_row_losses_are_those_of_torch():
-    x, y = labels()
-    logits = torch.randn(len(x), 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert row_losses(logits, y, "cross_entropy").mean() == pytest.approx(float(F.cross_entropy(logits, y)))
-    assert row_losses(logits, logits + 2, "mse").tolist() == pytest.approx([12.0] * len(x))
-    assert row_losses(logits[:, :1], logits[:, 0] + 2, "mse").tolist() == pytest.approx([4.0] * len(x))
-
-
 def test_predict_goes_in_batches_and_in_evaluation_mode():
     model = kp.Model(kp.rpn([3, 2], before="dropout"), seed=0, dtype=torch.float64).train()
     x = numbers(10)[0]
     whole = predict(model, x)
     assert whole.shape == (10, 2)
     assert torch.equal(whole, model.eval()(x))
-    assert torch.allclose(predict(model, x, batch=3), whole, rtol=1e-12, atol=0)
+    assert torch.allclose(predict(model, x, batch_size=3), whole, rtol=1e-12, atol=0)
     assert not whole.requires_grad
 
 
@@ -74,7 +68,7 @@ def test_predict_goes_in_batches_and_in_evaluation_mode():
 def test_a_penalized_linear_model_is_ridge_regression(penalty):
     x, y = numbers()
     model = model_of()
-    fit(model, (x, y), TrainConfig(penalty=penalty))
+    fit(model, (x, y), TrainConfig(solver="lbfgs", penalty=penalty))
     # mean squared error + λ‖w‖²/2 is scikit-learn's objective divided by the rows, with alpha = λ·rows/2.
     reference = Ridge(alpha=penalty * len(x) / 2).fit(x.numpy(), y.numpy())
     head = model.layers[0].heads[0]
@@ -103,20 +97,11 @@ def test_the_remainder_is_held_down_a_hundredth_as_much_and_biases_not_at_all():
     x, y = numbers()
     spec = kp.rpn([3, 1], kp.Chebyshev(1), remainder=kp.LinearRemainder(bias=True))
     model = model_of(spec)
-    fit(model, (x, y), TrainConfig(penalty=2.0, epochs=2000))
+    fit(model, (x, y), TrainConfig(solver="lbfgs", penalty=2.0, epochs=2000))
     # The columns appear twice, with weights that are penalized by λ and λ/100.
     scaled = torch.cat([x, x * 10], 1).numpy()
     reference = Ridge(alpha=2.0 * len(x) / 2).fit(scaled, y.numpy())
     np.testing.assert_allclose(predict(model, x).numpy()[:, 0], reference.predict(scaled), atol=1e-5)
-
-
-def test_near_zero_scales_the_last_layer_alone():
-    plain, small = model_of(MLP), near_zero(model_of(MLP))
-    x = numbers()[0]
-    assert torch.allclose(predict(small, x), predict(plain, x) / 100, rtol=1e-9)
-    assert torch.equal(small.layers[0].heads[0].psi["matrix"], plain.layers[0].heads[0].psi["matrix"])
-    product = kp.rpn([3, 1], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder())
-    assert torch.allclose(predict(near_zero(model_of(product)), x), predict(model_of(product), x) / 100, rtol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ early stopping
@@ -143,7 +128,7 @@ def test_early_stopping_restores_the_best_epoch(solver):
     assert [r.best for r in records] == [loss < min([math.inf, *losses[:i]]) for i, loss in enumerate(losses)]
     assert same(state(model), states[best])
     assert not same(state(model), states[-1])
-    assert float(row_losses(predict(model, held[0]), held[1], "mse").mean()) == losses[best]
+    assert float((predict(model, held[0])[:, 0] - held[1]).square().mean()) == pytest.approx(losses[best], rel=1e-12)
     assert not model.training
 
 
@@ -157,7 +142,7 @@ def test_without_held_out_rows_the_last_epoch_stays():
 
 
 def test_lbfgs_ends_when_it_has_converged():
-    records = fit(model_of(), numbers(), TrainConfig(penalty=0.1))
+    records = fit(model_of(), numbers(), TrainConfig(solver="lbfgs", penalty=0.1))
     assert 2 <= len(records) < 20
     assert records[-1].loss <= records[0].loss
 
@@ -166,12 +151,12 @@ def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_stay():
     x, y = (tensor.float() for tensor in numbers(200))
     model, states = kp.Model(kp.rpn([3, 1], kp.Taylor(4)), seed=0), []
     config = TrainConfig(solver="adamw", learning_rate=1e6, penalty=1e6, batch_size=8)
-    with pytest.raises(KapsiError, match=r"training stopped in epoch \d+: the loss is (nan|inf); lower learning_rate"):
+    with pytest.raises(KapsiError, match=r"training stopped in epoch \d+: step \d+: .*not finite.*lower learning_rate"):
         fit(model, (x * 1e4, y), config, validation=(x, y), progress=lambda epoch: states.append((epoch, state(model))))
     best = [weights for epoch, weights in states if epoch.best]
     assert same(state(model), best[-1] if best else state(model))
     with pytest.raises(KapsiError, match="training stopped in epoch 1:"):
-        fit(model_of(), (x.double() * 1e200, y.double()))
+        fit(model_of(), (x.double() * 1e200, y.double()), solver="lbfgs")
 
 
 def test_train_yields_the_epochs_one_by_one():
@@ -222,16 +207,6 @@ def test_dropout_is_different_in_each_step():
     assert len(gradients) == len(zeros) == 6
 
 
-def test_auto_takes_lbfgs_for_small_things_that_are_not_random(monkeypatch):
-    assert engine.solver_for(model_of(), engine.SMALL_PRODUCT // 4) == "lbfgs"
-    assert engine.solver_for(model_of(), engine.SMALL_PRODUCT // 4 + 1) == "adamw"
-    assert engine.solver_for(model_of(DROPOUT), 10) == "adamw"
-    assert engine.resolve(model_of(), numbers(), TrainConfig()) == TrainConfig(loss="mse", solver="lbfgs")
-    assert engine.resolve(model_of(), numbers(), TrainConfig(solver="adamw")).solver == "adamw"
-    monkeypatch.setattr(engine, "SMALL_PRODUCT", 79 * 4)
-    assert engine.resolve(model_of(), numbers(80), TrainConfig()).solver == "adamw"
-
-
 # ------------------------------------------------------------------------------------------------ options
 
 
@@ -239,12 +214,26 @@ def test_auto_takes_lbfgs_for_small_things_that_are_not_random(monkeypatch):
     ("option", "a", "b", "others"),
     [
         ("solver", "lbfgs", "adamw", {}),
+        ("solver", "sgd", "adamw", {}),
         ("epochs", 2, 3, {"solver": "adamw"}),
         ("epochs", 4, 5, {"solver": "lbfgs"}),
         ("batch_size", 8, 16, {"solver": "adamw"}),
+        ("batch_size", 8, None, {"solver": "adamw"}),
         ("learning_rate", 0.01, 0.02, {"solver": "adamw"}),
+        ("schedule", "cosine", "constant", {"solver": "adamw"}),
+        ("schedule", "cosine", "one_cycle", {"solver": "adamw"}),
+        ("schedule", "constant", "exponential", {"solver": "adamw"}),
+        ("decay", 0.5, 0.9, {"solver": "adamw", "schedule": "exponential"}),
+        ("momentum", 0.5, 0.9, {"solver": "sgd"}),
+        ("clip", None, 0.1, {"solver": "sgd"}),
+        ("averaging", None, 0.9, {"solver": "adamw"}),
+        ("averaging", 0.5, 0.9, {"solver": "adamw", "epochs": 6}),
+        ("loss", "mse", "huber", {"solver": "adamw"}),
+        ("huber_delta", 1.0, 0.1, {"solver": "adamw", "loss": "huber"}),
         ("penalty", 0.0, 0.1, {"solver": "adamw"}),
         ("penalty", 0.0, 0.1, {"solver": "lbfgs"}),
+        ("l1", 0.0, 0.1, {"solver": "adamw"}),
+        ("tolerance", 1e-9, 0.5, {"solver": "lbfgs", "epochs": 30}),
         ("patience", 2, 40, {"solver": "adamw", "epochs": 100, "learning_rate": 0.05}),
         ("seed", 0, 1, {"solver": "adamw"}),
     ],
@@ -260,11 +249,178 @@ def test_each_option_changes_the_result(option, a, b, others):
     assert not same(*found)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision_is_nearly_the_same(precision):
+    x, y = (tensor.float() for tensor in numbers())
+    found = []
+    for kind in ("full", precision):
+        model = kp.Model(MLP, seed=0)
+        fit(model, (x, y), solver="adamw", epochs=60, batch_size=16, precision=kind, penalty=0.01)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        found.append(predict(model, x))
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=0.1, atol=0.1)
+    with pytest.raises(SpecError, match=f"precision {precision} is for models in float32"):
+        fit(model_of(), numbers(), solver="adamw", precision=precision)
+
+
+def test_parts_of_a_batch_are_the_batch():
+    found = []
+    for accumulate in (1, 3, 100):
+        model = model_of(MLP)
+        fit(model, numbers(), TrainConfig(solver="sgd", epochs=3, batch_size=16, accumulate=accumulate))
+        found.append(predict(model, numbers()[0]))
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, rtol=1e-12)
+
+
+def test_the_learning_rate_follows_its_schedule():
+    x, y = numbers(80)
+    for schedule, wanted in (
+        ("constant", lambda step: 0.1),
+        ("cosine", lambda step: 0.1 * 0.5 * (1 + math.cos(math.pi * step / 50))),
+        ("exponential", lambda step: 0.1 * 0.5 ** (step // 5)),
+    ):
+        config = TrainConfig(
+            solver="sgd", epochs=10, batch_size=16, learning_rate=0.1, schedule=schedule, decay=0.5, clip=1e-6
+        )
+        records = fit(model_of(), (x, y), config)
+        assert [r.learning_rate for r in records] == pytest.approx([wanted(5 * i + 4) for i in range(10)])
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50, cycle_momentum=False)
+    rates = []
+    for step in range(50):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step < 49:
+            reference.step()
+    config = TrainConfig(solver="sgd", epochs=10, batch_size=16, learning_rate=0.1, schedule="one_cycle", clip=1e-6)
+    records = fit(model_of(), (x, y), config)
+    assert [r.learning_rate for r in records] == pytest.approx(rates[4::5])
+
+
+def test_a_step_of_clipped_descent_by_hand():
+    x, y = numbers(30)
+    model, reference = model_of(MLP), model_of(MLP)
+    fit(model, (x, y), solver="sgd", momentum=0.0, epochs=1, batch_size=None, learning_rate=0.5, clip=0.01)
+    (reference(x)[:, 0] - y).square().mean().backward()
+    norm = torch.cat([p.grad.flatten() for p in reference.parameters()]).norm()
+    assert norm > 0.01
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p, q - 0.5 * 0.01 / norm * q.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_averaged_weights_are_judged_and_kept():
+    x, y = numbers(80)
+    held = numbers(40, seed=3)
+    raw, averaged = [], []
+    for averaging, found in ((None, raw), (0.8, averaged)):
+        model = model_of(MLP)
+        config = TrainConfig(solver="adamw", epochs=5, batch_size=None, averaging=averaging, learning_rate=0.05)
+        for epoch in train(model, (x, y), config, held):
+            found.append((state(model), epoch.validation_loss))
+            assert epoch.validation_loss == pytest.approx(
+                float((predict(model, held[0])[:, 0] - held[1]).square().mean())
+            )
+    mean = state(model_of(MLP))
+    for step, ((weights, _), (kept, _)) in enumerate(zip(raw, averaged, strict=True), 1):
+        decay = min(0.8, step / (9 + step))
+        mean = {name: decay * mean[name] + (1 - decay) * weights[name] for name in mean}
+        for name in mean:
+            torch.testing.assert_close(kept[name], mean[name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_weight_of_two_is_a_row_twice():
+    x, y = numbers(30)
+    weight = torch.ones(30, dtype=torch.float64)
+    weight[:7] = 2
+    twice = torch.cat([x, x[:7]]), torch.cat([y, y[:7]])
+    for solver in ("lbfgs", "ridge", "levenberg_marquardt"):
+        a, b = model_of(), model_of()
+        config = TrainConfig(solver=solver, penalty=0.1)
+        fit(a, (x, y, weight * 3), config)  # only shares count
+        fit(b, twice, config)
+        torch.testing.assert_close(predict(a, x), predict(b, x), rtol=1e-5, atol=1e-6)
+
+
+def test_class_weights_are_weights_of_rows():
+    x, y = labels()
+    counts = torch.bincount(y)
+    balanced, given, weighted = (model_of(kp.rpn([3, 3], bias=True)) for _ in range(3))
+    config = TrainConfig(solver="lbfgs", penalty=0.1)
+    fit(balanced, (x, y), config, class_weights="balanced")
+    fit(given, (x, y), config, class_weights=(1 / counts).tolist())
+    fit(weighted, (x, y, (1 / counts)[y].double()), config)
+    reference = LogisticRegression(C=1 / (0.1 * len(x)), tol=1e-9, class_weight="balanced").fit(x.numpy(), y.numpy())
+    for model in (balanced, given, weighted):
+        found = kp.predict_proba(model, x).numpy()
+        np.testing.assert_allclose(found, reference.predict_proba(x.numpy()), atol=1e-4)
+
+
+def test_a_compiled_model_trains_as_it_is():
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.config.suppress_errors = False
+        model = model_of(MLP)
+        fit(model, numbers(32), solver="adamw", epochs=2, batch_size=32, compile=compiled)
+        found.append(predict(model, numbers()[0]))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "hinge"}, "loss: expected one of auto, cross_entropy, mse"),
-        ({"solver": "sgd"}, "solver: expected one of auto, lbfgs, adamw"),
+        ({"solver": "lbfgs", "clip": 1.0}, "clip is for adamw and sgd, the solver is lbfgs"),
+        ({"solver": "ridge", "averaging": 0.9}, "averaging is for adamw and sgd"),
+        ({"solver": "ridge", "compile": True}, "compile is for adamw, sgd and lbfgs"),
+        ({"solver": "adamw", "starts": 2}, "starts is for levenberg_marquardt"),
+        ({"label_smoothing": 0.1}, "label_smoothing is for cross_entropy, the loss is mse"),
+        ({"epoch": 3}, "there is no option 'epoch'; did you mean 'epochs'"),
+        ({"class_weights": "balanced"}, "class"),
+        ({"loss": "gaussian"}, "gaussian needs two outputs a target"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(SpecError, match=message):
+        fit(model_of(), numbers(20), **options)
+    with pytest.raises(SpecError, match=message):
+        train(model_of(), numbers(20), **options)
+
+
+# ------------------------------------------------------------------------------------------------ the choice of a solver
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "options", "solver", "reason"),
+    [
+        (LINEAR, 80, {}, "ridge", "linear in its parameters"),
+        (MLP, 80, {}, "levenberg_marquardt", "80 rows and 41 parameters are few"),
+        (kp.rpn([3, 40, 40, 1], output="tanh"), 2000, {}, "lbfgs", "2,000 rows and 1,760 parameters are few"),
+        (kp.rpn([3, 8, 1], before=("dropout",)), 80, {}, "adamw", "dropout"),
+        (MLP, 80, {"clip": 1.0}, "adamw", "clip"),
+        (MLP, 80, {"l1": 1.0}, "adamw", "not smooth"),
+        (MLP, 80, {"loss": "huber"}, "lbfgs", "few"),
+        (kp.rpn([3, 300, 300, 1], output="tanh"), 2000, {}, "adamw", "many"),
+    ],
+)
+def test_auto_picks_by_size_and_loss_and_says_why(spec, rows, options, solver, reason):
+    record = next(train(model_of(spec), numbers(rows), epochs=1, **options))
+    assert record.solver == solver
+    assert reason in record.reason
+    asked = next(train(model_of(spec), numbers(rows), epochs=1, solver=solver, **options))
+    assert asked.reason == "it was asked for"
+
+
+def test_auto_takes_a_quasi_newton_method_for_classes():
+    assert next(train(model_of(kp.rpn([3, 4, 3], output="tanh")), labels())).solver == "lbfgs"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "hinges"}, "loss: expected one of auto, mse, huber, cross_entropy, hinge"),
+        ({"solver": "adam"}, "solver: expected one of auto, adamw, sgd, lbfgs, levenberg_marquardt, ridge"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"epochs": 1.5}, "epochs: expected an integer"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -327,215 +483,18 @@ def test_frozen_parameters_stay_and_are_not_held_down():
     model = model_of(kp.rpn([3, 1], remainder=kp.LinearRemainder(), bias=True))
     model.freeze("*psi*")
     before = state(model)
-    fit(model, (x, y), TrainConfig(penalty=1.0))
+    fit(model, (x, y), TrainConfig(solver="lbfgs", penalty=1.0))
     frozen = [name for name in before if "psi" in name]
     assert frozen
     assert all(torch.equal(before[name], model.state_dict()[name]) == (name in frozen) for name in before)
 
 
-# ------------------------------------------------------------------------------------------------ the choice of a penalty
-
-
-def rows_of(*parts):
-    return [(torch.tensor(kept), torch.tensor(held)) for kept, held in parts]
-
-
-def prescribe(monkeypatch, losses):
-    """Let each penalty have prescribed losses on four held-out rows, whatever the model."""
-    tried = []
-
-    def fake_fit(model, data, config, *, validation, progress):
-        tried.append(config.penalty)
-        return [engine.Epoch(1, 1.0, 1.0, True)]
-
-    monkeypatch.setattr(engine, "fit", fake_fit)
-    monkeypatch.setattr(
-        engine, "row_losses", lambda output, target, loss: torch.tensor(losses[tried[-1]], dtype=torch.float64)
-    )
-    return tried
-
-
-INF = math.inf
-
-
-@pytest.mark.parametrize(
-    ("losses", "chosen"),
-    [
-        # Differences 0.1 ± 0.1: the standard error of four rows is 0.1155/2 = 0.058 < 0.1, so 3.0 is surely worse.
-        ({3.0: [1.2, 1.0, 1.2, 1.0], 1.0: [1.0, 1.0, 1.0, 1.0]}, 1.0),
-        # Differences 0.1 ± 0.3: the standard error is 0.17 > 0.1. Unpaired, or with the deviation of the losses, neither.
-        ({3.0: [1.4, 0.8, 1.4, 0.8], 1.0: [1.0, 1.0, 1.0, 1.0]}, 3.0),
-        # Paired: the losses themselves vary by far more than their differences.
-        ({3.0: [9.1, 1.1, 5.1, 0.1], 1.0: [9.0, 1.0, 5.0, 0.0]}, 1.0),
-        # The best is the strongest.
-        ({3.0: [1.0, 1.0, 1.0, 1.0], 1.0: [1.5, 1.5, 1.5, 1.5]}, 3.0),
-        # The strongest of several that are not surely worse.
-        ({9.0: [5.0, 5.0, 5.0, 5.0], 3.0: [1.4, 0.8, 1.4, 0.8], 1.0: [1.4, 0.8, 1.3, 0.8], 0.1: [1.0] * 4}, 3.0),
-        # Not finite is worse than any number.
-        ({3.0: [INF, 0.0, 0.0, 0.0], 1.0: [1.0, 1.0, 1.0, 1.0]}, 1.0),
-        ({3.0: [math.nan] * 4, 1.0: [1.0, 1.0, 1.0, 1.0]}, 1.0),
-        ({3.0: [1.0, 1.0, 1.0, 1.0], 1.0: [math.nan, 0.0, 0.0, 0.0]}, 3.0),
-        ({3.0: [INF] * 4, 1.0: [INF] * 4}, 3.0),
-    ],
-)
-def test_the_strongest_penalty_within_one_paired_standard_error_is_chosen(monkeypatch, losses, chosen):
-    prescribe(monkeypatch, losses)
-    splits = rows_of(([0, 1, 2, 3], [4, 5, 6, 7]))
-    choices = choose_penalty(lambda rows: model_of(), numbers(8), splits, TrainConfig(), penalties=list(losses))
-    assert [c.penalty for c in choices if c.chosen] == [chosen]
-    assert [c.penalty for c in choices] == list(losses)
-
-
-def test_the_search_ends_when_three_in_a_row_are_surely_worse(monkeypatch):
-    losses = {
-        p: [value] * 4 for p, value in zip((7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0), (2, 1, 2, 3, 4, 0, 0), strict=True)
-    }
-    tried = prescribe(monkeypatch, losses)
-    splits = rows_of(([0, 1, 2, 3], [4, 5, 6, 7]))
-    choices = choose_penalty(lambda rows: model_of(), numbers(8), splits, TrainConfig(), penalties=list(losses))
-    assert tried == [7.0, 6.0, 5.0, 4.0, 3.0]
-    assert [c.chosen for c in choices] == [False, True, False, False, False]
-    assert [c.loss for c in choices] == [2.0, 1.0, 2.0, 3.0, 4.0]
-
-
-def thirds(count):
-    def splits(parts):
-        rows = np.arange(count)
-        held = [rows[i::parts] for i in range(parts)] if parts > 1 else [rows[::5]]
-        return rows_of(*[(np.setdiff1d(rows, part), part) for part in held])
-
-    return splits
-
-
-def test_the_choice_agrees_with_a_search_by_hand():
-    x, y = numbers(60, noise=1.5)
-    spec = kp.rpn([3, 1], kp.Taylor(3, symmetric=True), bias=True)
-    splits = thirds(60)(3)
-    penalties = (10.0, 1.0, 0.1, 0.01)
-    choices = choose_penalty(lambda rows: near_zero(model_of(spec)), (x, y), splits, TrainConfig(), penalties=penalties)
-    held_out, epochs = {}, {}
-    models = [near_zero(model_of(spec)) for _ in splits]
-    for penalty in penalties:
-        parts, counts = [], []
-        for model, (kept, held) in zip(models, splits, strict=True):
-            config = TrainConfig(penalty=penalty, solver="lbfgs", loss="mse")
-            records = fit(model, (x[kept], y[kept]), config, validation=(x[held], y[held]))
-            parts.append((predict(model, x[held])[:, 0] - y[held]) ** 2)
-            counts.append(1 + int(np.argmin([r.validation_loss for r in records])))
-        held_out[penalty], epochs[penalty] = torch.cat(parts).numpy(), sorted(counts)[1]
-    best = min(penalties, key=lambda p: held_out[p].mean())
-    near = [
-        p
-        for p in penalties
-        if (held_out[p] - held_out[best]).mean() <= np.std(held_out[p] - held_out[best], ddof=1) / math.sqrt(60)
-    ]
-    assert [c.penalty for c in choices if c.chosen] == [max(near)]
-    assert [c.loss for c in choices] == pytest.approx([held_out[p].mean() for p in penalties])
-    assert [c.epochs for c in choices] == list(epochs.values())
-
-
-def test_noise_takes_a_strong_penalty_and_a_clean_function_a_weak_one():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(90, 3, generator=generator, dtype=torch.float64)
-    noise = torch.randn(90, generator=generator, dtype=torch.float64)
-    spec = kp.rpn([3, 1], kp.Taylor(2), bias=True)
-    chosen = []
-    for y in (noise, x[:, 0] * x[:, 1]):
-        model, records, choices = fit_selected(
-            lambda rows, spec=spec: near_zero(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
-        )
-        assert records
-        chosen += [c.penalty for c in choices if c.chosen]
-        error = float((predict(model, x)[:, 0] - y).square().mean() / y.square().mean())
-        assert (error > 0.8) == (y is noise)
-    assert chosen[0] == engine.PENALTIES[0]
-    assert chosen[1] <= 1e-3
-
-
-def test_one_layer_goes_on_and_more_layers_begin_anew():
-    made = []
-
-    def make(spec):
-        made.append(spec)
-        return near_zero(model_of(spec))
-
-    splits = thirds(30)(3)
-    for spec, count in ((LINEAR, 3), (MLP, 3 + 2 * 3)):
-        made.clear()
-        config = TrainConfig(epochs=2)
-        choose_penalty(lambda rows, spec=spec: make(spec), numbers(30), splits, config, penalties=(1.0, 0.1))
-        assert len(made) == count
-
-
-def test_a_given_penalty_is_not_searched_for():
-    x, y = numbers(60)
-    model, _, choices = fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.5), splits=thirds(60))
-    assert choices == []
-    reference = Ridge(alpha=0.5 * 60 / 2).fit(x.numpy(), y.numpy())
-    np.testing.assert_allclose(predict(model, x).numpy()[:, 0], reference.predict(x.numpy()), atol=1e-5)
-
-
-def test_adamw_keeps_rows_to_stop_on_and_returns_the_best_weights():
-    x, y = numbers(60, noise=2.0)
-    asked = []
-
-    def splits(count):
-        asked.append(count)
-        return thirds(60)(1)
-
-    config = TrainConfig(solver="adamw", penalty=0.0, batch_size=8, learning_rate=0.1)
-    model, records, choices = fit_selected(lambda rows: model_of(MLP), (x, y), config, splits=splits)
-    assert asked == [1]
-    assert choices == []
-    held = torch.arange(0, 60, 5)
-    best = min(r.validation_loss for r in records)
-    assert records[-1].validation_loss > best
-    assert float(row_losses(predict(model, x[held]), y[held], "mse").mean()) == best
-
-
-@pytest.mark.parametrize(("rows", "parts"), [(5_000, 3), (5_001, 1)])
-def test_large_data_are_not_cross_validated(rows, parts):
-    x, y = numbers(rows)
-    asked = []
-
-    def splits(count):
-        asked.append(count)
-        return thirds(rows)(count)
-
-    fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.1, epochs=2), splits=splits)
-    assert asked == [parts]
-
-
-def test_the_number_of_threads_is_put_back():
-    before = torch.get_num_threads()
-    inside = []
-    try:
-        torch.set_num_threads(2)
-        for limit in (2**20, 10):
-            engine.SMALL_ELEMENTS = limit
-            config = TrainConfig(penalty=0.1, epochs=1)
-            splits = thirds(30)
-            fit_selected(
-                lambda rows: model_of(),
-                numbers(30),
-                config,
-                splits=splits,
-                progress=lambda _: inside.append(torch.get_num_threads()),
-            )
-            assert torch.get_num_threads() == 2
-    finally:
-        engine.SMALL_ELEMENTS = 2**20
-        torch.set_num_threads(before)
-    assert set(inside[: len(inside) // 2]) == {1}
-    assert set(inside[len(inside) // 2 :]) == {2}
-
-
 def test_kept_features_change_nothing(monkeypatch):
     found = []
-    for limit in (engine.LARGEST_KEPT, 0):
-        monkeypatch.setattr(engine, "LARGEST_KEPT", limit)
+    for limit in (gradient.LARGEST_KEPT, 0):
+        monkeypatch.setattr(gradient, "LARGEST_KEPT", limit)
         model = model_of(kp.rpn([3, 1], kp.BSpline(), bias=True))
-        assert (engine._fixed_features(model, numbers()[0]) is None) == (limit == 0)
-        fit(model, numbers(), TrainConfig(penalty=0.01))
+        assert (gradient.fixed_features(model, numbers()[0]) is None) == (limit == 0)
+        fit(model, numbers(), TrainConfig(solver="lbfgs", penalty=0.01))
         found.append(predict(model, numbers()[0]))
     assert torch.allclose(*found, atol=1e-6)

@@ -20,8 +20,8 @@ from sklearn.preprocessing import StandardScaler
 import kapsi as kp
 from kapsi.data.tabular import folds, make_problem, read_table, split, write_table
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
-from kapsi.training import engine, tables
-from kapsi.training.engine import TrainConfig
+from kapsi.training import selection, tables
+from kapsi.training.config import TrainConfig
 from kapsi.training.tables import (
     RunConfig,
     Scores,
@@ -329,7 +329,7 @@ def test_the_configuration_of_a_run_reproduces_it(tmp_path, monkeypatch):
     settled = tables.settle(problem, config())
     inputs = len(tables.Preprocessing.fit(problem.features).names())
     count = sum(p.numel() for p in kp.Model(settled.model.sized(inputs, 1), device="meta").parameters())
-    monkeypatch.setattr(engine, "SMALL_PRODUCT", 40 * count - 1)
+    monkeypatch.setattr(selection, "SMALL_PRODUCT", 40 * count - 1)
     fit_table(path, config(folds=5), tmp_path / "a")
     again = load_config(tmp_path / "a")
     assert again.training.solver == "adamw"

@@ -44,7 +44,14 @@ from kapsi.reconciliation.low_rank import *
 from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec
-from kapsi.training.engine import Epoch, TrainConfig, fit, train
+from kapsi.training.checkpoint import Checkpoints
+from kapsi.training.config import TrainConfig
+from kapsi.training.data import ParquetRows
+from kapsi.training.distributed import open_group
+from kapsi.training.engine import fit, train
+from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
+from kapsi.training.prediction import predict, predict_log_proba, predict_proba
+from kapsi.training.records import Epoch
 from kapsi.version import __version__
 from kapsi.weights import *
 
@@ -53,8 +60,10 @@ from kapsi.weights import *
 __all__ = [
     "Activation",
     "BatchNorm",
+    "Checkpoints",
     "ConcatenatedFeatures",
     "Concatenation",
+    "CsvLog",
     "DenseFeatures",
     "Dropout",
     "Epoch",
@@ -66,6 +75,7 @@ __all__ = [
     "Head",
     "HeadSpec",
     "InstanceNorm",
+    "JsonLines",
     "KapsiError",
     "Layer",
     "LayerNorm",
@@ -77,6 +87,7 @@ __all__ = [
     "OuterFeatures",
     "PairFeatures",
     "Param",
+    "ParquetRows",
     "Process",
     "ProductFeatures",
     "RecomputedFeatures",
@@ -87,6 +98,7 @@ __all__ = [
     "Store",
     "Sum",
     "TableError",
+    "TensorBoard",
     "TrainConfig",
     "WeightedSum",
     "__version__",
@@ -99,8 +111,12 @@ __all__ = [
     "functions",
     "load",
     "load_spec",
+    "open_group",
     "option",
     "plots",
+    "predict",
+    "predict_log_proba",
+    "predict_proba",
     "refine",
     "rpn",
     "save",

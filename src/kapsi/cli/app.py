@@ -6,7 +6,10 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
+import threading
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; those of the process by default.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _end_by_exception()
     for stream in (sys.stdout, sys.stderr):
         # A terminal or file that cannot show a letter is no reason to stop.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -92,6 +96,16 @@ def run() -> None:
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _end_by_exception() -> None:
+    """Let SIGTERM, as of a scheduler, end the program as an exception does: nothing half-written stays behind."""
+
+    def end(number: int, frame: types.FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
 
 
 def _let_go_of_output() -> None:

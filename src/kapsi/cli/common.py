@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from kapsi.training.engine import Epoch
-    from kapsi.training.tables import FitReport, Progress, Scores
+    from kapsi.training.records import Epoch
+    from kapsi.training.tables import FitReport, Scores
 
 __all__ = ["announce_recovery", "machine_line", "note", "notes", "progress_bar", "score_rows", "show_report", "table"]
 
@@ -83,10 +84,59 @@ def show_report(report: FitReport) -> None:
     typer.echo(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))
 
 
+class Bar:
+    """What a fit shows of itself on a terminal: loss, metric, steps a second, time left.
+
+    Args:
+        bar: of rich.
+        parts: number of parts that are fitted one after the other.
+        epochs: of a part, where it is fitted once; None where it is fitted again and again, to choose a penalty.
+    """
+
+    def __init__(self, bar: Any, parts: int, epochs: int | None) -> None:
+        self.bar, self.parts, self.epochs = bar, parts, epochs
+        self.task = bar.add_task("fitting", total=parts, state="")
+        self.seen: list[str] = []
+        self.name, self.text = "fitting", ""
+        self.begun = self.shown = time.monotonic()
+        self.steps = 0
+        self.rate = 0.0
+
+    def epoch(self, name: str, epoch: Epoch) -> None:
+        """Show the end of an epoch of a part."""
+        if name not in self.seen:
+            self.seen.append(name)
+        self.name = name
+        held = "" if epoch.validation_loss is None else f", held-out loss {epoch.validation_loss:.4g}"
+        metrics = "".join(f", {key} {value:.4g}" for key, value in epoch.metrics.items())
+        self.text = f"epoch {epoch.number}, loss {epoch.loss:.4g}{held}{metrics}"
+        self._show(epoch.number)
+
+    def step(self, epoch: int, step: int, length: int | None) -> None:
+        """Count a step, and show now and then how fast they come."""
+        self.steps += 1
+        now = time.monotonic()
+        if now - self.shown >= 0.2:
+            self.rate, self.steps, self.shown = self.steps / (now - self.shown), 0, now
+            self._show(epoch - 1 + (step / length if length else 0.0))
+
+    def _show(self, epochs: float) -> None:
+        """Show where training is, after so many epochs of the part."""
+        share = min(1.0, epochs / self.epochs) if self.epochs else 0.0
+        done = max(0, len(self.seen) - 1) + share
+        rate = f", {self.rate:,.0f} steps/s" if self.rate else ""
+        left = ""
+        if done:
+            # Parts take about as long as each other; early stopping makes them shorter.
+            seconds = int((time.monotonic() - self.begun) * (self.parts - done) / done)
+            left = f", about {seconds // 60}:{seconds % 60:02} left"
+        self.bar.update(self.task, completed=done, description=self.name, state=f"{self.text}{rate}{left}")
+
+
 @contextlib.contextmanager
-def progress_bar(parts: int) -> Iterator[Progress | None]:
-    """Give a function that shows the progress of a fit on standard error, or None where that is not a terminal."""
-    if not sys.stderr.isatty():
+def progress_bar(parts: int, epochs: int | None = None, *, quiet: bool = False) -> Iterator[Bar | None]:
+    """Give what shows the progress of a fit on standard error, or None where that is not a terminal or is to be quiet."""
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -99,14 +149,4 @@ def progress_bar(parts: int) -> Iterator[Progress | None]:
         TimeElapsedColumn(),
     ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("fitting", total=parts, state="")
-        seen: list[str] = []
-
-        def show(name: str, epoch: Epoch) -> None:
-            if name not in seen:
-                seen.append(name)
-            held = "" if epoch.validation_loss is None else f", held-out loss {epoch.validation_loss:.4g}"
-            state = f"epoch {epoch.number}, loss {epoch.loss:.4g}{held}"
-            bar.update(task, completed=len(seen) - 1, description=name, state=state)
-
-        yield show
+        yield Bar(bar, parts, epochs)

@@ -25,7 +25,14 @@ def demo(
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
-    with as_file(files("kapsi.data") / "banknote_authentication.csv") as path, progress_bar(11) as progress:
+    with as_file(files("kapsi.data") / "banknote_authentication.csv") as path, progress_bar(11) as bar:
         config = RunConfig(TableConfig(target="class", folds=10))
-        report = fit_table(path, config, output, overwrite=overwrite, progress=progress)
+        report = fit_table(
+            path,
+            config,
+            output,
+            overwrite=overwrite,
+            progress=bar.epoch if bar else None,
+            watch=bar.step if bar else None,
+        )
     show_report(report)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from kapsi.cli.common import announce_recovery, progress_bar, show_report
+from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
 from kapsi.errors import SpecError, nearest
+
+if TYPE_CHECKING:
+    from kapsi.training.logs import LogName
+
+LOGS = ("csv", "tensorboard")
+Strategy = Literal["ddp", "fsdp"]
 
 
 def fit(
@@ -53,12 +59,42 @@ def fit(
         bool, typer.Option("--strict", help="Refuse rows without a target instead of dropping them.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run of the same command that was interrupted or killed.")
+    ] = False,
+    checkpoint_minutes: Annotated[
+        float, typer.Option(metavar="M", help="Write down where training is every M minutes.", min=0.0)
+    ] = 5.0,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="And every N steps.", min=1, show_default=False)
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="csv|tensorboard",
+            help="A further log of the epochs in the run folder. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Processes a machine; under torchrun its own number.", min=1, show_default=False
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Machines; more than one with torchrun.", min=1, show_default=False)
+    ] = None,
+    strategy: Annotated[
+        Strategy | None,
+        typer.Option(help="How several processes share the model: each has it, or a part.", show_default=False),
+    ] = None,
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
+    from kapsi.training.checkpoint import Checkpoints
+    from kapsi.training.distributed import open_group
     from kapsi.training.tables import fit_table
 
-    if output is not None:
-        announce_recovery(output)
     config = configuration(
         table,
         {"target": target, "task": task, "folds": folds, "strict": strict, "drop": list(drop or ())},
@@ -66,9 +102,30 @@ def fit(
         list(set_ or ()),
         seed,
     )
-    with progress_bar((config.table.folds or 0) + 1) as progress:
-        report = fit_table(table, config, output, overwrite=overwrite, progress=progress)
-    show_report(report)
+    for name in log or ():
+        if name not in LOGS:
+            raise SpecError(f"--log {name}: there are {' and '.join(LOGS)}")
+    checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
+    with open_group(devices=devices, nodes=nodes, strategy=strategy) as group:
+        if output is not None and group.first:
+            announce_recovery(output)
+        training = config.training
+        once = training.penalty is not None or training.solver in ("adamw", "sgd")
+        parts = (config.table.folds or 0) + 1
+        with progress_bar(parts, training.epochs if once else None, quiet=not group.first) as bar:
+            report = fit_table(
+                table,
+                config,
+                output,
+                overwrite=overwrite,
+                progress=bar.epoch if bar else None,
+                watch=bar.step if bar else None,
+                checkpoints=checkpoints,
+                logs=tuple(cast("list[LogName]", log or ())),
+                group=group,
+            )
+        if group.first:
+            show_report(report)
 
 
 def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list[str], seed: int | None) -> Any:
@@ -79,7 +136,7 @@ def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list
     """
     from kapsi.function import to_dict
     from kapsi.spec import ModelSpec, from_dict
-    from kapsi.training.engine import TrainConfig
+    from kapsi.training.config import TrainConfig
     from kapsi.training.tables import RunConfig, TableConfig, default_for
 
     data: dict[str, Any] = {"table": table, "model": None, "training": {}}
@@ -102,7 +159,7 @@ def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list
 def read_configuration(path: str) -> dict[str, Any]:
     """Return the model, and the training where there is one, of a specification or of a run's config.yaml."""
     from kapsi.spec import ModelSpec, from_dict, parse_yaml, read_text
-    from kapsi.training.engine import TrainConfig
+    from kapsi.training.config import TrainConfig
 
     data = parse_yaml(read_text(path, "specification"), path)
     if not isinstance(data, dict) or "model" not in data:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from kapsi.derivatives import OwnDerivatives
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
@@ -84,6 +85,10 @@ class Expansion(Function, role="expansion"):
         """Return the expansion that stands for this one where initial outputs are measured: it refuses no input."""
         return self
 
+    def element_wise(self) -> bool:
+        """Return whether each column depends on one input alone, basis-major: column g·m + i on input i of m."""
+        return False
+
     def takes_sparse(self) -> bool:
         """Return whether inputs may be a `torch.sparse_csr` tensor: zeros then make zeros, and `__call__` looks at the layout."""
         return False
@@ -124,7 +129,7 @@ class Expansion(Function, role="expansion"):
         """Return κ(x) for x of shape `(..., m)`."""
 
 
-class KnownDerivatives(torch.autograd.Function):
+class KnownDerivatives(OwnDerivatives):
     """A function of each input whose derivatives of every order are known: evaluated in place, and only x is kept.
 
     Called with x `(..., m)`, an order, and `evaluate(x, order)`, which returns the derivative of that order at x, `(..., m)`, or
@@ -142,22 +147,22 @@ class KnownDerivatives(torch.autograd.Function):
         ctx.save_for_forward(x)
 
     @staticmethod
-    def _slopes(ctx: Any) -> tuple[Tensor, bool]:
+    def _slopes(ctx: Any, x: Tensor) -> tuple[Tensor, bool]:
         """Return the next derivative, and whether it is one of several functions."""
-        (x,) = ctx.saved_tensors
         slopes: Tensor = KnownDerivatives.apply(x, ctx.order + 1, ctx.evaluate)
         return slopes, slopes.dim() > x.dim()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
-        slopes, several = KnownDerivatives._slopes(ctx)
+        slopes, several = KnownDerivatives._slopes(ctx, *ctx.saved_tensors)
         product = gradient * slopes
         return product.sum(-2) if several else product, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:  # noqa: D102
-        slopes, several = KnownDerivatives._slopes(ctx)
-        return slopes * (tangent.unsqueeze(-2) if several else tangent)
+    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:  # noqa: D102
+        slopes, several = KnownDerivatives._slopes(ctx, *values)
+        moved: Tensor = slopes * (tangents[0].unsqueeze(-2) if several else tangents[0])
+        return moved
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:  # noqa: D102

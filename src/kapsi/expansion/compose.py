@@ -48,6 +48,9 @@ class Extended(Expansion, name="extended"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 1, sum(part.out_features(in_features) for part in self.parts)
 
+    def element_wise(self) -> bool:  # noqa: D102
+        return all(part.element_wise() for part in self.parts)
+
     def heavy_tailed(self) -> bool:  # noqa: D102
         return any(part.heavy_tailed() for part in self.parts)
 
@@ -143,6 +146,9 @@ class Nested(Expansion, name="nested"):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return self.parts[-1].factors(self._widths(in_features)[-1])
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return all(part.element_wise() for part in self.parts)
 
     def heavy_tailed(self) -> bool:  # noqa: D102
         return any(part.heavy_tailed() for part in self.parts)

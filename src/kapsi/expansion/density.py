@@ -67,6 +67,9 @@ class NaiveDensity(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.count, in_features
 
+    def element_wise(self) -> bool:
+        return True
+
     def params(self, in_features: int) -> Params:
         shape = (self.count, in_features)
         return {name: Param(shape, values, trainable=self.learnable) for name, values in self._defaults().items()}
@@ -458,6 +461,9 @@ class NaiveMixed(Expansion, name="naive_mixed"):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return len(self.kinds) * self.count, in_features
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
         return tuple(interval for part in self._parts.values() for interval in part.domain(in_features))

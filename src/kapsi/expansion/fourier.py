@@ -45,6 +45,9 @@ class Fourier(Expansion, name="fourier"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 2 * self.harmonics, in_features
 
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         values = working_precision(x)
         waves = []

@@ -84,6 +84,9 @@ class ThreeTerm(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.degree, in_features
 
+    def element_wise(self) -> bool:
+        return True
+
     def heavy_tailed(self) -> bool:
         """Return whether the degree is above four: T₅ is a thousand times as large at three as on its domain."""
         return self.degree > 4

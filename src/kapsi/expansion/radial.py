@@ -71,6 +71,9 @@ class RadialBasis(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.centers, in_features
 
+    def element_wise(self) -> bool:
+        return True
+
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), self.low, self.high),)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kapsi.derivatives import OwnDerivatives
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
 from kapsi.features import BLOCK, DenseFeatures, Features, RecomputedFeatures, RecomputedProduct, apply_matrix
@@ -128,6 +129,9 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return self.intervals + self.degree, in_features
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
         return ((self.out_features(in_features), self.low, self.high),)
@@ -380,8 +384,6 @@ class _SplineFeatures(RecomputedFeatures):
 class _GatheredProduct(RecomputedProduct):
     """κ(x) Mᵀ as sums of the rows of Mᵀ that count, in blocks of rows of x; transforms take the product with all of κ(x)."""
 
-    generate_vmap_rule = False
-
     @staticmethod
     def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
         low, rate = spline._range(x, ends)
@@ -408,7 +410,7 @@ class _GatheredProduct(RecomputedProduct):
         return made, 0
 
 
-class _UniformBasis(torch.autograd.Function):
+class _UniformBasis(OwnDerivatives):
     """All functions on uniform knots in few passes: values in place, and the slope from one gather; only x is kept.
 
     Called with x `(..., m)`, the lower end of the range and the number of intervals a unit of x, `(m,)` or of a shape that
@@ -433,14 +435,16 @@ class _UniformBasis(torch.autograd.Function):
         # In operations that torch differentiates: for second derivatives this is all there is. To keep the places from the
         # forward pass would save 3 to 8 % of the time of a layer, and take as much memory again as few intervals do.
         x, low, rate = ctx.saved_tensors
-        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where)
+        again = torch.is_grad_enabled()
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where, again=again)
         each = gradient.gather(-1, places).reshape(slopes.shape)
         return (each * slopes).sum(-2) * rate, None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
-        x, low, rate = ctx.saved_tensors
-        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where)
+    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
+        x, low, rate = values
+        tangent: Tensor = tangents[0]
+        places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where, again=True)
         moved = (slopes * (rate * tangent).unsqueeze(-2)).reshape(places.shape)
         width = (ctx.intervals + ctx.degree) * tangent.shape[-1]
         made = torch.zeros_like(moved[..., :1]).expand(*moved.shape[:-1], width)
@@ -490,16 +494,17 @@ def _uniform_pieces_at(
 
 
 def _uniform_slopes(
-    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int, *, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the places of the functions that are not zero, their slopes `(..., degree + 1, m)`, and the intervals a unit of x.
 
     Slopes are for a step of one interval; where the function does not change outside of the range, the rate is zero there.
+    With `again` they may be differentiated.
     """
     position, near, cell = _located(x, low, rate, intervals, before)
     cell = cell.clamp(0, intervals - 1)
     # One at the upper end, which has a second derivative too.
-    t = position.clamp(0, intervals) - cell if torch.is_grad_enabled() else near.frac()
+    t = position.clamp(0, intervals) - cell if again else near.frac()
     if outside != "linear":
         rate = torch.where(_in_range(position, intervals), rate, torch.zeros_like(rate))
     return _places(cell, degree), _polynomial(_coefficients(x, degree, 1), t), rate

@@ -74,6 +74,9 @@ class Taylor(Expansion, name="taylor"):
             )
         return q, t
 
+    def element_wise(self) -> bool:  # noqa: D102
+        return self.degree == 1
+
     def takes_sparse(self) -> bool:  # noqa: D102
         return True
 
@@ -89,7 +92,7 @@ class Taylor(Expansion, name="taylor"):
                 # The compiler is asked first: a comparison would bind its program to a size of the batch.
                 many = not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN
                 return pairs if many else pairs.kept()
-            return DenseFeatures(torch.cat(_monomials(x, self.degree), -1))
+            return DenseFeatures(torch.cat(monomials(x, self.degree), -1))
         power = x
         lower = [torch.ones_like(x[..., :1]), x]
         for _ in range(self.degree - 2):
@@ -98,7 +101,7 @@ class Taylor(Expansion, name="taylor"):
         return ProductFeatures(torch.cat(lower, -1), x)
 
 
-def _monomials(x: Tensor, degree: int) -> list[Tensor]:
+def monomials(x: Tensor, degree: int) -> list[Tensor]:
     """Return [S₁(x), …, S_d(x)]: the monomials of each degree in lexicographic order, times √(number of orderings).
 
     S_k begins with x₁ times all of S_{k−1}, then x₂ times the part of S_{k−1} without x₁, and so on: the part without the
@@ -137,7 +140,7 @@ def _sparse_products(x: SparseFeatures, degree: int) -> SparseProductFeatures:
 
 
 def _sparse_monomials(x: SparseFeatures, degree: int) -> SparseFeatures:
-    """Return [S₁(x), …, S_d(x)] as `_monomials` does, of the monomials whose inputs are there."""
+    """Return [S₁(x), …, S_d(x)] as `monomials` does, of the monomials whose inputs are there."""
     m = x.width
     powers, scaled = x, [x]
     first = x.indices  # of each monomial: its first input, how often that appears, and its number of orderings

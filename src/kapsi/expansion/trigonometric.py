@@ -23,6 +23,9 @@ class _Three(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return 3, in_features
 
+    def element_wise(self) -> bool:
+        return True
+
     @abstractmethod
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the three functions of x, in float32 or float64."""

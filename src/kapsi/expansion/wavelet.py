@@ -50,6 +50,9 @@ class Wavelet(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.scales * self.shifts, in_features
 
+    def element_wise(self) -> bool:
+        return True
+
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), -self.shifts / 2, self.shifts / 2),)
 

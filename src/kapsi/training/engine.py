@@ -1,330 +1,141 @@
-"""The training of a model on tensors: epochs, early stopping, best weights restored, and the choice of a penalty."""
+"""The training engine: epochs of a solver, records, early stopping, best weights restored, checkpoints, interrupts."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import platform
+import signal
+import threading
+import time
+import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, cast
+from dataclasses import fields, replace
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from kapsi.errors import KapsiError, SpecError
-from kapsi.features import Features
-from kapsi.function import Spec, option
-from kapsi.modules import Head, Layer, Model
+from kapsi.errors import KapsiError, SpecError, nearest
+from kapsi.function import to_dict
+from kapsi.modules import Head, Model
+from kapsi.training.checkpoint import Checkpoints, Saved, differences
+from kapsi.training.config import TrainConfig
+from kapsi.training.data import Rows, make_rows
+from kapsi.training.diagnosis import diagnose
+from kapsi.training.distributed import Group
+from kapsi.training.losses import Loss, make_loss
+from kapsi.training.penalties import Penalties
+from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time
+from kapsi.training.records import Epoch
+from kapsi.training.rows.base import contents
+from kapsi.training.solvers import SOLVERS, NotFinite, Solver, Task, reason_not_closed
+from kapsi.version import __version__
 
-__all__ = ["Choice", "Epoch", "TrainConfig", "choose_penalty", "fit", "fit_selected", "predict", "row_losses", "train"]
+__all__ = ["INTERRUPTED", "Watch", "choose_solver", "fit", "threads_for", "train"]
 
 SMALL_PRODUCT = 50_000_000
 """Rows times parameters up to which all data go into every step of a quasi-Newton method: milliseconds, and it converges."""
 
+SMALL_SYSTEM = 1_000
+"""Parameters up to which a damped Gauss–Newton step, with its P × P system, is taken by itself."""
+
+SMALL_JACOBIAN = 5_000_000
+"""Rows times outputs times parameters up to which it is: 40 MB a Jacobian in float64."""
+
 SMALL_ELEMENTS = 2**20
-"""Elements of κ(x) up to which a fit runs on one thread."""
+"""Elements of κ(x) up to which a solver on all rows runs on one thread."""
 
-LARGEST_KEPT = 2**26
-"""Elements of the largest κ(x) that is kept through a full-batch fit: 512 MiB in float64."""
+MINI_BATCH = ("adamw", "sgd")
+INTERRUPTED = "interrupted"
+ALL_EPOCHS = "all epochs are over"
+ASK_EVERY = 64
+"""Steps after which processes that share a model agree on whether it is time for a checkpoint."""
 
-REMAINDER_SHARE = 0.01
-"""Weight of the remainder's parameters in the penalty: π carries the plain part of the function, ψ what is beyond it."""
+Watch = Callable[[int, int, int | None], None]
+"""Called after each step with the number of the epoch, that of the step in it, and the number of steps of an epoch if known."""
 
-Data: TypeAlias = tuple[Tensor, Tensor]
-
-Make: TypeAlias = Callable[[Tensor | slice], Model]
-"""Makes a model for training on some rows."""
-
-
-@dataclass(frozen=True)
-class TrainConfig(Spec):
-    """How a model is trained.
-
-    Args:
-        loss: `cross_entropy` (targets are class numbers), `mse`, or `auto`: by the type of the targets.
-        solver: `lbfgs` (full batch, strong Wolfe line search), `adamw` (mini-batches), or `auto`: `lbfgs` where rows times
-            parameters are at most 50 million and nothing is random (dropout).
-        epochs: at most so many; an epoch is one pass for `adamw`, five iterations for `lbfgs`.
-        batch_size: rows a step of `adamw`.
-        learning_rate: of `adamw`, at the beginning; it falls to zero along a cosine over all epochs.
-        penalty: λ of λ‖w‖²/2, added to the mean loss; w are the parameters of ψ and, with 1/100 of the weight, of π; none
-            for biases. None: chosen on rows that are not trained on, see `fit_selected`.
-        stopping: share of the rows that is kept to stop early on, where that is not done by cross-validation; 0.05 to 0.5.
-        patience: epochs without a better loss on those rows before training stops.
-        validation: share of the rows of a table that is held out for the scores, 0.05 to 0.9.
-        seed: of initial values, splits and the order of rows.
-    """
-
-    loss: Literal["auto", "cross_entropy", "mse"] = "auto"
-    solver: Literal["auto", "lbfgs", "adamw"] = "auto"
-    epochs: int = option(200, minimum=1, maximum=10**9)
-    batch_size: int = option(256, minimum=1, maximum=2**40)
-    learning_rate: float = option(0.005, minimum=1e-12, maximum=1e6)
-    penalty: float | None = option(None, minimum=0.0)
-    stopping: float = option(0.15, minimum=0.05, maximum=0.5)
-    patience: int = option(5, minimum=1)
-    validation: float = option(0.2, minimum=0.05, maximum=0.9)
-    seed: int = option(0, minimum=0, maximum=2**32 - 1)
+FREE = ("epochs", "patience", "seconds")
+"""Options that may change when a run is resumed, as long as the learning rate does not depend on them."""
 
 
-class Epoch(NamedTuple):
-    """What is known after an epoch.
-
-    Attributes:
-        number: 1 for the first; 0 stands for the model before training.
-        loss: mean loss on the training rows, without penalty; for `adamw` the mean over the epoch.
-        validation_loss: mean loss on the validation rows, None where there are none.
-        best: whether it is the best so far.
-    """
-
-    number: int
-    loss: float
-    validation_loss: float | None
-    best: bool
-
-
-def row_losses(output: Tensor, target: Tensor, loss: str) -> Tensor:
-    """Return the loss of each row: −log p(class) from logits `(rows, classes)`, or the squared error summed over outputs."""
-    if loss == "cross_entropy":
-        return F.cross_entropy(output, target, reduction="none")
-    if target.shape != output.shape and (target.dim() != 1 or output.shape != (len(target), 1)):
-        raise SpecError(f"fit: targets of shape {tuple(target.shape)} for outputs of shape {tuple(output.shape)}")
-    return (output - target.reshape(output.shape)).square().flatten(1).sum(1)
-
-
-def penalized(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
-    """Return the trained parameters that a penalty holds down, with their weights."""
-    pairs: list[tuple[nn.Parameter, float]] = []
-    for head in model.modules():
-        if isinstance(head, Head):
-            pairs += [(p, 1.0) for p in (*head.psi.parameters(), *head.kappa.parameters())]
-            # By shape: the remainder's bias has one axis.
-            pairs += [(p, REMAINDER_SHARE) for p in head.pi.parameters() if p.dim() > 1]
-    return [(p, weight) for p, weight in pairs if p.requires_grad]
-
-
-def resolve(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
-    """Return the configuration with every `auto` replaced by what it stands for, after a check of the data."""
-    if not isinstance(config, TrainConfig):
-        raise SpecError(f"fit: expected a TrainConfig, got {type(config).__name__}")
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    if not pair or not all(isinstance(tensor, Tensor) for tensor in data):
-        raise SpecError(f"fit: expected inputs and targets as a pair of tensors, got {type(data).__name__}")
-    x, y = data
-    for what, tensor in (("inputs", x), ("targets", y)):
-        if tensor.layout != torch.strided:
-            raise SpecError(f"fit: expected dense {what}, got {tensor.layout}; use to_dense(), some rows at a time")
-    if not x.is_floating_point():
-        raise SpecError(f"fit: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
-    if x.dim() < 2 or x.shape[0] == 0:
-        raise SpecError(f"fit: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
-    if y.shape[:1] != x.shape[:1]:
-        raise SpecError(f"fit: {x.shape[0]:,} rows of inputs and {tuple(y.shape)} of targets")
-    if not bool(torch.isfinite(x).all()) or (y.is_floating_point() and not bool(torch.isfinite(y).all())):
-        raise SpecError("fit: inputs and targets must be finite")
-    loss, solver = config.loss, config.solver
-    if loss == "auto":
-        loss = "mse" if y.is_floating_point() else "cross_entropy"
-    if loss == "cross_entropy" and (y.is_floating_point() or y.dim() != 1):
-        raise SpecError(
-            f"fit: cross_entropy needs class numbers of shape (rows,), got {y.dtype} of shape {tuple(y.shape)}"
-        )
-    if loss == "mse" and not y.is_floating_point():
-        raise SpecError(f"fit: mse needs targets of a floating-point type, got {y.dtype}")
-    if not any(p.requires_grad and p.numel() for p in model.parameters()):
-        raise SpecError("fit: the model has no parameters that are trained")
-    like = next(p for p in model.parameters() if p.is_floating_point())
-    if x.dtype != like.dtype or (loss == "mse" and y.dtype != like.dtype):
-        raise SpecError(f"fit: inputs are {x.dtype}, targets {y.dtype} and the model {like.dtype}; they must agree")
-    if isinstance(model, Model):
-        _check_sizes(model, x, y, loss)
-    return replace(config, loss=loss, solver=solver_for(model, x.shape[0]) if solver == "auto" else solver)
-
-
-def _check_sizes(model: Model, x: Tensor, y: Tensor, loss: str) -> None:
-    inputs, outputs = model.in_features, model.out_features
-    if x.shape[-1] != inputs:
-        raise SpecError(f"fit: the model takes {inputs} inputs, got x of shape {tuple(x.shape)}")
-    if loss == "cross_entropy":
-        low, high = (int(bound) for bound in y.aminmax())
-        if y.dtype not in (torch.int64, torch.uint8) or low < 0 or high >= outputs:
-            wanted = f"whole numbers 0 to {outputs - 1} (int64), one a row, for {outputs} outputs"
-            raise SpecError(f"fit: classes are {wanted}; got {y.dtype} from {low} to {high}")
-    elif y.shape[1:] not in ((outputs,), *([()] if outputs == 1 else [])):
-        raise SpecError(f"fit: the model has {outputs} outputs, got targets of shape {tuple(y.shape)}")
-
-
-def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
-    """Return what the solver `auto` stands for."""
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    # A line search needs a function that is the same twice.
-    random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
-    return "lbfgs" if rows * count <= SMALL_PRODUCT and not random else "adamw"
-
-
-@contextlib.contextmanager
-def _own_draws(seed: int, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let dropout draw from a seed, and put torch's own generators back afterwards."""
-    devices = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        yield
-
-
-def train(model: nn.Module, data: Data, config: TrainConfig, validation: Data | None = None) -> Iterator[Epoch]:
+def train(
+    model: nn.Module,
+    data: Any,
+    config: TrainConfig | None = None,
+    validation: Any = None,
+    *,
+    checkpoints: Checkpoints | None = None,
+    group: Group | None = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Iterator[Epoch]:
     """Train a model in place and yield a record after each epoch; the weights are those of the last epoch.
 
     Args:
-        model: maps `(rows, m)` to `(rows, n)`.
-        data: inputs `(rows, m)` and targets: class numbers `(rows,)`, or numbers `(rows,)` or `(rows, n)`.
-        config: how; a penalty of None counts as zero here.
-        validation: inputs and targets of rows that are only looked at.
+        model: maps `(rows, m)` to `(rows, n)`: a `kapsi.Model`, or another module.
+        data: inputs and targets, and weights of the rows if they have some: `(x, y)` or `(x, y, weight)` of tensors, arrays,
+            sparse matrices or memory maps; a data set or a loader of torch that gives them; `kapsi.ParquetRows`. Targets are
+            class numbers `(rows,)`, or numbers `(rows,)` or `(rows, k)`.
+        config: how; the defaults where it is left out.
+        validation: rows that are only looked at, of any of these kinds; or a share of the data to hold out, 0 < share < 1.
+        checkpoints: where and how often the run is written down.
+        group: the processes that train together, from `kapsi.open_group`.
+        watch: called after each step.
+        **options: of `TrainConfig`, instead of those in `config`: `loss="mse"`, `solver="adamw"`, `epochs=10`.
 
     Raises:
-        KapsiError: the loss is not finite.
+        SpecError: data, model and options that do not fit.
+        KapsiError: a loss or a gradient is not finite; the message names the layer. The weights are those before that step.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> x = torch.linspace(-1, 1, 50).unsqueeze(1)
+        >>> model = kp.Model(kp.rpn([1, 4, 1], expansion=kp.Chebyshev(3)), seed=0)
+        >>> for epoch in kp.train(model, (x, x.sin()), loss="mse", solver="adamw", epochs=3):
+        ...     print(epoch.number, epoch.loss < 10)
+        1 True
+        2 True
+        3 True
     """
-    config = resolve(model, data, config)
-    if validation is not None:
-        resolve(model, validation, config)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    held_down = penalized(model) if config.penalty else []
-    generator = torch.Generator().manual_seed(config.seed)
-    step = _lbfgs(parameters, config) if config.solver == "lbfgs" else _adamw(parameters, config)
-    best = math.inf
-
-    fixed = _fixed_features(model, data[0]) if config.solver == "lbfgs" else None
-
-    def objective(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss = row_losses(model(x) if fixed is None else model(x, fixed), y, config.loss).mean()
-        total = loss
-        for parameter, weight in held_down:
-            total = total + (0.5 * (config.penalty or 0.0) * weight) * parameter.square().sum()
-        return total, loss.detach()
-
-    for number in range(1, config.epochs + 1):
-        model.train()
-        seed = int(torch.randint(2**62, (), generator=generator))
-        with _own_draws(seed, parameters):
-            loss, ended = step(objective, data, generator)
-        if not math.isfinite(loss):
-            raise KapsiError(
-                f"training stopped in epoch {number}: the loss is {loss}; lower learning_rate, or scale the inputs"
-            )
-        held = None if validation is None else mean_loss(model, validation, config.loss)
-        measure = loss if held is None else held
-        better = measure < best
-        best = min(best, measure)
-        yield Epoch(number, loss, held, better)
-        if ended:
-            return
-
-
-def _fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
-    """Return κ(x) of the first layer for a full batch, where training does not change it and it is not too large to keep."""
-    if not isinstance(model, Model):
-        return None
-    first = cast(Layer, model.layers[0])
-    columns = sum(math.prod(cast(Head, head).factors) for head in first.heads)
-    if x.shape[0] * columns > LARGEST_KEPT:
-        return None
-    with torch.no_grad():
-        return first.fixed_features(x)
-
-
-Objective: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Step: TypeAlias = Callable[[Objective, Data, torch.Generator], tuple[float, bool]]
-
-
-def _lbfgs(parameters: list[nn.Parameter], config: TrainConfig) -> Step:
-    optimizer = torch.optim.LBFGS(
-        parameters,
-        lr=1.0,
-        max_iter=5,
-        history_size=10,
-        tolerance_grad=1e-7,
-        tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )
-    last = math.inf
-
-    def step(objective: Objective, data: Data, generator: torch.Generator) -> tuple[float, bool]:
-        nonlocal last
-        losses: list[float] = []
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            total, loss = objective(*data)
-            total.backward()
-            losses.append(float(loss))
-            return total
-
-        total = float(optimizer.step(closure).detach())  # before the step
-        ended = last - total < 1e-9 * max(1.0, abs(total)) and math.isfinite(last)
-        last = total
-        return losses[-1], ended
-
-    return step
-
-
-def _adamw(parameters: list[nn.Parameter], config: TrainConfig) -> Step:
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
-
-    def step(objective: Objective, data: Data, generator: torch.Generator) -> tuple[float, bool]:
-        x, y = data
-        total = 0.0
-        batches = list(torch.randperm(x.shape[0], generator=generator).split(config.batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1:  # a batch of one row has no statistics for a batch norm
-            batches[-2:] = [torch.cat(batches[-2:])]
-        for rows in batches:
-            optimizer.zero_grad()
-            value, loss = objective(x[rows], y[rows])
-            value.backward()
-            optimizer.step()
-            total += float(loss) * len(rows)
-        schedule.step()
-        return total / x.shape[0], False
-
-    return step
-
-
-def mean_loss(model: nn.Module, data: Data, loss: str) -> float:
-    """Return the mean loss of some rows in evaluation mode."""
-    return float(row_losses(predict(model, data[0]), data[1], loss).mean())
-
-
-@torch.no_grad()
-def predict(model: nn.Module, x: Tensor, batch: int = 65_536) -> Tensor:
-    """Return the outputs of some rows in evaluation mode, in batches."""
-    model.eval()
-    return torch.cat([model(rows) for rows in x.split(batch)])
+    run = _Run(model, data, _with_options(config, options, "train"), validation, checkpoints, group, watch)
+    return run.epochs()
 
 
 def fit(
     model: nn.Module,
-    data: Data,
+    data: Any,
     config: TrainConfig | None = None,
     *,
-    validation: Data | None = None,
+    validation: Any = None,
     progress: Callable[[Epoch], None] | None = None,
+    checkpoints: Checkpoints | None = None,
+    group: Group | None = None,
+    watch: Watch | None = None,
+    **options: Any,
 ) -> list[Epoch]:
     """Train a model in place, with early stopping that restores the weights of the best epoch; return the records.
 
-    The model is in evaluation mode afterwards.
+    The model is in evaluation mode afterwards. An interrupt (Ctrl-C) ends training after the step; the model keeps the best
+    weights so far, and the last record says `interrupted`. A second one is an exception.
 
     Args:
-        model: maps `(rows, m)` to `(rows, n)`.
-        data: inputs `(rows, m)` and targets: class numbers `(rows,)`, or numbers `(rows,)` or `(rows, n)`.
-        config: how; the defaults where it is left out. A penalty of None counts as zero here.
-        validation: inputs and targets to stop on; without them training ends with the last epoch.
-        progress: called after each epoch.
+        model: maps `(rows, m)` to `(rows, n)`: a `kapsi.Model`, or another module.
+        data: as for `train`.
+        config: how; the defaults where it is left out.
+        validation: rows to stop on, of any of the kinds of data; or a share of the data. Without them training ends with the
+            last epoch.
+        progress: called after each epoch with its record.
+        checkpoints: where and how often the run is written down, to go on after it was killed.
+        group: the processes that train together, from `kapsi.open_group`.
+        watch: called after each step.
+        **options: of `TrainConfig`, instead of those in `config`.
 
     Raises:
-        KapsiError: data that do not fit, or a loss that is not finite; the model then has the best weights so far, those
-            it came with if no epoch was better.
+        SpecError: data, model and options that do not fit.
+        KapsiError: a loss or a gradient is not finite; the model then has the best weights so far, those it came with if no
+            epoch was better.
 
     Example:
         >>> import torch, kapsi as kp
@@ -334,147 +145,527 @@ def fit(
         >>> records[-1].loss < 1e-6
         True
     """
-    config = TrainConfig() if config is None else config
-    records: list[Epoch] = []
-    first = best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    since = 0  # epochs without a better loss
-    whole = False
-    try:
-        for epoch in train(model, data, config, validation):
-            records.append(epoch)
+    if progress is not None and not callable(progress):
+        raise SpecError(
+            f"fit: expected progress that can be called with a record, such as kapsi.CsvLog(path), got {type(progress).__name__}"
+        )
+    run = _Run(
+        model, data, _with_options(config, options, "fit"), validation, checkpoints, group, watch, keeps_best=True
+    )
+    with run.interruptible():
+        for epoch in run.epochs():
             if progress is not None:
                 progress(epoch)
-            since = 0 if epoch.best else since + 1
-            if epoch.best:
-                best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            if validation is not None and since >= config.patience:
-                break
-        whole = validation is None
-    except KapsiError:
-        if records:  # led astray, perhaps from the first epoch on
-            model.load_state_dict(first)
-            measures = [epoch.loss if epoch.validation_loss is None else epoch.validation_loss for epoch in records]
-            if not mean_loss(model, validation or data, resolve(model, data, config).loss) > min(measures):
-                best = first
-        raise
-    finally:
-        if not whole:  # stopped early, interrupted, or led astray
-            model.load_state_dict(best)
-        model.eval()
-    return records
+    return run.records
 
 
-PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-5)
-LARGE_PENALTY = 1e-4
-"""What a model has that is too large for the search: with many rows there is little to hold down."""
-
-CROSS_VALIDATED_ROWS = 5_000
-"""Up to so many rows the penalty is chosen by cross-validation: a single part of a small table is too noisy for it."""
-
-INNER_FOLDS = 3
-LEAST_EPOCHS = 6
-OUTPUT_SCALE = 0.01
-"""Scale of the last layer at first: a fit that stops early is then near a constant, not near a random function."""
-
-
-class Choice(NamedTuple):
-    """A penalty that was tried.
-
-    Attributes:
-        penalty: λ.
-        loss: mean loss on the rows that were not trained on.
-        epochs: number of epochs to the best loss, the median over the parts.
-        chosen: whether it was chosen.
-    """
-
-    penalty: float
-    loss: float
-    epochs: int
-    chosen: bool
+def _with_options(config: TrainConfig | None, options: dict[str, Any], where: str) -> TrainConfig:
+    config = TrainConfig() if config is None else config
+    if not isinstance(config, TrainConfig):
+        raise SpecError(f"{where}: expected a TrainConfig, got {type(config).__name__}")
+    known = [field.name for field in fields(TrainConfig)]
+    for name in options:
+        if name not in known:
+            close = nearest(name, known)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SpecError(f"{where}: there is no option {name!r}; {hint}there are {', '.join(known)}")
+    return replace(config, **options) if options else config
 
 
-Split: TypeAlias = tuple[Tensor, Tensor]
-"""Row numbers to train on, and to hold out."""
+# ------------------------------------------------------------------------------------------------ the choice of a solver
 
 
-def near_zero(model: Model) -> Model:
-    """Scale the last layer of a new model to a hundredth, in place."""
-    with torch.no_grad():
-        for head in model.layers[-1].heads:  # type: ignore[union-attr]
-            weights = list(head.psi.parameters())
-            if weights:
-                head.spec.reconciliation.scale(weights, OUTPUT_SCALE)
-            for tensor in head.pi.parameters():
-                tensor.mul_(OUTPUT_SCALE)
-    return model
+def choose_solver(model: nn.Module, rows: Rows, loss: Loss, config: TrainConfig, group: Group) -> tuple[str, str]:
+    """Return the solver that `auto` stands for, and why."""
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    wanted = next((name for name in ("accumulate", "clip", "averaging") if _is_set(config, name)), None)
+    if wanted or config.precision != "full":
+        return "adamw", f"{wanted or 'precision'} is for steps in mini-batches"
+    if group.sharded:
+        return "adamw", "the model is divided among processes"
+    if config.l1 or config.group_sparsity:
+        return "adamw", "an l1 or a group penalty is not smooth"
+    # A line search needs a function that is the same twice.
+    if any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules()):
+        return "adamw", "dropout is random"
+    batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    number = rows.count
+    if loss.name == "mse" and config.starts == 1 and _is_closed(model, number, group):
+        return "ridge", "the model is linear in its parameters: solved at once"
+    if number is None or not rows.in_memory:
+        return "adamw", "the rows are not in memory"
+    size = f"{number:,} rows and {count:,} parameters"
+    outputs = getattr(model, "out_features", 1)
+    curved = loss.name in ("mse", "gaussian")
+    sparse = getattr(rows, "sparse", False)
+    fits = count <= SMALL_SYSTEM and number * count * outputs <= SMALL_JACOBIAN
+    if curved and fits and not batch_statistics and not sparse:
+        return "levenberg_marquardt", f"{size} are few: damped Gauss–Newton steps on all of them"
+    if number * count <= SMALL_PRODUCT:
+        return "lbfgs", f"{size} are few: quasi-Newton steps on all of them"
+    return "adamw", f"{size} are many: steps in mini-batches"
 
 
-def choose_penalty(
-    make: Make,
-    data: Data,
-    splits: Sequence[Split],
-    config: TrainConfig,
-    *,
-    penalties: Sequence[float] = PENALTIES,
-    progress: Callable[[Epoch], None] | None = None,
-) -> list[Choice]:
-    """Fit with penalties from strong to weak and choose the strongest that is not surely worse than the best.
-
-    "Not surely worse" is: its mean loss on the held-out rows is above the lowest one by at most one standard error of the
-    difference, taken row by row (the one-standard-error rule of Breiman et al. 1984, paired). The search ends when three
-    penalties in a row are surely worse than the best so far.
-
-    A model of one layer goes on from the weights of the penalty before; with more layers, where strong penalties lead into
-    corners, each fit begins anew.
-
-    Args:
-        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
-        data: inputs and targets.
-        splits: rows to train on and rows to stop and choose on, one pair or several.
-        config: how; its penalty is not used.
-        penalties: in descending order.
-        progress: called after each epoch.
-
-    Returns:
-        What was tried, in order.
-    """
-    x, y = data
-    tried: list[tuple[float, Tensor, int]] = []
-    worse = 0
-    models = [make(kept) for kept, _ in splits]
-    for penalty in penalties:
-        losses, epochs = [], []
-        for i, (kept, held) in enumerate(splits):
-            model = models[i] = models[i] if _continues(models[i]) else make(kept)
-            settled = resolve(model, data, replace(config, penalty=penalty))
-            validation = (x[held], y[held])
-            records = fit(model, (x[kept], y[kept]), settled, validation=validation, progress=progress)
-            held_out = row_losses(predict(model, validation[0]), validation[1], settled.loss).double()
-            losses.append(held_out.nan_to_num(nan=math.inf, posinf=math.inf))
-            epochs.append(max((r.number for r in records if r.best), default=1))
-        tried.append((penalty, torch.cat(losses), sorted(epochs)[len(epochs) // 2]))
-        lowest = min((held_out for _, held_out, _ in tried), key=lambda t: float(t.mean()))
-        worse = worse + 1 if _surely_worse(tried[-1][1], lowest) else 0
-        if worse == 3 and len(tried) > 4:
-            break
-    chosen = next(penalty for penalty, held_out, _ in tried if not _surely_worse(held_out, lowest))
-    return [Choice(p, float(held_out.mean()), count, p == chosen) for p, held_out, count in tried]
+def _is_closed(model: nn.Module, rows: int | None, group: Group) -> bool:
+    return rows is not None and reason_not_closed(model, rows, group.size) is None
 
 
-def _continues(model: Model) -> bool:
-    return len(model.layers) == 1
+def _is_set(config: TrainConfig, name: str) -> bool:
+    return getattr(config, name) != getattr(TrainConfig(), name)
 
 
-def _surely_worse(losses: Tensor, lowest: Tensor) -> bool:
-    if not bool(torch.isfinite(losses).all()):
-        return bool(torch.isfinite(lowest).all())
-    difference = losses - lowest
-    error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return float(difference.mean()) > error
+def _check_options(config: TrainConfig) -> None:
+    """Refuse options that the solver does not have, rather than leave them without effect."""
+    solver = config.solver
+    if solver not in MINI_BATCH:
+        for name in ("accumulate", "clip", "averaging", "precision"):
+            if _is_set(config, name):
+                raise SpecError(f"fit: {name} is for adamw and sgd, the solver is {solver}; leave {name} out")
+    if config.compile and solver not in (*MINI_BATCH, "lbfgs"):
+        raise SpecError(f"fit: compile is for adamw, sgd and lbfgs, the solver is {solver}; leave compile out")
+    if config.starts > 1 and solver != "levenberg_marquardt":
+        raise SpecError(f"fit: starts is for levenberg_marquardt, the solver is {solver}; leave starts out")
+    if config.label_smoothing and config.loss != "cross_entropy":
+        raise SpecError(
+            f"fit: label_smoothing is for cross_entropy, the loss is {config.loss}; leave label_smoothing out"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+class _Run:
+    """One training run: what it was given, where it stands, and what it learned."""
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        config: TrainConfig,
+        validation: Any = None,
+        checkpoints: Checkpoints | None = None,
+        group: Group | None = None,
+        watch: Watch | None = None,
+        keeps_best: bool = False,
+    ) -> None:
+        self.model, self.checkpoints, self.watch, self.keeps_best = model, checkpoints, watch, keeps_best
+        self.group = Group() if group is None else group
+        if not isinstance(model, nn.Module):
+            raise SpecError(f"fit: expected a model, got {type(model).__name__}")
+        if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+            raise SpecError("fit: the model has parameters without a size yet; run it once, with model(x[:2])")
+        if any(p.is_inference() for p in model.parameters()):
+            raise SpecError("fit: the model was made in torch.inference_mode and cannot be trained; make it outside")
+        like = next((p for p in model.parameters() if p.requires_grad and p.numel()), None)
+        if like is None:
+            raise SpecError("fit: the model has no parameters that are trained")
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise SpecError("fit: the model is on the meta device and has no values")
+        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+            given = type(checkpoints).__name__
+            raise SpecError(f"fit: expected checkpoints=kapsi.Checkpoints(folder), got {given}")
+        if not isinstance(self.group, Group):
+            raise SpecError(f"fit: expected a group from kapsi.open_group, got {type(group).__name__}")
+        if watch is not None and not callable(watch):
+            raise SpecError(f"fit: expected a watch that can be called after each step, got {type(watch).__name__}")
+        rows = make_rows(data)
+        held: Rows | None = None
+        name = config.loss if config.loss != "auto" else "cross_entropy" if rows.classes else "mse"
+        loss = make_loss(name, label_smoothing=config.label_smoothing, huber_delta=config.huber_delta)
+        if isinstance(validation, float | int | np.floating):
+            rows, held = rows.divide(float(validation), config.seed, classes=loss.classes)
+        elif validation is not None:
+            held = make_rows(validation)
+        device = like.device if self.group.device is None else self.group.device
+        own = isinstance(model, Model)
+        settings: dict[str, Any] = {
+            "in_features": model.in_features if own else None,
+            "outputs": model.out_features if own else self._outputs(rows, like.dtype, device),
+            "dtype": like.dtype,
+            "device": device,
+        }
+        self.rows = rows.settle(loss, **settings, class_weights=config.class_weights)
+        self.held = None if held is None else held.settle(loss, **settings)
+        solver: str = config.solver
+        self.reason = "it was asked for"
+        if solver == "auto":
+            solver, self.reason = choose_solver(model, self.rows, loss, config, self.group)
+        self.config = replace(config, loss=cast(Any, name), solver=cast(Any, solver))
+        _check_options(self.config)
+        self.loss = loss
+        self.number = 0  # epochs that are over
+        self.step = 0  # steps of the one that is not
+        self.taken = 0  # steps since the beginning
+        self.records: list[Epoch] = []
+        self.lowest = math.inf
+        self.since = 0  # epochs without a better loss
+        self.over: str | None = None
+        self.interrupted = False
+        self.earlier = 0.0  # seconds before an interruption
+        self.solver = self._solver(chosen=config.solver == "auto")
+        self.first: dict[str, Tensor] = self._weights() if keeps_best else {}
+        self.best = self.first
+        # What is in memory is compared whole: reading it is quick.
+        self.described = [
+            None if part is None else part.described | ({"contents": contents(part)} if part.in_memory else {})
+            for part in ((self.rows, self.held) if checkpoints is not None else ())
+        ]
+        self._resume()
+
+    def _solver(self, chosen: bool) -> Solver:
+        """Return the solver; where one that nobody asked for cannot differentiate the model as it must, the next one."""
+        try:
+            return self._named_solver()
+        except SpecError as error:
+            if not chosen or self.config.solver != "levenberg_marquardt":
+                raise
+            self.config = replace(self.config, solver="lbfgs")
+            self.reason = f"quasi-Newton steps on all rows, since {error}"
+            return self._named_solver()
+
+    def _named_solver(self) -> Solver:
+        config, model, group = self.config, self.model, self.group
+        call: Callable[..., Tensor] = model
+        mini_batch = config.solver in MINI_BATCH
+        if group.sharded and not mini_batch:
+            raise SpecError(
+                f"fit: {config.solver} needs the whole model on each process; take adamw or sgd, or strategy ddp"
+            )
+        self._check_inputs()
+        if mini_batch:
+            call = group.wrap(model)
+        if config.compile:
+            call = cast("Callable[..., Tensor]", torch.compile(call))
+        task = Task(model, self.rows, self.loss, Penalties(model, config), config, group, call)
+        return SOLVERS[config.solver](task)
+
+    def _check_inputs(self) -> None:
+        if isinstance(self.model, Model) and self.rows.in_memory:
+            shape = tuple(next(iter(self.rows.chunks(1))).x.shape)
+            if len(shape) != 2:
+                inner = ", ".join(str(size) for size in shape[1:])
+                raise SpecError(f"fit: expected inputs of shape (rows, m), got (rows, {inner}); use x.flatten(0, -2)")
+
+    def _outputs(self, rows: Rows, dtype: torch.dtype, device: torch.device | str) -> int:
+        """Return the number of outputs of a module that does not tell it, and refuse one that does not map rows to rows."""
+        x = next(iter(rows.chunks(2))).x.to(device, dtype)
+        with evaluation(self.model):
+            output = outputs_of(self.model, self.model, x, "fit")
+        if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != len(x):
+            given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise SpecError(f"fit: the model must map ({len(x)}, m) to ({len(x)}, n), it returned {given}")
+        if not output.requires_grad:
+            raise SpecError(
+                "fit: the outputs of the model depend on no parameter that is trained; look for detach and no_grad in it"
+            )
+        return output.shape[1]
+
+    # -------------------------------------------------------------------------------- the loop
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Train, and yield a record after each epoch."""
+        started = time.monotonic()
+        try:
+            while self.over is None:
+                record = self._epoch(started)
+                # What is yielded has the weights that count; they stay when nobody asks for a further epoch.
+                with self.solver.evaluating():
+                    self._keep(record)
+                    yield record
+            self._finish()
+        finally:
+            self._leave()
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _epoch(self, started: float) -> Epoch:
+        config, number, length = self.config, self.number + 1, self.solver.length()
+        try:
+            with threads_for(self._elements()), self.group.watching():
+                for _ in self.solver.steps(number, self.step):
+                    self.step += 1
+                    self.taken += 1
+                    self.seconds = self.earlier + time.monotonic() - started
+                    if self.watch is not None:
+                        self.watch(number, self.step, length)
+                    if self.checkpoints is not None and self._is_due():
+                        self._write()
+                    if self.interrupted and self.group.size == 1:
+                        break
+        except NotFinite as error:
+            self._stop(error)
+        self.seconds = self.earlier + time.monotonic() - started
+        report = self.solver.report()
+        if self.group.any(self.interrupted):
+            self.over = INTERRUPTED
+            if self.checkpoints is not None and self.checkpoints.worth():
+                self._write()
+        validation_loss: float | None = None
+        metrics: dict[str, float] = {}
+        with self.solver.evaluating(), self.group.evaluating(self.model):
+            if self.held is not None:
+                validation_loss, metrics = evaluate(self.model, self.held, self.loss, self.group)
+        if self.held is None and self.loss.name == "mse" and report.loss >= 0:
+            metrics = {"rmse": math.sqrt(report.loss)}
+        measure = report.loss if validation_loss is None else validation_loss
+        best = measure < self.lowest
+        self.over = self.over or report.ended or self._limit(config, number, 0 if best else self.since + 1)
+        if self.over is not None and validation_loss is not None and not math.isfinite(min(measure, self.lowest)):
+            self._stop_validation(validation_loss)
+        return Epoch(
+            number,
+            report.loss,
+            validation_loss,
+            best,
+            metrics,
+            self.seconds,
+            report.learning_rate,
+            config.solver,
+            self.reason,
+            report.details or {},
+            self.over,
+        )
+
+    def _limit(self, config: TrainConfig, number: int, since: int) -> str | None:
+        """Return which limit of the options ends the run after so many epochs, `since` of them no better, None where none does."""
+        if config.seconds is not None and self.group.any(self.seconds >= config.seconds):
+            return f"{config.seconds:g} seconds are over"
+        if self.keeps_best and self.held is not None and since >= config.patience:
+            return f"the validation loss was no better for {config.patience} epochs"
+        return ALL_EPOCHS if number >= config.epochs else None
+
+    def _keep(self, record: Epoch) -> None:
+        """Take a record into the books."""
+        self.number, self.step = record.number, 0
+        self.records.append(record)
+        self.since = 0 if record.best else self.since + 1
+        if record.best:
+            measure = record.loss if record.validation_loss is None else record.validation_loss
+            self.lowest = measure
+            if self.keeps_best:
+                self.best = self._weights()
+
+    def _finish(self) -> None:
+        """Write the end of the run, and give the model the weights that it ends with."""
+        if not self.records:
+            return
+        if self.checkpoints is not None and self.over != INTERRUPTED:
+            saved = self._saved()  # what several processes share is gathered by all of them
+            if self.group.first:
+                self.checkpoints.finish(saved)
+        self._settle()
+
+    def _settle(self) -> None:
+        last = contextlib.ExitStack()
+        last.enter_context(self.solver.evaluating())
+        final = self._weights()
+        last.close()
+        # Without validation rows the last epoch counts, but one that was cut short.
+        whole = self.held is None and self.over != INTERRUPTED
+        self._place(final if whole or not self.keeps_best else self.best)
+
+    def _leave(self) -> None:
+        """Leave a usable model behind, however the run ended."""
+        if self.keeps_best and self.over is None:  # an error, or a second interrupt
+            self._place(self.best)
+        if self.config.solver in MINI_BATCH:
+            self.group.unwrap(self.model)
+        if self.keeps_best:
+            self.model.eval()
+
+    def _stop(self, error: NotFinite) -> NoReturn:
+        """Say what is not finite, and where."""
+        where = f"training stopped in epoch {self.number + 1}"
+        text = diagnose(self.model, error.batch, self.loss, error.statistic, self.taken + 1)
+        if self.keeps_best and self.records:  # led astray, perhaps from the first epoch on
+            self._place(self.first)
+            with self.group.evaluating(self.model):
+                measure, _ = evaluate(self.model, self.held or self.rows, self.loss, self.group)
+            # The first epoch's mean over its steps may be this very loss, in another rounding.
+            if not measure > self.lowest + 1e-6 * abs(self.lowest):
+                self.best = self.first
+        raise KapsiError(f"{where}: {text}") from None
+
+    def _stop_validation(self, value: float) -> NoReturn:
+        """Say that the validation loss never was finite, and where that comes from."""
+        where = ""
+        if self.group.size == 1:
+            with self.solver.evaluating(), evaluation(self.model):
+                for batch in cast(Rows, self.held).chunks(rows_at_a_time(self.model)):
+                    with torch.no_grad():
+                        losses = self.loss.rows(self.model(batch.x), batch.y)
+                    if not bool(torch.isfinite(losses).all()):
+                        where = f"; {diagnose(self.model, batch, self.loss, 'loss', self.taken)}"
+                        break
+        epochs = f"the {self.number + 1} epochs" if self.number else "the only epoch"
+        raise KapsiError(f"the validation loss was {value:g} after {epochs}, and never finite{where}")
+
+    def _elements(self) -> int:
+        """Return the size of what a step works on, for a solver on all rows."""
+        if self.config.solver in MINI_BATCH or self.rows.count is None:
+            return SMALL_ELEMENTS + 1
+        widest = max((math.prod(head.factors) for head in self.model.modules() if isinstance(head, Head)), default=1)
+        return self.rows.count * widest
+
+    # -------------------------------------------------------------------------------- weights
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: self.group.whole(t.detach()).clone() for name, t in _tensors(self.model).items()}
+
+    def _place(self, weights: dict[str, Tensor]) -> None:
+        for name, tensor in _tensors(self.model).items():
+            self.group.place(tensor, weights[name])
+
+    # -------------------------------------------------------------------------------- checkpoints
+
+    def _is_due(self) -> bool:
+        due = cast(Checkpoints, self.checkpoints).due(self.taken)
+        if self.group.sharded:  # all processes have a part of it to give
+            return self.taken % ASK_EVERY == 0 and self.group.any(due)
+        return due and self.group.first
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what has to be the same for a run to go on."""
+        config = to_dict(self.config)
+        for name in FREE if not self._depends_on_epochs() else FREE[1:]:
+            del config[name]
+        shapes = {name: [str(t.dtype), list(t.shape)] for name, t in _tensors(self.model).items()}
+        return {
+            "config": config,
+            "limits": {name: getattr(self.config, name) for name in FREE},
+            "data": self.described[0],
+            "validation": self.described[1],
+            "model": shapes,
+            "spec": to_dict(self.model.spec) if isinstance(self.model, Model) else None,
+        }
+
+    def _depends_on_epochs(self) -> bool:
+        return self.config.solver in MINI_BATCH and self.config.schedule in ("cosine", "one_cycle")
+
+    def _machine(self) -> dict[str, Any]:
+        """Return what has to be the same for it to go on to the last bit."""
+        with threads_for(self._elements()):
+            threads = torch.get_num_threads()
+        device = next(self.model.parameters()).device.type
+        return {"threads": threads, "device": device, "processes": self.group.size, "torch": torch.__version__}
+
+    def _saved(self) -> Saved:
+        tensors = {f"model.{name}": tensor for name, tensor in self._state_of(self.model).items()}
+        known, plain = self.solver.state()
+        tensors |= {f"solver.{name}": tensor for name, tensor in known.items()}
+        if self.keeps_best:
+            tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        data = {
+            "kapsi": __version__,
+            "python": platform.python_version(),
+            "identity": self._identity(),
+            "machine": self._machine(),
+            "number": self.number,
+            "step": self.step,
+            "taken": self.taken,
+            "records": [record._asdict() for record in self.records],
+            "lowest": self.lowest,
+            "since": self.since,
+            "seconds": self.seconds,
+            "over": self.over if self.over != INTERRUPTED else None,
+            "keeps_best": self.keeps_best,
+            "context": cast(Checkpoints, self.checkpoints).context,
+            "solver": plain,
+        }
+        return Saved(self.taken, tensors, data)
+
+    def _state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: self.group.whole(tensor.detach()) for name, tensor in _tensors(model).items()}
+
+    def _write(self) -> None:
+        saved = self._saved()
+        if self.group.first:
+            cast(Checkpoints, self.checkpoints).write(saved)
+
+    def _resume(self) -> None:
+        """Go on from the last whole checkpoint, if there is one."""
+        self.seconds = 0.0
+        if self.checkpoints is None:
+            return
+        saved = self.checkpoints.latest()
+        if saved is None:
+            return
+        where, data, identity = f"{str(saved.path)!r}", saved.data, self._identity()
+        differing = list(differences(identity["config"], data["identity"]["config"]))
+        for name in ("model", "spec", "data", "validation"):
+            # JSON has lists for tuples.
+            if to_dict_plain(identity[name]) != data["identity"][name]:
+                differing.append("the " + {"spec": "model", "validation": "validation rows"}.get(name, name))
+        context = self.checkpoints.context
+        differing += [name for name in context if context[name] != data["context"].get(name)]
+        if bool(data["keeps_best"]) != self.keeps_best:
+            differing.append("train instead of fit")
+        if differing:
+            raise SpecError(f"{where}: is of another run: {'; '.join(dict.fromkeys(differing))}; take another folder")
+        other = list(differences(self._machine(), data["machine"]))
+        if other:
+            self.checkpoints.say(f"{where}: goes on with {'; '.join(other)}; the last digits may differ")
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "solver": {}, "best": {}}
+        for name, tensor in saved.tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        self._place(parts["model"])
+        self.solver.restore((parts["solver"], data["solver"]))
+        if self.keeps_best:
+            self.best = parts["best"]
+        self.number, self.step, self.taken = data["number"], data["step"], data["taken"]
+        self.records = [Epoch(**record) for record in data["records"]]
+        self.lowest, self.since, self.over = data["lowest"], data["since"], data["over"]
+        self.earlier = self.seconds = data["seconds"]
+        # Limits may be other ones now; an epoch that was begun is ended first, unless there are too many already.
+        limits = {name: data["identity"]["limits"][name] for name in FREE}
+        if self.over is None or self.over == self._limit(replace(self.config, **limits), self.number, self.since):
+            over = self._limit(self.config, self.number, self.since)
+            self.over = over if not self.step or over == ALL_EPOCHS else None
+        if self.over is None and self.records:
+            self.records[-1] = self.records[-1]._replace(ended=None)
+        if self.over is not None:
+            self._settle()
+
+    # -------------------------------------------------------------------------------- interrupts
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let the first interrupt end training after the step; the second is an exception, as always."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+
+        def interrupt(number: int, frame: types.FrameType | None) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model, but for what modules keep beside tensors."""
+    return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+
+
+def to_dict_plain(value: Any) -> Any:
+    """Return plain data as JSON gives it back."""
+    if isinstance(value, dict):
+        return {str(key): to_dict_plain(item) for key, item in value.items()}
+    return (
+        [to_dict_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    )
 
 
 @contextlib.contextmanager
-def _threads_for(elements: int) -> Iterator[None]:
+def threads_for(elements: int) -> Iterator[None]:
     """Use one thread for small arrays: starting a second one costs more than it does, and far more on a busy machine.
 
     What is computed is then also the same on machines with another number of cores.
@@ -486,62 +677,3 @@ def _threads_for(elements: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def fit_selected(
-    make: Make,
-    data: Data,
-    config: TrainConfig,
-    *,
-    splits: Callable[[int], Sequence[Split]],
-    progress: Callable[[Epoch], None] | None = None,
-) -> tuple[Model, list[Epoch], list[Choice]]:
-    """Fit a model with the penalty and the number of epochs chosen on rows that are not trained on.
-
-    With `lbfgs` the choice is made by cross-validation (on one part above 5,000 rows), and the model is then fitted to all
-    rows in the same way, with the chosen penalty and number of epochs. With `adamw` a part of the rows is kept to stop early,
-    and the model is the one with the best weights there.
-
-    Args:
-        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
-        data: inputs and targets.
-        config: how.
-        splits: called with a number of folds, returns the rows of each; with 1, one pair with the share `config.stopping`.
-        progress: called after each epoch.
-
-    Returns:
-        The model, the records of its training, and the penalties that were tried (none where it was given).
-    """
-    model = make(slice(None))
-    columns = max(math.prod(head.factors) for _, head in model.heads())
-    with _threads_for(data[0].shape[0] * columns):
-        return _fit_selected(model, make, data, config, splits, progress)
-
-
-def _fit_selected(
-    model: Model,
-    make: Make,
-    data: Data,
-    config: TrainConfig,
-    splits: Callable[[int], Sequence[Split]],
-    progress: Callable[[Epoch], None] | None,
-) -> tuple[Model, list[Epoch], list[Choice]]:
-    x, y = data
-    settled = resolve(model, data, config)
-    penalties = PENALTIES if config.penalty is None else (config.penalty,)
-    if settled.solver == "adamw":
-        penalty = LARGE_PENALTY if config.penalty is None else config.penalty
-        ((kept, held),) = splits(1)
-        model = make(kept)
-        settled = replace(settled, penalty=penalty)
-        records = fit(model, (x[kept], y[kept]), settled, validation=(x[held], y[held]), progress=progress)
-        return model, records, []
-    parts = splits(INNER_FOLDS if x.shape[0] <= CROSS_VALIDATED_ROWS else 1)
-    choices = choose_penalty(make, data, parts, settled, penalties=penalties, progress=progress)
-    records = []
-    last = next(i for i, choice in enumerate(choices) if choice.chosen)
-    for choice in choices[: last + 1] if _continues(model) else choices[last : last + 1]:
-        epochs = min(config.epochs, max(choice.epochs, LEAST_EPOCHS))
-        again = fit(model, data, replace(settled, penalty=choice.penalty, epochs=epochs), progress=progress)
-        records += [epoch._replace(number=len(records) + i) for i, epoch in enumerate(again, 1)]
-    return model, records, choices if config.penalty is None else []

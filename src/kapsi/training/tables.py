@@ -5,7 +5,9 @@ The command line is a thin user of this module: `fit_table`, `load_run`, `TableM
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
 import json
 import math
 import platform
@@ -35,29 +37,30 @@ from kapsi.data.tabular import (
 )
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import Taylor
-from kapsi.files import append_line, plain, write_json
+from kapsi.files import append_line, plain, resolve, show, write_json
 from kapsi.function import Spec, option, to_dict
 from kapsi.model_file import load, save
 from kapsi.modules import Model, calibrate
 from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
-from kapsi.training.engine import (
-    Choice,
-    Epoch,
-    Split,
-    TrainConfig,
-    fit_selected,
-    near_zero,
-    predict,
-    solver_for,
-)
+from kapsi.training.checkpoint import Checkpoints
+from kapsi.training.config import TrainConfig
+from kapsi.training.distributed import Group
+from kapsi.training.engine import MINI_BATCH, Watch
+from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
+from kapsi.training.prediction import predict
+from kapsi.training.records import Epoch
 from kapsi.training.run_folder import NewRun, free_path, open_run
+from kapsi.training.selection import Choice, Fits, Split, fit_selected, near_zero, solver_for
 from kapsi.version import __version__
 
 __all__ = ["FitReport", "RunConfig", "Scores", "TableConfig", "TableModel", "default_spec", "fit_table", "load_run"]
 
 Floats = npt.NDArray[np.float64]
+
+LEAST_WORK = 10.0
+"""Seconds after which an interrupted run leaves checkpoints: what takes less is done again as fast."""
 
 LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
 
@@ -253,9 +256,7 @@ class Fitted(NamedTuple):
     choices: list[Choice]
 
 
-def fit_rows(
-    problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, progress: Callable[[Epoch], None] | None = None
-) -> Fitted:
+def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, fits: Fits | None = None) -> Fitted:
     """Fit preprocessing and model to some rows of a problem, with a configuration from `settle`; the others are not looked at."""
     if config.model is None:
         raise SpecError("fit_rows: the configuration has no model; take the one of settle")
@@ -271,8 +272,8 @@ def fit_rows(
     seed = config.training.seed
     x = torch.from_numpy(inputs)
     y = torch.from_numpy(problem.y[rows]) if scale is None else torch.from_numpy(scale.apply(problem.y[rows]))
-    # Small problems in float64, where a quasi-Newton method converges to the last digits and results repeat.
-    dtype = torch.float64 if config.training.solver == "lbfgs" else torch.float32
+    # Small problems in float64, where solvers on all rows converge to the last digits and results repeat.
+    dtype = torch.float32 if config.training.solver in MINI_BATCH else torch.float64
     x = x.to(dtype)
     y = y if scale is None else y.to(dtype)
 
@@ -291,7 +292,7 @@ def fit_rows(
             pairs = [split(problem.y[rows], config.training.stopping, classes=classes, seed=seed)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
-    model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, progress=progress)
+    model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
     fitted = TableModel(model.requires_grad_(True), preprocessing, problem.target, problem.task, problem.classes, scale)
     return Fitted(fitted, epochs, choices)
 
@@ -358,6 +359,10 @@ def fit_table(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    watch: Watch | None = None,
+    checkpoints: Checkpoints | None = None,
+    logs: Sequence[LogName] = (),
+    group: Group | None = None,
 ) -> FitReport:
     """Fit a model to a table and write the run folder.
 
@@ -371,10 +376,16 @@ def fit_table(
         output: the run folder; by default `runs/` and the table's name, with a number where that is taken.
         overwrite: replace an old run.
         progress: called after each epoch.
+        watch: called after each step.
+        checkpoints: how often the run is written down, and whether it is to go on; the folder is beside that of the run, and
+            deleted when the run is there.
+        logs: further logs of the epochs in the run folder, beside its `metrics.jsonl`.
+        group: the processes that train together; the first one writes.
 
     Raises:
         KapsiError: anything that does not fit; nothing is written then.
     """
+    group = Group() if group is None else group
     table = read_table(path)
     choice = config.table
     problem = make_problem(table, choice.target, task=choice.task, strict=choice.strict, drop=choice.drop)
@@ -394,41 +405,71 @@ def fit_table(
         tests = folds(problem.y, choice.folds, classes=classes, seed=seed)
         parts = [(np.setdiff1d(np.arange(count), test), test) for test in tests]
     config = settle(problem, config)
-    where = free_path(Path("runs") / Path(path).stem) if output is None else Path(output)
-    with (
-        NewRun(where, overwrite=overwrite) as run,
-        plain(where, "write the run"),
-        open(run.folder / "metrics.jsonl", "w", encoding="utf-8") as log,
-    ):
+    # Of several processes the first one looks: it may be making the folder while others look.
+    free = str(free_path(Path("runs") / Path(path).stem)) if output is None and group.first else ""
+    where = Path(group.broadcast(free)) if output is None else Path(output)
+
+    def fits(name: str) -> Fits:
+        part = None if checkpoints is None else checkpoints.part(name.replace(" ", "-"))
+        return Fits(None if progress is None else _named(progress, name), watch, part, group)
+
+    with contextlib.ExitStack() as stack:
+        run = log = None
+        if group.first:
+            run = stack.enter_context(NewRun(where, overwrite=overwrite))
+            stack.enter_context(plain(where, "write the run"))
+            log = stack.enter_context(open(run.folder / "metrics.jsonl", "w", encoding="utf-8"))
+        if checkpoints is not None:
+            checkpoints = _beside(where, checkpoints, path, overwrite)
         scores: dict[str, list[Scores]] = {}
         held = np.zeros((count, len(problem.classes) if problem.classes else 1))
         fold_of = np.full(count, -1)
         for number, (train, test) in enumerate(parts, 1):
             name = f"fold {number} of {len(parts)}" if choice.folds else "training part"
-            fitted = fit_rows(problem, train, config, None if progress is None else _named(progress, name))
+            fitted = fit_rows(problem, train, config, fits(name))
             outputs = fitted.model.outputs(problem.features, test)
             own = (classification_scores if classes else regression_scores)(outputs, problem.y[test])
             for model, found in {"kapsi": own, **baselines(problem, train, test)}.items():
                 scores.setdefault(model, []).append(found)
             held[test], fold_of[test] = outputs.reshape(len(test), -1), number
-            _log(log, name, fitted, {model: found[-1] for model, found in scores.items()}, problem.task)
+            if log is not None:
+                _log(log, name, fitted, {model: found[-1] for model, found in scores.items()}, problem.task)
         if choice.folds:
-            everything = np.arange(count)
-            fitted = fit_rows(problem, everything, config, None if progress is None else _named(progress, "all rows"))
-            _log(log, "all rows", fitted, None, problem.task)
+            fitted = fit_rows(problem, np.arange(count), config, fits("all rows"))
+            if log is not None:
+                _log(log, "all rows", fitted, None, problem.task)
         scored = np.flatnonzero(fold_of >= 0)
-        _write(
-            run,
-            problem,
-            config,
-            fitted,
-            scores,
-            held,
-            fold_of,
-            scored,
-        )
+        if run is not None:
+            _log_epochs(run.folder, logs, fitted.epochs)
+            _write(run, problem, config, fitted, scores, held, fold_of, scored)
+    if checkpoints is not None and group.first:
+        checkpoints.remove()
+    group.barrier()
     parameters = sum(p.numel() for p in fitted.model.model.parameters())
     return FitReport(where, problem.task, scores, count, len(scored), parameters, list(problem.notes))
+
+
+def _beside(where: Path, checkpoints: Checkpoints, table: str | Path, overwrite: bool) -> Checkpoints:
+    """Return the checkpoints of a run in a folder beside it.
+
+    Raises:
+        RunError: there are some of an earlier run, which neither goes on nor is to be replaced.
+    """
+    target = resolve(where)
+    folder = target.with_name(f"{target.name}.checkpoints")
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise RunError(f"{show(folder)}: is in the way of the checkpoints; move or delete it, or give another --output")
+    earlier = replace(checkpoints, folder=folder)
+    if not checkpoints.resume and earlier.found():
+        if not overwrite:
+            raise RunError(
+                f"{show(folder)}: are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite to "
+                "begin anew"
+            )
+        earlier.remove()
+    with open(table, "rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+    return replace(checkpoints, folder=folder, context={"the table": digest}, least=LEAST_WORK)
 
 
 def _named(progress: Progress, name: str) -> Callable[[Epoch], None]:
@@ -445,9 +486,11 @@ def settle(problem: Problem, config: RunConfig) -> RunConfig:
     """
     width, outputs = len(Preprocessing.fit(problem.features).names()), len(problem.classes or (0,))
     model, training = config.model or default_spec(width), config.training
-    loss: Literal["mse", "cross_entropy"] = "mse" if problem.classes is None else "cross_entropy"
-    if training.loss not in ("auto", loss):
-        raise SpecError(f"training.loss: {training.loss} does not go with {problem.task}; take auto or {loss}")
+    allowed = ("mse", "huber") if problem.classes is None else ("cross_entropy",)
+    if training.loss not in ("auto", *allowed):
+        known = " or ".join(("auto", *allowed))
+        raise SpecError(f"training.loss: {training.loss} does not go with {problem.task}; take {known}")
+    loss = cast(Literal["mse", "huber", "cross_entropy"], allowed[0] if training.loss == "auto" else training.loss)
     sized = Model(model.sized(width, outputs), device="meta")
     solver = solver_for(sized, len(problem.y)) if training.solver == "auto" else training.solver
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
@@ -458,15 +501,34 @@ def _log(log: Any, part: str, fitted: Fitted, scores: dict[str, Scores] | None, 
     for choice in fitted.choices:
         append_line(log, {"part": part, "event": "penalty", **_finite(choice._asdict())})
     for epoch in fitted.epochs:
-        append_line(log, {"part": part, "event": "epoch", **_finite(epoch._asdict())})
+        record = epoch._asdict()
+        del record["seconds"]  # the same run writes the same file
+        append_line(log, {"part": part, "event": "epoch", **_finite(record)})
     for model, found in (scores or {}).items():
         names = dict(zip(METRICS[task], found, strict=True))
         append_line(log, {"part": part, "event": "scores", "model": model, **_finite(names)})
 
 
+def _log_epochs(folder: Path, names: Sequence[LogName], epochs: Sequence[Epoch]) -> None:
+    """Write the epochs of the saved model in further ways."""
+    with contextlib.ExitStack() as stack:
+        kinds: dict[str, Callable[[], Log]] = {
+            "csv": lambda: CsvLog(folder / "epochs.csv"),
+            "tensorboard": lambda: TensorBoard(folder),
+        }
+        logs = [stack.enter_context(kinds[name]()) for name in names]
+        for number, epoch in enumerate(epochs, 1):
+            for log in logs:
+                log(epoch._replace(number=number))
+
+
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record in which numbers that JSON does not have are null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+    def known(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {k: _finite(v) if isinstance(v, dict) else known(v) for k, v in record.items()}
 
 
 def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:

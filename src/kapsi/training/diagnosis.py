@@ -1,0 +1,269 @@
+"""Where a loss or a gradient that is not finite comes from, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.modules import Head, Store
+from kapsi.training.losses import Loss
+from kapsi.training.rows.base import Batch
+
+__all__ = ["diagnose"]
+
+LARGEST_FORMED = 2**24
+"""Numbers of κ(x) that are formed to be looked at; of more only the rows whose outputs are not finite, as many as fit."""
+
+MOST_NAMES = 3
+"""Parameters whose gradients are told in full."""
+
+STEADIER = "lower learning_rate, set clip, or scale the inputs"
+SCALED = "scale the inputs, or set the range of κ by kapsi.calibrate"
+CLEANED = "leave out or mend those rows"
+FRESH = "start again from finite weights, with a lower learning_rate or clip"
+
+
+class _Found(Exception):
+    """Ends a forward pass at the first thing that is not finite."""
+
+    def __init__(self, place: str, advice: str) -> None:
+        super().__init__(place)
+        self.place, self.advice = place, advice
+
+
+def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: int) -> str:
+    """Return one line that says where a loss or a gradient that is not finite comes from; never raise.
+
+    The rows are run through the model once more. What is told is the first thing in the order of the forward pass that is not
+    finite: inputs, κ(x), a tensor of κ, ψ or π, the output of a head, a layer or any other module, the loss of a row; where all
+    of those are, the gradients of parameters, from the output backward. Nothing is changed: not the mode of the model, its
+    buffers, its gradients, nor the state of random generators.
+
+    Args:
+        model: at the weights before the step; any module that maps the inputs to the outputs.
+        batch: the rows.
+        loss: of a row.
+        statistic: what was not finite, `loss`, `gradient` or `output`.
+        step: the number of the step.
+
+    Example:
+        >>> import kapsi as kp
+        >>> from kapsi.training.losses import make_loss
+        >>> model = kp.Model(kp.rpn([2, 1]), seed=0)
+        >>> batch = Batch(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]), torch.zeros(2), None, 2)
+        >>> diagnose(model, batch, make_loss("mse"), "loss", 7)
+        'step 7: the inputs are not finite (1 of 4 numbers is nan, the largest finite is 3); leave out or mend those rows'
+    """
+    try:
+        with _unchanged(model), torch.enable_grad():
+            return f"step {step}: {_cause(model, batch, loss, statistic)}"
+    except Exception as error:
+        # Whatever a model of a user does, the user is to hear of what is not finite.
+        said = " ".join(str(error).split())[:200]
+        return f"step {step}: the {statistic} is not finite ({type(error).__name__} while looking for where: {said}); {STEADIER}"
+
+
+def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
+    """Return the sentence about what is not finite first."""
+    if not len(batch.y):
+        return f"the {statistic} is not finite, and not for rows of this process; {STEADIER}"
+    for what, tensor in (("inputs", batch.x), ("targets", batch.y), ("weights of the rows", batch.weight)):
+        if tensor is not None and not _finite(tensor):
+            return f"the {what} are not finite ({_count(tensor)}); {CLEANED}"
+    hooks = [
+        module.register_forward_hook(_Watch(model, name, module), with_kwargs=True)
+        for name, module in model.named_modules()
+    ]
+    try:
+        output = model(batch.x)
+    except _Found as found:
+        return f"{found.place}; {_lossless(statistic)}{found.advice}"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    losses = loss.rows(output, batch.y)
+    if batch.weight is not None:
+        losses = losses * batch.weight
+    if not _finite(losses):
+        most = f"outputs are up to {float(output.detach().abs().max()):.3g} in size"
+        return f"the {loss.name} losses of the rows are not finite ({_count(losses)}), while {most}; {STEADIER}"
+    mean = losses.sum() / len(batch.y)
+    if not _finite(mean):
+        largest = f"the largest of a row is {float(losses.detach().max()):.3g}"
+        return f"the sum of the {loss.name} losses is not finite, {largest}; {STEADIER}"
+    return _of_gradients(model, mean, statistic)
+
+
+def _lossless(statistic: str) -> str:
+    return "" if statistic == "output" else f"so is the {statistic}; "
+
+
+# ------------------------------------------------------------------------------------------------ the forward pass
+
+
+class _Watch:
+    """A hook that looks at what a module has returned, and ends the pass with what is not finite first."""
+
+    def __init__(self, model: nn.Module, name: str, module: nn.Module) -> None:
+        self.model, self.name = model, name or type(module).__name__
+        self.prefix = f"{name}." if name else ""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        bad = [tensor for tensor in _tensors(output) if not _finite(tensor)]
+        if not bad:
+            return
+        # What comes between two modules has no name but that of the second one's input.
+        for tensor in _tensors((args, kwargs)):
+            if not _finite(tensor):
+                raise _Found(f"an input of {self.name} is not finite ({_count(tensor)})", STEADIER)
+        if isinstance(module, Head):
+            self._look_inside(module, args, bad[0])
+        else:
+            self._look_at_tensors(module, self.prefix)
+        raise _Found(f"the output of {self.name} is not finite ({_count(bad[0])})", STEADIER)
+
+    def _look_at_tensors(self, module: nn.Module, prefix: str, *, inside: bool = False) -> None:
+        tensors = [*module.named_parameters(recurse=inside), *module.named_buffers(recurse=inside)]
+        for name, tensor in tensors:
+            if not _finite(tensor):
+                raise _Found(f"{prefix}{name} is not finite ({_count(tensor)})", FRESH)
+
+    def _look_inside(self, head: Head, args: tuple[Any, ...], output: Tensor) -> None:
+        owner = head._owner[0] if head._owner else head
+        owned = next((name for name, module in self.model.named_modules() if module is owner), self.name)
+        self._look_at_tensors(owner.kappa, f"{owned}.kappa." if owned else "kappa.", inside=True)
+        self._look_at_columns(head, args[0] if args else None, output)
+        for name in ("psi", "pi"):
+            store: Store = getattr(head, name)
+            self._look_at_tensors(store, f"{self.prefix}{name}.", inside=True)
+        self._look_at_tensors(head, self.prefix)
+
+    def _look_at_columns(self, head: Head, x: Any, output: Tensor) -> None:
+        """Look at κ(x), where it can be formed."""
+        columns = head.factors[0] * head.factors[1]
+        if not isinstance(x, Tensor) or columns > LARGEST_FORMED:
+            return
+        with torch.no_grad():
+            most = LARGEST_FORMED // columns
+            if x.numel() // max(1, x.shape[-1]) > most:
+                if x.layout != torch.strided or x.dim() != 2:
+                    return
+                x = x[~torch.isfinite(output).all(-1)][:most]
+            try:
+                with _unwatched(head):
+                    values = head.expand(x).dense()
+            except (RuntimeError, ValueError):  # such as a batch norm that needs more rows; the output is told instead
+                return
+        if not _finite(values):
+            raise _Found(f"κ(x) of {self.name}, {head.spec.expansion}, is not finite ({_count(values)})", SCALED)
+
+
+@contextmanager
+def _unwatched(head: Head) -> Iterator[None]:
+    """Let the modules before and after κ run without their hooks: they were looked at already."""
+    owner = head._owner[0] if head._owner else head
+    modules = [*owner.before.modules(), *owner.after.modules()]
+    hooks = [module._forward_hooks for module in modules]
+    for module in modules:
+        module._forward_hooks = type(module._forward_hooks)()
+    try:
+        yield
+    finally:
+        for module, own in zip(modules, hooks, strict=True):
+            module._forward_hooks = own
+
+
+# ------------------------------------------------------------------------------------------------ the backward pass
+
+
+def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
+    """Return the sentence about gradients: those that are there, or else those of the mean loss of the rows."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    was = f"the loss was {float(mean.detach()):.3g}"
+    largest = ""
+    for there in (True, False):
+        if there:
+            gradients = [p.grad for _, p in named]
+        elif any(hasattr(p, "to_local") for _, p in named):  # the other processes would have to take part
+            break
+        else:
+            # Not by backward(), which would set off what others do with gradients, such as exchanging them.
+            gradients = list(torch.autograd.grad(mean, [p for _, p in named], allow_unused=True))
+        pairs = [(name, _local(g)) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
+        pairs = [(name, g) for name, g in pairs if g.numel()]
+        bad = [(name, g) for name, g in pairs if not _finite(g)][::-1]  # from the output backward
+        if bad:
+            shown = "; ".join(f"the gradient of {name} is not finite ({_count(g)})" for name, g in bad[:MOST_NAMES])
+            more = f"; and {len(bad) - MOST_NAMES} more" if len(bad) > MOST_NAMES else ""
+            return f"{shown}{more}; {was}; {STEADIER}"
+        if not pairs or statistic != "gradient":
+            continue
+        most, name = max((float(g.abs().max()), name) for name, g in pairs)
+        largest = f"; the largest gradient is {most:.3g}, of {name}"
+        if sum(float(g.double().square().sum()) for _, g in pairs) > min(torch.finfo(p.dtype).max for _, p in named):
+            return f"the norm of the gradient is not finite, as its square is too large{largest}; {was}; {STEADIER}"
+    others = "a penalty, rows of another process, or 16-bit precision remain"
+    return f"the {statistic} is not finite, but it is when these rows are run once more: {others}; {was}{largest}; {STEADIER}"
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the numbers that are there: the stored ones of a sparse tensor, of a shared one the part of this process."""
+    part: Any = getattr(tensor, "to_local", None)
+    tensor = (tensor if part is None else part()).detach()
+    return tensor if tensor.layout == torch.strided else tensor.values()
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(_local(tensor)).all())
+
+
+def _count(tensor: Tensor) -> str:
+    """Return how many numbers are nan or infinite, and the largest of the others."""
+    values = _local(tensor)
+    finite = torch.isfinite(values)
+    nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    counts = [f"{n:,} {{}}{word}" for n, word in ((nan, "nan"), (infinite, "infinite")) if n]
+    first = counts[0].format(f"of {values.numel():,} numbers {'is' if (nan or infinite) == 1 else 'are'} ")
+    said = " and ".join([first, *(text.format("") for text in counts[1:])])
+    largest = (
+        f"the largest finite is {float(values[finite].abs().max()):.3g}" if bool(finite.any()) else "none is finite"
+    )
+    return f"{said}, {largest}"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a module takes or returns."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put buffers and the state of random generators back afterwards."""
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for module, name, buffer, values in kept:
+                    buffer.copy_(values)
+                    module._buffers[name] = buffer

@@ -1,0 +1,425 @@
+"""Penalties on the parameters of a model: L2, L1, smoothness of splines, group sparsity of edges."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.errors import SpecError
+from kapsi.expansion import BSpline, Expansion, Extended, Nested
+from kapsi.features import add
+from kapsi.function import Param
+from kapsi.modules import ExpansionModule, Head, Layer, Store
+from kapsi.process import Activation, BatchNorm, Dropout, Process
+from kapsi.reconciliation import Reconciliation
+from kapsi.remainder import ExpansionRemainder
+from kapsi.training.config import TrainConfig
+from kapsi.weights import ActingWeights, DenseWeights, LowRankWeights, Weights
+
+__all__ = ["REMAINDER_SHARE", "Penalties"]
+
+REMAINDER_SHARE = 0.01
+"""Weight of the remainder's parameters in the penalty: π carries the plain part of the function, ψ what is beyond it."""
+
+LARGEST_FORMED = 2**24
+"""Numbers of a ψ that is formed for a penalty, 128 MiB in float64: it is made in every step."""
+
+LARGEST_MATRIX = 5_000
+"""Parameters up to which the matrix of the quadratic penalties is made: 200 MB in float64."""
+
+COLUMNS_AT_ONCE = 64
+"""Columns of that matrix that are made at once."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Columns of κ that are functions on a grid of each input: start + g·inputs + i is function g of input i."""
+
+    start: int
+    functions: int
+    inputs: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One pair of κ and ψ: that of a head, or of a remainder that is a head of its own."""
+
+    name: str
+    expansion: Expansion
+    reconciliation: Reconciliation
+    store: Store
+    in_features: int
+    out_features: int
+    steps: tuple[Process, ...]
+
+    def weights(self, instead: Mapping[int, Tensor] | None = None) -> Weights:
+        """Return ψ of whole tensors, some of them replaced: new ones by the `id` of a parameter."""
+        tensors = _Whole(self.store, instead or {})
+        return self.reconciliation(tensors, self.out_features, self.expansion.factors(self.in_features))
+
+    def trained(self) -> list[nn.Parameter]:
+        """Return the tensors of ψ that are trained."""
+        return [p for p in self.store.parameters() if p.requires_grad]
+
+
+class _Whole:
+    """The tensors of a store as wholes, where they are shared among processes; some of them replaced."""
+
+    def __init__(self, store: Store, instead: Mapping[int, Tensor]) -> None:
+        self.store, self.instead = store, instead
+
+    def __getitem__(self, name: str) -> Any:
+        param, value = self.store._declared[name], getattr(self.store, name)
+        if not isinstance(param, Param):
+            return _Whole(value, self.instead)
+        tensor = _whole(self.instead.get(id(value), value))
+        return tensor.movedim(0, -1) if param.transposed else tensor
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor of which each process has a part; any other as it is."""
+    full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+class Penalties:
+    """The penalties of a configuration for the parameters of one model.
+
+    λ/2 Σ weight·‖p‖² + l1 Σ weight·|p| + smoothness Σ (c_{g+2} − 2c_{g+1} + c_g)² + group_sparsity Σ ‖edge‖
+
+    The weight of a parameter is 1 in κ and ψ of a head, 0.01 for the tensors of π that have more than one axis, and 0 for all
+    others of a kapsi model. Elsewhere it is 1 for parameters of more than one axis. Frozen parameters have none.
+
+    c are the coefficients of a B-spline along its grid: of each head, with the channels added up, or of a remainder, whose κ is
+    a `BSpline`, has one as a part of `Extended`, or ends with one in `Nested`. An edge is all weights of ψ, over the columns of
+    κ and the channels, between an input and an output of such a pair of κ and ψ; its norm has the gradient 0 at 0.
+
+    The model is taken as it is: one that is sharded among processes has to be so before.
+
+    Args:
+        model: whose parameters are held down.
+        config: with `penalty`, `l1`, `smoothness` and `group_sparsity`.
+
+    Raises:
+        SpecError: there is nothing that a penalty could be on, or ψ would have to be formed and is too large.
+
+    Attributes:
+        any: whether there is any penalty that is not zero.
+        strength: λ, zero where `config.penalty` is None.
+        quadratic: `(parameter, weight)` of all parameters that L2 and L1 are on, whatever else there is.
+        only_quadratic: whether all that there is is quadratic in all trained parameters together: L2, and smoothness where ψ is
+            linear in a single trained tensor (dense or masked).
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> model = kp.Model(kp.rpn([2, 1], expansion=kp.BSpline()), seed=0, dtype=torch.float64)
+        >>> penalties = Penalties(model, TrainConfig(penalty=0.1, smoothness=0.01))
+        >>> penalties.only_quadratic
+        True
+        >>> w = penalties.parameters[0].detach()
+        >>> half = (w * penalties.hessian_vector([w])[0]).sum() / 2
+        >>> torch.allclose(half, penalties.value())
+        True
+    """
+
+    any: bool
+    strength: float
+    quadratic: list[tuple[nn.Parameter, float]]
+    only_quadratic: bool
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.strength, self._l1 = config.penalty or 0.0, config.l1
+        self._smoothness, self._group = config.smoothness, config.group_sparsity
+        self.quadratic = _weighted(model)
+        groups: dict[float, list[Tensor]] = {}
+        for parameter, weight in self.quadratic:
+            groups.setdefault(weight, []).append(parameter)
+        self._held_down = [(self.strength * weight, group) for weight, group in groups.items()] if self.strength else []
+        parts = [part for part in _parts(model) if part.trained()] if self._smoothness or self._group else []
+        self._splines = _splines(parts, self._smoothness) if self._smoothness else []
+        self._edges = _edges(parts, self._group) if self._group else []
+        held = bool(self.quadratic) and (self.strength > 0 or self._l1 > 0)
+        self.any = held or bool(self._splines) or bool(self._edges)
+        self.only_quadratic = (
+            not (self._l1 and self.quadratic)
+            and not self._edges
+            and all(len(part.trained()) == 1 and _is_linear(part) for part, _ in self._splines)
+        )
+
+    # -------------------------------------------------------------------------------- values
+
+    def value(self) -> Tensor:
+        """Return the sum of the penalties, `()`, differentiable in the parameters."""
+        terms = [(0.5 * strength) * _whole(p.square().sum()) for strength, group in self._held_down for p in group]
+        rest = self.rest_value()
+        if rest is not None:
+            terms.append(rest)
+        return add(terms) if terms else torch.zeros((), **_like(self.parameters))
+
+    def rest_value(self) -> Tensor | None:
+        """Return the sum of all but L2, `()`, differentiable in the parameters; None where there is nothing else."""
+        terms: list[Tensor] = []
+        if self._l1:
+            terms += [(self._l1 * weight) * _whole(p.abs().sum()) for p, weight in self.quadratic]
+        terms += [self._smoothness * _roughness(part.weights(), blocks) for part, blocks in self._splines]
+        terms += [self._group * _edge_norms(part.weights(), part.in_features) for part in self._edges]
+        return add(terms) if terms else None
+
+    @torch.no_grad()
+    def apply_gradient(self) -> None:
+        """Add the gradient of the L2 part to `.grad` of the parameters, in place; a parameter without a gradient gets one.
+
+        Gradients that are scaled for float16 have to be unscaled before.
+        """
+        for strength, group in self._held_down:
+            gradients = [gradient for p in group if (gradient := p.grad) is not None]
+            if len(gradients) < len(group):
+                for p in group:
+                    p.grad = strength * p.detach() if p.grad is None else p.grad.add_(p, alpha=strength)
+            else:
+                torch._foreach_add_(gradients, group, alpha=strength)
+
+    # -------------------------------------------------------------------------------- second derivatives
+
+    @torch.no_grad()
+    def hessian_vector(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Return H v for the Hessian H of the penalties, which is constant; H p of the parameters p is their gradient.
+
+        Args:
+            vector: v, a tensor of the shape of each trained parameter, in the order of `model.parameters()`.
+
+        Raises:
+            SpecError: not all penalties are quadratic.
+        """
+        self._need_quadratic("hessian_vector")
+        place = {id(p): i for i, p in enumerate(self.parameters)}
+        product = [torch.zeros_like(v) for v in vector]
+        for parameter, weight in self.quadratic:
+            i = place[id(parameter)]
+            product[i] = (self.strength * weight) * vector[i]
+        for part, _ in self._splines:
+            (parameter,) = part.trained()
+            i = place[id(parameter)]
+            product[i] = product[i] + self._smooth_product(parameter)(vector[i])
+        return product
+
+    def matrix(self) -> Tensor:
+        """Return the Hessian `(P, P)` of the penalties, the P trained parameters in the order of `model.parameters()`.
+
+        Raises:
+            SpecError: not all penalties are quadratic, or P is above 5,000.
+        """
+        self._need_quadratic("matrix")
+        total = sum(p.numel() for p in self.parameters)
+        _check_matrix(total)
+        matrix = torch.zeros(total, total, **_like(self.parameters))
+        start = 0
+        for parameter in self.parameters:
+            end = start + parameter.numel()
+            matrix[start:end, start:end] = self.block(parameter)
+            start = end
+        return matrix
+
+    @torch.no_grad()
+    def block(self, parameter: nn.Parameter) -> Tensor:
+        """Return the Hessian `(p, p)` in one trained parameter, the others as they are, of L2 and smoothness.
+
+        Smoothness is quadratic in each tensor of a ψ that is linear in each, such as those of `LowRank`; H p is its gradient.
+
+        Raises:
+            SpecError: L1 and group sparsity, which have none; more than 5,000 numbers; a ψ that is not linear in its tensors.
+        """
+        if self._edges or (self._l1 and self.quadratic):
+            raise SpecError(f"Penalties.block: {_NOT_QUADRATIC}")
+        size = parameter.numel()
+        _check_matrix(size)
+        weight = next((weight for p, weight in self.quadratic if p is parameter), 0.0)
+        like = _like([parameter])
+        block = (self.strength * weight) * torch.eye(size, **like)
+        if any(p is parameter for part, _ in self._splines for p in part.trained()):
+            product = self._smooth_product(parameter)
+            each = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
+            with warnings.catch_warnings():
+                # Masked ψ are filled one vector after another, which is said to be slow.
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+                block += each(torch.eye(size, **like))
+        return block
+
+    def _smooth_product(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
+        """Return how the Hessian of smoothness in one tensor multiplies a vector: it is the gradient there, as for any xᵀH x/2."""
+        owners = [(part, blocks) for part, blocks in self._splines if any(p is parameter for p in part.trained())]
+        for part, _ in owners:
+            if not _is_linear(part):
+                raise SpecError(
+                    f"TrainConfig(smoothness={self._smoothness}): {part.name}: {part.reconciliation} is not linear in each "
+                    "of its tensors; take another ψ, or a gradient solver (adamw, sgd, lbfgs)"
+                )
+
+        def roughness(values: Tensor) -> Tensor:
+            terms = [_roughness(part.weights({id(parameter): values}), blocks) for part, blocks in owners]
+            return self._smoothness * add(terms)
+
+        return torch.func.grad(roughness)
+
+    def _need_quadratic(self, where: str) -> None:
+        if not self.only_quadratic:
+            raise SpecError(f"Penalties.{where}: {_NOT_QUADRATIC}")
+
+
+_NOT_QUADRATIC = (
+    "l1, group_sparsity, and smoothness of a ψ with several trained tensors are not quadratic; take a gradient solver "
+    "(adamw, sgd, lbfgs), or penalty, and smoothness of a dense or masked ψ"
+)
+
+
+def _like(parameters: Sequence[Tensor]) -> dict[str, Any]:
+    return {"dtype": parameters[0].dtype, "device": parameters[0].device} if parameters else {}
+
+
+def _check_matrix(count: int) -> None:
+    if count > LARGEST_MATRIX:
+        raise SpecError(f"Penalties: a matrix of {count:,} parameters; at most {LARGEST_MATRIX:,}; use hessian_vector")
+
+
+# ------------------------------------------------------------------------------------------------ what there is to hold down
+
+
+def _weighted(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
+    """Return the trained parameters that are held down, each once, with their weights."""
+    pairs: list[tuple[nn.Parameter, float]] = []
+    ours: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Head):
+            pairs += [(p, 1.0) for p in (*module.psi.parameters(), *module.kappa.parameters())]
+            # By shape: the remainder's bias has one axis.
+            pairs += [(p, REMAINDER_SHARE) for p in module.pi.parameters() if p.dim() > 1]
+        if isinstance(module, Head | Layer):
+            ours |= {id(p) for p in module.parameters()}
+        if isinstance(module, ExpansionModule):
+            pairs += [(p, 1.0) for p in module.kappa.parameters()]
+            ours |= {id(p) for p in module.parameters()}
+    pairs += [(p, 1.0) for p in model.parameters() if id(p) not in ours and p.dim() > 1]
+    once = {id(p): (p, weight) for p, weight in reversed(pairs) if p.requires_grad}
+    return list(reversed(once.values()))
+
+
+def _parts(model: nn.Module) -> Iterator[_Part]:
+    """Yield all pairs of κ and ψ."""
+    for name, head in model.named_modules():
+        if not isinstance(head, Head):
+            continue
+        spec, width, outputs = head.spec, head.in_features, head.out_features
+        yield _Part(name, spec.expansion, spec.reconciliation, head.psi, width, outputs, (*spec.before, *spec.after))
+        remainder, store, where = spec.remainder, head.pi, f"{name}.pi"
+        while isinstance(remainder, ExpansionRemainder):
+            psi = store["reconciliation"]
+            yield _Part(where, remainder.expansion, remainder.reconciliation, psi, width, outputs, ())
+            remainder, store, where = remainder.remainder, store["remainder"], f"{where}.remainder"
+
+
+def _is_linear(part: _Part) -> bool:
+    """Return whether ψ is linear in each of its tensors, which is the rule but for weights that act by themselves."""
+    with torch.no_grad():
+        return not isinstance(part.weights(), ActingWeights)
+
+
+def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:
+    """Raise a `SpecError` where a penalty would have to form a ψ that is too large."""
+    with torch.no_grad():
+        weights = part.weights()
+    size = (weights.channels or 1) * part.out_features * weights.columns
+    if size > LARGEST_FORMED and not isinstance(weights, but):
+        raise SpecError(
+            f"TrainConfig({option}): {part.name}: the {size:,} entries of {part.reconciliation} would be made in every step; "
+            f"at most {LARGEST_FORMED:,} are; take fewer basis functions, or {option.split('=')[0]}=0"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ smoothness
+
+
+def _splines(parts: list[_Part], factor: float) -> list[tuple[_Part, list[_Block]]]:
+    """Return the pairs whose κ has splines, and where in κ they are."""
+    found = []
+    for part in parts:
+        blocks = [block for block in _spline_blocks(part.expansion, part.in_features) if block.functions > 2]
+        if blocks:
+            _check_formed(part, f"smoothness={factor}", but=(DenseWeights, LowRankWeights))
+            found.append((part, blocks))
+    if not found:
+        raise SpecError(
+            f"TrainConfig(smoothness={factor}): the model has no trained ψ on a BSpline of at least three functions; take one as "
+            "an expansion, or smoothness=0"
+        )
+    return found
+
+
+def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> Iterator[_Block]:
+    if isinstance(expansion, BSpline):
+        yield _Block(start, *expansion.factors(in_features))
+    elif isinstance(expansion, Extended):
+        for part in expansion.parts:
+            yield from _spline_blocks(part, in_features, start)
+            start += part.out_features(in_features)
+    elif isinstance(expansion, Nested):
+        for part in expansion.parts[:-1]:
+            in_features = part.out_features(in_features)
+        yield from _spline_blocks(expansion.parts[-1], in_features, start)
+
+
+def _roughness(weights: Weights, blocks: list[_Block]) -> Tensor:
+    """Return Σ of squared second differences of coefficients along the grid, `()`."""
+    merged = weights.merged()
+    if isinstance(merged, LowRankWeights):
+        # ‖A R‖² = ⟨AᵀA, RRᵀ⟩: nothing of n × D is made.
+        rows = torch.cat([_differences(merged.right, block) for block in blocks], -1)
+        return ((merged.left.mT @ merged.left) * (rows @ rows.mT)).sum()
+    matrix = merged.matrix() if merged.channels is None else merged.matrix().sum(0)
+    return add([_differences(matrix, block).square().sum() for block in blocks])
+
+
+def _differences(rows: Tensor, block: _Block) -> Tensor:
+    """Return second differences along the grid of rows `(k, D)`, `(k, (functions − 2)·inputs)`."""
+    at, width = block.start, block.inputs
+    c = rows[:, at : at + block.functions * width]
+    # Neighbors on the grid are `inputs` columns apart.
+    return c[:, 2 * width :] - 2 * c[:, width:-width] + c[:, : -2 * width]
+
+
+# ------------------------------------------------------------------------------------------------ group sparsity
+
+
+def _edges(parts: list[_Part], factor: float) -> list[_Part]:
+    """Return the pairs that have edges, which is all of them."""
+    option = f"group_sparsity={factor}"
+    if not parts:
+        raise SpecError(
+            f"TrainConfig({option}): the model has no trained ψ of a kapsi head; take group_sparsity=0, or l1"
+        )
+    for part in parts:
+        if not part.expansion.element_wise():
+            raise SpecError(
+                f"TrainConfig({option}): {part.name}: the columns of {part.expansion} depend on several inputs, so there are no "
+                "edges; take an element-wise κ, such as Identity, BSpline, Chebyshev, Fourier, GaussianRBF, or Extended and Nested "
+                "made of them, or group_sparsity=0"
+            )
+        mixing = [step for step in part.steps if not isinstance(step, Activation | BatchNorm | Dropout)]
+        if mixing:
+            raise SpecError(
+                f"TrainConfig({option}): {part.name}: {mixing[0]} mixes inputs, so there are no edges; take activations, "
+                "BatchNorm and Dropout before and after κ only, or group_sparsity=0"
+            )
+        _check_formed(part, option, but=DenseWeights)
+    return parts
+
+
+def _edge_norms(weights: Weights, in_features: int) -> Tensor:
+    """Return Σ over inputs and outputs of the norm of all weights between them, `()`; its gradient at 0 is 0."""
+    edges = weights.dense().unflatten(-1, (-1, in_features))
+    return torch.linalg.vector_norm(edges, dim=(0, 2)).sum()

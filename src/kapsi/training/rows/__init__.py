@@ -1,0 +1,1 @@
+"""The kinds of rows that a model is trained on."""

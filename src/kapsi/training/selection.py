@@ -1,0 +1,267 @@
+"""A penalty and a number of epochs chosen on rows that are not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.modules import Model
+from kapsi.training.checkpoint import Checkpoints
+from kapsi.training.config import TrainConfig
+from kapsi.training.distributed import Group
+from kapsi.training.engine import INTERRUPTED, MINI_BATCH, Watch, fit, threads_for
+from kapsi.training.losses import Loss, make_loss
+from kapsi.training.prediction import predict
+from kapsi.training.records import Epoch
+from kapsi.training.solvers import reason_not_linear
+
+__all__ = ["Choice", "Fits", "choose_penalty", "fit_selected", "near_zero", "solver_for"]
+
+SMALL_PRODUCT = 50_000_000
+"""Rows times parameters up to which all data go into every step of a quasi-Newton method."""
+
+Data: TypeAlias = tuple[Tensor, Tensor]
+
+Make: TypeAlias = Callable[[Tensor | slice], Model]
+"""Makes a model for training on some rows."""
+
+PENALTIES = (10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-3, 1e-5)
+LARGE_PENALTY = 1e-4
+"""What a model has that is too large for the search: with many rows there is little to hold down."""
+
+CROSS_VALIDATED_ROWS = 5_000
+"""Up to so many rows the penalty is chosen by cross-validation: a single part of a small table is too noisy for it."""
+
+INNER_FOLDS = 3
+LEAST_EPOCHS = 6
+OUTPUT_SCALE = 0.01
+"""Scale of the last layer at first: a fit that stops early is then near a constant, not near a random function."""
+
+
+class Choice(NamedTuple):
+    """A penalty that was tried.
+
+    Attributes:
+        penalty: λ.
+        loss: mean loss on the rows that were not trained on.
+        epochs: number of epochs to the best loss, the median over the parts.
+        chosen: whether it was chosen.
+    """
+
+    penalty: float
+    loss: float
+    epochs: int
+    chosen: bool
+
+
+Split: TypeAlias = tuple[Tensor, Tensor]
+"""Row numbers to train on, and to hold out."""
+
+
+class Fits:
+    """Fits one after another, with what they share.
+
+    Args:
+        progress: called after each epoch.
+        watch: called after each step.
+        checkpoints: of all of them; each has its own folder in it, by its number.
+        group: the processes that train together.
+    """
+
+    def __init__(
+        self,
+        progress: Callable[[Epoch], None] | None = None,
+        watch: Watch | None = None,
+        checkpoints: Checkpoints | None = None,
+        group: Group | None = None,
+    ) -> None:
+        self.progress, self.watch, self.checkpoints, self.group = progress, watch, checkpoints, group
+        self.count = 0
+
+    def __call__(
+        self, model: nn.Module, data: Data, config: TrainConfig, validation: Data | None = None
+    ) -> list[Epoch]:
+        """Fit a model; an interrupt goes on as `KeyboardInterrupt` once the fit has ended."""
+        self.count += 1
+        part = None if self.checkpoints is None else self.checkpoints.part(f"fit-{self.count:06}")
+        records = fit(
+            model,
+            data,
+            config,
+            validation=validation,
+            progress=self.progress,
+            watch=self.watch,
+            checkpoints=part,
+            group=self.group,
+        )
+        if records and records[-1].ended == INTERRUPTED:
+            raise KeyboardInterrupt
+        return records
+
+
+def near_zero(model: Model) -> Model:
+    """Scale the last layer of a new model to a hundredth, in place."""
+    with torch.no_grad():
+        for head in model.layers[-1].heads:  # type: ignore[union-attr]
+            weights = list(head.psi.parameters())
+            if weights:
+                head.spec.reconciliation.scale(weights, OUTPUT_SCALE)
+            for tensor in head.pi.parameters():
+                tensor.mul_(OUTPUT_SCALE)
+    return model
+
+
+def choose_penalty(
+    make: Make,
+    data: Data,
+    splits: Sequence[Split],
+    config: TrainConfig,
+    *,
+    penalties: Sequence[float] = PENALTIES,
+    fits: Fits | None = None,
+) -> list[Choice]:
+    """Fit with penalties from strong to weak and choose the strongest that is not surely worse than the best.
+
+    "Not surely worse" is: its mean loss on the held-out rows is above the lowest one by at most one standard error of the
+    difference, taken row by row (the one-standard-error rule of Breiman et al. 1984, paired). The search ends when three
+    penalties in a row are surely worse than the best so far.
+
+    A model of one layer goes on from the weights of the penalty before; with more layers, where strong penalties lead into
+    corners, each fit begins anew.
+
+    Args:
+        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
+        data: inputs and targets.
+        splits: rows to train on and rows to stop and choose on, one pair or several.
+        config: how; its penalty is not used.
+        penalties: in descending order.
+        fits: how each is fitted.
+
+    Returns:
+        What was tried, in order.
+    """
+    x, y = data
+    fits = Fits() if fits is None else fits
+    loss = loss_of(y, config)
+    tried: list[tuple[float, Tensor, int]] = []
+    worse = 0
+    models = [make(kept) for kept, _ in splits]
+    config = settle(models[0], data, config)
+    for penalty in penalties:
+        losses, epochs = [], []
+        for i, (kept, held) in enumerate(splits):
+            model = models[i] = models[i] if _continues(models[i]) else make(kept)
+            settled = replace(config, penalty=penalty)
+            records = fits(model, (x[kept], y[kept]), settled, validation=(x[held], y[held]))
+            held_out = loss.rows(predict(model, x[held]), y[held]).double()
+            losses.append(held_out.nan_to_num(nan=math.inf, posinf=math.inf))
+            epochs.append(max((r.number for r in records if r.best), default=1))
+        tried.append((penalty, torch.cat(losses), sorted(epochs)[len(epochs) // 2]))
+        lowest = min((held_out for _, held_out, _ in tried), key=lambda t: float(t.mean()))
+        worse = worse + 1 if _surely_worse(tried[-1][1], lowest) else 0
+        if worse == 3 and len(tried) > 4:
+            break
+    chosen = next(penalty for penalty, held_out, _ in tried if not _surely_worse(held_out, lowest))
+    return [Choice(p, float(held_out.mean()), count, p == chosen) for p, held_out, count in tried]
+
+
+def loss_of(y: Tensor, config: TrainConfig) -> Loss:
+    """Return the loss of a configuration for some targets."""
+    name = config.loss if config.loss != "auto" else "mse" if y.is_floating_point() else "cross_entropy"
+    return make_loss(name, label_smoothing=config.label_smoothing, huber_delta=config.huber_delta)
+
+
+def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
+    """Return the solver that `auto` stands for where a penalty is chosen."""
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    # A line search needs a function that is the same twice.
+    random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+    return "lbfgs" if rows * count <= SMALL_PRODUCT and not random else "adamw"
+
+
+def settle(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
+    """Return the configuration with every `auto` replaced by what it stands for where a penalty is chosen."""
+    x, y = data
+    solver = solver_for(model, x.shape[0]) if config.solver == "auto" else config.solver
+    return replace(config, loss=cast(Any, loss_of(y, config).name), solver=solver)
+
+
+def _continues(model: Model) -> bool:
+    return len(model.layers) == 1
+
+
+def _surely_worse(losses: Tensor, lowest: Tensor) -> bool:
+    if not bool(torch.isfinite(losses).all()):
+        return bool(torch.isfinite(lowest).all())
+    difference = losses - lowest
+    error = float(difference.std()) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return float(difference.mean()) > error
+
+
+def fit_selected(
+    make: Make,
+    data: Data,
+    config: TrainConfig,
+    *,
+    splits: Callable[[int], Sequence[Split]],
+    fits: Fits | None = None,
+) -> tuple[Model, list[Epoch], list[Choice]]:
+    """Fit a model with the penalty and the number of epochs chosen on rows that are not trained on.
+
+    For a solver on all rows the choice is made by cross-validation (on one part above 5,000 rows), and the model is then fitted
+    to all rows in the same way, with the chosen penalty and number of epochs; `ridge` chooses the penalty of squares by
+    itself, on each row left out. With mini-batches a part of the rows is kept to stop early, and the model is the one with
+    the best weights there.
+
+    Args:
+        make: returns a new model with the same initial values each time, calibrated on some rows: those it is trained on.
+        data: inputs and targets.
+        config: how.
+        splits: called with a number of folds, returns the rows of each; with 1, one pair with the share `config.stopping`.
+        fits: how each is fitted.
+
+    Returns:
+        The model, the records of its training, and the penalties that were tried (none where it was given).
+    """
+    model = make(slice(None))
+    columns = max(math.prod(head.factors) for _, head in model.heads())
+    with threads_for(data[0].shape[0] * columns):
+        return _fit_selected(model, make, data, config, splits, Fits() if fits is None else fits)
+
+
+def _fit_selected(
+    model: Model,
+    make: Make,
+    data: Data,
+    config: TrainConfig,
+    splits: Callable[[int], Sequence[Split]],
+    fits: Fits,
+) -> tuple[Model, list[Epoch], list[Choice]]:
+    x, y = data
+    settled = settle(model, data, config)
+    solver = settled.solver
+    penalties = PENALTIES if config.penalty is None else (config.penalty,)
+    if solver in MINI_BATCH:
+        penalty = LARGE_PENALTY if config.penalty is None else config.penalty
+        ((kept, held),) = splits(1)
+        model = make(kept)
+        settled = replace(settled, penalty=penalty)
+        return model, fits(model, (x[kept], y[kept]), settled, validation=(x[held], y[held])), []
+    if solver == "ridge" and settled.loss == "mse" and config.penalty is None and reason_not_linear(model) is None:
+        records = fits(model, data, settled)
+        found = records[-1].details
+        return model, records, [Choice(found["penalty"], found["leave_one_out"], 1, True)]
+    parts = splits(INNER_FOLDS if x.shape[0] <= CROSS_VALIDATED_ROWS else 1)
+    choices = choose_penalty(make, data, parts, settled, penalties=penalties, fits=fits)
+    records = []
+    last = next(i for i, choice in enumerate(choices) if choice.chosen)
+    for choice in choices[: last + 1] if _continues(model) else choices[last : last + 1]:
+        epochs = min(config.epochs, max(choice.epochs, LEAST_EPOCHS))
+        again = fits(model, data, replace(settled, penalty=choice.penalty, epochs=epochs))
+        records += [epoch._replace(number=len(records) + i) for i, epoch in enumerate(again, 1)]
+    return model, records, choices if config.penalty is None else []

@@ -1,0 +1,360 @@
+"""Checkpoints: what resumes ends with the bits of what was never interrupted; what is damaged or does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kapsi as kp
+
+MLP = kp.rpn([3, 8, 1], bias=True, output="tanh")
+DROPOUT = kp.rpn([3, 8, 1], before=("dropout",), bias=True, output="batch_norm")
+LOW_RANK = kp.rpn([3, 1], kp.Taylor(2), kp.LowRank(2))
+CLASSES = kp.rpn([3, 3], bias=True)
+
+
+def numbers(rows=70, dtype=torch.float64, seed=0):
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return x, x[:, :1].sin() + 0.3 * x[:, 1:2] * x[:, 2:]
+
+
+def labels(rows=70):
+    x, y = numbers(rows)
+    return x, torch.bucketize(y[:, 0], torch.tensor([-0.3, 0.4], dtype=torch.float64))
+
+
+class Stop(Exception):
+    """Stands for a kill: nothing after it is done."""
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+CASES = {
+    "adamw": (MLP, numbers, {"solver": "adamw", "epochs": 4, "batch_size": 16}),
+    "sgd": (MLP, numbers, {"solver": "sgd", "epochs": 4, "batch_size": 16, "schedule": "one_cycle", "clip": 0.5}),
+    "dropout": (DROPOUT, numbers, {"solver": "adamw", "epochs": 4, "batch_size": 16, "averaging": 0.9, "penalty": 0.1}),
+    "lbfgs": (MLP, numbers, {"solver": "lbfgs", "epochs": 6}),
+    "levenberg_marquardt": (MLP, numbers, {"solver": "levenberg_marquardt", "epochs": 12, "starts": 3}),
+    "alternating": (LOW_RANK, numbers, {"solver": "ridge", "epochs": 8}),
+    "reweighted": (CLASSES, labels, {"solver": "ridge", "loss": "cross_entropy", "penalty": 0.01, "epochs": 8}),
+    "closed form": (kp.rpn([3, 1], kp.Taylor(2)), numbers, {"solver": "ridge"}),
+}
+
+
+def run(case, folder=None, *, resume=False, stop=None, validation=True, steps=1, data=None, keep=3, fit=True, **others):
+    spec, make, options = CASES[case]
+    model = kp.Model(spec, seed=0, dtype=torch.float64)
+    seen = []
+
+    def watch(epoch, step, length):
+        seen.append((epoch, step))
+        if stop is not None and len(seen) == stop:
+            raise Stop
+
+    checkpoints = None if folder is None else kp.Checkpoints(folder, steps=steps, resume=resume, keep=keep)
+    held = (make(30)[0], make(30)[1]) if validation else None
+    config = kp.TrainConfig(**{**options, **others})
+    try:
+        if fit:
+            records = kp.fit(model, data or make(), config, validation=held, checkpoints=checkpoints, watch=watch)
+        else:
+            records = list(kp.train(model, data or make(), config, held, checkpoints=checkpoints, watch=watch))
+    except Stop:
+        return None, None, len(seen)
+    return state(model), records, len(seen)
+
+
+def timeless(records):
+    return [record._replace(seconds=0.0) for record in records]
+
+
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_what_resumes_has_the_same_bits(case, validation, tmp_path):
+    whole, records, taken = run(case, validation=validation)
+    for stop in sorted({2, taken // 2, taken - 1, taken}):
+        if stop < 1 or (taken == 1 and stop > 1):
+            continue
+        folder = tmp_path / str(stop)
+        assert run(case, folder, stop=stop, validation=validation)[0] is None
+        again, found, left = run(case, folder, resume=True, validation=validation)
+        # The step of the kill is done and was not written down.
+        assert left == taken - stop + 1
+        assert same(whole, again)
+        assert timeless(found) == timeless(records)
+
+
+@pytest.mark.parametrize("case", ["adamw", "dropout", "lbfgs"])
+def test_train_resumes_as_well(case, tmp_path):
+    whole, records, taken = run(case, fit=False)
+    run(case, tmp_path / "a", stop=taken // 2, fit=False)
+    again, found, _ = run(case, tmp_path / "a", resume=True, fit=False)
+    assert same(whole, again)
+    assert timeless(found) == timeless(records)[-len(found) :]
+
+
+def test_a_run_that_is_over_returns_what_it_was(tmp_path):
+    first, records, _ = run("adamw", tmp_path / "a")
+    again, found, taken = run("adamw", tmp_path / "a", resume=True)
+    assert taken == 0
+    assert same(first, again)
+    assert found == records
+
+
+def test_a_run_may_go_on_for_more_epochs(tmp_path):
+    options = {"schedule": "constant"}
+    whole, _, _ = run("adamw", epochs=6, **options)
+    run("adamw", tmp_path / "a", **options)
+    again, records, _ = run("adamw", tmp_path / "a", resume=True, epochs=6, **options)
+    assert same(whole, again)
+    assert [record.number for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_checkpoints_there_is_nothing_to_resume(tmp_path):
+    whole, _, _ = run("adamw")
+    assert same(whole, run("adamw", tmp_path / "none", resume=True)[0])
+
+
+def test_the_last_few_are_kept(tmp_path):
+    run("adamw", tmp_path / "a", keep=2)
+    assert sorted(os.listdir(tmp_path / "a")) == ["step-000000000019.safetensors", "step-000000000020.safetensors"]
+    run("adamw", tmp_path / "b", steps=8)
+    assert [name[-14:-12] for name in sorted(os.listdir(tmp_path / "b"))] == ["08", "16", "20"]
+
+
+def test_checkpoints_are_written_by_time(tmp_path):
+    model = kp.Model(MLP, seed=0, dtype=torch.float64)
+    checkpoints = kp.Checkpoints(tmp_path / "a", minutes=0.0, keep=1000)
+    kp.fit(model, numbers(), solver="adamw", epochs=2, batch_size=16, checkpoints=checkpoints)
+    assert len(os.listdir(tmp_path / "a")) == 10
+    model = kp.Model(MLP, seed=0, dtype=torch.float64)
+    kp.fit(
+        model, numbers(), solver="adamw", epochs=2, batch_size=16, checkpoints=kp.Checkpoints(tmp_path / "b", minutes=5)
+    )
+    assert len(os.listdir(tmp_path / "b")) == 1  # the end
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, tmp_path):
+    whole, _, _ = run("adamw")
+    folder = tmp_path / "a"
+    run("adamw", folder, stop=13)
+    last = sorted(folder.iterdir())[-1]
+    data = bytearray(last.read_bytes())
+    if damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "flip":
+        data[-100] ^= 1
+    elif damage == "empty":
+        data = bytearray()
+    else:
+        place = data.index(b"lowest") + 12
+        data[place] = ord("7") if data[place] != ord("7") else ord("8")
+    last.write_bytes(data)
+    with pytest.warns(
+        UserWarning, match=rf"{last.name}': this checkpoint is damaged \(.*\); the one before it is used"
+    ):
+        again, _, left = run("adamw", folder, resume=True)
+    assert left == 20 - 11
+    assert same(whole, again)
+
+
+def test_when_all_are_damaged_nothing_is_lost_in_silence(tmp_path):
+    folder = tmp_path / "a"
+    run("adamw", folder, stop=13)
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(kp.RunError, match="no checkpoint in it is whole"):
+        run("adamw", folder, resume=True)
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused(tmp_path):
+    folder = tmp_path / "a"
+    run("adamw", folder, stop=5)
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"format_version":"1"', b'"format_version":"9"'))
+    with pytest.raises(kp.RunError, match="has format version 9, this kapsi reads up to 1; upgrade kapsi"):
+        run("adamw", folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"learning_rate": 0.1}, r"learning_rate 0.1 \(in the checkpoint 0.005\)"),
+        ({"epochs": 9}, r"epochs 9 \(in the checkpoint 4\)"),
+        ({"seed": 1}, "seed 1"),
+        ({"data": numbers(71)}, "the data"),
+        ({"data": (numbers()[0] + 1, numbers()[1])}, "the data"),
+        ({"validation": False}, "the validation rows"),
+        ({"fit": False}, "train instead of fit"),
+    ],
+)
+def test_checkpoints_of_another_run_are_refused(others, message, tmp_path):
+    run("adamw", tmp_path / "a", stop=8)
+    with pytest.raises(kp.SpecError, match=f"is of another run: .*{message}"):
+        run("adamw", tmp_path / "a", resume=True, **others)
+
+
+def test_another_model_is_refused(tmp_path):
+    run("adamw", tmp_path / "a", stop=8)
+    model = kp.Model(kp.rpn([3, 9, 1], bias=True, output="tanh"), seed=0, dtype=torch.float64)
+    with pytest.raises(kp.SpecError, match="is of another run: the model"):
+        kp.fit(
+            model,
+            numbers(),
+            kp.TrainConfig(**CASES["adamw"][2]),
+            validation=numbers(30),
+            checkpoints=kp.Checkpoints(tmp_path / "a", resume=True),
+        )
+
+
+def test_checkpoints_that_nobody_asks_for_are_not_overwritten(tmp_path):
+    run("adamw", tmp_path / "a", stop=8)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(kp.RunError, match="has checkpoints of an earlier run; resume it, or give another folder"):
+        run("adamw", tmp_path / "a")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+def test_another_number_of_threads_is_said(tmp_path):
+    run("adamw", tmp_path / "a", stop=8)
+    torch.set_num_threads(2)
+    try:
+        with pytest.warns(
+            UserWarning, match=r"goes on with threads 2 \(in the checkpoint 1\); the last digits may differ"
+        ):
+            run("adamw", tmp_path / "a", resume=True)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, r"Checkpoints\(steps=0\): steps must be at least 1"),
+        ({"steps": 1.5}, "steps must be"),
+        ({"keep": 0}, "keep must be at least 1"),
+        ({"minutes": -1}, "minutes must be at least 0"),
+        ({"minutes": float("nan")}, "minutes must be"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(kp.SpecError, match=message):
+        kp.Checkpoints("x", **options)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(kp.FileError):
+        run("adamw", tmp_path / "file" / "a")
+
+
+# ------------------------------------------------------------------------------------------------ interrupts
+
+
+def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
+    model = kp.Model(MLP, seed=0, dtype=torch.float64)
+
+    def watch(epoch, step, length):
+        if (epoch, step) == (3, 2):
+            signal.raise_signal(signal.SIGINT)
+
+    config = kp.TrainConfig(**CASES["adamw"][2])
+    before = signal.getsignal(signal.SIGINT)
+    records = kp.fit(
+        model,
+        numbers(),
+        config,
+        validation=numbers(30),
+        watch=watch,
+        checkpoints=kp.Checkpoints(tmp_path / "a", minutes=None),
+    )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [record.number for record in records] == [1, 2, 3]
+    assert records[-1].ended == "interrupted"
+    best = min(record.validation_loss for record in records)
+    held = numbers(30)
+    assert float((kp.predict(model, held[0]) - held[1]).square().mean()) == pytest.approx(best)
+    assert not model.training
+    whole, _, _ = run("adamw")
+    again, found, _ = run("adamw", tmp_path / "a", resume=True)
+    assert same(whole, again)
+    assert [record.number for record in found] == [1, 2, 3, 4]
+
+
+def test_a_second_interrupt_is_an_exception():
+    model = kp.Model(MLP, seed=0, dtype=torch.float64)
+
+    def watch(epoch, step, length):
+        if epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        kp.fit(model, numbers(), solver="adamw", epochs=4, batch_size=16, watch=watch)
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------------ kills
+
+TRAINED = """
+import sys, torch, kapsi as kp
+torch.set_num_threads(1)
+solver, folder, out = sys.argv[1:]
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(2000, 4, generator=generator, dtype=torch.float64)
+y = (x[:, :1] * x[:, 1:2]).sin() + x[:, 2:3]
+model = kp.Model(kp.rpn([4, 6, 1], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder(), output="tanh"), seed=0, dtype=torch.float64)
+options = {
+    "adamw": dict(solver="adamw", epochs=12, batch_size=64),
+    "levenberg_marquardt": dict(solver="levenberg_marquardt", epochs=60, tolerance=0.0),
+}
+print("begins", flush=True)
+kp.fit(model, (x, y), validation=0.2, checkpoints=kp.Checkpoints(folder, steps=3, resume=True), patience=1000, **options[solver])
+kp.save(model, out)
+print("ended", flush=True)
+"""
+
+
+def command(solver, folder, out):
+    return [sys.executable, "-c", TRAINED, solver, str(folder), str(out)]
+
+
+@pytest.mark.parametrize("solver", ["adamw", "levenberg_marquardt"])
+def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(solver, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(kp.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    reference = tmp_path / "reference.safetensors"
+    began = time.monotonic()
+    with subprocess.Popen(command(solver, tmp_path / "whole", reference), env=environment, stdout=-1) as process:
+        assert process.stdout.readline() == b"begins\n"
+        began = time.monotonic()
+        assert process.stdout.readline() == b"ended\n"
+    took = time.monotonic() - began
+    killed, out = 0, tmp_path / "out.safetensors"
+    for share in np.random.default_rng(0).uniform(0.1, 0.4, 3):
+        with subprocess.Popen(command(solver, tmp_path / "kills", out), env=environment, stdout=-1) as process:
+            process.stdout.readline()
+            time.sleep(share * took)
+            process.kill()
+        killed += process.returncode == -signal.SIGKILL
+        for path in (tmp_path / "kills").glob("step-*.safetensors"):
+            assert json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
+    assert killed == 3
+    subprocess.run(command(solver, tmp_path / "kills", out), env=environment, check=True, capture_output=True)
+    assert out.read_bytes() == reference.read_bytes()
+    assert [p.name for p in (tmp_path / "kills").iterdir() if p.name.startswith(".")] == []

@@ -1,0 +1,200 @@
+"""Losses by name: their values, derivatives, curvature, decisions and probabilities, against torch, scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn import metrics
+from torch.nn import functional as F
+
+import kapsi as kp
+from kapsi.training.losses import LOSSES, make_loss
+
+ROWS = 40
+
+
+def outputs(n, rows=ROWS, seed=0):
+    return torch.randn(rows, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
+
+
+def classes(n, rows=ROWS):
+    return torch.randint(0, n, (rows,), generator=torch.Generator().manual_seed(1))
+
+
+def targets(name, n):
+    kind = make_loss(name)
+    if kind.classes:
+        return classes(max(2, n))
+    if name == "bernoulli":
+        return (outputs(n, seed=2) > 0).double()
+    return outputs(kind.targets(n), seed=2)
+
+
+CASES = [
+    (name, n)
+    for name in LOSSES
+    for n in (1, 2, 4)
+    if not (name == "cross_entropy" and n == 1) and not (name == "gaussian" and n == 1)
+]
+
+
+def test_squares_and_huber_are_those_of_torch():
+    f, y = outputs(3), outputs(3, seed=2)
+    assert float(make_loss("mse").rows(f, y).mean()) == pytest.approx(float(F.mse_loss(f, y)))
+    assert float(make_loss("mse").rows(f, y).mean()) == pytest.approx(metrics.mean_squared_error(y, f))
+    assert float(make_loss("huber", huber_delta=0.7).rows(f, y).mean()) == pytest.approx(
+        float(F.huber_loss(f, y, delta=0.7))
+    )
+    one = make_loss("mse").rows(f[:, :1], y[:, 0])
+    assert one.tolist() == pytest.approx((f[:, 0] - y[:, 0]).square().tolist())
+
+
+def test_cross_entropy_is_that_of_torch_and_scikit_learn():
+    f, y = outputs(4), classes(4)
+    found = float(make_loss("cross_entropy").rows(f, y).mean())
+    assert found == pytest.approx(metrics.log_loss(y, f.softmax(1)))
+    smooth = make_loss("cross_entropy", label_smoothing=0.1).rows(f, y)
+    assert float(smooth.mean()) == pytest.approx(float(F.cross_entropy(f, y, label_smoothing=0.1)))
+    wanted = F.one_hot(y, 4) * 0.9 + 0.1 / 4
+    assert smooth.tolist() == pytest.approx((-(wanted * f.log_softmax(1)).sum(1)).tolist())
+
+
+def test_hinges_are_those_of_scikit_learn():
+    f, y = outputs(1), classes(2)
+    assert float(make_loss("hinge").rows(f, y).mean()) == pytest.approx(metrics.hinge_loss(y, f[:, 0]))
+    squared = np.maximum(0, 1 - (2 * y.numpy() - 1) * f[:, 0].numpy()) ** 2
+    assert make_loss("squared_hinge").rows(f, y).tolist() == pytest.approx(squared.tolist())
+    f, y = outputs(4), classes(4)
+    assert float(make_loss("hinge").rows(f, y).mean()) == pytest.approx(metrics.hinge_loss(y, f, labels=range(4)))
+    by_hand = [
+        max(0.0, 1 - float(r[c]) + max(float(v) for i, v in enumerate(r) if i != c)) for r, c in zip(f, y, strict=True)
+    ]
+    assert make_loss("squared_hinge").rows(f, y).tolist() == pytest.approx([value**2 for value in by_hand])
+
+
+def test_likelihoods_are_those_of_scipy():
+    f, y = outputs(4), outputs(2, seed=2)
+    log_p = scipy.stats.norm(f[:, :2].numpy(), np.exp(0.5 * f[:, 2:].numpy())).logpdf(y.numpy()).sum(1)
+    np.testing.assert_allclose(make_loss("gaussian").rows(f, y), -log_p, rtol=1e-12)
+    f, y = outputs(3), (outputs(3, seed=2) > 0).long()
+    p = 1 / (1 + np.exp(-f.numpy()))
+    np.testing.assert_allclose(
+        make_loss("bernoulli").rows(f, y), -scipy.stats.bernoulli(p).logpmf(y).sum(1), rtol=1e-12
+    )
+
+
+def test_a_gaussian_with_a_huge_log_variance_is_finite():
+    f = torch.tensor([[0.0, 200.0], [0.0, -200.0], [1e3, 0.0]], requires_grad=True)
+    value = make_loss("gaussian").rows(f, torch.zeros(3))
+    value.sum().backward()
+    assert bool(torch.isfinite(value).all())
+    assert bool(torch.isfinite(f.grad).all())
+
+
+@pytest.mark.parametrize(("name", "n"), CASES)
+def test_targets_with_and_without_an_axis_and_no_rows(name, n):
+    kind, f, y = make_loss(name), outputs(n), targets(name, n)
+    kind.check(y, n)
+    assert kind.rows(f, y).shape == (ROWS,)
+    assert kind.rows(f[:0], y[:0]).shape == (0,)
+    if not kind.classes and y.shape[1] == 1:
+        assert torch.equal(kind.rows(f, y[:, 0]), kind.rows(f, y))
+        kind.check(y[:, 0], n)
+
+
+@pytest.mark.parametrize(("name", "n"), CASES)
+def test_curvature_is_a_derivative(name, n):
+    kind, f, y = make_loss(name), outputs(n), targets(name, n)
+    if not hasattr(kind, "curvature") or name in ("hinge", "squared_hinge"):
+        with pytest.raises(
+            kp.SpecError, match="has no curvature to be used; mse, huber, cross_entropy, gaussian, bernoulli have"
+        ):
+            kind.curvature(f, y)
+        return
+    gradient, factor = kind.curvature(f, y)
+    rows = torch.func.vmap(torch.func.grad(lambda a, b: kind.rows(a[None], b[None])[0]))(f, y)
+    torch.testing.assert_close(gradient, rows, rtol=1e-10, atol=1e-12)
+    curvature = factor.mT @ factor
+    if name in ("mse", "cross_entropy", "bernoulli"):
+        hessian = torch.func.vmap(torch.func.hessian(lambda a, b: kind.rows(a[None], b[None])[0]))(f, y)
+        torch.testing.assert_close(curvature, hessian, rtol=1e-9, atol=1e-12)
+    else:
+        assert bool((torch.linalg.eigvalsh(curvature) > -1e-12).all())
+
+
+def test_the_curvature_of_a_gaussian_is_its_information():
+    f = outputs(2, rows=1)
+    y = f[:, :1] + torch.exp(0.5 * f[:, 1:]) * torch.randn(
+        200_000, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    gradient, factor = make_loss("gaussian").curvature(f.expand(len(y), 2), y)
+    torch.testing.assert_close(gradient.mT @ gradient / len(y), factor[0].mT @ factor[0], rtol=0.02, atol=0.02)
+
+
+def test_huber_curvature_gives_the_step_of_reweighted_squares():
+    f, y = outputs(1), torch.zeros(ROWS, 1, dtype=torch.float64)
+    gradient, factor = make_loss("huber", huber_delta=0.5).curvature(f, y)
+    # A constant is fitted: a step of Newton is the mean with weights min(1, δ/|e|).
+    weights = np.minimum(1, 0.5 / np.abs(f[:, 0].numpy()))
+    step = float(gradient.sum() / factor.square().sum())
+    assert step == pytest.approx(float((weights * f[:, 0].numpy()).sum() / weights.sum()))
+
+
+def test_decisions_and_probabilities():
+    model = kp.Model(kp.rpn([2, 3], bias=True), seed=0, dtype=torch.float64)
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = model(x).detach()
+    assert torch.equal(kp.predict(model, x), logits)
+    assert torch.equal(kp.predict(model, x.numpy(), "hinge"), logits.argmax(1))
+    torch.testing.assert_close(kp.predict_proba(model, x), logits.softmax(1))
+    torch.testing.assert_close(kp.predict_log_proba(model, x), logits.log_softmax(1))
+    torch.testing.assert_close(kp.predict_proba(model, x, "bernoulli"), logits.sigmoid())
+    one = kp.Model(kp.rpn([2, 1], bias=True), seed=0, dtype=torch.float64)
+    p = one(x).detach().sigmoid()
+    torch.testing.assert_close(kp.predict_proba(one, x, "bernoulli"), torch.cat([1 - p, p], 1))
+    assert torch.equal(kp.predict(one, x, "bernoulli"), (p[:, 0] > 0.5).long())
+    assert kp.predict(model, x[:0]).shape == (0, 3)
+    for name in ("mse", "huber", "hinge", "squared_hinge", "gaussian"):
+        with pytest.raises(kp.SpecError, match="has no probabilities; cross_entropy, bernoulli have"):
+            kp.predict_proba(model, x, name)
+    with pytest.raises(kp.SpecError, match="there is no 'mean_squared'"):
+        kp.predict(model, x, "mean_squared")
+    with pytest.raises(kp.SpecError, match="must agree"):
+        kp.predict(model, x.float())
+    with pytest.raises(kp.SpecError, match=r"shape \(rows, m\)"):
+        kp.predict(model, x[0])
+
+
+def test_probabilities_of_extreme_logits_stay_finite():
+    loss = make_loss("bernoulli")
+    log_p = loss.log_probabilities(torch.tensor([[800.0], [-800.0]]))
+    assert log_p.tolist() == [[-800.0, 0.0], [0.0, -800.0]]
+
+
+@pytest.mark.parametrize(("name", "n"), CASES)
+def test_metrics_of_parts_add_up(name, n):
+    kind, f, y = make_loss(name), outputs(n), targets(name, n)
+    weight = torch.rand(ROWS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    whole = kind.metrics(kind.tally(f, y, weight))
+    parts = kind.tally(f[:7], y[:7], weight[:7]) + kind.tally(f[7:], y[7:], weight[7:])
+    assert kind.metrics(parts) == pytest.approx(whole)
+    if kind.classes:
+        assert whole == {"accuracy": pytest.approx(metrics.accuracy_score(y, kind.decide(f), sample_weight=weight))}
+    elif name == "bernoulli":
+        assert whole["accuracy"] == pytest.approx(np.average(((f > 0) == (y > 0.5)).double().mean(1), weights=weight))
+    else:
+        rmse = math.sqrt(metrics.mean_squared_error(y, kind.decide(f), sample_weight=weight))
+        assert whole["rmse"] == pytest.approx(rmse)
+        if y.shape[1] == 1:
+            assert whole["r2"] == pytest.approx(metrics.r2_score(y, kind.decide(f), sample_weight=weight))
+
+
+def test_r2_of_a_constant_target():
+    kind = make_loss("mse")
+    y = torch.full((5,), 0.1, dtype=torch.float64)
+    assert kind.metrics(kind.tally(y[:, None], y, None))["r2"] == 1.0
+    assert kind.metrics(kind.tally(y[:, None] + 1, y, None))["r2"] == 0.0
