@@ -27,6 +27,7 @@ README = HERE / "README.md"
 NAMES = (
     "layers",
     "kan_layers",
+    "kan_training",
     "mlp",
     "growth",
     "sparse_text",

@@ -11,6 +11,7 @@ from typing import Any
 
 import kapsi
 from kapsi.listing import TITLES, Entry, public_name
+from kapsi.zoo import three_models
 
 project = "kapsi"
 copyright = "2026, the kapsi developers"
@@ -39,6 +40,7 @@ GENERATED = Path(__file__).parent / "_generated"
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", lambda app: write_pages(GENERATED))
+    app.connect("builder-inited", lambda app: three_models.save(GENERATED / "three-models.svg"))  # which pages leave out
     app.connect("autodoc-process-signature", signature)
 
 

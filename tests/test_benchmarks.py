@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "layers",
     "kan_layers",
+    "kan_training",
     "mlp",
     "growth",
     "sparse_text",

@@ -137,6 +137,20 @@ def test_the_last_few_are_kept(tmp_path):
     assert [name[-14:-12] for name in sorted(os.listdir(tmp_path / "b"))] == ["08", "16", "20"]
 
 
+def test_damaged_checkpoints_of_later_steps_do_not_count_among_those_kept(tmp_path):
+    folder = tmp_path / "a"
+    run("adamw", folder, stop=13)
+    first, *later = sorted(folder.iterdir())
+    for path in later:
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="this checkpoint is damaged"):
+        run("adamw", folder, resume=True, stop=2, keep=1)
+    assert not first.exists()
+    with pytest.warns(UserWarning, match="this checkpoint is damaged"):  # one is left to go on from
+        again, _, _ = run("adamw", folder, resume=True, keep=1)
+    assert same(run("adamw")[0], again)
+
+
 def test_checkpoints_are_written_by_time(tmp_path):
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
     checkpoints = kp.Checkpoints(tmp_path / "a", minutes=0.0, keep=1000)
@@ -200,6 +214,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(tmp_path):
         ({"seed": 1}, "seed 1"),
         ({"data": numbers(71)}, "the data"),
         ({"data": (numbers()[0] + 1, numbers()[1])}, "the data"),
+        ({"data": (numbers()[0], numbers()[1].index_fill(0, torch.tensor([69]), 1.5))}, "the data"),
         ({"validation": False}, "the validation rows"),
         ({"fit": False}, "train instead of fit"),
     ],
@@ -251,6 +266,8 @@ def test_another_number_of_threads_is_said(tmp_path):
         ({"keep": 0}, "keep must be at least 1"),
         ({"minutes": -1}, "minutes must be at least 0"),
         ({"minutes": float("nan")}, "minutes must be"),
+        ({"resume": "no"}, "resume must be True or False"),
+        ({"say": None}, "say must be callable"),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -258,15 +275,83 @@ def test_options_out_of_range(options, message):
         kp.Checkpoints("x", **options)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+@pytest.mark.parametrize("folder", [None, 3, b"x"])
+def test_a_folder_is_a_path(folder):
+    with pytest.raises(kp.SpecError, match="expected the path of a folder"):
+        kp.Checkpoints(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoints": "folder"}, "expected kapsi.Checkpoints"),
+        ({"group": "ddp"}, "expected a group from kapsi.open_group"),
+        ({"watch": 1}, "expected a watch that can be called"),
+        ({"progress": "log.csv"}, "expected progress that can be called"),
+    ],
+)
+def test_what_goes_along_with_a_fit_is_of_the_right_kind(options, message):
+    with pytest.raises(kp.SpecError, match=message):
+        kp.fit(kp.Model(MLP, seed=0, dtype=torch.float64), numbers(), epochs=1, **options)
+
+
+@pytest.mark.parametrize("folder", ["file", "file/a"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(kp.FileError):
-        run("adamw", tmp_path / "file" / "a")
+    model = kp.Model(MLP, seed=0, dtype=torch.float64)
+    with pytest.raises(kp.RunError, match="is not a folder; give another folder for checkpoints"):
+        kp.fit(model, numbers(), watch=pytest.fail, checkpoints=kp.Checkpoints(tmp_path / folder))
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoints_before(tmp_path):
+    resource = pytest.importorskip("resource")
+    folder = tmp_path / "a"
+    run("adamw", folder, stop=13)
+    before = sorted(path.name for path in folder.iterdir())
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+        with pytest.raises(kp.FileError, match=r"cannot write the checkpoint: .*; make room"):
+            run("adamw", folder, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert same(run("adamw")[0], run("adamw", folder, resume=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"patience": 1, "learning_rate": 0.3}, {"patience": 40, "learning_rate": 0.3}),
+        ({"seconds": 0.001}, {"seconds": None}),
+        ({"epochs": 1}, {"epochs": 12}),
+    ],
+)
+def test_a_run_that_a_limit_has_ended_goes_on_when_the_limit_is_raised(before, after, tmp_path):
+    others = {"epochs": 12, "schedule": "constant"}
+    _, short, _ = run("adamw", tmp_path / "a", **others | before)
+    assert len(short) < 12
+    again, records, _ = run("adamw", tmp_path / "a", resume=True, **others | after)
+    whole, wanted, _ = run("adamw", **others | after)
+    assert same(whole, again)
+    assert timeless(records) == timeless(wanted)
+    assert len(records) == 12
 
 
 # ------------------------------------------------------------------------------------------------ interrupts
 
 
+@pytest.fixture
+def listening():
+    """Let interrupts in; tests that run in the background of a shell inherit that they are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
 
@@ -297,6 +382,7 @@ def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
     assert [record.number for record in found] == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_second_interrupt_is_an_exception():
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -819,6 +820,23 @@ def test_version_and_help(good):
     assert "--overwrite" in good("fit", "--help")
 
 
+def test_parity_shows_how_equal_the_models_are(good, kapsi, monkeypatch):
+    lines = good("parity", "--only", "GaussianNB").splitlines()
+    assert lines[0].split()[:3] == ["model", "quantity", "data"]
+    assert re.fullmatch(r"parity: (\d+) of \1 within tolerance", lines[-1])
+    from kapsi.zoo import naive_bayes
+
+    strict = tuple(replace(case, tolerance=-1.0) for case in naive_bayes.PARITY)
+    monkeypatch.setattr(naive_bayes, "PARITY", strict)
+    code, out, err = kapsi("parity", "--only", "GaussianNB")
+    assert (code, err) == (1, "")
+    assert re.fullmatch(r"parity: 0 of [1-9]\d* within tolerance", out.splitlines()[-1])
+
+
+def test_parity_of_nothing_is_refused(bad):
+    assert "no comparison is called so" in bad("parity", "--only", "nothing at all")
+
+
 # ------------------------------------------------------------------------------------------------ the process around it
 
 
@@ -928,6 +946,22 @@ def test_a_killed_run_resumes_and_ends_as_if_nothing_had_been(signal_):
     for name in ("model.safetensors", "metrics.jsonl", "predictions.csv", "config.yaml"):
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
     assert sorted(p.name for p in Path().iterdir()) == ["big.csv", "n.csv", "run", "t.csv", "whole"]
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
+def test_files_of_the_user_in_the_folder_of_checkpoints_stay(good, option):
+    Path("run.checkpoints/mine").mkdir(parents=True)
+    text("run.checkpoints/mine/notes.txt", "x")
+    text("run.checkpoints/mine/step-000000000007.safetensors", "x")
+    good(*FIT, *QUICK, "--output", "run", option)
+    assert os.listdir("run.checkpoints/mine") == ["notes.txt"]
+
+
+def test_a_file_in_the_way_of_checkpoints(bad):
+    text("run.checkpoints", "x")
+    for option in ((), ("--overwrite",), ("--resume",)):
+        assert "is in the way of the checkpoints" in bad(*FIT, *QUICK, "--output", "run", *option)
+    assert Path("run.checkpoints").read_text() == "x"
 
 
 def test_a_changed_table_is_not_resumed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -186,3 +187,73 @@ def test_subsets_of_inputs_that_are_not_there(cls) -> None:
     for call in (lambda: cls(subsets=((0, 3),)).factors(3), lambda: cls(subsets=((0, 3),))(torch.zeros(3), {})):
         with pytest.raises(kp.SpecError, match=said):
             call()
+
+
+# ------------------------------------------------------------------------------------------------ tables of states
+
+
+def test_tables_are_looked_up_in_the_order_of_the_subset() -> None:
+    states, chosen = (2, 3, 1, 4), ((3, 0), (), (1,), (0, 1, 2, 3), (0, 3))
+    kappa = kp.CombinatorialCategorical(subsets=chosen, states=states, outside="error")
+    head = kp.Head(4, 1, kp.HeadSpec(kappa), dtype=torch.float64)
+    shapes = [[states[i] for i in s] for s in chosen]
+    tables = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).double() for i, shape in enumerate(shapes)]
+    head.assign("expansion", tables=torch.cat([table.flatten() for table in tables]))
+    for joint in itertools.product(*map(range, states)):
+        expected = [float(table[tuple(joint[i] for i in s)]) for table, s in zip(tables, chosen, strict=True)]
+        assert head.expand(torch.tensor(joint).double()).dense().tolist() == expected
+
+
+def test_calibrated_tables_are_smoothed_frequencies() -> None:
+    x = torch.tensor([[0, 1], [0, 1], [1, 2], [0, 0]]).double()
+    head = kp.Head(2, 1, kp.HeadSpec(kp.CombinatorialCategorical(states=(2, 3))), dtype=torch.float64)
+    kp.calibrate(head, x)
+    first, second, pair = head.kappa["tables"].exp().split([2, 3, 6])
+    np.testing.assert_allclose(first, [4 / 6, 2 / 6])
+    np.testing.assert_allclose(second, [2 / 7, 3 / 7, 2 / 7])
+    np.testing.assert_allclose(pair, np.array([2, 3, 1, 1, 1, 2]) / 10)
+
+
+def test_before_calibration_inputs_are_independent() -> None:
+    head = kp.Head(2, 1, kp.HeadSpec(kp.CombinatorialCategorical(states=3)), dtype=torch.float64)
+    x = torch.tensor(list(itertools.product(range(3), repeat=2))).double()
+    made = head.expand(x).dense()
+    np.testing.assert_allclose(made[:, 2], made[:, 0] + made[:, 1])
+    np.testing.assert_allclose(made[::3, 0].exp().sum(), 1)
+    np.testing.assert_allclose(made[3, 0] - made[0, 0], -2)
+
+
+def test_what_is_no_state_is_the_nearest_or_refused() -> None:
+    tables = {"tables": torch.tensor([10.0, 20.0, 30.0])}
+    nearest = kp.CombinatorialCategorical(subsets=((0,),), states=3)
+    x = torch.tensor([[-7.0], [0.4], [1.6], [torch.inf], [torch.nan]])
+    assert nearest(x, tables).dense().flatten().tolist()[:4] == [10, 10, 30, 30]
+    assert nearest(x, tables).dense()[4].isnan()
+    strict = dataclasses.replace(nearest, outside="error")
+    assert strict(torch.tensor([[2.0]]), tables).dense().tolist() == [[30]]
+    with pytest.raises(
+        kp.SpecError, match=r"2 inputs are not the number of a state, the first is 0.5 of input 0, .* 0 to 2"
+    ):
+        strict(torch.tensor([[1.0], [0.5], [3.0]]), tables)
+    # A program cannot look at values: what is no state is no number.
+    model = kp.Model(kp.ModelSpec((1, 1), (kp.LayerSpec((kp.HeadSpec(strict),)),)), seed=0)
+    program = torch.export.export(model, (torch.zeros(2, 1),)).module()
+    assert program(torch.tensor([[1.0], [0.5]])).isnan().flatten().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs", "message"),
+    [
+        ({"states": (2, 3)}, 3, "2 numbers of states for 3 inputs"),
+        ({"states": (2, 0)}, 2, "each must be from 1 to 100,000"),
+        ({"states": ()}, 2, "each must be from 1 to 100,000"),
+        ({"states": 0}, 2, "states must be at least 1"),
+        ({"states": 100}, 300, "would have 4.485e.08 numbers, at most 16,777,216"),
+        ({"subsets": (tuple(range(30)),)}, 30, "would have 1.074e.09 numbers"),
+        ({"subsets": ((0, 0),)}, 2, "each once"),
+        ({"subsets": ((2,),)}, 2, "names input 2"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(options, inputs, message) -> None:
+    with pytest.raises(kp.SpecError, match=message):
+        kp.Head(inputs, 1, kp.HeadSpec(kp.CombinatorialCategorical(**options)))

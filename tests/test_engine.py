@@ -428,6 +428,7 @@ def test_auto_takes_a_quasi_newton_method_for_classes():
         ({"learning_rate": 0.0}, "learning_rate must be at least"),
         ({"learning_rate": math.inf}, "learning_rate: expected a finite number"),
         ({"penalty": -1.0}, "penalty must be at least 0"),
+        ({"penalty": 1e308}, "penalty must be at most"),
         ({"penalty": math.nan}, "penalty: expected a finite number"),
         ({"stopping": 0.01}, r"stopping must be at least 0\.05"),
         ({"stopping": 0.6}, r"stopping must be at most 0\.5"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import IterableDataset
 
 import kapsi as kp
 
@@ -119,3 +121,175 @@ def test_the_global_random_state_is_left_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(*runs)
     assert not fitted.training
+
+
+# ------------------------------------------------------------------------------------------------ modules of torch
+
+
+def mlp(outputs: int = 2) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": (X, torch.tensor([0, 1] * 19 + [2, 2]))}, "whole numbers 0 to 1 .* got torch.int64 from 0 to 2"),
+        ({"data": (X, CLASSES), "validation": (X, CLASSES + 1)}, "got torch.int64 from 1 to 2"),
+        ({"data": (X, CLASSES), "class_weights": (1.0, 2.0, 3.0)}, "3 weights for 2 classes"),
+        ({"data": (X, Y), "validation": (X, Y[:, :1])}, "the model has 2 outputs"),
+        ({"data": (X, Y), "validation": (X[:, :2], Y)}, "Sequential cannot take inputs of shape \\(40, 2\\)"),
+        ({"data": (X[:, :2], Y)}, "fit: Sequential cannot take inputs of shape \\(2, 2\\)"),
+    ],
+)
+def test_a_module_that_does_not_tell_its_sizes_is_asked_for_them(options, said):
+    data = options.pop("data")
+    with pytest.raises(kp.SpecError, match=said):
+        kp.fit(mlp(), data, solver="adamw", epochs=1, **options)
+
+
+def test_balanced_classes_count_those_without_rows_as_the_module_has_them():
+    # Each class of k that has rows counts rows / (k · rows of the class), which has mean one again after division.
+    rows = torch.cat([X[:10], X])
+    numbers = torch.cat([torch.zeros(10, dtype=torch.int64), torch.ones(40, dtype=torch.int64)])
+    own = mlp(5)
+    with torch.no_grad():
+        losses = nn.functional.cross_entropy(own(rows), numbers, reduction="none")
+    record = kp.fit(own, (rows, numbers), solver="adamw", epochs=1, batch_size=None, class_weights="balanced")[0]
+    assert record.loss == pytest.approx(float(losses[:10].mean() + losses[10:].mean()) / 2, rel=1e-6)
+
+
+class Detached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x).detach()
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.LazyLinear(2), "parameters without a size yet"),
+        (Detached(), "depend on no parameter that is trained"),
+        (nn.LSTM(3, 2), "it returned tuple"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), "it returned shape \\(4,\\)"),
+        (nn.Linear(3, 2, device="meta"), "meta device"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused(module, said):
+    with pytest.raises(kp.SpecError, match=said):
+        kp.fit(module, (X, Y), solver="adamw", epochs=1)
+
+
+def test_one_row_and_a_batch_norm_of_torch_are_refused_in_a_line():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    with pytest.raises(kp.SpecError, match=r"cannot take inputs of shape \(1, 3\).* more than 1 value per channel"):
+        kp.fit(module, (X, Y), solver="adamw", epochs=1, batch_size=1)
+
+
+class Counted(nn.Linear):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_module_may_keep_more_than_tensors(tmp_path):
+    torch.manual_seed(0)
+    module = Counted(3, 2)
+    before = kp.fit(module, (X, Y), solver="adamw", epochs=2, checkpoints=kp.Checkpoints(tmp_path, steps=1))
+    assert before[1].loss < before[0].loss
+
+
+# ------------------------------------------------------------------------------------------------ modes of torch
+
+
+@pytest.mark.parametrize("solver", ["adamw", "lbfgs", "levenberg_marquardt"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_takes_gradients_in_every_mode(mode, solver):
+    one, other = model(), model()
+    kp.fit(one, (X, Y), solver=solver, epochs=2, averaging=0.9 if solver == "adamw" else None)
+    with mode():
+        kp.fit(other, (X.clone(), Y.clone()), solver=solver, epochs=2, averaging=0.9 if solver == "adamw" else None)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_model_of_inference_mode_is_refused():
+    with torch.inference_mode():
+        made = model()
+    with pytest.raises(kp.SpecError, match=r"made in torch\.inference_mode"):
+        kp.fit(made, (X, Y), epochs=1)
+
+
+def test_modules_keep_their_modes_in_predict():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
+    module[1].eval()
+    kp.predict(module, X)
+    assert [part.training for part in module.modules()] == [True, True, False, True]
+
+
+# ------------------------------------------------------------------------------------------------ validation
+
+
+def test_a_share_may_be_any_number():
+    records = [kp.fit(model(), (X, Y), solver="adamw", epochs=1, validation=s)[0] for s in (0.25, np.float32(0.25))]
+    assert records[0].validation_loss == records[1].validation_loss is not None
+    with pytest.raises(kp.SpecError, match=r"the share held out is 1\.0"):
+        kp.fit(model(), (X, Y), epochs=1, validation=1)
+
+
+def test_a_validation_loss_that_never_is_finite_is_an_error():
+    own = model()
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    with pytest.raises(
+        kp.KapsiError, match="validation loss was inf after the 3 epochs, and never finite; step 3: the mse"
+    ):
+        kp.fit(own, (X, Y), validation=(X, Y * 1e30), solver="adamw", epochs=9, patience=3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
+
+
+# ------------------------------------------------------------------------------------------------ steps
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+def test_exponential_decay_is_one_of_epochs_in_a_stream_too():
+    options = {"solver": "sgd", "schedule": "exponential", "decay": 0.5, "epochs": 3, "batch_size": 8}
+    for data in ((X, Y), Stream()):
+        records = kp.fit(model(), data, learning_rate=0.01, **options)
+        assert [record.learning_rate for record in records] == [0.01, 0.005, 0.0025]
+
+
+def test_lbfgs_counts_the_rows_of_a_stream():
+    one, other = model(), model()
+    a = kp.fit(one, (X, Y), solver="lbfgs", epochs=3)[-1].loss
+    assert kp.fit(other, Stream(), solver="lbfgs", epochs=3)[-1].loss == pytest.approx(a, rel=1e-5)
+
+
+def test_lbfgs_ends_by_the_relative_change_of_the_loss():
+    # y = 10⁻⁴ x₀²: the loss is of order 10⁻⁸ from the beginning, and falls to nearly nothing of it.
+    x = X.double()
+    y = 1e-4 * x[:, :1] ** 2
+    own = kp.Model(kp.rpn([3, 1], expansion=kp.Taylor(2), bias=True), seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.mul_(1e-4)
+    record = kp.fit(own, (x, y), solver="lbfgs", epochs=200, tolerance=1e-3)[-1]
+    assert record.ended == "the loss no longer falls" or record.loss == 0
+    assert record.loss < 1e-3 * float(y.var())
+
+
+def test_auto_takes_another_solver_where_the_first_cannot_have_the_model():
+    module = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1), nn.Flatten(1), nn.Linear(3, 2))
+    last = kp.fit(module, (X, Y), epochs=2)[-1]
+    assert last.solver == "lbfgs"
+    assert "has statistics of the batch" in last.reason
+    with pytest.raises(kp.SpecError, match="has statistics of the batch"):
+        kp.fit(module, (X, Y), solver="levenberg_marquardt", epochs=2)

@@ -275,6 +275,20 @@ def test_a_place_that_cannot_be_written(tmp_path, kind) -> None:
             kind(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [JsonLines, CsvLog, TensorBoard])
+@pytest.mark.parametrize("where", [None, 3])
+def test_a_log_goes_to_a_path(kind, where) -> None:
+    with pytest.raises((FileError, SpecError), match="expected"):
+        kind(where)
+
+
+@pytest.mark.parametrize("kind", [JsonLines, CsvLog, TensorBoard])
+@pytest.mark.parametrize("keep", [-1, 1.5, True, "1"])
+def test_an_epoch_to_go_on_from_is_a_number(tmp_path, kind, keep) -> None:
+    with pytest.raises(SpecError, match="expected the number of an epoch"):
+        kind(tmp_path / "log", keep=keep)
+
+
 def test_a_log_that_fails_leaves_none_open(tmp_path, monkeypatch) -> None:
     opened = []
     close = JsonLines.close

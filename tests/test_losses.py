@@ -198,3 +198,32 @@ def test_r2_of_a_constant_target():
     y = torch.full((5,), 0.1, dtype=torch.float64)
     assert kind.metrics(kind.tally(y[:, None], y, None))["r2"] == 1.0
     assert kind.metrics(kind.tally(y[:, None] + 1, y, None))["r2"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "said"),
+    [
+        ("gaussian", 3, "predict: gaussian needs two outputs a target"),
+        ("cross_entropy", 1, "predict: cross_entropy needs one output a class"),
+        (["mse"], 1, "loss: there is no \\['mse'\\]"),
+    ],
+)
+def test_predictions_of_a_loss_that_the_model_cannot_have_are_refused(loss, outputs, said):
+    model = kp.Model(kp.rpn([2, outputs]), seed=0)
+    with pytest.raises(kp.SpecError, match=said):
+        kp.predict(model, torch.ones(4, 2), loss)
+
+
+def test_predict_says_in_a_line_what_it_cannot_take():
+    x = torch.ones(4, 3)
+    for model, said in (
+        (lambda x: x, "expected a model, got function"),
+        (torch.nn.Linear(2, 2), r"Linear cannot take inputs of shape \(4, 3\)"),
+        (torch.nn.Linear(3, 2, device="meta"), "meta device"),
+        (torch.nn.LSTM(3, 2), "it returned tuple"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0)), r"it returned shape \(4,\)"),
+    ):
+        with pytest.raises(kp.SpecError, match=said):
+            kp.predict(model, x, "hinge")
+    with pytest.raises(kp.SpecError, match="the inputs are on the meta device"):
+        kp.predict(torch.nn.Linear(3, 2), x.to("meta"))

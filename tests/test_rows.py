@@ -939,3 +939,53 @@ def test_wide_tables_and_batches_larger_than_the_buffer(tmp_path, monkeypatch) -
     batches = list(rows.batches(50, seed=0, epoch=1))
     assert [len(batch.y) for batch in batches] == [50, 50, 3]
     assert sorted(flat(numbers(batches))) == list(range(COUNT))
+
+
+def test_rows_of_which_some_have_weights_are_refused():
+    x, y = table(20)
+    items = [(x[i], y[i]) for i in range(10)] + [(x[i], y[i], 2.0) for i in range(10, 20)]
+    for size in (5, 20):
+        rows = make_rows(Listed(items)).settle(make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT)
+        with pytest.raises(SpecError, match="some rows from the data set Listed have weights and some have none"):
+            list(rows.batches(size, seed=0, epoch=1))
+    loader = DataLoader(items, batch_size=10)
+    rows = make_rows(loader).settle(make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT)
+    with pytest.raises(SpecError, match="some rows from the loader have weights and some have none"):
+        list(rows.batches(None, seed=0, epoch=1))
+
+
+class Listed(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, number):
+        return self.items[number]
+
+
+def test_a_sparse_matrix_without_entries_is_all_zeros():
+    rows = make_rows((sp.csr_matrix((4, 3), dtype="f4"), np.zeros(4)))
+    (batch,) = rows.chunks(4)
+    assert torch.equal(batch.x.to_dense(), torch.zeros(4, 3))
+
+
+def test_weights_without_a_mean_are_refused():
+    weight = torch.arange(5, dtype=torch.float64)
+    for factor, said in ((1e-320, "too small"), (1e308, "finite|too large"), (0.0, "0 for all rows")):
+        with pytest.raises(SpecError, match=said):
+            make_rows((*table(5), weight * factor)).settle(
+                make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT
+            )
+    with pytest.raises(SpecError, match="the weights are too large"):
+        make_rows((*table(5), torch.full((5,), 1e308, dtype=torch.float64))).settle(
+            make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT
+        )
+
+
+def test_tensors_on_the_meta_device_are_refused():
+    x, y = table(5)
+    for pair, what in (((x.to("meta"), y), "inputs"), ((x, y.to("meta")), "targets")):
+        with pytest.raises(SpecError, match=f"the {what} are on the meta device"):
+            make_rows(pair)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import kapsi as kp
 from kapsi.function import Function, Spec, catalogue, lookup, options_of
-from kapsi.spec import parse_yaml, set_option
+from kapsi.spec import parse_yaml, set_option, to_yaml
 from kapsi.testing import ROLE_TYPES
 
 quick = settings(
@@ -126,7 +126,7 @@ def test_random_specifications_survive_plain_data_and_text(spec) -> None:
     data, kind = kp.to_dict(spec), type(spec)
     assert kp.from_dict(data, kind) == spec
     assert kp.from_dict(json.loads(json.dumps(data)), kind) == spec
-    assert kp.from_dict(parse_yaml(yaml.safe_dump(data, sort_keys=False), "text"), kind) == spec
+    assert kp.from_dict(parse_yaml(to_yaml(data), "text"), kind) == spec
     assert hash(kp.from_dict(data, kind)) == hash(spec)
 
 
@@ -681,3 +681,13 @@ def test_specs_are_functions_of_their_fields_alone() -> None:
 def test_calls_with_things_of_another_kind(call, said) -> None:
     with pytest.raises(kp.SpecError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "1e-3", "007", "0x1F", "1_000", "2026-01-01", "null", "yes", ".5", "-", "1:30", "é"]
+)
+def test_texts_that_look_like_something_else_stay_texts(text) -> None:
+    for unicode in (False, True):
+        assert parse_yaml(to_yaml({"a": [text, 3, 1e-3, None, True]}, unicode=unicode), "text") == {
+            "a": [text, 3, 1e-3, None, True]
+        }

@@ -17,6 +17,7 @@ ORDER = [
     "files",
     "installed",
     "function",
+    "derivatives",
     "features",
     "weights",
     "contraction",
@@ -36,6 +37,7 @@ ORDER = [
     "testing",
     "data",
     "training",
+    "zoo",
     "__init__",  # the public names: only the command line uses them
     "cli",
     "__main__",
@@ -140,6 +142,37 @@ def misuse(tree: ast.AST, own: str) -> list[str]:
             if arguments.get("weights_only") != "True":
                 bad.append(f"{place}: torch.load without weights_only=True")
     return bad
+
+
+def rules_of_torch(tree: ast.AST) -> list[str]:
+    """Return the forward derivatives and maps that are left to torch, which computes some second derivatives wrong."""
+    return [
+        f"line {node.lineno}: {node.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "jvp"
+    ] + [
+        f"line {node.lineno}: generate_vmap_rule"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "generate_vmap_rule"
+    ]
+
+
+@EACH_FILE
+def test_forward_derivatives_may_be_differentiated_again(path) -> None:
+    """A function with a forward derivative of its own is one of `kapsi.derivatives`."""
+    if layer(path) != "derivatives":
+        assert not rules_of_torch(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class F(Function):\n    @staticmethod\n    def jvp(ctx, t): ...",
+        "class F(Function):\n    generate_vmap_rule = True",
+    ],
+)
+def test_a_rule_of_torch_is_seen(source) -> None:
+    assert rules_of_torch(ast.parse(source))
 
 
 @EACH_FILE

@@ -1,20 +1,23 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
-from kapsi import expansion, plots, reconciliation, remainder, weights
+from kapsi import expansion, plots, reconciliation, remainder, weights, zoo
 from kapsi.contraction import contract
 from kapsi.errors import FileError, KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import Expansion as Expansion
 from kapsi.expansion.adapter import *
 from kapsi.expansion.combinatorial import *
 from kapsi.expansion.compose import *
+from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
 from kapsi.expansion.fourier import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
+from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
 from kapsi.expansion.simple import *
 from kapsi.expansion.spline import *
 from kapsi.expansion.taylor import *
+from kapsi.expansion.tree import *
 from kapsi.expansion.trigonometric import *
 from kapsi.expansion.wavelet import *
 from kapsi.explain import explain
@@ -123,6 +126,7 @@ __all__ = [
     "save_spec",
     "to_dict",
     "train",
+    "zoo",
 ]
 __all__ += expansion.__all__
 __all__ += reconciliation.__all__

@@ -105,7 +105,11 @@ def plain(path: str | Path, doing: str) -> Iterator[None]:
 def resolve(path: str | Path) -> Path:
     try:
         return Path(os.path.realpath(path))
-    except (OSError, ValueError, TypeError) as error:  # a NUL in the name, no text at all, a current folder that was deleted
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ) as error:  # a NUL in the name, no text at all, a current folder that was deleted
         raise FileError(f"{show(path)}: is not a usable path: {one_line(error)}; give another path") from error
 
 

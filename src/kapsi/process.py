@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kapsi.derivatives import layer_norm
 from kapsi.errors import SpecError
 from kapsi.function import Function, option
 
@@ -169,6 +170,11 @@ class Sine(Activation, name="sine", aliases=("sin",)):
 # ------------------------------------------------------------------------------------------------ norms and dropout
 
 
+class _LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.eps, self.weight, self.bias)
+
+
 @dataclass(frozen=True)
 class LayerNorm(Process, name="layer_norm"):
     """(x − mean) / √(variance + ε) over the features of each row.
@@ -186,7 +192,7 @@ class LayerNorm(Process, name="layer_norm"):
     epsilon: float = option(1e-5, minimum=0.0)
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
-        return nn.LayerNorm(features, eps=self.epsilon, elementwise_affine=self.affine, device=device, dtype=dtype)
+        return _LayerNorm(features, eps=self.epsilon, elementwise_affine=self.affine, device=device, dtype=dtype)
 
 
 class _BatchNorm(nn.BatchNorm1d):
@@ -235,7 +241,7 @@ class _InstanceNorm(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        normalized = F.layer_norm(x, x.shape[-1:], eps=self.epsilon)
+        normalized = layer_norm(x, self.epsilon)
         return normalized if self.weight is None or self.bias is None else normalized * self.weight + self.bias
 
     def extra_repr(self) -> str:

@@ -259,6 +259,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise SpecError(f"{where}: not YAML: {error}") from None
 
 
+def to_yaml(data: Any, *, unicode: bool = False) -> str:
+    """Return plain data as YAML that `parse_yaml` reads back: texts that look like its numbers, such as 1e3, are quoted."""
+    import yaml
+
+    dumper = type("Dumper", (yaml.SafeDumper,), {"yaml_implicit_resolvers": _resolvers(yaml)})
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=unicode))
+
+
 def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
     """Refuse anchors (a few lines of which can stand for terabytes) and keys that appear twice (the first would be lost)."""
     node = yaml.compose(text, Loader=_plain_loader(yaml))
@@ -336,10 +344,8 @@ def load_spec(path: str | Path) -> ModelSpec:
 
 def save_spec(spec: ModelSpec, path: str | Path) -> None:
     """Write a specification as YAML, or as JSON where the file's name ends so; written beside and renamed."""
-    import yaml
-
     data = to_dict(spec)
-    text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else yaml.safe_dump(data, sort_keys=False)
+    text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else to_yaml(data)
     with atomic(path) as beside, plain(path, "write the file"):
         beside.write_text(text, encoding="utf-8")
 

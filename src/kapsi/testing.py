@@ -535,6 +535,29 @@ def _transforms(models: Sequence[Model]) -> None:
 
 
 @law("function")
+def second_derivatives(function: Function) -> None:
+    """Along a line through inputs and parameters the second derivative is one number, in all orders of both modes."""
+    model = _moved(function)
+    call, values = _flat(model)
+    start = (inputs(2, model.in_features), *values)
+    generator = torch.Generator().manual_seed(3)
+    along = [torch.randn(value.shape, generator=generator, dtype=value.dtype) for value in start]
+
+    def line(t: Tensor) -> Tensor:
+        return call(*(value.detach() + t * step for value, step in zip(start, along, strict=True))).sin().sum()
+
+    zero = torch.zeros((), dtype=torch.float64)
+    modes: dict[str, Callable[..., Any]] = {"jacrev": torch.func.jacrev, "jacfwd": torch.func.jacfwd}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch about itself, as above
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        expected = torch.func.jacrev(torch.func.jacrev(line))(zero)
+        for (outer, first), (inner, second) in itertools.product(modes.items(), repeat=2):
+            if (outer, inner) != ("jacrev", "jacrev"):
+                _close(first(second(line))(zero), expected, f"{outer} of {inner} and jacrev of jacrev")
+
+
+@law("function")
 def saved(function: Function) -> None:
     """A model from a file, or with a state from torch.save (`weights_only`), gives the same bits."""
     model = _moved(function)

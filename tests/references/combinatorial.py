@@ -28,11 +28,30 @@ def normal(f: Any, x: ndarray, t: Any) -> ndarray:
     return np.stack(np.broadcast_arrays(*densities), 1)
 
 
+def categorical(f: Any, x: ndarray, t: Any) -> ndarray:
+    m = x.shape[1]
+    states = f.states if isinstance(f.states, tuple) else (f.states,) * m
+    codes = [[min(max(round(v), 0), k - 1) for v, k in zip(row, states, strict=True)] for row in x.tolist()]
+    columns, begin = [], 0
+    for s in subsets(f, m):
+        shape = [states[i] for i in s]
+        table = t["tables"][begin : begin + math.prod(shape)].reshape(shape)
+        begin += table.size
+        columns.append([table[tuple(row[i] for i in s)] for row in codes])
+    assert begin == t["tables"].size
+    return np.array(columns).T
+
+
 EXPANSIONS: Table = {
     "combinatorial": Reference(
         "itertools.combinations",
         lambda f, x, t: np.concatenate([x[:, s] for s in subsets(f, x.shape[1])], 1),
         lambda f, m: sum(map(len, f.subsets)) if f.subsets else sum(i * math.comb(m, i) for i in range(1, f.order + 1)),
+    ),
+    "combinatorial_categorical": Reference(
+        "numpy indexing of tables",
+        categorical,
+        lambda f, m: len(f.subsets) if f.subsets else sum(math.comb(m, i) for i in range(1, f.order + 1)),
     ),
     "combinatorial_normal": Reference(
         "scipy.stats.multivariate_normal.logpdf",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 from scipy.interpolate import CubicHermiteSpline
+from sklearn.preprocessing import binarize
 
 from references.base import Reference, Table
 
@@ -19,6 +20,10 @@ def reciprocal(f: Any, x: ndarray, t: Any) -> ndarray:
     return np.where(inside, bridge(np.where(inside, x, 0)), 1 / np.where(inside, e, x))
 
 
+def above(f: Any, x: ndarray, t: Any) -> ndarray:
+    return binarize(x, threshold=f.threshold)
+
+
 def linear(f: Any, x: ndarray, t: Any) -> ndarray:
     if f.side == "none":
         return f.scale * x
@@ -28,6 +33,7 @@ def linear(f: Any, x: ndarray, t: Any) -> ndarray:
 
 
 EXPANSIONS: Table = {
+    "binarize": Reference("sklearn.preprocessing.binarize", above, lambda f, m: m),
     "reciprocal": Reference("numpy; scipy.interpolate.CubicHermiteSpline", reciprocal, lambda f, m: m),
     "linear": Reference("numpy.einsum", linear, lambda f, m: m),
 }

@@ -20,6 +20,7 @@ from kapsi.cli.evaluate import evaluate
 from kapsi.cli.fit import fit
 from kapsi.cli.functions import functions
 from kapsi.cli.info import info
+from kapsi.cli.parity import parity
 from kapsi.cli.predict import predict
 from kapsi.errors import KapsiError, nearest
 from kapsi.version import __version__
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (fit, predict, evaluate, info, functions, demo):
+for verb in (fit, predict, evaluate, info, functions, parity, demo):
     app.command()(verb)
 
 
@@ -144,7 +145,7 @@ def _usage(error: Any, given: Sequence[str]) -> str:
     return f"{message}{where}"
 
 
-VERBS = ["fit", "predict", "evaluate", "info", "functions", "demo"]
+VERBS = ["fit", "predict", "evaluate", "info", "functions", "parity", "demo"]
 
 
 def _hint(word: str, known: list[str]) -> str:

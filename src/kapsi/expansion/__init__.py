@@ -4,14 +4,17 @@ from kapsi.expansion import (
     adapter,
     combinatorial,
     compose,
+    compression,
     density,
     fourier,
     kernel,
     orthogonal,
+    potential,
     radial,
     simple,
     spline,
     taylor,
+    tree,
     trigonometric,
     wavelet,
 )
@@ -19,14 +22,17 @@ from kapsi.expansion.adapter import *
 from kapsi.expansion.base import Expansion
 from kapsi.expansion.combinatorial import *
 from kapsi.expansion.compose import *
+from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
 from kapsi.expansion.fourier import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
+from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
 from kapsi.expansion.simple import *
 from kapsi.expansion.spline import *
 from kapsi.expansion.taylor import *
+from kapsi.expansion.tree import *
 from kapsi.expansion.trigonometric import *
 from kapsi.expansion.wavelet import *
 
@@ -35,13 +41,16 @@ __all__ = ["Expansion"]
 __all__ += adapter.__all__
 __all__ += combinatorial.__all__
 __all__ += compose.__all__
+__all__ += compression.__all__
 __all__ += density.__all__
 __all__ += fourier.__all__
 __all__ += kernel.__all__
 __all__ += orthogonal.__all__
+__all__ += potential.__all__
 __all__ += radial.__all__
 __all__ += simple.__all__
 __all__ += spline.__all__
 __all__ += taylor.__all__
+__all__ += tree.__all__
 __all__ += trigonometric.__all__
 __all__ += wavelet.__all__

@@ -12,11 +12,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, decay, working_precision
-from kapsi.features import DenseFeatures, Features
-from kapsi.function import Param, Params, Tensors, option
+from kapsi.expansion.taylor import monomials
+from kapsi.features import DenseFeatures, Features, ProductFeatures
+from kapsi.function import LARGEST_EXPANSION, Param, Params, Tensors, option
 
-__all__ = ["KernelMap", "Nystrom", "RandomFourier"]
+__all__ = ["KernelMap", "Nystrom", "PolynomialMap", "RandomFourier"]
 
 Kernel: TypeAlias = Literal["rbf", "linear", "polynomial", "sigmoid"]
 
@@ -99,6 +101,88 @@ class KernelMap(Expansion, name="kernel_map"):
         centers = working_precision(params["centers"])
         values = similarity(self.kernel, working_precision(x), centers, gamma, self.degree, self.coef0)
         return DenseFeatures(values.to(x.dtype))
+
+
+@dataclass(frozen=True)
+class PolynomialMap(Expansion, name="polynomial_map"):
+    """The feature map of the polynomial kernel: ⟨κ(x), κ(z)⟩ = (γ⟨x, z⟩ + c₀)^d exactly.
+
+    With u = [√γ x, √c₀] the kernel is ⟨u(x), u(z)⟩^d, and κ(x) = u ⊗ … ⊗ u, d times: Taylor's monomials of degree 0 to d, that
+    of degree k with the binomial weight √(C(d, k) γᵏ c₀^(d−k)). The symmetric form has every monomial once, times the square root
+    of its number of orderings, D = C(m + d, d); the other has every ordering, D = (m + 1)^d, and is a product that is never
+    multiplied out where the weights allow. Without c₀ only the degree d is there: m in place of m + 1.
+
+    γ is the buffer `log_gamma`.
+
+    Args:
+        degree: d, 1 to 32. Values stay finite in float32 for γ‖x‖² + c₀ up to 10^(76/d).
+        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
+            `auto` and `scale`.
+        coef0: c₀, at least 0.
+        symmetric: each monomial once instead of every ordering.
+
+    Raises:
+        SpecError: D is beyond 2⁵³ columns.
+
+    Source: Schölkopf and Smola, Learning with Kernels (2002), section 2.1; arXiv 2407.04819, "Unifying Kernel SVM".
+
+    Example:
+        >>> import torch
+        >>> kappa, tensors = PolynomialMap(2, coef0=3.0), {"log_gamma": torch.zeros(1)}
+        >>> x, z = (kappa(torch.tensor(row), tensors).dense() for row in ([1.0, 2.0], [4.0, -1.0]))
+        >>> torch.allclose(x @ z, torch.tensor((1 * 4 - 2 * 1 + 3.0) ** 2))
+        True
+    """
+
+    examples = (
+        {},
+        {"degree": 1, "gamma": 0.4},
+        {"degree": 4, "gamma": 0.7, "coef0": 0.3},
+        {"degree": 3, "coef0": 0.0},
+        {"symmetric": False},
+        {"degree": 3, "gamma": 0.6, "symmetric": False},
+        {"degree": 6, "gamma": 0.1},
+    )
+
+    degree: int = option(2, minimum=1, maximum=32)
+    gamma: float | None = option(None, minimum=1e-12, maximum=1e6)
+    coef0: float = option(1.0, minimum=0.0)
+    symmetric: bool = True
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        m, d = in_features + (self.coef0 > 0), self.degree
+        q, t = (1, math.comb(m + d - 1, d)) if self.symmetric else (m ** (d - 1), m)
+        if q * t > LARGEST_EXPANSION:
+            raise SpecError(
+                f"PolynomialMap(degree={d}): {in_features:,} inputs make 10^{math.log10(q * t):.1f} columns, at most 10^15.9 "
+                "are allowed; KernelMap has as many as it has centers"
+            )
+        return q, t
+
+    def heavy_tailed(self) -> bool:
+        """Return whether the degree is above four."""
+        return self.degree > 4
+
+    def params(self, in_features: int) -> Params:  # noqa: D102
+        return {"log_gamma": _log_gamma(self.gamma, in_features, trainable=False)}
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return γ by the variance of the data if none was given."""
+        return _calibrated_gamma(self.gamma, x)
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        inputs = working_precision(x)
+        u = inputs * torch.exp(working_precision(params["log_gamma"]) / 2)
+        if self.coef0 > 0:
+            u = torch.cat((u, torch.full_like(u[..., :1], math.sqrt(self.coef0))), -1)
+        if self.degree == 1:
+            return DenseFeatures(u.to(x.dtype))
+        if self.symmetric:
+            return DenseFeatures(monomials(u, self.degree)[-1].to(x.dtype))
+        power = u
+        for _ in range(self.degree - 2):
+            power = (power.unsqueeze(-1) * u.unsqueeze(-2)).flatten(-2)
+        return ProductFeatures(power.to(x.dtype), u.to(x.dtype))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Expansions that keep the number of columns: the inputs, their reciprocals, linear maps of them."""
+"""Expansions that keep the number of columns: the inputs, whether they are above a threshold, reciprocals, linear maps."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from kapsi.expansion.base import Expansion, bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
 
-__all__ = ["Identity", "LinearExpansion", "Reciprocal"]
+__all__ = ["Binarize", "Identity", "LinearExpansion", "Reciprocal"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,52 @@ class Identity(Expansion, name="identity"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 1, in_features
 
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
+
     def takes_sparse(self) -> bool:  # noqa: D102
         return True
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
         return features_of(x)
+
+
+@dataclass(frozen=True)
+class Binarize(Expansion, name="binarize"):
+    """Whether each input is above a threshold: κ(x) = 1 where x > θ, else 0, D = m.
+
+    There is no slope anywhere: what stands before it is not trained. Sparse inputs stay sparse where zeros make zeros, θ ≥ 0.
+
+    Args:
+        threshold: θ, any finite number, in units of the inputs.
+
+    Source: the inputs of a Bernoulli distribution in naive Bayes, as `binarize` of sklearn's `BernoulliNB`.
+
+    Example:
+        >>> import torch
+        >>> Binarize(0.5)(torch.tensor([0.0, 0.5, 0.6]), {}).dense()
+        tensor([0., 0., 1.])
+    """
+
+    examples = ({}, {"threshold": 0.4}, {"threshold": -1.0})
+
+    threshold: float = 0.0
+
+    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+        return 1, in_features
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
+
+    def takes_sparse(self) -> bool:  # noqa: D102
+        return self.threshold >= 0
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+        made = features_of(x)
+        above = (working_precision(made.values) > self.threshold).to(x.dtype)
+        return replace(
+            made, values=torch.where(made.values.isnan(), made.values, above)
+        )  # not a number stays what it is
 
 
 @dataclass(frozen=True)
@@ -64,6 +105,9 @@ class Reciprocal(Expansion, name="reciprocal"):
 
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         return 1, in_features
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return True
 
     def heavy_tailed(self) -> bool:
         """Return True: the reciprocal of a normal input has no finite variance but for the bridge."""
@@ -124,6 +168,9 @@ class LinearExpansion(Expansion, name="linear"):
     def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
         self._check_size(in_features)
         return 1, in_features
+
+    def element_wise(self) -> bool:  # noqa: D102
+        return self.side == "none"
 
     def params(self, in_features: int) -> Params:  # noqa: D102
         if self.side == "none":

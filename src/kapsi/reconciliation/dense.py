@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kapsi.derivatives import differentiated_forward
 from kapsi.errors import SpecError
 from kapsi.function import Param, Params, Tensors, option
 from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, listed_divisors, random_mask, require_kept
@@ -72,6 +73,11 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
         mask, values = params["mask"], params["values"]
+        transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+        if (transformed or differentiated_forward()) and values.numel():
+            # Torch takes no forward derivative of the gradient of a masked scatter, and vmap has no rule for it.
+            place = (mask.flatten().cumsum(0) - 1).clamp_min(0).reshape(mask.shape)
+            return DenseWeights(torch.where(mask, values[place], 0))
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
     def validate(self, tensors: Tensors) -> None:  # noqa: D102

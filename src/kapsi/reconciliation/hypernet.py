@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kapsi.derivatives import OwnDerivatives
 from kapsi.errors import SpecError
 from kapsi.features import Features, ProductFeatures, add, formed
 from kapsi.function import Param, Params, Tensors, option
@@ -129,10 +130,8 @@ def _contracted(plan: _Plan, out: int, u: Tensor, v: Tensor, h: Tensor, g: Tenso
     return torch.cat(list(parts.values()), -1).to(kind)
 
 
-class _Contraction(torch.autograd.Function):
+class _Contraction(OwnDerivatives):
     """`_contracted`, whose derivatives are contractions again; G is made anew in each, and only its arguments are kept."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(plan: _Plan, out: int, u: Tensor, v: Tensor, h: Tensor, g: Tensor) -> Tensor:
@@ -157,10 +156,9 @@ class _Contraction(torch.autograd.Function):
         return (None, None, *made)
 
     @staticmethod
-    def jvp(ctx: Any, _plan: Any, _out: Any, *tangents: Tensor | None) -> Tensor:
-        values = list(ctx.saved_tensors)
+    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
         terms = []
-        for place, tangent in enumerate(tangents):
+        for place, tangent in enumerate(tangents[2:]):
             if place != ctx.out and tangent is not None:
                 changed = [*values[:place], tangent, *values[place + 1 :]]
                 terms.append(_Contraction.apply(ctx.plan, ctx.out, *changed))

@@ -190,13 +190,15 @@ def choose_solver(model: nn.Module, rows: Rows, loss: Loss, config: TrainConfig,
         return "adamw", "dropout is random"
     batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
     number = rows.count
-    if loss.name == "mse" and config.starts == 1 and _is_closed(model, number, group):
+    plain = not config.compile
+    if plain and loss.name == "mse" and config.starts == 1 and _is_closed(model, number, group):
         return "ridge", "the model is linear in its parameters: solved at once"
     if number is None or not rows.in_memory:
         return "adamw", "the rows are not in memory"
     size = f"{number:,} rows and {count:,} parameters"
     outputs = getattr(model, "out_features", 1)
-    curved = loss.name in ("mse", "gaussian")
+    # Modules of others may have parts that cannot be differentiated row by row.
+    curved = plain and isinstance(model, Model) and loss.name in ("mse", "gaussian")
     sparse = getattr(rows, "sparse", False)
     fits = count <= SMALL_SYSTEM and number * count * outputs <= SMALL_JACOBIAN
     if curved and fits and not batch_statistics and not sparse:
@@ -264,8 +266,7 @@ class _Run:
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
             raise SpecError("fit: the model is on the meta device and has no values")
         if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
-            given = type(checkpoints).__name__
-            raise SpecError(f"fit: expected checkpoints=kapsi.Checkpoints(folder), got {given}")
+            raise SpecError(f"fit: expected kapsi.Checkpoints(folder) as checkpoints, got {type(checkpoints).__name__}")
         if not isinstance(self.group, Group):
             raise SpecError(f"fit: expected a group from kapsi.open_group, got {type(group).__name__}")
         if watch is not None and not callable(watch):
@@ -412,7 +413,8 @@ class _Run:
         measure = report.loss if validation_loss is None else validation_loss
         best = measure < self.lowest
         self.over = self.over or report.ended or self._limit(config, number, 0 if best else self.since + 1)
-        if self.over is not None and validation_loss is not None and not math.isfinite(min(measure, self.lowest)):
+        ends = self.over not in (None, INTERRUPTED)
+        if ends and validation_loss is not None and not (math.isfinite(measure) or math.isfinite(self.lowest)):
             self._stop_validation(validation_loss)
         return Epoch(
             number,
@@ -499,6 +501,7 @@ class _Run:
                     if not bool(torch.isfinite(losses).all()):
                         where = f"; {diagnose(self.model, batch, self.loss, 'loss', self.taken)}"
                         break
+        self.over = None  # the model gets back what it came with
         epochs = f"the {self.number + 1} epochs" if self.number else "the only epoch"
         raise KapsiError(f"the validation loss was {value:g} after {epochs}, and never finite{where}")
 

@@ -554,16 +554,14 @@ def _write(
     fold_of: npt.NDArray[Any],
     scored: npt.NDArray[Any],
 ) -> None:
-    import yaml
-
-    from kapsi.spec import parse_yaml
+    from kapsi.spec import parse_yaml, to_yaml
 
     model = fitted.model
     save(model.model, run.folder / "model.safetensors")
     write_json(run.folder / "preprocessing.json", model.to_dict())
-    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    text = to_yaml(to_dict(config), unicode=True)
     if parse_yaml(text, "config.yaml") != to_dict(config):  # a line break of Unicode in a name, which YAML folds
-        text = yaml.safe_dump(to_dict(config), sort_keys=False)
+        text = to_yaml(to_dict(config))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
     outputs = held[scored]
     labels = problem.classes

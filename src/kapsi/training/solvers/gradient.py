@@ -113,7 +113,7 @@ class _MiniBatch(Solver):
         peak = config.learning_rate
         if config.schedule == "cosine":
             return peak * 0.5 * (1 + math.cos(math.pi * step / planned))
-        if config.schedule == "one_cycle":
+        if config.schedule == "one_cycle" and planned > 3:
             up = 0.3 * planned - 1
             if step < up:
                 return _between(peak / 25, peak, step / up)

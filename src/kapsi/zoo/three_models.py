@@ -1,0 +1,225 @@
+"""Iris with naive Bayes, Bayesian network, Markov network and RPN: accuracy, and their dependency graphs side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kapsi.errors import SpecError
+from kapsi.expansion import CombinatorialNormal
+from kapsi.files import atomic
+from kapsi.modules import Model, calibrate
+from kapsi.reconciliation import Dense
+from kapsi.remainder import LinearRemainder
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.training.engine import fit
+from kapsi.training.prediction import predict
+from kapsi.zoo import bayesian_network, markov_network, naive_bayes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["NODES", "Graph", "Score", "figure", "graphs", "save", "scores"]
+
+NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
+LABEL = 4
+BINS = 3
+
+Fitted = Callable[[Tensor], Tensor]
+"""From inputs to the numbers of classes."""
+
+
+class Score(NamedTuple):
+    """Accuracy on the rows that were left out, over the folds.
+
+    Attributes:
+        model: what was fitted.
+        mean, deviation: of the accuracy, the standard deviation over the folds.
+    """
+
+    model: str
+    mean: float
+    deviation: float
+
+
+class Graph(NamedTuple):
+    """What depends on what, by the numbers of `NODES`.
+
+    Attributes:
+        model: whose graph it is.
+        arrows: pairs (from, to).
+        lines: pairs without a direction.
+    """
+
+    model: str
+    arrows: tuple[tuple[int, int], ...]
+    lines: tuple[tuple[int, int], ...]
+
+
+def scores(folds: int = 10, seed: int = 0) -> list[Score]:
+    """Return the accuracy of five models by stratified cross-validation; bins are those of the rows of training.
+
+    Args:
+        folds: in how many parts the rows are divided.
+        seed: of the order of the rows.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    x, y = _iris()
+    parts = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x.numpy(), y.numpy()))
+    found = []
+    for name, make in _MODELS.items():
+        right = []
+        for train, test in parts:
+            classes = make(x[train], y[train])(x[test])
+            right.append(float((classes == y[test]).double().mean()))
+        mean = sum(right) / len(right)
+        found.append(Score(name, mean, math.sqrt(sum((each - mean) ** 2 for each in right) / len(right))))
+    return found
+
+
+def graphs(strongest: int = 2) -> list[Graph]:
+    """Return the dependency graphs of four models that are fitted to all rows.
+
+    Naive Bayes and the Markov network are as they are specified: every input depends on the species alone; all nodes depend on each
+    other. The structure of the Bayesian network is found by hill climbing on the Bayesian information criterion. Of the RPN those
+    combinations of inputs count that have the largest entries of ψ, each times the standard deviation of its column.
+
+    Args:
+        strongest: how many combinations with the largest positive, and as many with the largest negative entries are taken.
+    """
+    if not (isinstance(strongest, int) and strongest >= 1):
+        raise SpecError(f"graphs(strongest={strongest!r}): expected a number of combinations, at least 1")
+    x, y = _iris()
+    parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=(BINS,) * 4 + (3,))
+    model = _trained(x, y)
+    (_, head), *_ = model.heads()
+    with torch.no_grad():
+        strength = head.psi["matrix"] * head.expand(x).dense().std(0)
+    subsets = [c for size in (1, 2, 3) for c in itertools.combinations(range(4), size)]
+    largest, smallest = strength.amax(0).topk(strongest).indices, (-strength.amin(0)).topk(strongest).indices
+    chosen = [subsets[i] for i in sorted({*largest.tolist(), *smallest.tolist()})]
+    near = sorted({pair for subset in chosen for pair in itertools.combinations(subset, 2)})
+    return [
+        Graph("naive Bayes", tuple((LABEL, i) for i in range(4)), ()),
+        Graph("Bayesian network", tuple((p, i) for i, given in enumerate(parents) for p in given), ()),
+        Graph("Markov network", (), tuple(itertools.combinations(range(5), 2))),
+        Graph("RPN", tuple((i, LABEL) for i in sorted({i for subset in chosen for i in subset})), tuple(near)),
+    ]
+
+
+def figure(strongest: int = 2) -> Figure:
+    """Return the dependency graphs side by side, as a figure of matplotlib."""
+    from matplotlib.figure import Figure
+
+    found = graphs(strongest)
+    made = Figure(figsize=(3.2 * len(found), 3.4), layout="constrained")
+    for axes, graph in zip(made.subplots(1, len(found)), found, strict=True):
+        _draw(axes, graph)
+    return made
+
+
+def save(path: str | Path, strongest: int = 2) -> None:
+    """Write the figure to a file: SVG, PNG or PDF by its ending."""
+    target = Path(path)
+    if target.suffix not in (".svg", ".png", ".pdf"):
+        raise SpecError(f"save: expected a file that ends with .svg, .png or .pdf, got {target.name}")
+    from matplotlib import rc_context
+
+    # The same bits each time.
+    with rc_context({"svg.hashsalt": "kapsi"}), atomic(target) as part:
+        metadata = {"Date": None} if target.suffix == ".svg" else None
+        figure(strongest).savefig(part, format=target.suffix[1:], metadata=metadata)
+
+
+PLACES = ((-1.25, 0.3), (1.25, 0.3), (-0.8, -1.1), (0.8, -1.1), (0.0, 1.15))
+
+
+def _draw(axes: Axes, graph: Graph) -> None:
+    axes.set_title(graph.model)
+    axes.set_axis_off()
+    axes.set_xlim(-1.8, 1.8)
+    axes.set_ylim(-1.55, 1.45)
+    for pairs, style, color in ((graph.lines, "-", "0.6"), (graph.arrows, "-|>", "tab:blue")):
+        for a, b in pairs:
+            arrow = {"arrowstyle": style, "color": color, "shrinkA": 22, "shrinkB": 22, "lw": 1.4, "mutation_scale": 14}
+            axes.annotate("", PLACES[b], PLACES[a], arrowprops=arrow)
+    for node, (left, up) in enumerate(PLACES):
+        box = {"boxstyle": "round,pad=0.35", "fc": "moccasin" if node == LABEL else "white", "ec": "0.3"}
+        axes.text(left, up, NODES[node].replace(" ", "\n"), ha="center", va="center", size=9, bbox=box)
+
+
+# ------------------------------------------------------------------------------------------------ the models
+
+
+def _iris() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_iris
+
+    x, y = load_iris(return_X_y=True)
+    return torch.tensor(x, dtype=torch.float64), torch.tensor(y)
+
+
+def _edges(x: Tensor) -> Tensor:
+    """Return the inner ends of bins with about as many rows each, `(4, bins − 1)`."""
+    return torch.quantile(x, torch.arange(1, BINS, dtype=torch.float64) / BINS, dim=0).T.contiguous()
+
+
+def _binned(x: Tensor, y: Tensor | None, edges: Tensor) -> Tensor:
+    """Return the numbers of the bins, and of the species, if it is given, behind them."""
+    codes = torch.searchsorted(edges, x.T.contiguous()).T.double()
+    return codes if y is None else torch.cat((codes, y.double().unsqueeze(1)), 1)
+
+
+def _naive(x: Tensor, y: Tensor) -> Fitted:
+    model = naive_bayes.fit_gaussian(x, y)
+    return lambda rows: predict(model, rows, "cross_entropy")
+
+
+def _bayesian(x: Tensor, y: Tensor) -> Fitted:
+    edges, states = _edges(x), (BINS,) * 4 + (3,)
+    codes = _binned(x, y, edges)
+    parents = bayesian_network.hill_climb(codes, states=states)
+    model = bayesian_network.fit_discrete(codes, parents, states=states, label=LABEL)
+    return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
+
+
+def _markov_counts(x: Tensor, y: Tensor) -> Fitted:
+    edges = _edges(x)
+    model = markov_network.fit_counts(_binned(x, y, edges), [tuple(range(5))], states=(BINS,) * 4 + (3,), label=LABEL)
+    return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
+
+
+def _markov(x: Tensor, y: Tensor) -> Fitted:
+    edges = _edges(x)
+    cliques = [(i, j, LABEL) for i, j in itertools.combinations(range(4), 2)]
+    model = markov_network.fit(_binned(x, y, edges), cliques, states=(BINS,) * 4 + (3,), label=LABEL, penalty=0.01)
+    return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
+
+
+def _trained(x: Tensor, y: Tensor) -> Model:
+    """Return an RPN with the joint normal densities of one to three inputs, trained on the species."""
+    head = HeadSpec(CombinatorialNormal(3), Dense(), LinearRemainder(), bias=True)
+    model = calibrate(Model(ModelSpec((4, 3), (LayerSpec((head,)),)), seed=0, dtype=torch.float64), x)
+    fit(model, (x, y), loss="cross_entropy", solver="lbfgs", penalty=1e-3, epochs=50)
+    return model.eval()
+
+
+def _rpn(x: Tensor, y: Tensor) -> Fitted:
+    model = _trained(x, y)
+    return lambda rows: predict(model, rows, "cross_entropy")
+
+
+_MODELS: dict[str, Callable[[Tensor, Tensor], Fitted]] = {
+    "naive Bayes": _naive,
+    "Bayesian network": _bayesian,
+    "Markov network, counts": _markov_counts,
+    "Markov network, likelihood": _markov,
+    "RPN": _rpn,
+}
