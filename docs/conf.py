@@ -40,7 +40,9 @@ GENERATED = Path(__file__).parent / "_generated"
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", lambda app: write_pages(GENERATED))
-    app.connect("builder-inited", lambda app: three_models.save(GENERATED / "three-models.svg"))  # which pages leave out
+    app.connect(
+        "builder-inited", lambda app: three_models.save(GENERATED / "three-models.svg")
+    )  # which pages leave out
     app.connect("autodoc-process-signature", signature)
 
 

@@ -672,3 +672,29 @@ def test_a_model_of_all_its_tables() -> None:
     table = torch.tensor([[0.1, 0.9], [0.6, 0.4]]).double().log()
     model = discrete_model([Factor((0, 1), 1, table)], (2, 2), None)
     assert model(torch.tensor([[1.0, 0.0]]).double()).item() == float(table[1, 0])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_columns_and_states_of_other_types() -> None:
+    pytest.importorskip("pgmpy")
+    from pgmpy.factors.discrete import TabularCPD
+    from pgmpy.models import DiscreteBayesianNetwork
+
+    network = DiscreteBayesianNetwork([("a", "b")])
+    network.add_cpds(TabularCPD("a", 2, [[0.3], [0.7]]), TabularCPD("b", 2, [[0.1, 0.4], [0.9, 0.6]], ["a"], [2]))
+    model = bn.from_pgmpy(network, columns=np.array(["b", "a"]), states={"a": (1, 0)})
+    found = float(model(torch.tensor([[0.0, 0.0]], dtype=torch.float64)).detach())
+    assert found == pytest.approx(math.log(0.7 * 0.4), abs=1e-12)
+    for wrong in ({"columns": 3}, {"states": [1]}):
+        with pytest.raises(kp.SpecError, match="expected columns as a list of nodes, and states as lists by node"):
+            bn.from_pgmpy(network, **wrong)
+    with pytest.raises(kp.SpecError, match="expected states of 'a' as a list, got 5"):
+        bn.from_pgmpy(network, states={"a": 5})
+    with pytest.raises(kp.SpecError, match="the network has no nodes"):
+        bn.from_pgmpy(DiscreteBayesianNetwork())
+
+
+def test_reversed_rows_are_rows() -> None:
+    x = np.random.default_rng(0).integers(0, 2, (30, 2))
+    rows = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    assert torch.equal(bn.fit_discrete(x[::-1], [(), (0,)])(rows), bn.fit_discrete(x[::-1].copy(), [(), (0,)])(rows))

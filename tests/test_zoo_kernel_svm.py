@@ -647,3 +647,37 @@ def test_an_imported_machine_trains_on_and_is_saved(tmp_path) -> None:
     before = loss()
     kp.fit(model, train, loss="hinge", solver="adamw", epochs=50, validation=stop)
     assert loss() < before
+
+
+def test_weights_made_sparse_are_the_same() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(60, 4)), draw.integers(0, 3, 60)
+    estimator = svm.LinearSVC(random_state=0).fit(x, y)
+    expected = torch.tensor(estimator.decision_function(x))
+    found = from_sklearn(estimator.sparsify())(torch.tensor(x)).detach()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_derived_classes_are_refused() -> None:
+    class Shifted(svm.SVC):
+        def decision_function(self, X):
+            return super().decision_function(X) + 1
+
+    draw = np.random.default_rng(0)
+    estimator = Shifted().fit(draw.normal(size=(20, 2)), draw.integers(0, 2, 20))
+    with pytest.raises(kp.SpecError, match="got Shifted; a class derived from one of them may compute something else"):
+        from_sklearn(estimator)
+
+
+def test_reversed_and_foreign_arrays() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 3)), draw.integers(0, 2, 40)
+    inputs = torch.tensor(x)
+    plain = fit_dual(x[::-1].copy(), y[::-1].copy())(inputs)
+    assert torch.equal(fit_dual(x[::-1], y[::-1])(inputs), plain)
+    assert torch.equal(fit_dual(x[::-1].astype(">f8"), y[::-1].astype(">i8"))(inputs), plain)
+
+
+def test_kernels_that_are_no_names() -> None:
+    with pytest.raises(kp.SpecError, match="choose from linear, polynomial, rbf, sigmoid"):
+        spec(["rbf"], 4)

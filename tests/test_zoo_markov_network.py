@@ -532,3 +532,10 @@ def test_inputs_in_no_factor_are_uniform() -> None:
     narrow = replace(head, expansion=replace(head.expansion, subsets=((0,),)))
     model = kp.Model(replace(spec, layers=(replace(spec.layers[0], heads=(narrow,)),)), seed=0, dtype=torch.float64)
     torch.testing.assert_close(zoo.log_partition(model)[0], model(every([2, 3])).logsumexp(0)[0])
+
+
+def test_what_is_always_zero_is_not_normalized() -> None:
+    model = discrete_model([((0, 1), torch.full((2, 2), -math.inf, dtype=torch.float64))], [2, 2], None)
+    assert zoo.log_partition(model).tolist() == [-math.inf]
+    with pytest.raises(kp.SpecError, match="normalized: the potentials of all rows are zero"):
+        zoo.normalized(model)

@@ -282,3 +282,18 @@ def test_spec() -> None:
     )
     with pytest.raises(kp.SpecError, match="at least two"):
         mlp.spec([3])
+
+
+def test_a_forward_of_its_own_is_refused() -> None:
+    linear = nn.Linear(3, 2)
+    linear.forward = torch.zeros_like
+    with pytest.raises(kp.SpecError, match=r"0 \(Linear\) has a forward of its own"):
+        mlp.from_torch(nn.Sequential(linear))
+
+
+def test_widths_and_activations_that_are_none() -> None:
+    with pytest.raises(kp.SpecError, match=r"widths=None\): expected numbers of features"):
+        mlp.spec(None)
+    for wrong in (None, 3):
+        with pytest.raises(kp.SpecError, match="expected a name, a function or several of them"):
+            mlp.spec([3, 2], wrong)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from importlib import metadata
 
+import numpy as np
 import pytest
 import torch
 
 import kapsi as kp
 from kapsi.zoo import parity
-from kapsi.zoo.base import Case, Comparison, cases
+from kapsi.zoo.base import Case, Comparison, cases, tensor_of
 
 MODEL = kp.Model(kp.rpn([1, 1]), seed=0)
 
@@ -78,7 +79,7 @@ def test_seed_is_that_of_the_comparisons() -> None:
 def test_only_some_cases() -> None:
     assert [row.case.model for row in parity.run(only="BREAKS")] == ["breaks", "breaks silently"]
     assert [row.case.model for row in parity.run(only="no-such-package")] == ["not there"]
-    with pytest.raises(kp.SpecError, match="no comparison is called so; there are at the limit, beyond"):
+    with pytest.raises(kp.SpecError, match="no comparison is called so; there are at the limit; beyond"):
         parity.run(only="something else")
     for wrong in (-1, 1.5, True):
         with pytest.raises(kp.SpecError, match="seed"):
@@ -131,3 +132,18 @@ def test_every_file_of_the_zoo_gives_its_cases() -> None:
     assert len(set(keys)) == len(keys)
     for each in found:
         assert 0 < each.tolerance <= 1e-4
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(6.0)[::-1], np.arange(6, dtype=">i4"), np.broadcast_to(2.5, 3), np.float32(1)]
+)
+def test_tensors_of_arrays_that_torch_refuses(values) -> None:
+    made = tensor_of(values)
+    assert made.shape == values.shape
+    assert made.tolist() == values.tolist()
+
+
+def test_tensors_of_what_is_no_number() -> None:
+    for wrong in (["a"], [1j], torch.zeros(1, dtype=torch.complex64), None):
+        with pytest.raises(TypeError):
+            tensor_of(wrong)

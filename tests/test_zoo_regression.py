@@ -280,3 +280,43 @@ def test_refused_fits_and_specifications() -> None:
         regression.spec(2, 1, "quadratic")
     with pytest.raises(kp.SpecError, match="there is no option 'degree'; it has none"):
         regression.spec(2, 1, degree=2)
+
+
+def test_reversed_rows_are_rows() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 3)), draw.integers(0, 3, 40)
+    inputs = torch.tensor(x)
+
+    def linear(x, y):
+        return regression.fit_linear(
+            kp.Model(regression.spec(3), seed=0, dtype=torch.float64), x, y, sample_weight=y + 1
+        )
+
+    def logistic(x, y):
+        return regression.fit_logistic(kp.Model(regression.spec(3, 3), seed=0, dtype=torch.float64), x, y)
+
+    for fitted in (linear, logistic):
+        assert torch.equal(fitted(x[::-1], y[::-1])(inputs), fitted(x[::-1].copy(), y[::-1].copy())(inputs))
+    wanted = LinearRegression().fit(x, y, y + 1).predict(x)
+    found = linear(torch.tensor(x, requires_grad=True), torch.tensor(y))(inputs).detach()[:, 0]
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [["a", "b"] * 10, np.full(20, 0.5), np.full(20, np.nan), None])
+def test_classes_that_are_no_numbers(wrong) -> None:
+    model = kp.Model(regression.spec(2, 2), seed=0, dtype=torch.float64)
+    with pytest.raises(kp.SpecError, match="expected class numbers 0, 1"):
+        regression.fit_logistic(model, np.zeros((20, 2)), wrong)
+
+
+def test_splines_of_a_constant_are_refused() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    x[:, 1] = 3.0
+    estimator = make_pipeline(SplineTransformer(), Ridge()).fit(x, x[:, 0])
+    with pytest.raises(kp.SpecError, match="input 1 was constant when SplineTransformer was fitted; leave it out"):
+        regression.from_sklearn(estimator)
+
+
+def test_kinds_that_are_no_names() -> None:
+    with pytest.raises(kp.SpecError, match="choose from linear, polynomial"):
+        regression.spec(3, 1, [])

@@ -152,3 +152,35 @@ def test_refused() -> None:
         transformers.fit_components(x * np.nan, 1)
     with pytest.raises(kp.SpecError, match="expected numbers"):
         transformers.fit_components([["a"]], 1)
+
+
+@pytest.mark.parametrize("estimator", [PCA(2, svd_solver="arpack"), TruncatedSVD(2, algorithm="arpack")])
+def test_components_that_lie_backward_in_memory(estimator) -> None:
+    x = data((5, 30, 0))
+    estimator.fit(x)
+    found = transformers.from_sklearn(estimator)(torch.tensor(x)).detach()
+    torch.testing.assert_close(found, torch.tensor(estimator.transform(x)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning:sklearn")
+def test_whitened_constants_in_the_type_of_the_fit() -> None:
+    """A deviation of zero counts as the rounding unit of the type that the estimator was fitted in."""
+    for kind in (np.float32, np.float64):
+        estimator = PCA(2, whiten=True).fit(np.ones((9, 2), kind))
+        x = np.ones((1, 2)) + 2.0**-10
+        found = transformers.from_sklearn(estimator)(torch.tensor(x)).detach()
+        torch.testing.assert_close(found, torch.tensor(estimator.transform(x)).double(), rtol=1e-6, atol=0)
+
+
+def test_reversed_rows_are_rows() -> None:
+    x = data((3, 20, 0))
+    first = transformers.fit_components(x[::-1], 2)
+    second = transformers.fit_components(x[::-1].copy(), 2)
+    assert torch.equal(first(torch.tensor(x)), second(torch.tensor(x)))
+
+
+def test_sizes_that_are_no_integers() -> None:
+    with pytest.raises(kp.SpecError, match=r"outputs='a': expected an integer"):
+        transformers.spec(4, "a")
+    with pytest.raises(kp.SpecError, match=r"inputs=2.0: expected an integer"):
+        transformers.spec(2.0, 1)

@@ -6,13 +6,35 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from kapsi.modules import Model
 
-__all__ = ["Case", "Comparison", "cases"]
+__all__ = ["Case", "Comparison", "cases", "tensor_of"]
+
+
+def tensor_of(values: Any) -> Tensor:
+    """Return numbers as a tensor of their own type and device, without a gradient.
+
+    Arrays that torch refuses or warns of are copied: reversed ones, those of another byte order, and those that cannot be written.
+
+    Raises:
+        TypeError, ValueError: no numbers, or complex ones.
+    """
+    if isinstance(values, Tensor):
+        made = values.detach()
+    else:
+        array = np.asarray(values)
+        if min(array.strides, default=0) < 0 or not array.dtype.isnative or not array.flags.writeable:
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        made = torch.as_tensor(array)
+    if made.is_complex():
+        raise TypeError("complex numbers")
+    return made
 
 
 class Comparison(NamedTuple):

@@ -6,7 +6,7 @@ import gzip
 import importlib.resources
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -86,6 +86,15 @@ def from_pgmpy(
         )
     where = f"from_pgmpy({name})"
     nodes = list(network.nodes)
+    if not nodes:
+        raise SpecError(f"{where}: the network has no nodes")
+    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
+        raise SpecError(
+            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
+        )
+    for node, given in (states or {}).items():
+        if not isinstance(given, Iterable):
+            raise SpecError(f"{where}: expected states of {node!r} as a list, got {given!r}")
     if label is not None and label not in nodes:
         raise SpecError(f"{where}: there is no node {label!r} to be the label; there are {_listed(nodes)}")
     inputs = [node for node in nodes if node != label] if columns is None else list(columns)

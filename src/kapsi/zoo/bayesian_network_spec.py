@@ -7,7 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from kapsi.modules import Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.zoo.base import tensor_of
 from kapsi.zoo.inference import LARGEST_TABLE
 
 __all__ = ["LOG_ZERO", "Parents", "spec"]
@@ -262,7 +262,7 @@ def check_label(where: str, label: Any, nodes: int) -> int | None:
 def check_rows(where: str, x: Any, nodes: int | None = None, *, missing: bool = False) -> Tensor:
     """Return rows of numbers in float64, `(rows, nodes)`; NaN where a value is missing, if that is allowed."""
     try:
-        rows = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x.detach()).to("cpu", torch.float64)
+        rows = tensor_of(x).to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected rows of numbers, got {type(x).__name__}; see encode for names") from None
     if rows.dim() != 2 or not rows.numel() or (nodes is not None and rows.shape[1] != nodes):
@@ -301,9 +301,7 @@ def check_weight(where: str, weight: Any, rows: int) -> Tensor:
     if weight is None:
         return torch.ones(rows, dtype=torch.float64)
     try:
-        given = torch.as_tensor(np.asarray(weight) if not isinstance(weight, Tensor) else weight).to(
-            "cpu", torch.float64
-        )
+        given = tensor_of(weight).to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected sample_weight as numbers, got {type(weight).__name__}") from None
     if given.shape != (rows,) or not bool((given.isfinite() & (given >= 0)).all()) or not float(given.sum()) > 0:

@@ -130,7 +130,7 @@ def from_pykan(model: Any, *, in_features: int | None = None) -> Model:
                 head.assign("remainder", matrix=layer.base.T)
             if biased:
                 head.bias.copy_(layer.bias)
-    return made
+    return made.eval()
 
 
 class _Layer:
@@ -193,6 +193,8 @@ def _depth_of_pykan(model: Any) -> int:
             f"from_pykan: expected a model of pykan 0.2, kan.KAN or kan.MultKAN, got {type(model).__module__}."
             f"{type(model).__qualname__}"
         )
+    if type(model).forward is not module.MultKAN.forward:
+        raise SpecError(f"from_pykan: {type(model).__qualname__} has a forward of its own; expected that of kan.KAN")
     for number, nodes in enumerate(model.width):
         if nodes[1]:
             raise SpecError(

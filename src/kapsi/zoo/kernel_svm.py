@@ -108,7 +108,7 @@ def spec(
         >>> spec("rbf", 4, 5, count=20).widths
         (4, 10)
     """
-    if kernel not in MAPS:
+    if not isinstance(kernel, str) or kernel not in MAPS:
         raise SpecError(f"kernel_svm.spec(kernel={kernel!r}): choose from {', '.join(MAPS)}")
     name = MAPS[kernel][0] if features is None else features
     if name not in MAPS[kernel]:
@@ -185,7 +185,8 @@ def one_vs_rest(values: Tensor) -> Tensor:
     """Return values of the classes from those of their pairs: votes, and a part of one by the sum of the values.
 
     For class i: the number of pairs it wins, plus s/(3(abs(s) + 1)), s the sum of its values over its pairs, negative where it
-    is the second. As `decision_function_shape="ovr"` of scikit-learn, also where a value is zero: the first of the pair then has the vote.
+    is the second. As `decision_function_shape="ovr"` of scikit-learn, also where a value is zero: the first of the pair then has
+    the vote.
 
     Args:
         values: outputs of a model for the pairs of n ≥ 3 classes, `(..., n(n − 1)/2)`.
@@ -405,7 +406,7 @@ def _model(parts: Tensors) -> Model:
     head.assign("reconciliation", matrix=torch.as_tensor(matrix, dtype=torch.float64))
     with torch.no_grad():
         cast(Tensor, head.bias).copy_(torch.tensor(bias, dtype=torch.float64))
-    return model
+    return model.eval()
 
 
 # ------------------------------------------------------------------------------------------------ training

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
+from kapsi.zoo.base import tensor_of
 
 __all__ = ["ClassWeight", "costs", "dense_inputs", "finite_number", "gamma_of", "targets_of"]
 
@@ -38,7 +39,7 @@ def dense_inputs(x: Any, where: str) -> Tensor:
         dense = "x.to_dense()" if isinstance(x, Tensor) else "x.toarray()"
         raise SpecError(f"{where}: expected dense inputs; use {dense}")
     try:
-        made = torch.as_tensor(x).detach().to("cpu", torch.float64).contiguous()
+        made = tensor_of(x).to("cpu", torch.float64).contiguous()
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected inputs as numbers of shape (rows, m), got {type(x).__name__}") from None
     if made.dim() != 2 or not made.numel():
@@ -51,7 +52,7 @@ def dense_inputs(x: Any, where: str) -> Tensor:
 def targets_of(y: Any, rows: int, where: str) -> tuple[np.ndarray, int]:
     """Return the targets, and the number of classes, 0 for numbers."""
     try:
-        made = torch.as_tensor(y).detach().cpu()
+        made = tensor_of(y).cpu()
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected y as class numbers or numbers, one a row, got {type(y).__name__}") from None
     if made.shape != (rows,) or made.is_complex():
@@ -91,7 +92,7 @@ def costs(
         cost *= _class_weights(where, target, classes, class_weight)[target]
     if sample_weight is not None:
         try:
-            weight = torch.as_tensor(sample_weight).detach().cpu().double().numpy()
+            weight = tensor_of(sample_weight).cpu().double().numpy()
         except (TypeError, ValueError, RuntimeError):
             weight = np.empty(0)
         if weight.shape != target.shape or not np.isfinite(weight).all() or weight.min() < 0:

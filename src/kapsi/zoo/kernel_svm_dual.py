@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -141,7 +141,7 @@ class _KernelRows:
         made: Numbers = similarity(self.kernel, some, some, self.gamma, self.degree, self.coef0).numpy()
         return made
 
-    def product(self, rows: NDArray[np.int64], weights: Numbers) -> Numbers:
+    def product(self, rows: NDArray[np.int64], weights: NDArray[Any]) -> Numbers:
         """Return Σ weights_r K_r over some different rows r, `(all rows,)`."""
         self.clock += 1
         total = np.zeros(len(self.x))
@@ -233,7 +233,8 @@ def solve_dual(
         previous = chosen
         local, inverse = np.unique(rows[chosen], return_inverse=True)
         block = lines.block(local)
-        block = block if len(local) == size else block[np.ix_(inverse, inverse)]
+        if not np.array_equal(local, rows[chosen]):  # of regression: two variables a row
+            block = block[np.ix_(inverse, inverse)]
         new, steps = _minimize(
             block,
             beta[chosen],

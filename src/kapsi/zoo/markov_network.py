@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,15 @@ def from_pgmpy(
         )
     where = f"from_pgmpy({name})"
     nodes = list(network.nodes)
+    if not nodes:
+        raise SpecError(f"{where}: the network has no nodes")
+    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
+        raise SpecError(
+            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
+        )
+    for node, given in (states or {}).items():
+        if not isinstance(given, Iterable):
+            raise SpecError(f"{where}: expected states of {node!r} as a list, got {given!r}")
     if not network.factors:
         raise SpecError(f"{where}: there are no factors; add them with add_factors, or see fit")
     if label is not None and label not in nodes:

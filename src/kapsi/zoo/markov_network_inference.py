@@ -15,6 +15,7 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.expansion import CombinatorialProduct, CombinatorialState
 from kapsi.modules import Head, Model
+from kapsi.zoo.base import tensor_of
 from kapsi.zoo.bayesian_network_spec import check_rows
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
 from kapsi.zoo.markov_network_spec import Table, head_of, tables_of
@@ -64,10 +65,12 @@ def normalized(model: Model, values: Sequence[float] | None = None) -> Model:
         model, values: as in `log_partition`. A network without a column of ones gets one.
 
     Raises:
-        SpecError: as in `log_partition`.
+        SpecError: as in `log_partition`; Z is zero.
     """
     head = head_of("normalized", model)
     total = torch.logsumexp(log_partition(model, values).detach(), 0)
+    if not bool(total.isfinite()):
+        raise SpecError("normalized: the potentials of all rows are zero, so that they do not sum to one")
     kappa = cast(CombinatorialState | CombinatorialProduct, head.spec.expansion)
     if () in (kappa.subsets or ()):
         made = copy.deepcopy(model)
@@ -176,7 +179,7 @@ def _summed(tables: Sequence[Table]) -> Tensor:
 def _tabulated(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
     """Return the factors of products as tables over the values that each input can have."""
     try:
-        points = torch.as_tensor(values, dtype=torch.float64)
+        points = tensor_of(values).double()
     except (TypeError, ValueError, RuntimeError):
         points = torch.empty(0)
     if points.dim() != 1 or not len(points) or not bool(points.isfinite().all()):

@@ -16,6 +16,7 @@ from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.zoo.base import tensor_of
 from kapsi.zoo.bayesian_network_spec import LOG_ZERO, Outside, check_label
 from kapsi.zoo.inference import LARGEST_TABLE
 
@@ -125,7 +126,7 @@ def from_precision(mean: Any, precision: Any, cliques: Cliques | None = None) ->
         tensor([[0.3183]], dtype=torch.float64)
     """
     try:
-        mu, matrix = (torch.as_tensor(each).detach().to("cpu", torch.float64) for each in (mean, precision))
+        mu, matrix = (tensor_of(each).to("cpu", torch.float64) for each in (mean, precision))
     except (TypeError, ValueError, RuntimeError):
         raise SpecError("from_precision: expected a mean (m,) and a precision matrix (m, m) of numbers") from None
     m = len(mu) if mu.dim() == 1 else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,12 @@ def spec(
         layers.1.heads.0   8  8    3  Identity   Dense           ZeroRemainder          27       -
         67 parameters, 67 of them trained; 0 values in buffers
     """
+    if not isinstance(widths, Iterable):
+        raise SpecError(f"mlp.spec(widths={widths!r}): expected numbers of features, such as [4, 8, 3]")
+    if not isinstance(activation, Process | str | Iterable):
+        raise SpecError(
+            f"mlp.spec(activation={activation!r}): expected a name, a function or several of them; () is none"
+        )
     steps: Any = (activation,) if isinstance(activation, Process | str) else tuple(activation)
     if dropout:
         steps = (*steps, Dropout(dropout))
@@ -160,7 +166,9 @@ def _linear(part: _Part) -> nn.Linear:
 def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of sequences in order, with their names."""
     if "forward" in vars(module):
-        raise SpecError(f"from_torch: {name} ({type(module).__name__}) has a forward of its own, which is not carried over")
+        raise SpecError(
+            f"from_torch: {name} ({type(module).__name__}) has a forward of its own, which is not carried over"
+        )
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         if getattr(module, kind):
             raise SpecError(

@@ -17,6 +17,7 @@ from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
 from kapsi.modules import LARGEST_TRAINED, Model, calibrate
 from kapsi.training.rows.stored import column_of
+from kapsi.zoo.base import tensor_of
 from kapsi.zoo.naive_bayes_spec import DENSITIES, check_variance, filled, spec
 
 __all__ = [
@@ -105,7 +106,7 @@ def _data(where: str, x: Any, y: Any, sample_weight: Any, classes: int | None, s
 
 def _numbers(where: str, what: str, values: Any, rows: int) -> Tensor:
     try:
-        made = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values).detach()
+        made = tensor_of(values)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected {what} as numbers, one a row; got {type(values).__name__}") from None
     if made.numel() != rows or made.dim() > 2:
@@ -266,7 +267,7 @@ class CountStatistics:
     def _model(self, where: str, alpha: float | Numbers, fit_prior: bool, priors: Numbers | None) -> Model:
         classes, inputs = self.count.shape
         try:
-            smoothing = torch.as_tensor(alpha, dtype=torch.float64)
+            smoothing = tensor_of(alpha).double()
         except (TypeError, ValueError, RuntimeError):
             raise SpecError(f"{where}: expected alpha as a number or numbers, got {type(alpha).__name__}") from None
         if smoothing.shape not in ((), (inputs,)) or not bool((torch.isfinite(smoothing) & (smoothing > 0)).all()):

@@ -19,7 +19,7 @@ from kapsi.reconciliation import Dense, KhatriRao
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
 from kapsi.training.engine import fit
 from kapsi.training.prediction import predict_proba
-from kapsi.zoo.base import Case, Comparison
+from kapsi.zoo.base import Case, Comparison, tensor_of
 
 __all__ = ["PARITY", "factorization_machine", "fit_linear", "fit_logistic", "from_sklearn", "spec"]
 
@@ -68,7 +68,7 @@ def spec(inputs: int, outputs: int = 1, kind: str = "linear", **options: Any) ->
         (1, 34)
     """
     where = f"regression.spec(kind={kind!r})"
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(f"{where}: choose from {', '.join(KINDS)}")
     for name in options:
         if name not in KINDS[kind]:
@@ -134,7 +134,7 @@ def factorization_machine(bias: float, linear: Any, factors: Any) -> Model:
     """
     where = "factorization_machine"
     try:
-        b, w, v = (torch.as_tensor(np.asarray(each, dtype=np.float64)) for each in (bias, linear, factors))
+        b, w, v = (tensor_of(each).to("cpu", torch.float64) for each in (bias, linear, factors))
     except (TypeError, ValueError):
         raise SpecError(f"{where}: expected numbers") from None
     if v.dim() != 2 or w.shape != v.shape[:1] or b.dim() != 0 or 0 in v.shape:
@@ -280,6 +280,9 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
     if getattr(step, "handle_missing", "error") != "error":
         raise SpecError(f"{where}: handle_missing={step.handle_missing!r} is not carried over; 'error' is")
     inputs, degree = int(step.n_features_in_), int(step.degree)
+    for i, spline in enumerate(step.bsplines_):
+        if not spline.t[degree] < spline.t[-degree - 1]:
+            raise SpecError(f"{where}: input {i} was constant when SplineTransformer was fitted; leave it out")
     if OUTSIDE[step.extrapolation] == "linear" and degree < 2 and (inputs > 1 or degree < 1):
         # Its loop over inputs raises the degree by one after the first, so that later ones go on from within their range.
         raise SpecError(
@@ -376,7 +379,15 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
     if not isinstance(c, int | float) or not 0 < c < float("inf"):
         raise SpecError(f"fit_logistic(c={c!r}): expected a number above 0")
     single = model.out_features == 1
-    labels = torch.as_tensor(np.asarray(y))
+    try:
+        labels = tensor_of(y)
+        whole = bool((labels.double() == labels.double().round()).all())
+    except (TypeError, ValueError, RuntimeError):
+        whole = False
+    if not whole:
+        raise SpecError(
+            "fit_logistic: expected class numbers 0, 1, … as y; np.unique(y, return_inverse=True) makes them of others"
+        )
     targets = labels.double() if single else labels.long()
     fit(
         model,
@@ -409,8 +420,8 @@ def _head(model: Any, where: str) -> Any:
 
 def _data(where: str, x: Any, y: Any, weight: Any, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
     try:
-        rows, targets = (torch.as_tensor(np.asarray(each, dtype=np.float64)) for each in (x, y))
-        weights = torch.ones(len(rows)).double() if weight is None else torch.as_tensor(np.asarray(weight, np.float64))
+        rows, targets = (tensor_of(each).to("cpu", torch.float64) for each in (x, y))
+        weights = tensor_of(np.ones(len(rows)) if weight is None else weight).to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise SpecError(f"{where}: expected numbers as x, y and sample_weight") from None
     targets = targets.unsqueeze(1) if targets.dim() == 1 else targets

@@ -13,7 +13,7 @@ from kapsi.expansion import CenterDistances, Expansion, PrincipalComponents
 from kapsi.modules import Model, calibrate
 from kapsi.reconciliation import Eye
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
-from kapsi.zoo.base import Case, Comparison
+from kapsi.zoo.base import Case, Comparison, tensor_of
 
 __all__ = ["PARITY", "clusters", "fit_components", "from_sklearn", "spec"]
 
@@ -51,6 +51,9 @@ def spec(
         torch.Size([2, 4])
     """
     where = f"transformers.spec(kind={kind!r})"
+    for name, size in (("inputs", inputs), ("outputs", outputs)):
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise SpecError(f"{where}: {name}={size!r}: expected an integer of at least 1")
     if kind == "principal_components":
         if outputs > inputs:
             raise SpecError(f"{where}: {inputs} inputs have at most {inputs} components, not {outputs}")
@@ -134,8 +137,8 @@ def fit_components(x: Any, count: int, *, whiten: bool = False) -> Model:
         [3.0, 4.0]
     """
     try:
-        rows = torch.as_tensor(np.asarray(x, dtype=np.float64))
-    except (TypeError, ValueError):
+        rows = tensor_of(x).to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
         raise SpecError("fit_components: expected numbers") from None
     if rows.dim() != 2 or len(rows) < 2 or not rows.shape[1]:
         raise SpecError(f"fit_components: expected x of shape (rows, m) with at least 2 rows, got {tuple(rows.shape)}")
