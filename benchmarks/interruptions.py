@@ -78,13 +78,13 @@ def main() -> None:
             begun = time.perf_counter()
             process.wait()
             took = time.perf_counter() - begun
-            # Late enough for some steps, early enough not to come to the end before the last kill.
+            # Late enough for some steps, early enough not to come to the end before the last kill: half of the time in all.
             moments = random.Random(0)
             killed = broken = 0
             while killed < kills:
                 progress(f"interruptions: {solver}, {killed} kills")
                 process = start(solver, base / "kills", base / "out.safetensors")
-                time.sleep(moments.uniform(0.0, 1.6 * took / kills))
+                time.sleep(moments.uniform(0.0, took / kills))
                 if process.poll() is not None:
                     break
                 process.send_signal(signal.SIGKILL)

@@ -214,3 +214,20 @@ def test_layer_norms_nest_in_every_order(outer, inner, affine) -> None:
         torch.testing.assert_close(along(t), torch.func.vmap(along)(t.reshape(1))[0])
         difference = (along(t + h) - 2 * along(t) + along(t - h)) / h**2
     torch.testing.assert_close(MODES[outer](MODES[inner](along))(t), difference, rtol=1e-5, atol=1e-5)
+
+
+def test_a_masked_head_of_several_channels_has_right_derivatives_in_every_order() -> None:
+    head = kp.Head(3, 2, kp.HeadSpec(kp.Taylor(2), kp.Masked(0.4), channels=3), seed=0, dtype=torch.float64)
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = head.psi["values"].detach()
+
+    def loss(values: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(head, {"psi.values": values}, (x,)).square().sum()
+
+    # What is not within a transformation scatters.
+    reference = torch.autograd.functional.jacobian(loss, values)
+    torch.testing.assert_close(torch.func.grad(loss)(values), reference)
+    torch.testing.assert_close(torch.func.jacfwd(loss)(values), reference)
+    torch.testing.assert_close(
+        torch.func.vmap(loss)(torch.stack([values, 2 * values])), torch.stack([loss(values), loss(2 * values)])
+    )

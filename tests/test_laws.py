@@ -41,20 +41,40 @@ SINGLE = [
     for function in instances()
     if law.applies(function)
 ]
+SEEN: set[str] = set()
+
+
+def compiling(law: Any, cls: type) -> Any:
+    """Mark what is compiled on demand only, 4 seconds each: all of a family but its first."""
+    family = f"{law.name} {cls.__module__}"
+    first = family not in SEEN
+    SEEN.add(family)
+    return pytest.mark.thorough if first or law.name != "compiles" else pytest.mark.slow
+
+
 CLASSES = [
-    pytest.param(law, cls, id=f"{law.name}-{cls.role}-{cls.name}", marks=pytest.mark.thorough)  # a second each
+    pytest.param(law, cls, id=f"{law.name}-{cls.role}-{cls.name}", marks=compiling(law, cls))
     for law in LAWS.values()
     if law.over == "class"
     for cls in catalogue()
     if law.applies(cls) and cls.role != "process"
 ]
+
+
+def pairing(law: Any, expansion: Any, reconciliation: Any) -> Any:
+    """Mark pairs of further examples, which only the law of the product itself is always asked for."""
+    if extent(expansion, reconciliation):
+        return pytest.mark.thorough if law.name == "contraction" else pytest.mark.slow
+    return pytest.mark.thorough if law.name == "pair_gradients" else ()
+
+
 PAIRS = [
     pytest.param(
         law,
         expansion,
         reconciliation,
         id=f"{law.name}-{describe(expansion)}-{describe(reconciliation)}",
-        marks=pytest.mark.thorough if law.name == "pair_gradients" else extent(expansion, reconciliation),
+        marks=pairing(law, expansion, reconciliation),
     )
     for expansion in instances("expansion")
     for reconciliation in instances("reconciliation")

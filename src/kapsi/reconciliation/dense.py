@@ -77,7 +77,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
         if (transformed or differentiated_forward()) and values.numel():
             # Torch takes no forward derivative of the gradient of a masked scatter, and vmap has no rule for it.
             place = (mask.flatten().cumsum(0) - 1).clamp_min(0).reshape(mask.shape)
-            return DenseWeights(torch.where(mask, values[place], 0))
+            return DenseWeights(torch.where(mask, values.flatten()[place], 0))
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
     def validate(self, tensors: Tensors) -> None:  # noqa: D102
