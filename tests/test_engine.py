@@ -412,6 +412,12 @@ def test_auto_picks_by_size_and_loss_and_says_why(spec, rows, options, solver, r
     assert asked.reason == "it was asked for"
 
 
+def test_auto_takes_a_solver_that_has_sparse_inputs():
+    x, y = numbers()
+    model = model_of(kp.rpn([3, 2, 1], kp.Taylor(2), kp.LowRank(1), output="tanh"))
+    assert next(train(model, (x.relu().to_sparse_csr(), y))).solver == "lbfgs"
+
+
 def test_auto_takes_a_quasi_newton_method_for_classes():
     assert next(train(model_of(kp.rpn([3, 4, 3], output="tanh")), labels())).solver == "lbfgs"
 

@@ -16,22 +16,7 @@ from kapsi.training.engine import fit
 from kapsi.training.losses import MeanSquaredError
 from kapsi.training.prediction import predict
 from kapsi.training.selection import Fits, choose_penalty, fit_selected, near_zero, solver_for
-
-LINEAR = kp.rpn([3, 1], bias=True)
-MLP = kp.rpn([3, 8, 1], bias=True, output="tanh")
-
-
-def model_of(spec=LINEAR, seed=0):
-    return kp.Model(spec, seed=seed, dtype=torch.float64)
-
-
-def numbers(rows=80, noise=0.3, seed=0):
-    """A target that is linear, and a little quadratic and noisy."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
-    x = (x - x.mean(0)) / x.std(0, correction=0)
-    y = x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.7 + 0.2 * x[:, 0] * x[:, 1]
-    return x, y + noise * torch.randn(rows, generator=generator, dtype=torch.float64)
+from test_engine import LINEAR, MLP, model_of, numbers
 
 
 def test_near_zero_scales_the_last_layer_alone():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import platform
 import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, NoReturn, cast
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from kapsi.errors import KapsiError, SpecError, nearest
 from kapsi.function import to_dict
-from kapsi.modules import Head, Model
+from kapsi.modules import Model
 from kapsi.training.checkpoint import Checkpoints, Saved, differences
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import Rows, make_rows
@@ -27,7 +28,7 @@ from kapsi.training.diagnosis import diagnose
 from kapsi.training.distributed import Group
 from kapsi.training.losses import Loss, make_loss
 from kapsi.training.penalties import Penalties
-from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time
+from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time, widest
 from kapsi.training.records import Epoch
 from kapsi.training.rows.base import contents
 from kapsi.training.solvers import SOLVERS, NotFinite, Solver, Task, reason_not_closed
@@ -185,8 +186,7 @@ def choose_solver(model: nn.Module, rows: Rows, loss: Loss, config: TrainConfig,
         return "adamw", "the model is divided among processes"
     if config.l1 or config.group_sparsity:
         return "adamw", "an l1 or a group penalty is not smooth"
-    # A line search needs a function that is the same twice.
-    if any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules()):
+    if is_random(model):
         return "adamw", "dropout is random"
     batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
     number = rows.count
@@ -199,13 +199,17 @@ def choose_solver(model: nn.Module, rows: Rows, loss: Loss, config: TrainConfig,
     outputs = getattr(model, "out_features", 1)
     # Modules of others may have parts that cannot be differentiated row by row.
     curved = plain and isinstance(model, Model) and loss.name in ("mse", "gaussian")
-    sparse = getattr(rows, "sparse", False)
     fits = count <= SMALL_SYSTEM and number * count * outputs <= SMALL_JACOBIAN
-    if curved and fits and not batch_statistics and not sparse:
+    if curved and fits and not batch_statistics and not rows.sparse:
         return "levenberg_marquardt", f"{size} are few: damped Gauss–Newton steps on all of them"
     if number * count <= SMALL_PRODUCT:
         return "lbfgs", f"{size} are few: quasi-Newton steps on all of them"
     return "adamw", f"{size} are many: steps in mini-batches"
+
+
+def is_random(model: nn.Module) -> bool:
+    """Return whether a model has dropout: a line search needs a function that is the same twice."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
 
 
 def _is_closed(model: nn.Module, rows: int | None, group: Group) -> bool:
@@ -509,8 +513,7 @@ class _Run:
         """Return the size of what a step works on, for a solver on all rows."""
         if self.config.solver in MINI_BATCH or self.rows.count is None:
             return SMALL_ELEMENTS + 1
-        widest = max((math.prod(head.factors) for head in self.model.modules() if isinstance(head, Head)), default=1)
-        return self.rows.count * widest
+        return self.rows.count * widest(self.model)
 
     # -------------------------------------------------------------------------------- weights
 
@@ -599,7 +602,7 @@ class _Run:
         differing = list(differences(identity["config"], data["identity"]["config"]))
         for name in ("model", "spec", "data", "validation"):
             # JSON has lists for tuples.
-            if to_dict_plain(identity[name]) != data["identity"][name]:
+            if json.loads(json.dumps(identity[name])) != data["identity"][name]:
                 differing.append("the " + {"spec": "model", "validation": "validation rows"}.get(name, name))
         context = self.checkpoints.context
         differing += [name for name in context if context[name] != data["context"].get(name)]
@@ -656,15 +659,6 @@ class _Run:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the state of a model, but for what modules keep beside tensors."""
     return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-
-
-def to_dict_plain(value: Any) -> Any:
-    """Return plain data as JSON gives it back."""
-    if isinstance(value, dict):
-        return {str(key): to_dict_plain(item) for key, item in value.items()}
-    return (
-        [to_dict_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-    )
 
 
 @contextlib.contextmanager

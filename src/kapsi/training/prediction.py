@@ -24,10 +24,14 @@ MOST_ELEMENTS = 2**26
 """Elements of κ(x) of the rows that go through a model at a time: 256 MiB in float32."""
 
 
+def widest(model: nn.Module) -> int:
+    """Return the number of columns of the widest κ of a model, 1 for a model without any."""
+    return max((math.prod(head.factors) for head in model.modules() if isinstance(head, Head)), default=1)
+
+
 def rows_at_a_time(model: nn.Module) -> int:
     """Return how many rows go through a model at a time."""
-    widest = max((math.prod(head.factors) for head in model.modules() if isinstance(head, Head)), default=1)
-    return max(1, min(MOST_ROWS, MOST_ELEMENTS // widest))
+    return max(1, min(MOST_ROWS, MOST_ELEMENTS // widest(model)))
 
 
 @contextlib.contextmanager

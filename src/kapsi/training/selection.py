@@ -14,16 +14,13 @@ from kapsi.modules import Model
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
-from kapsi.training.engine import INTERRUPTED, MINI_BATCH, Watch, fit, threads_for
+from kapsi.training.engine import INTERRUPTED, MINI_BATCH, SMALL_PRODUCT, Watch, fit, is_random, threads_for
 from kapsi.training.losses import Loss, make_loss
-from kapsi.training.prediction import predict
+from kapsi.training.prediction import predict, widest
 from kapsi.training.records import Epoch
 from kapsi.training.solvers import reason_not_linear
 
 __all__ = ["Choice", "Fits", "choose_penalty", "fit_selected", "near_zero", "solver_for"]
-
-SMALL_PRODUCT = 50_000_000
-"""Rows times parameters up to which all data go into every step of a quasi-Newton method."""
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -179,9 +176,7 @@ def loss_of(y: Tensor, config: TrainConfig) -> Loss:
 def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
     """Return the solver that `auto` stands for where a penalty is chosen."""
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    # A line search needs a function that is the same twice.
-    random = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
-    return "lbfgs" if rows * count <= SMALL_PRODUCT and not random else "adamw"
+    return "lbfgs" if rows * count <= SMALL_PRODUCT and not is_random(model) else "adamw"
 
 
 def settle(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
@@ -229,8 +224,7 @@ def fit_selected(
         The model, the records of its training, and the penalties that were tried (none where it was given).
     """
     model = make(slice(None))
-    columns = max(math.prod(head.factors) for _, head in model.heads())
-    with threads_for(data[0].shape[0] * columns):
+    with threads_for(data[0].shape[0] * widest(model)):
         return _fit_selected(model, make, data, config, splits, Fits() if fits is None else fits)
 
 

@@ -6,7 +6,7 @@ import gzip
 import importlib.resources
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,12 @@ from kapsi.zoo.bayesian_network_spec import (
     LOG_ZERO,
     Factor,
     Outside,
+    check_given,
     check_states,
     discrete_model,
     gaussian_model,
+    inputs_of,
+    listed,
     spec,
 )
 from kapsi.zoo.bayesian_network_structure import hill_climb, parents_from_pgmpy, structure_score
@@ -86,23 +89,9 @@ def from_pgmpy(
         )
     where = f"from_pgmpy({name})"
     nodes = list(network.nodes)
-    if not nodes:
-        raise SpecError(f"{where}: the network has no nodes")
-    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
-        raise SpecError(
-            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
-        )
-    for node, given in (states or {}).items():
-        if not isinstance(given, Iterable):
-            raise SpecError(f"{where}: expected states of {node!r} as a list, got {given!r}")
-    if label is not None and label not in nodes:
-        raise SpecError(f"{where}: there is no node {label!r} to be the label; there are {_listed(nodes)}")
-    inputs = [node for node in nodes if node != label] if columns is None else list(columns)
+    check_given(where, nodes, columns, states)
+    inputs = inputs_of(where, nodes, columns, label)
     order = inputs if label is None else [*inputs, label]
-    if len(set(order)) < len(order) or set(order) != set(nodes):
-        raise SpecError(
-            f"{where}: expected columns to name each node once, without the label, {_listed(nodes)}; got {_listed(inputs)}"
-        )
     for node in order:
         if network.get_cpds(node) is None:
             raise SpecError(f"{where}: node {node!r} has no CPD; fit the network, or add one")
@@ -136,7 +125,7 @@ def _tables(
         if node not in named or sorted(map(repr, given)) != sorted(map(repr, named[node])):
             raise SpecError(
                 f"{where}: expected states of {node!r} to be those of the network in another order, "
-                f"{_listed(named.get(node, []))}; got {_listed(given)}"
+                f"{listed(named.get(node, []))}; got {listed(given)}"
             )
         named[node] = list(given)
     sizes = check_states(
@@ -194,11 +183,6 @@ def _gaussian_from(where: str, network: Any, order: Sequence[Hashable]) -> Model
         slopes[i, given] = torch.from_numpy(beta[1:])
         parents.append(tuple(given))
     return gaussian_model(parents, intercepts, slopes, scales)
-
-
-def _listed(names: Sequence[Any]) -> str:
-    shown = list(map(repr, names))
-    return ", ".join(shown[:12]) + (f", … ({len(shown)})" if len(shown) > 12 else "")
 
 
 # ------------------------------------------------------------------------------------------------ comparisons

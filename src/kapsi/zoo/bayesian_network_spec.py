@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -28,6 +28,38 @@ Parents: TypeAlias = Sequence[Sequence[int]]
 """The structure of a network: for each node, by number, the numbers of its parents."""
 
 Outside: TypeAlias = Literal["error", "nearest"]
+
+
+def listed(names: Sequence[Any]) -> str:
+    """Return names for a message, at most twelve of them."""
+    shown = list(map(repr, names))
+    return ", ".join(shown[:12]) + (f", … ({len(shown)})" if len(shown) > 12 else "")
+
+
+def check_given(where: str, nodes: Sequence[Any], columns: Any, states: Any) -> None:
+    """Raise a `SpecError` where an imported network is empty, or what was given for it is not of the right types."""
+    if not nodes:
+        raise SpecError(f"{where}: the network has no nodes")
+    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
+        raise SpecError(
+            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
+        )
+    for node, given in (states or {}).items():
+        if not isinstance(given, Iterable):
+            raise SpecError(f"{where}: expected states of {node!r} as a list, got {given!r}")
+
+
+def inputs_of(where: str, nodes: Sequence[Any], columns: Iterable[Any] | None, label: Any) -> list[Any]:
+    """Return the nodes that are inputs, in the order of the columns: all but the label."""
+    if label is not None and label not in nodes:
+        raise SpecError(f"{where}: there is no node {label!r} to be the label; there are {listed(nodes)}")
+    inputs = [node for node in nodes if node != label] if columns is None else list(columns)
+    order = inputs if label is None else [*inputs, label]
+    if len(set(order)) < len(order) or set(order) != set(nodes):
+        raise SpecError(
+            f"{where}: expected columns to name each node once, without the label, {listed(nodes)}; got {listed(inputs)}"
+        )
+    return inputs
 
 
 class Factor(NamedTuple):

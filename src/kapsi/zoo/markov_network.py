@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.bayesian_network_spec import LOG_ZERO, Outside
+from kapsi.zoo.bayesian_network_spec import LOG_ZERO, Outside, check_given, inputs_of, listed
 from kapsi.zoo.markov_network_fit import fit, fit_counts, fit_gaussian
 from kapsi.zoo.markov_network_inference import log_marginal, log_partition, log_posterior, normalized
 from kapsi.zoo.markov_network_spec import Table, check_cliques, discrete_model, from_precision, spec
@@ -75,25 +75,11 @@ def from_pgmpy(
         )
     where = f"from_pgmpy({name})"
     nodes = list(network.nodes)
-    if not nodes:
-        raise SpecError(f"{where}: the network has no nodes")
-    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
-        raise SpecError(
-            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
-        )
-    for node, given in (states or {}).items():
-        if not isinstance(given, Iterable):
-            raise SpecError(f"{where}: expected states of {node!r} as a list, got {given!r}")
+    check_given(where, nodes, columns, states)
     if not network.factors:
         raise SpecError(f"{where}: there are no factors; add them with add_factors, or see fit")
-    if label is not None and label not in nodes:
-        raise SpecError(f"{where}: there is no node {label!r} to be the label; there are {_listed(nodes)}")
-    inputs = [node for node in nodes if node != label] if columns is None else list(columns)
+    inputs = inputs_of(where, nodes, columns, label)
     order = inputs if label is None else [*inputs, label]
-    if len(set(order)) < len(order) or set(order) != set(nodes):
-        raise SpecError(
-            f"{where}: expected columns to name each node once, without the label, {_listed(nodes)}; got {_listed(inputs)}"
-        )
     try:
         network.check_model()
     except ValueError as error:
@@ -106,14 +92,14 @@ def from_pgmpy(
             theirs = list(factor.state_names[node])
             if sorted(map(repr, named.setdefault(node, theirs))) != sorted(map(repr, theirs)):
                 raise SpecError(
-                    f"{where}: two factors call the states of {node!r} differently, {_listed(named[node])} and {_listed(theirs)}"
+                    f"{where}: two factors call the states of {node!r} differently, {listed(named[node])} and {listed(theirs)}"
                 )
     named.update({node: list(network.states[node]) for node in named})
     for node, given in (states or {}).items():
         if node not in named or sorted(map(repr, given)) != sorted(map(repr, named[node])):
             raise SpecError(
                 f"{where}: expected states of {node!r} to be those of the network in another order, "
-                f"{_listed(named.get(node, []))}; got {_listed(given)}"
+                f"{listed(named.get(node, []))}; got {listed(given)}"
             )
         named[node] = list(given)
     number = {node: i for i, node in enumerate(order)}
@@ -125,18 +111,13 @@ def from_pgmpy(
         values = torch.as_tensor(factor.values).detach().to("cpu", torch.float64)
         if not bool((values.isfinite() & (values >= 0)).all()):
             raise SpecError(
-                f"{where}: the factor of {_listed(factor.variables)} has values that are no potentials, 0 or more"
+                f"{where}: the factor of {listed(factor.variables)} has values that are no potentials, 0 or more"
             )
         for axis, node in enumerate(factor.variables):
             theirs = list(factor.state_names[node])
             values = values.index_select(axis, torch.tensor([theirs.index(state) for state in named[node]]))
         tables.append((clique, values.log()))
     return discrete_model(tables, sizes, None if label is None else len(inputs), outside)
-
-
-def _listed(names: Sequence[Any]) -> str:
-    shown = list(map(repr, names))
-    return ", ".join(shown[:12]) + (f", … ({len(shown)})" if len(shown) > 12 else "")
 
 
 # ------------------------------------------------------------------------------------------------ comparisons

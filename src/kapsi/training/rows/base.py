@@ -56,6 +56,7 @@ class Rows(ABC):
         in_features: m, the size of the last axis of the inputs.
         target_columns: k, 1 for targets without an axis of columns.
         in_memory: whether all rows are tensors already.
+        sparse: whether inputs are sparse.
     """
 
     count: int | None
@@ -64,6 +65,7 @@ class Rows(ABC):
     in_features: int = 0
     target_columns: int = 1
     in_memory: bool = False
+    sparse: bool = False
     settings: Settings | None = None
     """What `settle` has fixed, None before."""
 

@@ -245,6 +245,7 @@ class StoredRows(Rows):
         self.free = Free(not isinstance(x, Tensor), not isinstance(y, Tensor))
         self.x, self.y = column_of(x, "inputs", where), column_of(y, "targets", where)
         self.weight = None if weight is None else column_of(weight, "weights", where)
+        self.sparse = isinstance(self.x, _Csr)
         self.rows: Tensor | None = None  # the numbers of those that count, where not all do
         self.in_memory = not any(isinstance(column, _Mapped) for column in self._columns())
         if len(self.x.shape) < 2 or self.x.shape[0] == 0:

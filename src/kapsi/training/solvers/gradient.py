@@ -14,7 +14,7 @@ from kapsi.errors import SpecError
 from kapsi.features import Features
 from kapsi.modules import Head, Layer, Model
 from kapsi.training.data import Batch
-from kapsi.training.prediction import outputs_of
+from kapsi.training.prediction import outputs_of, widest
 from kapsi.training.solvers.base import NotFinite, Report, Solver, State, Task
 
 __all__ = ["LBFGS", "SGD", "AdamW", "pack", "seeded", "unpack"]
@@ -347,8 +347,7 @@ class LBFGS(Solver, name="lbfgs"):
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
-        widest = max((math.prod(head.factors) for head in task.model.modules() if isinstance(head, Head)), default=1)
-        self.chunk = max(1, LARGEST_KEPT // widest)
+        self.chunk = max(1, LARGEST_KEPT // widest(task.model))
         self.kept: list[tuple[Batch, dict[int, Features] | None]] | None = None
         count = task.rows.count
         # Each process reads a stream as a whole.
