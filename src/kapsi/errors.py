@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FileError", "KapsiError", "RunError", "SpecError", "TableError", "nearest"]
+__all__ = ["FileError", "FormulaError", "KapsiError", "RunError", "SpecError", "TableError", "nearest"]
 
 
 class KapsiError(ValueError):
@@ -18,6 +18,10 @@ class SpecError(KapsiError):
 
 class TableError(KapsiError):
     """A table that cannot be read, fitted or predicted on."""
+
+
+class FormulaError(KapsiError):
+    """A formula that cannot be read or has no values, or a function that is not there."""
 
 
 class FileError(KapsiError):

@@ -17,15 +17,14 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old run.")] = False,
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
-    from importlib.resources import as_file, files
-
+    from kapsi.data.bundled import bundled_file
     from kapsi.training.run_folder import free_path
     from kapsi.training.tables import RunConfig, TableConfig, fit_table
 
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
-    with as_file(files("kapsi.data") / "banknote_authentication.csv") as path, progress_bar(11) as bar:
+    with bundled_file("banknote") as path, progress_bar(11) as bar:
         config = RunConfig(TableConfig(target="class", folds=10))
         report = fit_table(
             path,

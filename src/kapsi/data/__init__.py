@@ -1,1 +1,1 @@
-"""Data for models: tables from files, their preprocessing, and the bundled data set."""
+"""Data for models: tables from files, their preprocessing, and public and bundled data sets."""

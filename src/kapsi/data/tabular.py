@@ -25,6 +25,7 @@ __all__ = [
     "Problem",
     "Table",
     "TargetScale",
+    "csv_text",
     "folds",
     "make_problem",
     "read_table",
@@ -898,14 +899,32 @@ def write_table(path: str | Path, columns: Mapping[str, list[Any] | npt.NDArray[
     suffix = _suffix(path)
     if not path.parent.is_dir():
         raise _refuse(str(path), f"the folder {_shown(str(path.parent))} does not exist; create it first")
-    lists = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in columns.items()}
-    if len({len(values) for values in lists.values()}) != 1:
-        raise _refuse(str(path), "there must be at least one column, and all columns must be of the same length")
+    lists = _lists(columns, path)
     data = (
         _parquet_bytes(lists, path) if suffix in PARQUET_SUFFIXES else _csv_bytes(lists, path, CSV_DELIMITERS[suffix])
     )
     with atomic(path) as beside, plain(path, "write the file"):
         beside.write_bytes(data)
+
+
+def csv_text(columns: Mapping[str, list[Any] | npt.NDArray[Any]]) -> str:
+    """Return what `write_table` writes to a CSV file, as text.
+
+    Args:
+        columns: values by column name, all of the same length; None and NaN are missing.
+
+    Raises:
+        TableError: the columns do not fit.
+    """
+    where = Path("CSV")
+    return _csv_bytes(_lists(columns, where), where, ",").decode("utf-8")
+
+
+def _lists(columns: Mapping[str, list[Any] | npt.NDArray[Any]], path: Path) -> dict[str, list[Any]]:
+    lists = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in columns.items()}
+    if len({len(values) for values in lists.values()}) != 1:
+        raise _refuse(str(path), "there must be at least one column, and all columns must be of the same length")
+    return lists
 
 
 def _csv_bytes(columns: dict[str, list[Any]], path: Path, delimiter: str) -> bytes:

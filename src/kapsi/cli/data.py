@@ -1,0 +1,223 @@
+"""`kapsi data`: the functions to learn, and tables of rows drawn from them or from an own formula."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kapsi.cli import data_set
+from kapsi.cli.common import note, table
+from kapsi.errors import FileError, FormulaError, nearest
+
+if TYPE_CHECKING:
+    from kapsi.data.functions import FunctionProblem
+
+ABOUT = {
+    "elementary": "one function of x+y each, E.0 to E.16, of the paper",
+    "composite": "two of them together, C.0 to C.16, of the paper",
+    "feynman": "equations of physics, I.6.2a to III.21.20; F.0 to F.26 are the paper's",
+    "feynman_bonus": "further equations of physics, test_1 to test_20",
+    "feynman_dimensionless": "the paper's F.0 to F.26 without dimensions, D.I.6.2 to D.III.17.37",
+}
+ROWS, SEED, NOISE, TARGET = 2000, 0, 0.0, "target"
+WRITTEN_AT_ONCE = 50_000  # rows of text
+FLAGS = ("--overwrite", "--help")
+OPTIONS = (*FLAGS, *(f"--{name}" for name in ("variable", "rows", "seed", "noise", "target", "output", "folder")))
+
+
+def formula_last(given: list[str]) -> list[str]:
+    """Return the arguments with a formula as `-x**2` behind `--`, since it would be taken for an option before it."""
+    if given[:1] != ["data"] or "--" in given:
+        return given
+    kept, formulas, value, own = ["data"], [], False, False
+    for word in given[1:]:
+        # -rows is a slip for --rows.
+        if own and not value and word[:1] == "-" and word[:2] not in ("-", "--") and f"-{word}" not in OPTIONS:
+            formulas.append(word)
+            continue
+        kept.append(word)
+        own = own or (word == "formula" and not value)
+        value = not value and word[:2] == "--" and "=" not in word and word not in FLAGS
+    return [*kept, "--", *formulas] if formulas else given
+
+
+def data(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[list|GROUP|formula] [NAME|FORMULA]",
+            help="A group (elementary, composite, feynman, feynman_bonus, feynman_dimensionless) and a function of it; "
+            "or formula and the formula in quotes. A group alone lists its functions.",
+            show_default=False,
+        ),
+    ] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:LOW:HIGH",
+            help="A variable of an own formula and its range. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Rows to draw.  \\[default: {ROWS}]", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Of the rows.  \\[default: {SEED}]", show_default=False)
+    ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Normal noise in the target, as a share of its standard deviation.  \\[default: 0]",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help=f"The target's name.  \\[default: {TARGET}]", show_default=False),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The CSV or Parquet file to write.  \\[default: CSV to the terminal]",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old file.")] = False,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where a public data set is.  \\[default: KAPSI_DATA, else the Hugging Face hub]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """List functions to learn, and draw rows of one of them, or of a formula, for kapsi fit.
+
+    Examples: kapsi data feynman I.9.18 --output gravity.csv; kapsi data formula "exp(x)*y" --variable x:0:1 --variable y:0:2
+    """
+    given = list(words or ())
+    what = given.pop(0) if given else "list"
+    if data_set.known(what):
+        others = {"variable": variable, "rows": rows, "seed": seed, "noise": noise, "target": target}
+        data_set.show(what, given, others, folder=folder, output=output, overwrite=overwrite)
+        return
+    if overwrite and output is None:
+        raise FormulaError("data: --overwrite is about a file to write; name it, as in --output rows.csv")
+    if folder is not None:
+        raise FormulaError("data: --folder is for a public data set, as in kapsi data mnist --folder DATA")
+    if what == "formula":
+        problem: FunctionProblem | None = _own(given, list(variable or ()))
+    else:
+        if variable:
+            raise FormulaError(
+                "data: --variable is for an own formula, as in kapsi data formula 'x*y' --variable x:0:1 …"
+            )
+        problem = _named(what, given)
+    if problem is None:
+        options = {"rows": rows, "seed": seed, "noise": noise, "target": target, "output": output}
+        for name, value in options.items():
+            if value is not None:
+                raise FormulaError(f"data: --{name} is about one function; name it, as in kapsi data elementary E.3")
+        _list(given[0] if what == "list" and given else what)
+        return
+    _draw(
+        problem,
+        ROWS if rows is None else rows,
+        SEED if seed is None else seed,
+        NOISE if noise is None else noise,
+        TARGET if target is None else target,
+        output,
+        overwrite,
+    )
+
+
+def _own(given: list[str], variables: list[str]) -> FunctionProblem:
+    from kapsi.data.functions import problem_from
+
+    if len(given) != 1:
+        raise FormulaError(f"data formula: {len(given)} formulas were given; give one, in quotes")
+    if not variables:
+        raise FormulaError("data formula: there are no variables; declare each as --variable NAME:LOW:HIGH")
+    return problem_from(given[0], variables)
+
+
+def _named(what: str, given: list[str]) -> FunctionProblem | None:
+    """Return the function that the words name, None where they ask for a list."""
+    from kapsi.data.functions import ALIASES, GROUPS, function, functions
+
+    if len(given) > 1:
+        raise FormulaError(f"data: unexpected extra argument {given[1]!r}; give a group and the name of one function")
+    if what == "list" and given and given[0] not in GROUPS:
+        functions(given[0])  # says what there is
+    if what == "list" or (what in GROUPS and not given):
+        return None
+    if what in GROUPS:
+        problem = function(given[0])
+        home = _group_of(problem)
+        if home != what:
+            raise FormulaError(f"data: {given[0]} is not in {what}; write kapsi data {home} {given[0]}")
+        return problem
+    if not given and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in functions(group))):
+        return function(what)
+    known = ["list", "formula", *GROUPS, *data_set.names()]
+    close = nearest(what, [*known, *ALIASES, *(problem.name for group in GROUPS for problem in functions(group))])
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise FormulaError(f"data: there is no {what!r}; {hint}there are {', '.join(known)}")
+
+
+def _group_of(problem: FunctionProblem) -> str:
+    from kapsi.data.functions import GROUPS, functions
+
+    return next(group for group in GROUPS if problem in functions(group))
+
+
+def _list(what: str) -> None:
+    from kapsi.data.functions import ALIASES, GROUPS, functions
+
+    if what == "list":
+        table([("group", "functions", ""), *((g, str(len(functions(g))), ABOUT[g]) for g in GROUPS)], right=(1,))
+        typer.echo("kapsi data GROUP lists a group; kapsi data GROUP NAME draws rows of a function.")
+        typer.echo()
+        data_set.show_all()
+        return
+    numbers = {name: number for number, name in ALIASES.items()}
+    about = [problem.title or numbers.get(problem.name, "") for problem in functions(what)]
+    rows = [
+        (problem.name, *([text] if any(about) else []), problem.formula, problem.ranges)
+        for problem, text in zip(functions(what), about, strict=True)
+    ]
+    table([("name", *([""] if any(about) else []), "formula", "ranges"), *rows])
+
+
+def _draw(
+    problem: FunctionProblem, rows: int, seed: int, noise: float, target: str, output: str | None, overwrite: bool
+) -> None:
+    import os
+
+    from kapsi.data.tabular import csv_text, write_table
+
+    names = [variable.name for variable in problem.variables]
+    if not target.strip() or not target.isprintable() or target.strip() in names:
+        why = "is a variable of the function" if target.strip() in names else "is no name"
+        raise FormulaError(f"data: --target {target!r} {why}; give the target's column another name")
+    if output is not None and not overwrite and os.path.lexists(output):
+        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
+    drawn = problem.draw(rows, seed=seed, noise=noise)
+    columns = {name: drawn.x[:, place] for place, name in enumerate(names)} | {target: drawn.y}
+    if output is None:
+        header = csv_text({name: [] for name in columns})
+        typer.echo(header, nl=False)
+        for begin in range(0, rows, WRITTEN_AT_ONCE):
+            part = {name: values[begin : begin + WRITTEN_AT_ONCE] for name, values in columns.items()}
+            typer.echo(csv_text(part).removeprefix(header), nl=False)
+    else:
+        write_table(output, columns)
+    if drawn.redrawn:
+        note(f"{drawn.redrawn:,} rows were drawn again, since {problem.name} has no finite value there")
+    if output is not None:
+        typer.echo(f"data: {output} ({rows:,} rows, target column {target}: {problem.name} = {problem.formula})")

@@ -1,0 +1,128 @@
+"""`kapsi data mnist`, `kapsi data iris`: public data sets are checked, bundled tables written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import typer
+
+from kapsi.cli.common import notes, table
+from kapsi.errors import FileError, TableError
+
+__all__ = ["known", "names", "show", "show_all"]
+
+
+def names() -> list[str]:
+    """Return the names of all data sets."""
+    from kapsi.data.bundled import BUNDLED
+    from kapsi.data.hub import DATASETS
+
+    return [*BUNDLED, *DATASETS]
+
+
+def known(name: str) -> bool:
+    """Return whether a data set has this name."""
+    return name in names()
+
+
+def show_all() -> None:
+    """List the data sets."""
+    from kapsi.data.bundled import BUNDLED
+    from kapsi.data.hub import DATASETS
+
+    rows = [(name, f"bundled: {entry.title}") for name, entry in BUNDLED.items()]
+    kinds = {"images": "images", "text": "texts"}
+    rows += [
+        (
+            name,
+            f"{data.rows[0]:,} + {data.rows[1]:,} {kinds[data.kind]}, {len(data.classes)} classes ({data.repository})",
+        )
+        for name, data in DATASETS.items()
+    ]
+    table([("data set", ""), *rows])
+    typer.echo("kapsi data NAME writes a bundled table, and checks a public data set.")
+
+
+def show(
+    name: str,
+    given: Sequence[str],
+    others: Mapping[str, object],
+    *,
+    folder: str | None,
+    output: str | None,
+    overwrite: bool,
+) -> None:
+    """Write a bundled table as CSV, or check a public data set and say what it holds.
+
+    Args:
+        name: of the data set.
+        given: further words, of which there are none.
+        others: options that are about functions, None where not given.
+        folder: where a public data set is.
+        output: the file that a bundled table is written to.
+        overwrite: whether an old file may be replaced.
+    """
+    from kapsi.data.bundled import BUNDLED
+
+    if given:
+        raise TableError(f"data: unexpected extra argument {given[0]!r} after the data set {name}")
+    for option, value in others.items():
+        if value not in (None, []):
+            raise TableError(f"data: --{option} is about functions, and {name} is a data set; leave it out")
+    if name in BUNDLED:
+        if overwrite and output is None:
+            raise TableError("data: --overwrite is about a file to write; name it, as in --output rows.csv")
+        if folder is not None:
+            raise TableError(f"data: --folder is for public data sets, and {name} is bundled; leave it out")
+        _write(name, output, overwrite)
+        return
+    if output is not None or overwrite:
+        raise TableError(f"data: {name} is checked and not written; leave out --output and --overwrite")
+    _check(name, folder)
+
+
+def _write(name: str, output: str | None, overwrite: bool) -> None:
+    from kapsi.data.bundled import BUNDLED, bundled, bundled_file
+    from kapsi.data.tabular import write_table
+
+    if output is None:
+        with bundled_file(name) as path:
+            typer.echo(path.read_text(encoding="utf-8"), nl=False)
+        return
+    if os.path.lexists(output) and not overwrite:
+        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
+    found, target = bundled(name)
+    columns = {key: column.values for key, column in found.columns.items()}
+    whole = {key for key, column in found.columns.items() if column.kind == "integer"}
+    write_table(output, {k: [int(v) for v in values] if k in whole else values for k, values in columns.items()})
+    typer.echo(f"data: {output} ({found.rows:,} rows, target column {target}: {BUNDLED[name].title})")
+
+
+def _check(name: str, folder: str | None) -> None:
+    from kapsi.data.hub import DATASETS
+    from kapsi.data.images import load_images
+    from kapsi.data.text import load_text
+
+    entry = DATASETS[name]
+    if entry.kind == "images":
+        images = load_images(name, folder)
+        channels, height, width = images.shape
+        what = f"{height} × {width} pixels, {channels} channel{'s' if channels > 1 else ''}: {images.train_x.shape[1]} columns"
+        source, found, labels = images.source, images.notes, (images.train_y, images.test_y)
+    else:
+        text = load_text(name, folder)
+        words = sum(map(len, text.train_text)) / len(text.train_text)
+        what = f"texts of {words:,.0f} characters on average"
+        source, found, labels = text.source, text.notes, (text.train_y, text.test_y)
+    notes(found)
+    counts = [[int((part == number).sum()) for number in range(len(entry.classes))] for part in labels]
+    rows = [("class", *entry.splits)]
+    rows += [(label, f"{a:,}", f"{b:,}") for label, a, b in zip(entry.classes, *counts, strict=True)]
+    table([*rows, ("rows", f"{sum(counts[0]):,}", f"{sum(counts[1]):,}")], right=(1, 2))
+    typer.echo(f"holds: {what}")
+    typer.echo(f"from: {source}")
+    typer.echo(f"source: {entry.source}; license: {entry.license}")
+    typer.echo(
+        f"data: {name} ({sum(counts[0]):,} training rows, {sum(counts[1]):,} test rows, {len(entry.classes)} classes)"
+    )

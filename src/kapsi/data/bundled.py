@@ -1,0 +1,70 @@
+"""The tables that come with the package: Iris, Pima and Banknote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kapsi.data.tabular import Table, read_table
+from kapsi.errors import TableError, nearest
+
+__all__ = ["BUNDLED", "BundledTable", "bundled", "bundled_file"]
+
+
+@dataclass(frozen=True)
+class BundledTable:
+    """What is known of a bundled table; licenses are in LICENSES.md beside the files.
+
+    Args:
+        file: its name in this folder.
+        target: the column with the classes.
+        title: one line.
+    """
+
+    file: str
+    target: str
+    title: str
+
+
+BUNDLED = {
+    "iris": BundledTable("iris.csv", "species", "150 flowers, 4 measurements, 3 species"),
+    "pima": BundledTable("pima_indians_diabetes.csv", "outcome", "768 women, 8 measurements, diabetes within 5 years"),
+    "banknote": BundledTable(
+        "banknote_authentication.csv", "class", "1,372 banknotes, 4 measurements, genuine or forged"
+    ),
+}
+"""The bundled tables by name."""
+
+
+@contextmanager
+def bundled_file(name: str) -> Iterator[Path]:
+    """Give the CSV file of a bundled table.
+
+    Raises:
+        TableError: there is none of this name.
+    """
+    from importlib.resources import as_file, files
+
+    if name not in list(BUNDLED):
+        near = nearest(str(name), BUNDLED)
+        hint = f" (nearest: {near[0]})" if near else ""
+        raise TableError(f"bundled: there is no table {name!r}{hint}; there are {', '.join(BUNDLED)}")
+    with as_file(files("kapsi.data") / BUNDLED[name].file) as path:
+        yield path
+
+
+def bundled(name: str) -> tuple[Table, str]:
+    """Return a bundled table, "iris", "pima" or "banknote", and the name of its target.
+
+    Raises:
+        TableError: there is none of this name.
+
+    Example:
+        >>> table, target = bundled("iris")
+        >>> table.rows, list(table.columns), target
+        (150, ['sepal_length', 'sepal_width', 'petal_length', 'petal_width', 'species'], 'species')
+    """
+    with bundled_file(name) as path:
+        return read_table(path), BUNDLED[name].target

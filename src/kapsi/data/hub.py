@@ -1,0 +1,415 @@
+"""Public data sets by name: from a folder in the layout of the Hugging Face hub, or from the hub itself; checked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.errors import TableError, nearest
+from kapsi.files import one_line
+
+__all__ = ["DATASETS", "PublicData", "Source", "Split", "find", "read_split"]
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """What is known of a public data set.
+
+    Args:
+        name: how it is called here; the folder of its files.
+        repository: its name on the hub.
+        kind: "images" or "text".
+        column: the column with images or texts; labels are in the column "label".
+        classes: the names of the classes, in the order of their numbers.
+        splits: the split on the hub that trains and the one that tests.
+        rows: how many rows those have.
+        license: what is known of the terms of use.
+        source: who made it.
+    """
+
+    name: str
+    repository: str
+    kind: Literal["images", "text"]
+    column: str
+    classes: tuple[str, ...]
+    splits: tuple[str, str]
+    rows: tuple[int, int]
+    license: str
+    source: str
+
+
+DATASETS: Mapping[str, PublicData] = {
+    data.name: data
+    for data in (
+        PublicData(
+            "mnist",
+            "ylecun/mnist",
+            "images",
+            "image",
+            tuple("0123456789"),
+            ("train", "test"),
+            (60_000, 10_000),
+            "MIT on the hub; CC BY-SA 3.0 by other accounts of the original page",
+            "LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998",
+        ),
+        PublicData(
+            "cifar10",
+            "uoft-cs/cifar10",
+            "images",
+            "img",
+            ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+            ("train", "test"),
+            (50_000, 10_000),
+            "not stated",
+            "Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009",
+        ),
+        PublicData(
+            "imdb",
+            "stanfordnlp/imdb",
+            "text",
+            "text",
+            ("neg", "pos"),
+            ("train", "test"),
+            (25_000, 25_000),
+            "not stated; the authors ask for a citation",
+            "Maas et al.: Learning Word Vectors for Sentiment Analysis, ACL 2011",
+        ),
+        PublicData(
+            "ag_news",
+            "fancyzhx/ag_news",
+            "text",
+            "text",
+            ("World", "Sports", "Business", "Sci/Tech"),
+            ("train", "test"),
+            (120_000, 7_600),
+            "not stated; for research and other non-commercial use",
+            "Zhang, Zhao, LeCun: Character-level Convolutional Networks for Text Classification, NeurIPS 2015",
+        ),
+        PublicData(
+            "sst2",
+            "stanfordnlp/sst2",
+            "text",
+            "sentence",
+            ("negative", "positive"),
+            ("train", "validation"),  # the labels of the hub's test split are hidden
+            (67_349, 872),
+            "not stated",
+            "Socher et al.: Recursive Deep Models for Semantic Compositionality Over a Sentiment Treebank, EMNLP 2013",
+        ),
+    )
+}
+"""The public data sets by name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is read from.
+
+    Args:
+        data: the data set.
+        folder: with its Parquet files, or None for the hub.
+        files: the Parquet files of both splits.
+        stamps: name, size and time of each file.
+    """
+
+    data: PublicData
+    folder: Path | None
+    files: tuple[tuple[Path, ...], tuple[Path, ...]] = ((), ())
+    stamps: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Return the place, for messages."""
+        return str(self.folder) if self.folder is not None else f"hub:{self.data.repository}"
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Return plain data that changes with the files. What the hub has under these names does not change."""
+        return {"where": self.where, "files": [list(stamp) for stamp in self.stamps]}
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The rows of one split.
+
+    Args:
+        values: the images' files or the texts, a chunked array of Arrow.
+        labels: (rows,) int64, class numbers from 0.
+        notes: what a reader of results has to know.
+    """
+
+    values: Any
+    labels: npt.NDArray[np.int64]
+    notes: tuple[str, ...]
+
+
+def _refuse(where: str, text: str) -> TableError:
+    return TableError(" ".join(f"{where}: {text}".split()))
+
+
+def known(name: str, kind: str) -> PublicData:
+    """Return a data set of one kind by its name.
+
+    Raises:
+        TableError: there is none of this name.
+    """
+    names = [data.name for data in DATASETS.values() if data.kind == kind]
+    if name not in names:
+        near = nearest(str(name), names)
+        hint = f" (nearest: {near[0]})" if near else ""
+        raise _refuse("data", f"{name!r} is no data set of {kind}{hint}; those known are {', '.join(names)}")
+    return DATASETS[name]
+
+
+def find(data: PublicData, folder: str | Path | None = None) -> Source:
+    """Return where a data set is: in a folder, else in the folder `KAPSI_DATA`, else on the hub.
+
+    The folder holds NAME/train.parquet and so on, or what the hub has: NAME/CONFIG/train-00000-of-00001.parquet.
+
+    Args:
+        data: the data set.
+        folder: the folder with a folder for each data set.
+
+    Raises:
+        TableError: the folder is not there or has no files of the data set.
+    """
+    named = folder if folder is not None else os.environ.get("KAPSI_DATA") or None
+    if named is None:
+        return Source(data, None)
+    origin = "" if folder is not None else " (from KAPSI_DATA)"
+    stamps = {}
+    try:
+        root = Path(os.path.realpath(os.path.expanduser(named)))
+        there, home = root.is_dir(), root / data.name
+        for path in sorted(home.rglob("*.parquet")):
+            # What tools keep beside the files, such as .cache, is no data.
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
+                stamps[path] = (str(path.relative_to(home)), path.stat().st_size, path.stat().st_mtime_ns)
+    except (OSError, ValueError, TypeError) as error:  # a NUL in the name; no name at all
+        raise _refuse(repr(named), f"the folder cannot be read ({one_line(error)}){origin}; check the path") from None
+    if not there:
+        text = f"there is no such folder{origin}; give one that holds {data.name}/{data.splits[0]}.parquet"
+        raise _refuse(str(named), text)
+    parts = []
+    for split in data.splits:
+        files = tuple(path for path in stamps if re.fullmatch(rf"{split}([-._].*)?\.parquet", path.name))
+        if not files:
+            raise _refuse(
+                str(named),
+                f"no {data.name}/{split}.parquet and no {data.name}/*/{split}-*.parquet{origin}; "
+                f"save the files of https://huggingface.co/datasets/{data.repository} there, or give another folder",
+            )
+        _whole(files, home)
+        parts.append(files)
+    return Source(data, home, (parts[0], parts[1]), tuple(stamps[path] for part in parts for path in part))
+
+
+def _whole(files: tuple[Path, ...], home: Path) -> None:
+    """Refuse a split of which a part is missing: train-00000-of-00002 without train-00001-of-00002."""
+    parts: dict[tuple[str, str], set[int]] = {}
+    for path in files:
+        match = re.fullmatch(r"(.*)-(\d+)-of-(\d+)\.parquet", path.name)
+        if match:
+            parts.setdefault((str(path.parent / match[1]), match[3]), set()).add(int(match[2]))
+    for (name, total), there in parts.items():
+        lost = [number for number in range(min(int(total), 10_000)) if number not in there]
+        if lost:
+            raise _refuse(str(home), f"{Path(name).name}-{lost[0]:05d}-of-{total}.parquet is missing; save it there")
+
+
+def read_split(source: Source, test: bool) -> Split:
+    """Read and check one split: columns, classes, number of rows, labels, missing values.
+
+    A split with fewer rows than are known is taken, with a note.
+
+    Args:
+        source: of `find`.
+        test: whether the test split is meant.
+
+    Raises:
+        TableError: the files are damaged or of another data set, or the hub cannot be reached.
+    """
+    data, split = source.data, source.data.splits[test]
+    where = f"{source.where} ({split})"
+    table = _from_hub(data, split) if source.folder is None else _from_files(source.files[test], data, where)
+    return _checked(table, data, where, split, data.rows[test])
+
+
+def _from_files(files: tuple[Path, ...], data: PublicData, where: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in files:
+        try:
+            # Arrow takes no names that are not UTF-8.
+            with open(path, "rb") as handle, pq.ParquetFile(handle) as file:
+                _has_columns(file.schema_arrow, data, where)
+                tables.append(file.read(columns=[data.column, "label"]))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns are not UTF-8
+            raise _refuse(
+                str(path), f"not readable as Parquet ({one_line(error)[:200]}); save the file again"
+            ) from None
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise _refuse(where, f"the files of the split do not fit together ({one_line(error)[:200]})") from None
+
+
+def _has_columns(schema: Any, data: PublicData, where: str) -> None:
+    import pyarrow as pa
+
+    for name in (data.column, "label"):
+        if schema.names.count(name) != 1:
+            raise _refuse(
+                where, f"there is no column {name!r} in {schema.names}; these are no files of {data.repository}"
+            )
+    kind = schema.field(data.column).type
+    if data.kind == "images":
+        fits = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            fits = pa.types.is_binary(kind.field("bytes").type) or pa.types.is_large_binary(kind.field("bytes").type)
+    else:
+        fits = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    needed = "encoded images" if data.kind == "images" else "text"
+    if not fits:
+        raise _refuse(where, f"column {data.column!r} is of the type {kind}; it must hold {needed}")
+    if not pa.types.is_integer(schema.field("label").type):
+        raise _refuse(where, f"column 'label' is of the type {schema.field('label').type}; it must hold integers")
+    names = _class_names(schema)
+    if names is not None and names != data.classes:
+        raise _refuse(where, f"the classes are {list(names)[:10]}; those of {data.name} are {list(data.classes)}")
+
+
+def _class_names(schema: Any) -> tuple[str, ...] | None:
+    """Return the names of the classes that the file gives, where it gives any."""
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
+        return tuple(json.loads(schema.metadata[b"huggingface"])["info"]["features"]["label"]["names"])
+    return None
+
+
+def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) -> Split:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values, raw = table.column(data.column), table.column("label")
+    try:
+        values.validate(full=True)  # that texts are UTF-8
+    except pa.ArrowException as error:
+        raise _refuse(
+            where, f"column {data.column!r} is damaged ({one_line(error)[:200]}); save the files again"
+        ) from None
+    if data.kind == "images" and values.type.num_fields:
+        values = pc.struct_field(values, "bytes")
+    for name, column in ((data.column, values), ("label", raw)):
+        if column.null_count:
+            row = pc.index(pc.is_null(column), True).as_py()
+            raise _refuse(where, f"{column.null_count} values of {name!r} are missing, the first in row {row + 1}")
+    if not len(raw):
+        raise _refuse(where, "the split has no rows")
+    labels = raw.to_numpy().astype(np.int64)
+    bad = (labels < 0) | (labels >= len(data.classes))
+    if bad.any():
+        row = int(np.argmax(bad))
+        hint = "; this split has no labels" if (labels == -1).all() else ""
+        raise _refuse(where, f"label {labels[row]} in row {row + 1}; labels are 0 to {len(data.classes) - 1}{hint}")
+    absent = sorted(set(range(len(data.classes))) - set(np.unique(labels).tolist()))
+    if absent:
+        raise _refuse(
+            where, f"no row is of the class {data.classes[absent[0]]!r}; these are not all files of the split"
+        )
+    if len(labels) > rows:
+        raise _refuse(where, f"{len(labels):,} rows, but {data.name} has {rows:,}; leave one copy of its files")
+    few = f"{data.name}: {len(labels):,} of the {rows:,} rows of the split {split!r} (a subset)"
+    return Split(values, labels, (few,) if len(labels) < rows else ())
+
+
+# ---------------------------------------------------------------- the hub
+
+
+PROBE_SECONDS = 5
+
+
+def _from_hub(data: PublicData, split: str) -> Any:
+    """Return a split as a table of Arrow, through the hub's own package and its cache."""
+    train, test = (f"{data.name}/{part}.parquet" for part in data.splits)
+    folder = (
+        f"set KAPSI_DATA to a folder that holds {train} and {test} of https://huggingface.co/datasets/{data.repository}"
+    )
+    try:
+        import datasets
+        import huggingface_hub
+    except ImportError as error:
+        why = f"the package {error.name} is not there"
+        text = f'neither a folder nor the hub is at hand ({why}); pip install "kapsi[data]" and connect, or {folder}'
+        raise _refuse(data.name, text) from None
+    silence = _silence(huggingface_hub, data.repository)
+    with _quick_and_quiet(datasets, huggingface_hub, offline=silence is not None):
+        try:
+            table = datasets.load_dataset(data.repository, split=split).data.table
+        except Exception as error:  # of datasets, huggingface_hub, httpx, requests, fsspec, the disk
+            reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
+            text = f"the hub cannot be read ({reason}); connect to huggingface.co, or {folder}"
+            raise _refuse(data.name, text) from None
+    _has_columns(table.schema, data, f"hub:{data.repository} ({split})")
+    return table.select([data.column, "label"])
+
+
+@contextmanager
+def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> Iterator[None]:
+    """Let the packages of the hub count and report nothing, show progress on a terminal only, and not wait for a network.
+
+    Offline they would try each request for half a minute; told so, they give what they have in their cache.
+    """
+    constants, config = huggingface_hub.constants, datasets.config
+    settings = [(constants, "HF_HUB_DISABLE_TELEMETRY", True), (config, "HF_UPDATE_DOWNLOAD_COUNTS", False)]
+    if offline:
+        settings += [(constants, "HF_HUB_OFFLINE", True), (config, "HF_HUB_OFFLINE", True)]
+    before = [(where, name, getattr(where, name)) for where, name, _ in settings if hasattr(where, name)]
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    bars = [
+        part
+        for part in (datasets, huggingface_hub.utils)
+        if not (sys.stderr and sys.stderr.isatty()) and not part.are_progress_bars_disabled()
+    ]
+    try:
+        for where, name, value in settings:
+            setattr(where, name, value)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        for part in bars:
+            part.disable_progress_bars()
+        yield
+    finally:
+        for where, name, value in before:
+            setattr(where, name, value)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        for part in bars:
+            part.enable_progress_bars()
+
+
+def _silence(huggingface_hub: Any, repository: str) -> str | None:
+    """Return why the hub does not answer, or None where it does: one request that is tried once."""
+    constants = huggingface_hub.constants
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        # The session knows proxies and certificates.
+        address = f"{constants.ENDPOINT}/api/datasets/{repository}"
+        status = huggingface_hub.utils.get_session().head(address, timeout=PROBE_SECONDS).status_code
+    except Exception as error:  # of httpx, requests, ssl, socket
+        return f"{constants.ENDPOINT} does not answer: {one_line(error)[:200] or type(error).__name__}"
+    return f"{constants.ENDPOINT} answers with status {status}" if status >= 500 else None

@@ -1,0 +1,172 @@
+"""IMDB, AG News and SST-2: texts, and their TF-IDF columns, sparse."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.cache import Arrays, digest, kept
+from kapsi.data.hub import find, known, read_split
+from kapsi.data.progress import terminal_line
+from kapsi.errors import TableError
+from kapsi.files import one_line
+
+__all__ = ["TextData", "load_text"]
+
+
+@dataclass(frozen=True, eq=False)
+class TextData:
+    """Texts with their classes.
+
+    Args:
+        train_text: (n,) texts.
+        train_y: (n,) int64, class numbers from 0.
+        test_text: (n,) texts.
+        test_y: (n,) int64.
+        name: of the data set.
+        classes: their names.
+        source: where the texts were read from.
+        notes: what a reader of results has to know, such as that rows are missing.
+    """
+
+    train_text: tuple[str, ...]
+    train_y: npt.NDArray[np.int64]
+    test_text: tuple[str, ...]
+    test_y: npt.NDArray[np.int64]
+    name: str = "text"
+    classes: tuple[str, ...] = ()
+    source: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def tfidf(
+        self,
+        ngrams: tuple[int, int] = (1, 1),
+        *,
+        min_df: int | float = 5,
+        max_df: int | float = 0.5,
+        stop_words: str | None = "english",
+        sublinear_tf: bool = True,
+        fit_rows: npt.NDArray[np.integer[Any]] | None = None,
+    ) -> tuple[Any, Any]:
+        """Return TF-IDF columns of the training and the test texts, as two SciPy CSR matrices in float32.
+
+        Vocabulary and document frequencies are those of the training texts: scikit-learn's `TfidfVectorizer`.
+
+        Args:
+            ngrams: the smallest and the largest number of words that make a column.
+            min_df: words in fewer training texts are left out; a share where it is a float.
+            max_df: words in more training texts are left out; a share where it is a float.
+            stop_words: "english" leaves out those of scikit-learn.
+            sublinear_tf: whether 1 + log(count) stands for a count.
+            fit_rows: numbers of the training rows that vocabulary and frequencies are taken of; all by default. All training
+                rows are transformed.
+
+        Raises:
+            TableError: no words are left, or an option does not fit.
+        """
+        from importlib.metadata import version
+
+        from scipy.sparse import csr_matrix
+
+        options: dict[str, Any] = {
+            "ngram_range": ngrams,
+            "min_df": min_df,
+            "max_df": max_df,
+            "stop_words": stop_words,
+            "sublinear_tf": sublinear_tf,
+        }
+        rows = None if fit_rows is None else self._numbers(fit_rows)
+        source = {
+            "texts": digest(*self.train_text, *self.test_text),
+            "training": len(self.train_text),
+            "rows": None if rows is None else digest(rows.tobytes()),
+            "scikit-learn": version("scikit-learn"),
+            **{name: repr(value) for name, value in options.items()},
+        }
+        name = f"{self.name}-tfidf-{digest(json.dumps(source))}"
+        arrays, _ = kept(name, source, lambda: self._columns(options, rows))
+        train, test = (
+            csr_matrix(
+                (arrays[f"{part}_data"], arrays[f"{part}_indices"], arrays[f"{part}_starts"]),
+                shape=(len(texts), int(arrays["width"])),
+            )
+            for part, texts in (("train", self.train_text), ("test", self.test_text))
+        )
+        return train, test
+
+    def _numbers(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+        count = len(self.train_text)
+        try:
+            found = np.asarray(rows)
+        except ValueError:  # lists of different lengths
+            found = np.array("")
+        fits = found.ndim == 1 and found.dtype.kind in "iu" and found.size > 0
+        if not fits or found.min() < 0 or found.max() >= count:
+            raise TableError(
+                f"{self.name}: fit_rows must be numbers of training rows, 0 to {count - 1}, and at least one"
+            )
+        return found.astype(np.int64)
+
+    def _columns(self, options: dict[str, Any], rows: npt.NDArray[np.int64] | None) -> Arrays:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        fitted = self.train_text if rows is None else [self.train_text[row] for row in rows]
+        again = () if rows is None else self.train_text
+        tell = terminal_line(f"TF-IDF of {self.name}")
+        total = len(fitted) + len(again) + len(self.test_text)
+        texts = _told(itertools.chain(fitted, again, self.test_text), total, tell)
+        try:
+            vectorizer = TfidfVectorizer(**options, dtype=np.float32)
+            train = vectorizer.fit_transform(itertools.islice(texts, len(fitted)))
+            if rows is not None:
+                train = vectorizer.transform(itertools.islice(texts, len(again)))
+            test = vectorizer.transform(texts)
+        except (ValueError, TypeError) as error:  # no words are left; an option that does not fit
+            raise TableError(
+                f"{self.name}: no TF-IDF columns ({one_line(error)}); change ngrams, min_df or max_df"
+            ) from None
+        arrays: Arrays = {"width": np.array(train.shape[1])}
+        for part, matrix in (("train", train), ("test", test)):
+            matrix.sort_indices()
+            arrays |= {f"{part}_data": matrix.data, f"{part}_indices": matrix.indices, f"{part}_starts": matrix.indptr}
+        return arrays
+
+
+def _told(texts: Iterable[str], total: int, tell: Callable[[int, int], None]) -> Iterator[str]:
+    for done, text in enumerate(texts, start=1):
+        yield text
+        tell(done, total)
+
+
+def load_text(name: str, folder: str | Path | None = None) -> TextData:
+    """Load IMDB ("imdb"), AG News ("ag_news") or SST-2 ("sst2"), from a folder, else from `KAPSI_DATA`, else from the hub.
+
+    The test rows of SST-2 are its 872 validation rows, since the labels of its test split are hidden on the hub.
+
+    Args:
+        name: of the data set.
+        folder: that holds NAME/train.parquet and NAME/test.parquet (SST-2: validation.parquet), or files as the hub has them.
+
+    Raises:
+        TableError: there is no such data set, its files are damaged, or there is neither folder nor network.
+    """
+    data = known(name, "text")
+    source = find(data, folder)
+    train, test = (read_split(source, part) for part in (False, True))
+    return TextData(
+        tuple(train.values.to_pylist()),
+        train.labels,
+        tuple(test.values.to_pylist()),
+        test.labels,
+        name=name,
+        classes=data.classes,
+        source=source.where,
+        notes=train.notes + test.notes,
+    )
