@@ -4,13 +4,15 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test quick references check bench docs clean
+.PHONY: help demo test quick references check bench docs clean reproduce-quick results
 help:
 	@echo "make demo   fit a model to the bundled data set and write runs/demo"
 	@echo "make test   run the tests"
 	@echo "make quick  run the laws and references on the first example of every function"
 	@echo "make references  every function with its reference and the largest deviation from it"
 	@echo "make check  lint, types, docs"
+	@echo "make reproduce-quick  run every experiment of the paper with a tiny budget, a minute"
+	@echo "make results  write the pages and pictures of results/ from what is stored there"
 	@echo "make bench  speed and memory against the alternatives, 10 minutes (make bench BENCH=--quick: one)"
 	@echo "make docs   build the documentation into docs/_build"
 	@echo "make clean  remove .venv and everything built"
@@ -39,6 +41,13 @@ quick: .venv/.test
 
 references: .venv/.test
 	cd tests && ../$(BIN)/python -m references
+
+reproduce-quick: .venv/.base
+	$(BIN)/kapsi reproduce all --quick
+
+# Pictures need matplotlib, which comes with the tools of the tests.
+results: .venv/.test
+	$(BIN)/kapsi reproduce all --summary
 
 check: .venv/.check .venv/.docs
 	$(BIN)/ruff check .

@@ -8,7 +8,19 @@ import sys
 
 import kapsi
 
-HEAVY = ["sklearn", "yaml", "pyarrow", "rich", "typer", "lightning", "scipy", "pandas", "matplotlib", "torch._dynamo", "sympy"]
+HEAVY = [
+    "sklearn",
+    "yaml",
+    "pyarrow",
+    "rich",
+    "typer",
+    "lightning",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "torch._dynamo",
+    "sympy",
+]
 MODULES = [
     module.name for module in pkgutil.walk_packages(kapsi.__path__, "kapsi.") if not module.name.endswith("__main__")
 ]

@@ -234,7 +234,10 @@ def test_forward_and_reverse_mode_agree() -> None:
         ),
         kp.rpn([2, 3, 3], expansion=kp.Chebyshev(3), before="tanh", output="silu"),
         kp.rpn([2, 2], expansion=kp.Taylor(2), bias=True, after="layer_norm"),
-        kp.rpn([2, 3, 1], expansion=kp.Taylor(2), remainder=kp.LinearRemainder()),
+        kp.rpn([2, 3, 2], expansion=kp.Taylor(2), reconciliation=kp.LowRank(1), remainder=kp.LinearRemainder()),
+        kp.rpn([2, 2, 2], expansion=kp.BSpline(4), remainder=kp.LinearRemainder(before="silu"), bias=True),
+        kp.rpn([2, 3, 1], expansion=kp.Taylor(2), remainder=kp.LinearRemainder(after="tanh")),
+        kp.rpn([2, 3, 1], expansion=kp.Taylor(2), remainder=kp.LinearRemainder(bias=True)),
         kp.rpn([2, 3, 1], expansion=kp.Taylor(2), channels=2),
     ],
 )

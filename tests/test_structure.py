@@ -38,6 +38,7 @@ ORDER = [
     "data",
     "training",
     "zoo",
+    "paper",
     "__init__",  # the public names: only the command line uses them
     "cli",
     "__main__",

@@ -9,6 +9,7 @@ from kapsi.expansion.combinatorial import *
 from kapsi.expansion.compose import *
 from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
+from kapsi.expansion.evidence import *
 from kapsi.expansion.fourier import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *

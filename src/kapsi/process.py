@@ -167,6 +167,25 @@ class Sine(Activation, name="sine", aliases=("sin",)):
     function = staticmethod(torch.sin)
 
 
+EXP_UP_TO = 10.0
+"""Where the exponential goes on as its tangent: values stay moderate."""
+
+
+def _exponential(x: Tensor) -> Tensor:
+    inside = x.clamp_max(EXP_UP_TO)
+    return inside.exp() * (1 + (x - inside))
+
+
+@dataclass(frozen=True)
+class Exp(Activation, name="exp"):
+    """eˣ for x ≤ 10, its tangent beyond.
+
+    After a layer, sums become products.
+    """
+
+    function = staticmethod(_exponential)
+
+
 # ------------------------------------------------------------------------------------------------ norms and dropout
 
 

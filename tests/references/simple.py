@@ -32,7 +32,12 @@ def linear(f: Any, x: ndarray, t: Any) -> ndarray:
     return f.scale * np.einsum(subscripts, *operands)
 
 
+def scaled(f: Any, x: ndarray, t: Any) -> ndarray:
+    return x @ np.diag(t["scale"])
+
+
 EXPANSIONS: Table = {
+    "log_count_scale": Reference("numpy.diag", scaled, lambda f, m: m),
     "binarize": Reference("sklearn.preprocessing.binarize", above, lambda f, m: m),
     "reciprocal": Reference("numpy; scipy.interpolate.CubicHermiteSpline", reciprocal, lambda f, m: m),
     "linear": Reference("numpy.einsum", linear, lambda f, m: m),

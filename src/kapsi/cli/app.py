@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from kapsi.cli.data import data, formula_last
 from kapsi.cli.demo import demo
 from kapsi.cli.evaluate import evaluate
 from kapsi.cli.fit import fit
@@ -22,6 +23,7 @@ from kapsi.cli.functions import functions
 from kapsi.cli.info import info
 from kapsi.cli.parity import parity
 from kapsi.cli.predict import predict
+from kapsi.cli.reproduce import reproduce
 from kapsi.errors import KapsiError, nearest
 from kapsi.version import __version__
 
@@ -31,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (fit, predict, evaluate, info, functions, parity, demo):
+for verb in (fit, predict, evaluate, info, functions, data, reproduce, parity, demo):
     app.command()(verb)
 
 
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=given, prog_name="kapsi", standalone_mode=False)
+        code = app(args=formula_last(given), prog_name="kapsi", standalone_mode=False)
         if sys.stdout is not None:  # a closed one
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -157,7 +159,7 @@ def _usage(error: Any, given: Sequence[str]) -> str:
     return f"{message}{where}"
 
 
-VERBS = ["fit", "predict", "evaluate", "info", "functions", "parity", "demo"]
+VERBS = ["fit", "predict", "evaluate", "info", "functions", "data", "reproduce", "parity", "demo"]
 
 
 def _hint(word: str, known: list[str]) -> str:

@@ -6,6 +6,7 @@ from kapsi.expansion import (
     compose,
     compression,
     density,
+    evidence,
     fourier,
     kernel,
     orthogonal,
@@ -24,6 +25,7 @@ from kapsi.expansion.combinatorial import *
 from kapsi.expansion.compose import *
 from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
+from kapsi.expansion.evidence import *
 from kapsi.expansion.fourier import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
@@ -43,6 +45,7 @@ __all__ += combinatorial.__all__
 __all__ += compose.__all__
 __all__ += compression.__all__
 __all__ += density.__all__
+__all__ += evidence.__all__
 __all__ += fourier.__all__
 __all__ += kernel.__all__
 __all__ += orthogonal.__all__

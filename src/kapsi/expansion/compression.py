@@ -63,7 +63,8 @@ class PrincipalComponents(Expansion, name="principal_components", aliases=("pca"
         mean = values.mean(0)
         # Of the triangular factor, which is small, and with rows of zeros, so that there are directions for all components.
         triangle = torch.linalg.qr(values - mean, mode="r").R
-        _, sizes, directions = torch.linalg.svd(F.pad(triangle, (0, 0, 0, m - len(triangle))))
+        padding = max(0, self.out_features(m) - len(triangle))
+        _, sizes, directions = torch.linalg.svd(F.pad(triangle, (0, 0, 0, padding)), full_matrices=False)
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
         directions = directions * torch.where(largest < 0, -1.0, 1.0)
         if self.whiten:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["NODES", "Graph", "Score", "figure", "graphs", "save", "scores"]
+__all__ = ["NODES", "Graph", "Score", "drawn", "figure", "graphs", "save", "scores"]
 
 NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
 LABEL = 4
@@ -63,19 +63,25 @@ class Graph(NamedTuple):
     lines: tuple[tuple[int, int], ...]
 
 
-def scores(folds: int = 10, seed: int = 0) -> list[Score]:
+def scores(folds: int = 10, seed: int = 0, models: Sequence[str] | None = None) -> list[Score]:
     """Return the accuracy of five models by stratified cross-validation; bins are those of the rows of training.
 
     Args:
         folds: in how many parts the rows are divided.
         seed: of the order of the rows.
+        models: names of those that are wanted, all by default.
     """
+    unknown = [name for name in models or () if name not in _MODELS]
+    if unknown:
+        raise SpecError(f"scores(models=…): there is no {unknown[0]!r}; there are {', '.join(_MODELS)}")
     from sklearn.model_selection import StratifiedKFold
 
     x, y = _iris()
     parts = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x.numpy(), y.numpy()))
     found = []
     for name, make in _MODELS.items():
+        if models is not None and name not in models:
+            continue
         right = []
         for train, test in parts:
             classes = make(x[train], y[train])(x[test])
@@ -117,11 +123,15 @@ def graphs(strongest: int = 2) -> list[Graph]:
 
 def figure(strongest: int = 2) -> Figure:
     """Return the dependency graphs side by side, as a figure of matplotlib."""
+    return drawn(graphs(strongest))
+
+
+def drawn(found: Sequence[Graph]) -> Figure:
+    """Return graphs side by side, as a figure of matplotlib."""
     from matplotlib.figure import Figure
 
-    found = graphs(strongest)
     made = Figure(figsize=(3.2 * len(found), 3.4), layout="constrained")
-    for axes, graph in zip(made.subplots(1, len(found)), found, strict=True):
+    for axes, graph in zip(made.subplots(1, len(found), squeeze=False)[0], found, strict=True):
         _draw(axes, graph)
     return made
 

@@ -1,0 +1,1 @@
+"""How the runs of an experiment are done: one module a kind of data, each with `run(run: Run) -> Outcome`."""

@@ -1,0 +1,94 @@
+"""Move the splines of hidden layers to the data that they have got in a fit, and keep their functions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kapsi.expansion.compose import Extended
+from kapsi.expansion.spline import BSpline
+from kapsi.modules import Head, Layer, Model
+from kapsi.reconciliation import Dense, LowRank
+
+__all__ = ["regrid"]
+
+POINTS = 60
+"""Evenly spaced points of the range, at which a spline keeps its values besides those at the data."""
+
+SHARE = 0.1
+"""Weight of all those points beside that of the data."""
+
+RIDGE = 1e-7
+"""What holds down the change of a coefficient that nothing depends on."""
+
+
+@torch.no_grad()
+def regrid(model: Model, x: Tensor) -> Model:
+    """Move the grids of all splines but those of the first layer to the data, in place, layer by layer.
+
+    Range or knots are what `kapsi.calibrate` makes of the data; the coefficients are those of least squares to the old functions.
+    Splines may be κ or a part of an extended κ, ψ dense or of low rank; other heads stay as they are.
+
+    Args:
+        model: in float64.
+        x: inputs, `(rows, m)`.
+
+    Source: the grid update of arXiv 2404.19756.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([1, 1, 1], kp.BSpline(20)), seed=0, dtype=torch.float64)
+        >>> x = torch.linspace(-1, 1, 200, dtype=torch.float64).unsqueeze(1)
+        >>> before = model(x)
+        >>> after = regrid(model, x)(x)
+        >>> bool((after - before).abs().max() < 0.01), model.layers[1].heads[0].kappa["range"].shape
+        (True, torch.Size([2, 1]))
+    """
+    for number, layer in enumerate(cast("list[Layer]", list(model.layers))):
+        if number:
+            for head in cast("list[Head]", list(layer.heads)):
+                if type(head.spec.reconciliation) in (Dense, LowRank) and not head.spec.after:
+                    _move(head, head.before(x) if head.spec.before else x)
+        x = layer(x)
+    return model
+
+
+def _move(head: Head, x: Tensor) -> None:
+    expansion = head.spec.expansion
+    parts = expansion.parts if isinstance(expansion, Extended) else (expansion,)
+    start = 0
+    for i, part in enumerate(parts):
+        params: Any = head.kappa[str(i)] if isinstance(expansion, Extended) else head.kappa
+        columns = part(x[:1], params).dense().shape[-1]
+        if isinstance(part, BSpline):
+            new = {name: torch.as_tensor(value) for name, value in part.calibrate(x, params).items()}
+            weights = _columns(head)[start : start + columns]
+            weights.copy_(_carried(weights, x, part, params, new))
+            for name, value in new.items():
+                params[name].copy_(value)
+        start += columns
+
+
+def _columns(head: Head) -> Tensor:
+    """Return the weights that go with the columns of κ, `(D, …)`, as a view."""
+    if isinstance(head.spec.reconciliation, LowRank):
+        return head.psi.get_parameter("right")
+    return head.psi.get_parameter("matrix").mT
+
+
+def _carried(weights: Tensor, x: Tensor, part: BSpline, old: Any, new: Any) -> Tensor:
+    low, high = x.amin(0), x.amax(0)
+    between = low + (high - low) * torch.linspace(0, 1, POINTS, dtype=x.dtype).unsqueeze(1)
+    points = torch.cat((x, between))
+    weight = torch.cat((x.new_ones(len(x)), x.new_full((POINTS,), (SHARE * len(x) / POINTS) ** 0.5)))
+    before, after = (
+        (part(points, params).dense() * weight.unsqueeze(1)).unflatten(1, (-1, x.shape[1])) for params in (old, new)
+    )
+    wanted = torch.einsum("bgi,gir->ibr", before, weights.unflatten(0, (-1, x.shape[1])))
+    ridge = RIDGE * torch.eye(after.shape[1], dtype=x.dtype).expand(x.shape[1], -1, -1)
+    rows = torch.cat((after.permute(2, 0, 1), ridge), 1)
+    wanted = torch.cat((wanted, wanted.new_zeros(x.shape[1], after.shape[1], wanted.shape[2])), 1)
+    found = torch.linalg.lstsq(rows, wanted).solution
+    return found.permute(1, 0, 2).flatten(0, 1)

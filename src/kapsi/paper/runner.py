@@ -1,0 +1,345 @@
+"""Runs experiments: skips what is done, in one process or several, and ends cleanly when it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any, cast
+
+from kapsi.errors import FileError, KapsiError, SpecError, TableError
+from kapsi.files import plain, show
+from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
+from kapsi.paper.store import Result, Store, key_of
+
+__all__ = ["Failure", "Progress", "Report", "offline", "run_experiments"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that gave no result.
+
+    Attributes:
+        run: which one.
+        message: one line.
+        missing: whether data are not there or not as they should be, which is no fault of the run.
+    """
+
+    run: Run
+    message: str
+    missing: bool = False
+
+
+@dataclass
+class Report:
+    """What became of the runs.
+
+    Attributes:
+        done: results of this call.
+        skipped: number of runs that the store had.
+        failures: runs that gave no result.
+        notes: about the store.
+    """
+
+    done: list[Result] = field(default_factory=list)
+    skipped: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+Progress = Callable[[Run | None, int, int], None]
+"""Called with the run that begins or ended (None before the first), how many are done, and of how many."""
+
+
+def run_experiments(
+    plans: Sequence[tuple[Experiment, Sequence[Run]]],
+    output: str | Path,
+    *,
+    jobs: int = 1,
+    again: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Do the runs of experiments that the store in a folder has not, and write each result as soon as it is there.
+
+    Args:
+        plans: experiments with their runs.
+        output: the folder of the results.
+        jobs: number of processes, at least 1. Each run has the threads of its configuration, whatever the number of processes.
+        again: compute also what the store has.
+        progress: told before and after each run.
+
+    Raises:
+        FileError: the store cannot be read or written.
+    """
+    report = Report()
+    todo: list[Run] = []
+    stores: dict[str, Store] = {}
+    for experiment, runs in plans:
+        store = stores.setdefault(experiment.name, Store(output, experiment.name))
+        have = {result.key for result in store.read()}
+        report.notes += store.notes
+        fresh = [run for run in runs if again or key_of(run) not in have]
+        report.skipped += len(runs) - len(fresh)
+        todo += fresh
+    total = len(todo)
+    if todo:
+        _writable(output)
+    if progress is not None:
+        progress(None, 0, total)
+
+    def told(run: Run, finished: int) -> None:
+        if progress is not None:
+            progress(run, finished, total)
+
+    # Where a row's data are missing, its other runs would only say so again.
+    missing: dict[tuple[str, str], str] = {}
+
+    def begin(run: Run) -> bool:
+        message = missing.get((run.experiment, run.row))
+        if message is not None:
+            report.failures.append(Failure(run, message, True))
+        return message is None
+
+    def end(run: Run, got: Result | Failure) -> None:
+        if isinstance(got, Failure):
+            report.failures.append(got)
+            if got.missing:
+                missing[run.experiment, run.row] = got.message
+        else:
+            stores[run.experiment].append(got)
+            report.done.append(got)
+
+    if jobs == 1 or total <= 1:
+        for place, run in enumerate(todo):
+            told(run, place)
+            if begin(run):
+                end(run, _do(run, PROCEDURES[run.procedure]))
+            told(run, place + 1)
+    else:
+        _Pool(min(jobs, total)).work(todo, begin, end, told)
+        # Processes end in any order; what is told afterwards has the order of the runs.
+        places = {_place(run): place for place, run in enumerate(todo)}
+        report.done.sort(key=lambda done: places[done.experiment, done.row, done.method, done.seed])
+        report.failures.sort(key=lambda failure: places[_place(failure.run)])
+    return report
+
+
+def _writable(folder: str | Path) -> None:
+    """Make the folder of the results, and refuse one that could not be written after the first run."""
+    with plain(folder, "write the results"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FileError(f"{show(folder)}: cannot write the results: the folder may only be read; give another --output")
+
+
+def _place(run: Run) -> tuple[str, str, str, int]:
+    return run.experiment, run.row, run.method, run.seed
+
+
+def _do(run: Run, module: str) -> Result | Failure:
+    """Return what comes of one run, an error as data; an interruption goes on."""
+    started = datetime.now().astimezone().isoformat(timespec="seconds")
+    wall, cpu = time.perf_counter(), _cpu_seconds()
+    try:
+        with _threads(run.threads):
+            outcome = importlib.import_module(module).run(run)
+        if not isinstance(outcome, Outcome):
+            raise TypeError(f"{module}.run returned {type(outcome).__name__}, expected Outcome")
+        seconds, cpu_seconds = time.perf_counter() - wall, _cpu_seconds() - cpu
+        result = Result.of(run, outcome, started=started, seconds=seconds, cpu_seconds=cpu_seconds)
+        result.data()  # what JSON does not have is a mistake of this run, and stops no other
+        return result
+    except KapsiError as error:
+        return Failure(run, " ".join(str(error).split()), isinstance(error, TableError))
+    except MemoryError:
+        return Failure(run, "there is not enough memory")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        return Failure(run, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it started and that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Give torch and the libraries of linear algebra so many threads, and put back what they had."""
+    import threadpoolctl
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with threadpoolctl.threadpool_limits(limits=count):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def offline(folder: str | None) -> Iterator[None]:
+    """Keep data sets from being asked for over the network while there is no folder of them."""
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "KAPSI_OFFLINE")
+    if folder or os.environ.get("KAPSI_DATA"):
+        yield
+        return
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+class _Pool:
+    """Processes that do runs: each is begun anew (spawn), ends with this one however it ends, and may die without harm."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.context = get_context("spawn")
+
+    def work(
+        self,
+        todo: Sequence[Run],
+        begin: Callable[[Run], bool],
+        end: Callable[[Run, Result | Failure], None],
+        told: Callable[[Run, int], None],
+    ) -> None:
+        waiting = list(reversed(todo))
+        busy: dict[Any, tuple[Any, Run]] = {}
+        finished = 0
+        idle: list[tuple[Any, Any]] = []
+        alive: list[Any] = []
+        try:
+            while waiting or busy:
+                while waiting and len(busy) < self.count:
+                    run = waiting.pop()
+                    told(run, finished)
+                    if not begin(run):
+                        finished += 1
+                        told(run, finished)
+                        continue
+                    process, pipe = idle.pop() if idle else self.start()
+                    if process not in alive:
+                        alive.append(process)
+                    with contextlib.suppress(
+                        BrokenPipeError, ConnectionError
+                    ):  # one that died meanwhile is found below
+                        pipe.send((run, PROCEDURES[run.procedure]))
+                    busy[pipe] = (process, run)
+                for pipe in cast("list[Any]", connection.wait(list(busy))):
+                    process, run = busy.pop(pipe)
+                    got: Result | Failure
+                    try:
+                        got = pipe.recv()
+                        idle.append((process, pipe))
+                    except (EOFError, OSError):
+                        process.join(5)
+                        got = Failure(run, f"its process ended with {_ending(process.exitcode)}")
+                    end(run, got)
+                    finished += 1
+                    told(run, finished)
+        finally:
+            for process in alive:
+                process.terminate()
+            for process in alive:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+    def start(self) -> tuple[Any, Any]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_serve, args=(theirs,), daemon=False)
+        with _no_interrupt():
+            process.start()
+        theirs.close()
+        return process, ours
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Keep an interrupt at the terminal from the imports of a process that begins, which takes the blocked signals over."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it lets the signals through again when it begins
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
+    return f"code {code}"
+
+
+def _serve(pipe: Any) -> None:
+    """Do runs as they come, until the other end is closed."""
+    # An interrupt at the terminal reaches all processes: the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            run, module = pipe.recv()
+        except (EOFError, OSError):
+            return
+        got = _do(run, module)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a closed one
+            sys.stdout.flush()
+        try:
+            pipe.send(got)
+        except (BrokenPipeError, ConnectionError):
+            return
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it is gone, however that ended."""
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def check_jobs(jobs: int) -> int:
+    """Return a number of processes.
+
+    Raises:
+        SpecError: less than 1 or more than 1024.
+    """
+    if not 1 <= jobs <= 1024:
+        raise SpecError(f"--jobs {jobs}: expected 1 to 1024 processes")
+    return jobs

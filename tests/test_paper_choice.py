@@ -1,0 +1,88 @@
+"""How the paper's experiments with functions choose: rows that validate, fits that agree, and what is put back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import kapsi as kp
+from kapsi.paper.experiment import Run
+from kapsi.paper.procedures import functions as procedure
+
+SPLINES = {"widths": [None, 2, 1], "layers": {"heads": {"expansion": "b_spline", "remainder": "linear"}}}
+
+
+def run_of(**options) -> Run:
+    given = {"candidates": {"one": {"model": SPLINES}}, "training": {"epochs": 8}, "rows": 200, "edge": 0.2, **options}
+    return Run("choice", "I.6.2", "kapsi", 100, options=given)
+
+
+def fit_of(**options) -> procedure._Fit:
+    run = run_of(**options)
+    checked = procedure._options(run, 2)
+    return procedure._Fit(run, checked, *procedure._drawn(run, checked))
+
+
+def test_rows_with_extreme_targets_validate() -> None:
+    fit = fit_of(tails=0.5)
+    fitted, held = procedure._parts(fit.training, fit.options, 1)
+    assert sorted([*fitted.tolist(), *held.tolist()]) == list(range(100))
+    y = fit.training.y[:, 0]
+    extreme = [int(y.argmax()), int(y.argmin()), *y.argsort()[1:4].tolist(), *y.argsort()[-4:-1].tolist()]
+    assert set(extreme) <= set(held.tolist())
+    assert len(held) == 20
+
+
+@pytest.mark.parametrize(
+    ("targets", "mean", "deviation"), [("standard", 1.0, 2.0), ("scaled", 0.0, 5 / 3), ("raw", 0, 1)]
+)
+def test_targets_are_moved(targets, mean, deviation) -> None:
+    y = torch.tensor([-1.0, 1.0, 3.0], dtype=torch.float64)
+    assert procedure._scale(y, targets) == pytest.approx((mean, deviation))
+
+
+def test_a_fit_that_is_alone_on_random_inputs_counts_as_worse() -> None:
+    fit = fit_of(probes=500)
+    tries = []
+    for i, (shift, error) in enumerate([(0.0, 0.2), (0.001, 0.3), (50.0, 0.1)]):
+        model = kp.Model(kp.rpn([2, 1], bias=True), seed=0, dtype=torch.float64)
+        with torch.no_grad():
+            model.layers[0].heads[0].bias += shift
+        tries.append(procedure._Try(fit.options.candidates[0], i, i, model, error))
+    fit._compare(tries)
+    deviation = fit.scales["standard"][1]
+    assert tries[0].apart == tries[1].apart == pytest.approx((0.001 * deviation) ** 2)
+    assert tries[2].apart == pytest.approx((49.999 * deviation) ** 2)
+    assert fit._best(tries) is tries[0]
+    assert min(tries, key=lambda each: each.error) is tries[2]
+
+
+@pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
+def test_what_training_on_all_rows_moves_too_far_is_put_back(error, kept) -> None:
+    fit = fit_of(probes=300)
+    (one,) = fit._tries(fit.training.x, [])
+    one.error = error
+    before = {name: value.clone() for name, value in one.model.state_dict().items()}
+    assert fit._go_on(one, fit.options.candidates[0].training) is kept
+    same = all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())
+    assert same is not kept
+
+
+def test_a_run_with_all_of_it_scores_and_says_so() -> None:
+    exponential = {
+        "model": {"widths": [None, 2, 1], "layers": [{"heads": {"expansion": "b_spline"}}] * 2},
+        "targets": "scaled",
+        "rounds": 2,
+    }
+    exponential["model"]["layers"][1] = {**exponential["model"]["layers"][1], "output": "exp"}
+    candidates = {"one": {"model": SPLINES}, "exponential": exponential}
+    options = {"candidates": candidates, "tails": 0.2, "probes": 200, "tries": 2, "screen": {"epochs": 4, "keep": 3}}
+    first, again = (procedure.run(run_of(**options)) for _ in range(2))
+    assert first.score == again.score
+    assert math.isfinite(first.score)
+    assert first.extra["candidate"] in candidates
+    assert isinstance(first.extra["refitted"], bool)
+    # Far below the variance of the function, 0.004.
+    assert first.score < 1e-3

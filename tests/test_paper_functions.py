@@ -1,0 +1,312 @@
+"""Functions of a few variables: the choice on validation rows, the score on test rows, the paper's protocol, wrong options."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kapsi as kp
+from kapsi.data.functions import FunctionProblem
+from kapsi.errors import KapsiError, SpecError
+from kapsi.paper.experiment import Outcome, Run, load_shipped
+from kapsi.paper.procedures import functions
+from kapsi.paper.procedures.functions import run
+
+LINEAR = {"heads": [{"bias": True}]}
+
+
+def polynomial(degree: int, **options: Any) -> dict[str, Any]:
+    last = {"heads": [{"expansion": {"kind": "chebyshev", "degree": degree}, "bias": True}]}
+    return {"model": {"widths": [None, 1, None], "layers": [LINEAR, last]}, "place": [[-1, 1]], **options}
+
+
+def outcome(row: str = "E.2", seed: int = 100, protocol: str = "validation", **options: Any) -> Outcome:
+    given: dict[str, Any] = {"candidates": {"polynomial": polynomial(4)}, "rows": 400, "training": {"epochs": 30}}
+    return run(Run("mine", row, "kapsi", seed, protocol, {**given, **options}))
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    return dataclasses.replace(one, seconds=None) == dataclasses.replace(other, seconds=None)
+
+
+def test_a_square_of_a_sum_is_found() -> None:
+    found = outcome(rows=2_000, candidates={"line": polynomial(1), "polynomial": polynomial(3)})
+    assert found.score < 1e-20  # the paper's best RPN: 5.06e-8
+    assert found.parameters == 2 + 1 + 3 + 1
+    assert found.extra["candidate"] == "polynomial"
+    assert found.extra["validation_errors"]["line"] > 0.01 > found.extra["validation_errors"]["polynomial"]
+    assert found.validation is not None
+    assert found.validation < 1e-20
+
+
+def test_the_score_is_the_mean_square_on_rows_that_were_not_trained_on() -> None:
+    # A line through (x + y)² has an error that is known: that of least squares on the training rows.
+    found = outcome(candidates={"line": {"model": {"widths": [None, None], "layers": [LINEAR]}}})
+    x, y, x_test, y_test = kp_split("E.2", 400, 200, 100)
+    columns = np.column_stack([x, np.ones(len(x))])
+    solved = np.linalg.lstsq(columns, y, rcond=None)[0]
+    expected = np.mean((np.column_stack([x_test, np.ones(len(x_test))]) @ solved - y_test) ** 2)
+    assert found.score == pytest.approx(expected, rel=1e-9)
+
+
+def kp_split(name: str, rows: int, train: int, seed: int) -> Any:
+    from kapsi.data.functions import function
+
+    return function(name).split(rows, train, seed=seed)
+
+
+def test_runs_are_deterministic_and_leave_the_global_state_alone() -> None:
+    state, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = outcome(tries=2, training={"epochs": 10, "starts": 2})
+    torch.manual_seed(77)
+    assert same(first, outcome(tries=2, training={"epochs": 10, "starts": 2}))
+    assert not same(first, outcome(seed=101, tries=2, training={"epochs": 10, "starts": 2}))
+    torch.set_rng_state(state)
+    outcome()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], numbers)
+
+
+@pytest.mark.parametrize("screen", [None, {"epochs": 3, "keep": 2}])
+def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
+    options: dict[str, Any] = {
+        "candidates": {"two": polynomial(2), "six": polynomial(6, tries=2)},
+        "screen": screen,
+        "training": {"epochs": 8, "starts": 2},
+    }
+    models: list[list[torch.Tensor]] = []
+    scored = functions._Fit._scored
+
+    def watched(self: Any, best: Any, *rest: Any) -> Outcome:
+        models.append([p.detach().clone() for p in best.model.parameters()])
+        return scored(self, best, *rest)
+
+    monkeypatch.setattr(functions._Fit, "_scored", watched)
+    clean = outcome("E.4", **options)
+    split = FunctionProblem.split
+
+    def poisoned(self: FunctionProblem, *args: Any, **named: Any) -> Any:
+        x, y, x_test, y_test = split(self, *args, **named)
+        return x, y, x_test * np.nan, y_test * np.nan
+
+    monkeypatch.setattr(FunctionProblem, "split", poisoned)
+    spoiled = outcome("E.4", **options)
+    assert math.isinf(spoiled.score)
+    assert math.isfinite(clean.score)
+    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
+    assert spoiled.validation == clean.validation
+    kept = ("candidate", "try", "validation_errors", "train", "epochs")
+    assert all(spoiled.extra[name] == clean.extra[name] for name in kept)
+
+
+def test_validation_rows_are_the_edge_and_the_rest() -> None:
+    x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    rows = functions._Rows(x, x[:, :1], 0.0, 1.0)
+    options = functions.Options("E.2", (), validation=0.2, edge=0.3)
+    fitted, held = functions._parts(rows, options, 5)
+    assert len(held) == 100
+    assert len(fitted) == 400
+    assert torch.equal(torch.cat([fitted, held]).sort().values, torch.arange(500))
+    # The extreme rows of the axes and the diagonals that are left are less extreme than those of a random part.
+    for direction in ([1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]):
+        along = x @ torch.tensor(direction, dtype=torch.float64)
+        assert along.argmax() in held
+        assert (along[held] > along[fitted].max()).sum() >= 3
+    plain = functions._parts(rows, dataclasses.replace(options, edge=0.0), 5)[1]
+    assert len(plain) == 100
+    assert not torch.equal(plain, held)
+
+
+def test_screening_goes_on_with_the_best() -> None:
+    whole = outcome("E.3", tries=4, screen={"epochs": 5, "keep": 1}, refit=None)
+    assert whole.extra["epochs"] <= 30
+    assert whole.extra["fits"] == 4
+    assert whole.score < 1e-4
+
+
+def test_a_later_candidate_has_to_gain() -> None:
+    # Noise leaves every degree from two on with about the same error: the simplest of them is taken.
+    models = {f"degree {d}": polynomial(d) for d in (1, 2, 3, 5)}
+    free = outcome(noise=0.3, candidates=models)
+    errors = free.extra["validation_errors"]
+    assert free.extra["candidate"] == min(errors, key=errors.__getitem__)
+    bound = outcome(noise=0.3, candidates=models, gain=2)
+    assert bound.extra["validation_errors"] == errors
+    assert bound.extra["candidate"] == "degree 2"
+    assert errors["degree 2"] < errors["degree 1"] / 2
+
+
+def test_no_further_model_is_tried_where_one_is_exact() -> None:
+    models = {f"degree {d}": polynomial(d, tries=2) for d in (1, 2, 3)}
+    found = outcome(candidates=models, enough=1e-16)
+    assert list(found.extra["validation_errors"]) == ["degree 1", "degree 2"]
+    assert found.extra["candidate"] == "degree 2"
+    assert found.extra["fits"] <= 4
+    assert found.score < 1e-20
+    assert len(outcome(candidates=models).extra["validation_errors"]) == 3
+
+
+def test_a_candidate_begins_with_the_first_layer_of_another_and_is_placed() -> None:
+    first = polynomial(3)
+    graded = {
+        "model": {
+            "widths": [None, 1, 1, None],
+            "layers": [
+                LINEAR,
+                {"heads": [{"expansion": {"kind": "naive_gamma", "count": 2, "floor": 1e-5}, "bias": True}]},
+                {"heads": [{"expansion": {"kind": "chebyshev", "degree": 4}, "bias": True}]},
+            ],
+        },
+        "place": [[1, 3], [-1, 1]],
+        "after": "polynomial",
+        "tries": 2,
+    }
+    given = Run(
+        "mine", "E.4", "kapsi", 100, options={"candidates": {"polynomial": first, "graded": graded}, "rows": 400}
+    )
+    options = functions._options(given, 2)
+    fit = functions._Fit(given, options, *functions._drawn(given, options))
+    tries: list[Any] = []
+    x = fit.training.x
+    for each in fit._tries(x, tries):
+        if each.candidate.name == "polynomial":
+            fit._advance(each, fit.training, each.candidate.training, fit.training)
+        tries.append(each)
+    known = tries[0].model.layers[0].heads[0].psi["matrix"][0]
+    for number, each in enumerate(tries[1:]):
+        hidden = each.model.layers[0](x)
+        assert hidden.min().item() == pytest.approx(1)
+        assert hidden.max().item() == pytest.approx(3)
+        after = each.model.layers[1](hidden)
+        assert after.min().item() == pytest.approx(-1)
+        assert after.max().item() == pytest.approx(1)
+        # The direction is the known one, the second time the other way round.
+        own = each.model.layers[0].heads[0].psi["matrix"][0]
+        assert torch.cosine_similarity(own, known, 0).item() == pytest.approx(-1 if number else 1)
+    # ln(x + y) is a logarithm of the distance: rows nearer to the pole than any training row are met.
+    found = run(dataclasses.replace(given, options={**given.options, "rows": 2_000, "training": {"epochs": 100}}))
+    assert found.extra["candidate"] == "graded"
+    assert found.score < 1e-6  # the polynomial of degree 3: 1e-3
+
+
+def test_the_protocol_of_the_paper_records_the_best_epoch() -> None:
+    training = {"solver": "adamw", "epochs": 11, "learning_rate": 0.2, "schedule": "constant", "batch_size": None}
+    plain = {"mlp": {"widths": [2, 4, 1], "activation": "tanh"}}
+    found = outcome(
+        protocol="paper", candidates={"mlp": plain}, training=training, curves=True, inputs="raw", targets="raw"
+    )
+    errors = found.curves["test"]
+    assert len(errors) == 11 == len(found.curves["train"])
+    assert found.score == errors[-1]
+    assert found.extra["best_epoch_on_test"] == min(errors) < found.score
+    assert errors[found.extra["best_epoch"] - 1] == min(errors)
+    assert found.validation is None
+    assert found.curves["train"][-1] == found.extra["train"]
+    with pytest.raises(SpecError, match="one candidate and one try"):
+        outcome(protocol="paper", candidates={"mlp": {**plain, "tries": 2}}, training=training)
+
+
+def test_curves_follow_the_chosen_model() -> None:
+    found = outcome(curves=True, tries=2, screen={"epochs": 5, "keep": 1})
+    assert len(found.curves["train"]) == len(found.curves["test"]) == found.extra["epochs"]
+    assert found.curves["iteration"] == [float(i + 1) for i in range(found.extra["epochs"])]
+    assert found.curves["test"][-1] == found.score
+    without = outcome(tries=2, screen={"epochs": 5, "keep": 1})
+    assert (without.score, without.curves) == (found.score, {})
+
+
+def test_noise_is_in_the_training_targets() -> None:
+    found = outcome(noise=0.1, candidates={"polynomial": polynomial(2)})
+    _, y, _, _ = kp_split("E.2", 400, 200, 100)
+    assert found.score == pytest.approx(0.01 * float(np.var(y)), rel=0.5)
+
+
+def test_a_warm_start_comes_first_and_once() -> None:
+    warm = {"solver": "adamw", "epochs": 7, "learning_rate": 0.05}
+    plain = {"candidates": {"polynomial": polynomial(4)}, "training": {"epochs": 1}, "refit": {"epochs": 1}}
+    warmed = {**plain, "candidates": {"polynomial": polynomial(4, warm=warm)}}
+    assert outcome(**plain).extra["epochs"] == 2
+    found = outcome(**warmed, curves=True)
+    assert found.extra["epochs"] == 9
+    assert found.curves["train"][7] < found.curves["train"][6] < found.curves["train"][0]
+    with pytest.raises(SpecError, match=r"warm.*solver"):
+        outcome(**{**warmed, "candidates": {"polynomial": polynomial(4, warm={**warm, "solver": "newton"})}})
+
+
+def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = functions.train
+
+    def failing(model: kp.Model, *args: Any, **named: Any) -> Any:
+        if sum(p.numel() for p in model.parameters()) > 8:
+            raise KapsiError("the loss is not finite in layer 1")
+        return real(model, *args, **named)
+
+    monkeypatch.setattr(functions, "train", failing)
+    found = outcome(candidates={"two": polynomial(2), "nine": polynomial(9)})
+    assert found.extra["candidate"] == "two"
+    assert found.extra["failed"] == 1
+    with pytest.raises(KapsiError, match="no candidate could be fitted; the loss is not finite in layer 1"):
+        outcome(candidates={"nine": polynomial(9)})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidate": {}}, "options.candidate: there is no such option; did you mean candidates"),
+        ({"candidates": {}}, "give one candidate at least"),
+        ({"candidates": {"a": {"tree": {}}}}, "candidates.a: expected one of model, mlp, kan"),
+        ({"candidates": {"a": {"mlp": {"width": 3}}}}, "see kapsi.zoo.mlp.spec"),
+        ({"candidates": {"a": {"mlp": {"widths": [3, 4, 1]}}}}, "the model has 3 inputs and the data 2"),
+        ({"parameters": 7}, "candidates.polynomial: 8 parameters are more than the 7"),
+        ({"rows": 200, "train": 200}, "leave none to test on"),
+        ({"validation": 0.9}, "options.validation: expected a number from 0.05 to 0.5"),
+        ({"gain": 0.5}, "options.gain: expected a number from 1 to 1000"),
+        ({"inputs": "log"}, "options.inputs: expected unit or raw"),
+        ({"screen": {"epochs": 3}}, "options.screen: expected epochs and keep"),
+        (
+            {"candidates": {"a": polynomial(3, after="b")}},
+            "candidates.a.after: expected the name of a candidate before it",
+        ),
+        ({"candidates": {"a": polynomial(3, place=[[1, 0]])}}, "expected low below high"),
+        (
+            {"candidates": {"a": {"mlp": {"widths": [2, 4, 1]}, "place": [[0, 1]]}}},
+            "no output processing can be placed",
+        ),
+        ({"training": {"epoch": 3}}, "training.*epoch"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        outcome(**options)
+
+
+SIZES = {
+    "elementary": {"paper_recipe": 47, "mlp": 51, "kan": 63},
+    "composite": {"paper_recipe": 71, "mlp": 151, "kan": 150},
+    "elementary-variants": {"ext_lorr_zero": 47, "ext_lorr_linear": 53, "nstd_lorr_zero": 547, "nstd_lorr_linear": 553},
+    "composite-variants": {"ext_lorr_zero": 71, "ext_lorr_linear": 81, "nstd_lorr_zero": 821, "nstd_lorr_linear": 831},
+}
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
+    experiment = load_shipped(name)
+    assert len(experiment.rows) == 17
+    assert experiment.seeds == (0, 1, 2, 3, 4)
+    for method in experiment.methods:
+        options = functions._options(experiment.run(experiment.rows[0], method, 0), 2)
+        counts = {functions._count(kp.Model(candidate.spec)) for candidate in options.candidates}
+        if method.name in SIZES[name]:
+            assert max(counts) == SIZES[name][method.name]
+        else:
+            assert options.parameters == {"elementary": 63, "composite": 150}[name]
+            assert max(counts) <= options.parameters
+        # One recipe a table.
+        for row in experiment.rows:
+            other = functions._options(experiment.run(row, method, 0), 2)
+            assert dataclasses.replace(other, function=options.function) == options

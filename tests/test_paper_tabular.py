@@ -1,0 +1,153 @@
+"""Small tables: the rule of the choice, what a fold may look at, and runs of every kind on the bundled tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+
+import kapsi as kp
+from kapsi.data.bundled import bundled
+from kapsi.data.tabular import folds, make_problem
+from kapsi.paper.experiment import Run, load_shipped
+from kapsi.paper.procedures import tabular
+
+LINEAR = {
+    "widths": [None, None],
+    "layers": [{"heads": [{"reconciliation": "zero", "remainder": "linear", "bias": True}]}],
+}
+
+
+def iris() -> tuple[np.ndarray, np.ndarray]:
+    table, target = bundled("iris")
+    y = make_problem(table, target, task="classification").y
+    return np.stack([column.numbers for name, column in table.columns.items() if name != target], 1), np.asarray(y)
+
+
+def run(row: str = "iris", seed: int = 0, protocol: str = "validation", **options: Any) -> Run:
+    return Run("tabular", row, "m", seed, protocol, options, procedure="tabular", metric="accuracy")
+
+
+def linear(*penalties: float, **training: Any) -> dict[str, Any]:
+    return {"name": "linear", "model": LINEAR, "penalties": list(penalties), "training": training}
+
+
+def test_the_first_that_is_not_surely_worse() -> None:
+    generator = np.random.default_rng(0)
+    best = generator.random(400)
+    near = best + generator.normal(0.001, 0.1, 400)  # worse by 0.2 standard errors
+    far = best + generator.normal(0.1, 0.1, 400)
+    assert tabular.first_good(np.stack([far, near, best])) == 1
+    assert tabular.first_good(np.stack([far, best, near])) == 1
+    assert tabular.first_good(np.stack([near, far, best]), best=True) == int(
+        np.argmin([near.mean(), far.mean(), best.mean()])
+    )
+    assert tabular.first_good(np.stack([best, best])) == 0
+
+
+def test_naive_bayes_is_that_of_scikit_learn_in_every_fold() -> None:
+    x, y = iris()
+    wanted = []
+    for test in folds(y, 10, classes=True, seed=4):
+        kept = np.setdiff1d(np.arange(len(y)), test)
+        wanted.append(float((GaussianNB().fit(x[kept], y[kept]).predict(x[test]) == y[test]).mean()))
+    made = tabular.run(run(seed=4, classifier="naive_bayes_gaussian"))
+    assert made.extra["folds"] == pytest.approx(wanted)
+    assert made.score == pytest.approx(np.mean(wanted))
+
+
+def test_a_linear_model_is_logistic_regression() -> None:
+    x, y = iris()
+    candidate = tabular.Candidate(
+        "linear",
+        kp.from_dict(LINEAR).sized(4, 3),
+        kp.TrainConfig(loss="cross_entropy", solver="lbfgs", epochs=100, penalty=2.0, tolerance=1e-13),
+    )
+    made = tabular.fitted(candidate, x, y, 0)
+    scaled = (x - x.mean(0)) / x.std(0)
+    # π has a hundredth of the penalty, and the loss is a mean.
+    theirs = LogisticRegression(C=100 / (2.0 * len(y)), tol=1e-12, max_iter=10_000).fit(scaled, y)
+    outputs = made.outputs(x)
+    logs = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
+    np.testing.assert_allclose(logs, theirs.predict_log_proba(scaled), atol=1e-5)
+    assert made.parameters == 15
+
+
+def test_the_rows_of_a_fold_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other classes in the rows of the first fold its candidates and its model are the same."""
+    x, y = iris()
+    (first, *_) = folds(y, 5, classes=True, seed=0)
+    options = {"folds": 5, "inner": 3, "limit_folds": 1, "candidates": [linear(1.0, 0.01)], "training": {"epochs": 5}}
+    made = tabular.run(run(**options))
+    kept = np.setdiff1d(np.arange(len(y)), first)
+    fold = tabular._Fold(x[kept], y[kept], x[first], (y[first] + 1) % 3, 3, 0, 3, "here")
+    again = tabular._models(fold, {name: options[name] for name in ("candidates", "training")}, {})
+    assert again.chosen == made.extra["chosen"][0]
+    assert again.validation == made.validation
+    assert float((again.predicted == y[first]).mean()) == made.score
+
+
+def test_runs_repeat_and_follow_the_seed() -> None:
+    options = {"folds": 5, "inner": 3, "candidates": [linear(1.0, 0.01)], "training": {"epochs": 4}}
+    first, again, other = (tabular.run(run(seed=seed, **options)) for seed in (0, 0, 1))
+    assert first.extra == again.extra
+    assert first.extra["folds"] != other.extra["folds"]
+    assert first.score > 0.9
+    assert first.score == pytest.approx(np.mean(first.extra["folds"]))
+    assert first.extra["deviation_of_folds"] == pytest.approx(np.std(first.extra["folds"]))
+
+
+def test_a_number_of_a_class_is_rounded() -> None:
+    """The paper's way on tables: a regression on the number of the class; its figure is that of the best epoch on the fold."""
+    candidate = linear(0.0, loss="mse", solver="adamw", epochs=60, learning_rate=0.05, batch_size=32)
+    last = tabular.run(run(folds=5, limit_folds=2, candidates=[candidate]))
+    best = tabular.run(run(folds=5, limit_folds=2, candidates=[candidate], protocol="paper"))
+    assert last.parameters == best.parameters == 5
+    assert last.score > 0.85
+    assert best.score >= last.score
+    assert all(1 <= epoch <= 60 for epoch in best.extra["best_epoch_on_test"])
+    assert best.validation is None
+
+
+@pytest.mark.parametrize("method", [method.name for method in load_shipped("tabular").methods])
+def test_shipped_methods(method: str) -> None:
+    experiment = load_shipped("tabular")
+    planned = experiment.run(experiment.row("iris"), experiment.method(method), 0)
+    options = {**planned.options, "folds": 5, "limit_folds": 1, "inner": 2}
+    for name in ("bins", "penalties"):
+        if name in options:
+            options[name] = options[name][:2]
+    if "grid" in options:
+        options["grid"] = {path: values[:2] for path, values in options["grid"].items()}
+    if "candidates" in options:
+        options["training"] = {"epochs": 2}
+    made = tabular.run(replace(planned, options=options))
+    assert made.score > (0.6 if "multinomial" in method else 0.85)
+    assert made.validation is not None
+    assert made.parameters is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "wine"}, "iris, pima, banknote"),
+        ({"classifier": "bayesian_netwrk"}, "did you mean 'bayesian_network'"),
+        ({"inner": 1}, "at least 2"),
+        ({"candidates": []}, "expected a list"),
+        ({"candidates": [{"modle": LINEAR}]}, "expected"),
+        ({"candidates": [linear(1.0)], "rule": {"by": "loss"}}, "log_loss or accuracy"),
+        ({"candidates": [linear(1.0)], "rule": "best"}, "rule"),
+        ({"candidates": [linear(1.0)], "grid": {}}, "'grid'"),
+        ({"classifier": "markov_network", "bin": [3]}, "'bin'"),
+        ({"candidates": [linear(1.0, 0.1)], "protocol": "paper"}, "one candidate"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    protocol = options.pop("protocol", "validation")
+    with pytest.raises(kp.SpecError, match=message) as error:
+        tabular.run(run(protocol=protocol, folds=5, limit_folds=1, **options))
+    assert "\n" not in str(error.value)

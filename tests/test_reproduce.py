@@ -1,0 +1,684 @@
+"""Experiments as data, the store of results, and the runner."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import reproduce_procedure
+from kapsi.cli.app import main
+from kapsi.errors import FileError, KapsiError, SpecError
+from kapsi.paper import experiment as experiments
+from kapsi.paper import store as stores
+from kapsi.paper.expected import load_expected
+from kapsi.paper.experiment import Outcome, Run, load, load_shipped, merged, parse_seeds, shipped
+from kapsi.paper.runner import offline, run_experiments
+from kapsi.paper.store import Result, Store, canonical, configuration_hash, key_of
+
+BASE = """
+name: tiny
+title: A tiny table
+source: nowhere
+metric: mse
+procedure: fake
+rows: [a, b, c]
+seeds: 2
+options: {iterations: 3, model: {kind: taylor, degree: 2}}
+methods:
+  kapsi: {label: kapsi, headline: true, options: {model: {degree: 3}}}
+  other: {label: other, protocol: paper, options: {scale: 2.0, model: {kind: identity}}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _procedure(monkeypatch) -> None:
+    monkeypatch.setitem(experiments.PROCEDURES, "fake", "reproduce_procedure")
+
+
+def write(folder: Path, more: str = "", text: str = BASE) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(text + more, encoding="utf-8")
+    return path
+
+
+def tiny(folder: Path, more: str = "", text: str = BASE) -> experiments.Experiment:
+    return load(write(folder, more, text))
+
+
+def do(experiment, output, **more):
+    return run_experiments([(experiment, experiment.plan().runs)], output, **more)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def test_an_experiment_is_expanded_into_rows_by_methods_by_seeds(tmp_path) -> None:
+    found = tiny(tmp_path)
+    runs = found.plan().runs
+    assert [(run.seed, run.row, run.method) for run in runs] == [
+        (seed, row, method) for seed in (0, 1) for row in "abc" for method in ("kapsi", "other")
+    ]
+    assert runs[0].options == {"iterations": 3, "model": {"kind": "taylor", "degree": 3}}
+    assert runs[1].options == {"iterations": 3, "scale": 2.0, "model": {"kind": "identity"}}
+    assert [run.protocol for run in runs[:2]] == ["validation", "paper"]
+    assert {run.threads for run in runs} == {1}
+
+
+def test_later_options_count(tmp_path) -> None:
+    text = BASE.replace(
+        "rows: [a, b, c]", "rows: {a: {options: {x: 1, y: 1}, methods: {kapsi: {options: {y: 3}}}}, b: {}}"
+    )
+    found = tiny(tmp_path, "quick: {options: {x: 9}, seeds: [7], methods: {kapsi: {options: {z: 1}}}}\n", text)
+    (first, other), _ = found.plan(seeds=[0]).runs[:2], None
+    assert (first.options["x"], first.options["y"]) == (1, 3)
+    assert other.options["y"] == 1
+    quick = found.plan(quick=True).runs
+    assert [(run.row, run.method, run.seed) for run in quick] == [("a", "kapsi", 7), ("b", "kapsi", 7)]
+    assert (quick[0].options["x"], quick[0].options["y"], quick[0].options["z"]) == (9, 3, 1)
+
+
+def test_merging_leaves_what_it_is_given_alone() -> None:
+    base, over = {"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}}
+    result = merged(base, over)
+    result["a"]["b"].append(2)
+    assert (base, over) == ({"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}})
+
+
+def test_grids_and_exclusions(tmp_path) -> None:
+    text = BASE.replace(
+        "rows: [a, b, c]",
+        "rows: {grid: {expansion: {taylor: {expansion: {kind: taylor}}, none: {expansion: null}}, psi: [x, y], n: 1..2}}",
+    )
+    exclude = (
+        "exclude: [{where: {expansion: none, psi: [x]}, reason: they do not fit}, {method: other, reason: slow}]\n"
+    )
+    found = tiny(tmp_path, exclude, text)
+    assert len(found.rows) == 8
+    assert found.rows[0].name == "taylor · x · 1"
+    assert found.rows[0].options == {"expansion": {"kind": "taylor"}, "psi": "x", "n": 1}
+    assert len(found.named_rows()) == 6
+    assert {run.row for run in found.plan().runs} == {row.name for row in found.named_rows()}
+    assert {run.method for run in found.plan().runs} == {"kapsi"}
+    assert len(found.excluded()) == 8 + 2
+    assert ("none · x · 1", "kapsi", "they do not fit") in found.excluded()
+
+
+def test_grids_one_after_the_other(tmp_path) -> None:
+    text = BASE.replace("rows: [a, b, c]", "rows: {grid: [{layers: 1..10}, {heads: [1, 4]}]}")
+    found = tiny(tmp_path, "", text)
+    assert [row.name for row in found.rows][-3:] == ["layers 10", "heads 1", "heads 4"]
+    assert [run.row for run in found.plan(seeds=[0], only="layers 1").runs] == ["layers 1", "layers 1"]
+    assert {run.row for run in found.plan(seeds=[0], only="heads").runs} == {"heads 1", "heads 4"}
+
+
+def test_rows_by_group_of_functions(tmp_path) -> None:
+    from kapsi.data.functions import functions
+
+    text = BASE.replace("rows: [a, b, c]", "rows: {functions: elementary, except: [E.1]}")
+    names = [problem.name for problem in functions("elementary")]
+    assert [row.name for row in tiny(tmp_path, "", text).rows] == [name for name in names if name != "E.1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("seeds: 2", "sedes: 2", ["tiny.yaml: sedes", "did you mean seeds?"]),
+        ("procedure: fake", "procedure: functoins", ["procedure", "did you mean functions?"]),
+        ("metric: mse", "metric: rmse", ["metric", "mse, accuracy"]),
+        ("rows: [a, b, c]", "rows: [a, a]", ["rows", "'a' is there twice"]),
+        ("rows: [a, b, c]", "rows: []", ["rows", "there are none"]),
+        ("rows: [a, b, c]", "rows: {a: {option: {}}}", ["rows.a.option", "did you mean options?"]),
+        ("rows: [a, b, c]", "rows: {a: {methods: {kapis: {options: {}}}}}", ["rows.a.methods", "did you mean kapsi?"]),
+        ("rows: [a, b, c]", "rows: {functions: elementry}", ["rows.functions", "did you mean elementary?"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: 4..2}}", ["rows.grid.n", "1..10"]),
+        ("seeds: 2", "seeds: 0", ["seeds", "expected a count"]),
+        ("seeds: 2", "seeds: [1, 1]", ["seeds", "different seeds"]),
+        ("seeds: 2", "protocol: papper", ["protocol", "did you mean paper?"]),
+        ("seeds: 2", "threads: 0", ["threads", "from 1 to"]),
+        ("seeds: 2", "threads: true", ["threads", "got True"]),
+        ("seeds: 2", "exclude: [{method: svm, reason: r}]", ["exclude[0].method", "kapsi, other"]),
+        ("seeds: 2", "exclude: [{reason: r}]", ["exclude[0]", "everything"]),
+        ("seeds: 2", "quick: {methods: [kapsy]}", ["quick.methods[0]", "did you mean kapsi?"]),
+        ("seeds: 2", "compare: {instead: {z: kapsi}}", ["compare.instead", "a, b, c"]),
+        ("seeds: 2", "compare: {factors: [0.5]}", ["compare.factors", "above 1"]),
+        ("seeds: 2", "pictures: [bars]", ["pictures[0]", "rank-sweep"]),
+        ("headline: true", "headline: yes please", ["methods.kapsi.headline", "true or false"]),
+        ("label: other", "label: [x]", ["methods.other.label", "expected text"]),
+        ("label: other", "headline: true", ["methods", "2 headlines"]),
+        ("name: tiny", "name: other", ["name", "expected 'tiny'"]),
+        ("title: A tiny table\n", "", ["title is missing"]),
+        ("{iterations: 3", "{iterations: .nan", ["options.iterations", "finite"]),
+        ("{iterations: 3", "{1: 3", ["options.1", "text as a key"]),
+        ("seeds: 2", "expected: ../x.csv", ["expected", "elementary.csv"]),
+        ("title: A tiny table", 'title: "A \\e[2J table"', ["title", "cannot be shown"]),
+        ("title: A tiny table", 'title: "A \\ud800 table"', ["title", "cannot be shown"]),
+        ("rows: [a, b, c]", 'rows: ["a\\e[2J"]', ["rows[0]", "one line"]),
+        ("rows: [a, b, c]", 'rows: ["a\\0"]', ["rows[0]", "one line"]),
+        ("rows: [a, b, c]", 'rows: {grid: {n: ["x\\ny"]}}', ["rows.grid.n[0]", "one line"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: ['']}}", ["rows.grid.n[0]", "one line"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: [.nan]}}", ["rows.grid.n[0]", "finite"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..999999}}", ["rows.grid.n", "100,000 values"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..400, m: 1..400}}", ["rows.grid", "100,000 rows"]),
+        ("rows: [a, b, c]", "rows: {grid: [{n: 1..60000}, {m: 1..60000}]}", ["rows.grid[1]", "100,000 rows"]),
+        (
+            "rows: [a, b, c]",
+            "rows: {functions: elementary, except: E.1}",
+            ["rows.except", "no group 'E.1'", "brackets"],
+        ),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..2}}\nexclude: [{where: {n: [[1]]}, reason: r}]", ["where.n", "[1]"]),
+        (
+            "rows: [a, b, c]",
+            "rows: {grid: {n: 1..2}}\nexclude: [{where: {n: {a: 1}}, reason: r}]",
+            ["where.n", "{'a': 1}"],
+        ),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..2}}\nexclude: [{where: {n: true}, reason: r}]", ["where.n", "True"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..2}}\nexclude: [{where: {n: []}, reason: r}]", ["where.n", "got none"]),
+        ("rows: [a, b, c]", "rows: {grid: {n: 1..2}}\nexclude: [{where: {}, reason: r}]", ["exclude[0]", "everything"]),
+        ("seeds: 2", "compare: {factors: [.inf]}", ["compare.factors", "above 1"]),
+    ],
+)
+def test_what_does_not_fit_is_one_line_with_the_place(tmp_path, old, new, words) -> None:
+    assert old in BASE
+    with pytest.raises(SpecError) as caught:
+        tiny(tmp_path, "", BASE.replace(old, new, 1))
+    message = str(caught.value)
+    assert message.startswith("tiny.yaml: ")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "4-2", "1,1", "a", "", "1,,2", "99999999", "0-99999999"])
+def test_seeds_that_are_none(text) -> None:
+    with pytest.raises(SpecError, match="--seeds"):
+        parse_seeds(text)
+
+
+def reached(found: experiments.Experiment) -> set[str]:
+    """Return the names by which the rows of an experiment are looked up among the paper's numbers."""
+    also = load_expected(found).also
+    return {name for row in found.rows for name in (row.name, also.get(row.name, ""), row.name.removeprefix("D."))}
+
+
+def test_every_printed_number_belongs_to_a_row() -> None:
+    """A misspelled row would only look as if the paper had nothing."""
+    found = [load_shipped(name) for name in shipped()]
+    for file in {one.expected for one in found if one.expected is not None}:
+        users = [one for one in found if one.expected == file]
+        rows = load_expected(users[0]).rows
+        printed = {row for row in rows if any(value.mean is not None for value in rows[row].values())}
+        assert printed <= set().union(*map(reached, users)), file
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_experiment_of_the_package_fits(name) -> None:
+    found = load_shipped(name)
+    expected = load_expected(found)
+    assert found.plan().runs
+    assert found.plan(quick=True).runs
+    for row in found.named_rows():
+        assert found.headline(row) is not None
+    assert expected.rows.keys() & reached(found) or found.expected is None
+    for run in found.plan(quick=True).runs:
+        canonical(run.configuration())
+
+
+def test_rows_named_by_numbers_are_compared_on_the_same_rows(tmp_path) -> None:
+    text = BASE.replace("rows: [a, b, c]", "rows: [1, 2]\ncompare: {instead: {1: other}}")
+    assert tiny(tmp_path, "", text).compare.instead == {"1": "other"}
+
+
+def test_more_runs_than_a_machine_holds_are_refused(tmp_path) -> None:
+    found = tiny(tmp_path, "", BASE.replace("rows: [a, b, c]", "rows: {grid: {n: 1..60000}}"))
+    with pytest.raises(SpecError, match="tiny: has 240,000 runs, at most 200,000 are allowed"):
+        found.plan()
+    assert len(found.plan(seeds=[0], only="n 7").runs) == 2
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_quick_counts_every_row_that_it_runs(name) -> None:
+    found = load_shipped(name)
+    runs = found.plan(quick=True).runs
+    headlines = {(row.name, method.name) for row in found.named_rows() if (method := found.headline(row)) is not None}
+    rows = {run.row for run in runs}
+    assert rows == set(found.quick.rows or [row.name for row in found.named_rows()])
+    assert rows == {run.row for run in runs if (run.row, run.method) in headlines}
+    assert {run.threads for run in runs} == {1}
+
+
+def test_an_unknown_experiment() -> None:
+    with pytest.raises(SpecError, match=r"no experiment 'discreet'; did you mean discrete\?"):
+        load_shipped("discreet")
+
+
+# ------------------------------------------------------------------------------------------------ the store
+
+
+def result(seed: int = 0, score: float = 1.0, **options) -> Result:
+    run = Run("tiny", "a", "kapsi", seed, options=options)
+    return Result.of(run, Outcome(score), started="2026-01-01T00:00:00+00:00", seconds=1.0, cpu_seconds=1.0)
+
+
+def test_the_key_changes_with_all_that_a_number_depends_on() -> None:
+    run = Run("tiny", "a", "kapsi", 0, options={"x": 1, "y": [1.0, None]})
+    assert key_of(run) == key_of(replace(run, options={"y": [1.0, None], "x": 1}, folder="/elsewhere"))
+    others = [
+        replace(run, seed=1),
+        replace(run, row="b"),
+        replace(run, method="mlp"),
+        replace(run, protocol="paper"),
+        replace(run, threads=2),
+        replace(run, procedure="images"),
+        replace(run, options={"x": 2, "y": [1.0, None]}),
+    ]
+    assert len({key_of(other) for other in [run, *others]}) == 1 + len(others)
+    first = result()
+    elsewhere = [
+        replace(first, machine={**first.machine, "cpu": "another"}),
+        replace(first, machine={**first.machine, "cores": 1000}),
+        replace(first, machine={**first.machine, "accelerator": "a card"}),
+        *(replace(first, versions={**first.versions, name: "0"}) for name in first.versions),
+    ]
+    assert len({other.key for other in [first, *elsewhere]}) == 1 + len(elsewhere)
+    assert replace(first, machine={**first.machine, "memory_gib": 1}).key == first.key
+    assert first.key == key_of(Run("tiny", "a", "kapsi", 0))
+
+
+def test_results_come_back_as_they_were(tmp_path) -> None:
+    store = Store(tmp_path / "new" / "folder", "tiny")
+    written = [
+        replace(result(0, math.nan), validation=-math.inf, parameters=3, fit_seconds=0.5),
+        replace(result(1, 0.1 + 0.2), extra={"chosen": {"rank": 1}}, curves={"test": [1.0, math.inf]}),
+    ]
+    for one in written:
+        store.append(one)
+    read = store.read()
+    assert store.notes == []
+    assert read[1] == written[1]
+    assert math.isnan(read[0].score)
+    assert replace(read[0], score=0.0) == replace(written[0], score=0.0)
+    for line in store.path.read_text(encoding="utf-8").splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+
+
+@pytest.mark.parametrize("cut", [1, 20, 300])
+def test_a_torn_line_is_dropped_and_said_and_whole_lines_stay(tmp_path, cut) -> None:
+    store = Store(tmp_path, "tiny")
+    for seed in range(3):
+        store.append(result(seed))
+    with open(store.path, "r+b") as handle:
+        handle.truncate(store.path.stat().st_size - cut)
+    assert [one.seed for one in store.read()] == [0, 1]
+    assert len(store.notes) == 1
+    assert "cut off" in store.notes[0]
+    store.append(result(9))
+    assert [one.seed for one in store.read()] == [0, 1, 9]
+    assert store.notes == []
+
+
+def test_a_file_that_is_one_torn_line_longer_than_a_block(tmp_path) -> None:
+    store = Store(tmp_path, "tiny")
+    store.path.write_bytes(b"x" * 200_000)
+    store.append(result(1))
+    assert [one.seed for one in store.read()] == [1]
+    store.path.write_bytes(store.path.read_bytes() + b"y" * 200_000)
+    store.append(result(2))
+    assert [one.seed for one in store.read()] == [1, 2]
+
+
+def test_lines_that_are_no_results_are_said_and_kept(tmp_path) -> None:
+    store = Store(tmp_path, "tiny")
+    store.append(result(0))
+    good = store.path.read_bytes()
+    strange = [
+        b"[]",
+        b"{",
+        b"\xff",
+        good.strip().replace(b'"score": 1.0', b'"score": "x"'),
+        good.strip().replace(b'"format": 1', b'"format": 2'),
+        good.strip().replace(b'"seconds": 1.0', b'"seconds": 1' + b"0" * 400),
+        good.strip().replace(b'"seed": 0', b'"seed": true'),
+    ]
+    store.path.write_bytes(good + b"\n".join(strange) + b"\n")
+    store.append(result(1))
+    assert [one.seed for one in store.read()] == [0, 1]
+    assert len(store.notes) == len(strange)
+    assert all(line in store.path.read_bytes() for line in strange)
+
+
+def test_an_interrupt_while_writing_leaves_no_half_line(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, "tiny")
+    store.append(result(0))
+    before = store.path.read_bytes()
+
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.append(result(1))
+    assert store.path.read_bytes() == before
+
+
+def test_what_json_has_not_is_an_error(tmp_path) -> None:
+    with pytest.raises(FileError, match="plain data"):
+        Store(tmp_path, "tiny").append(replace(result(), extra={"x": object()}))
+    assert not (tmp_path / "tiny.jsonl").exists()
+
+
+def _append(folder: str, first: int) -> None:
+    store = Store(folder, "tiny")
+    for seed in range(first, first + 40):
+        store.append(replace(result(seed), extra={"filler": "é" * (seed * 50)}))
+
+
+def test_two_processes_append_without_losing_a_line(tmp_path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_append, args=(str(tmp_path), first)) for first in (0, 40)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    store = Store(tmp_path, "tiny")
+    assert sorted(one.seed for one in store.read()) == list(range(80))
+    assert store.notes == []
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def test_what_is_done_is_skipped(tmp_path) -> None:
+    log = tmp_path / "log"
+    found = tiny(tmp_path, "", BASE.replace("{iterations: 3", f"{{log: '{log}', iterations: 3"))
+    runs = found.plan().runs
+    assert len(run_experiments([(found, runs[:5])], tmp_path).done) == 5
+    second = run_experiments([(found, runs)], tmp_path)
+    assert (len(second.done), second.skipped) == (7, 5)
+    assert len(log.read_text().splitlines()) == 12
+    assert len(set(log.read_text().splitlines())) == 12
+    again = run_experiments([(found, runs[:1])], tmp_path, again=True)
+    assert (len(again.done), again.skipped) == (1, 0)
+    assert len(Store(tmp_path, "tiny").read()) == 13
+
+
+def test_results_of_another_machine_are_kept_and_do_not_count(tmp_path, monkeypatch) -> None:
+    found = tiny(tmp_path)
+    do(found, tmp_path)
+    monkeypatch.setattr(stores, "machine", lambda: {"cpu": "another", "cores": 1, "accelerator": None, "os": "x"})
+    assert len(do(found, tmp_path).done) == 12
+    assert len(Store(tmp_path, "tiny").read()) == 24
+
+
+def test_one_process_and_several_give_the_same_bits(tmp_path) -> None:
+    found = tiny(tmp_path, "threads: 1\n")
+    told: list[tuple[int, int]] = []
+    do(found, tmp_path / "one")
+    do(found, tmp_path / "two", jobs=2, progress=lambda run, done, total: told.append((done, total)))
+    one, two = (Store(tmp_path / name, "tiny").read() for name in ("one", "two"))
+    scores = [
+        {(one.row, one.method, one.seed): (one.score, one.extra["threads"]) for one in found} for found in (one, two)
+    ]
+    assert len(scores[0]) == 12
+    assert scores[0] == scores[1]
+    assert told[0] == (0, 12)
+    assert told[-1] == (12, 12)
+
+
+def test_a_run_has_the_threads_that_the_experiment_says(tmp_path) -> None:
+    before = torch.get_num_threads()
+    found = tiny(tmp_path, "threads: 2\n")
+    report = run_experiments([(found, found.plan().runs[:1])], tmp_path)
+    assert report.done[0].extra["threads"] == 2
+    assert report.done[0].configuration["threads"] == 2
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_fails_is_told_and_stops_nothing(tmp_path, jobs) -> None:
+    text = BASE.replace("rows: [a, b, c]", "rows: [m, w, b, i, z]").replace(
+        "{iterations: 3", "{missing: [m], wrong: [w], broken: [b], infinite: [i], iterations: 3"
+    )
+    found = tiny(tmp_path, "", text)
+    report = do(found, tmp_path, jobs=jobs)
+    assert {one.row for one in report.done} == {"i", "z"}
+    failures = {failure.run.row: failure for failure in report.failures}
+    assert len(report.failures) == 12
+    assert {row: failure.missing for row, failure in failures.items()} == {"m": True, "w": False, "b": False}
+    assert failures["b"].message.startswith("RuntimeError: a mistake (reproduce_procedure.py, line ")
+    assert {one.row for one in Store(tmp_path, "tiny").read()} == {"i", "z"}
+    assert all(one.score == math.inf for one in report.done if one.row == "i")
+
+
+def test_a_row_without_its_data_is_asked_for_once(tmp_path) -> None:
+    log = tmp_path / "log"
+    found = tiny(tmp_path, "", BASE.replace("{iterations: 3", f"{{log: '{log}', missing: [a, b, c], iterations: 3"))
+    assert len(do(found, tmp_path).failures) == 12
+    assert len(log.read_text().splitlines()) == 3
+
+
+def test_a_process_that_dies_costs_its_run_alone(tmp_path) -> None:
+    found = tiny(tmp_path, "", BASE.replace("{iterations: 3", "{killed: [b], iterations: 3"))
+    report = do(found, tmp_path, jobs=2)
+    assert {one.row for one in report.done} == {"a", "c"}
+    assert len(report.done) == 8
+    assert {failure.message for failure in report.failures} == {
+        "its process ended with SIGKILL, perhaps for want of memory"
+    }
+
+
+def test_a_procedure_that_returns_something_else(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reproduce_procedure, "run", lambda run: 1.0)
+    (failure, *_) = do(tiny(tmp_path), tmp_path).failures
+    assert "returned float, expected Outcome" in failure.message
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_json_has_not_stops_no_other_run(tmp_path, jobs) -> None:
+    report = do(tiny(tmp_path, "", BASE.replace("{iterations: 3", "{strange: [b], iterations: 3")), tmp_path, jobs=jobs)
+    assert {one.row for one in report.done} == {"a", "c"}
+    assert {failure.message for failure in report.failures} == {
+        "a result has function, which JSON does not have; give plain data"
+    }
+
+
+def test_an_interrupt_at_the_terminal_while_processes_begin_shows_nothing(tmp_path) -> None:
+    path = write(tmp_path)
+    for _ in range(3):
+        process = begin(tmp_path, str(path), "--output", str(tmp_path / "out"), "--jobs", "2", "--again")
+        for _ in range(2000):  # until the first child is there, which then imports for seconds
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            if not children.exists() or process.poll() is not None:
+                process.kill()
+                process.communicate()
+                pytest.skip("this system does not show the children of a process in time")
+            if len(children.read_text().split()) >= 2:  # the first one counts resources
+                break
+            time.sleep(0.005)
+        time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "")
+
+
+def test_without_a_folder_nothing_is_asked_for_over_the_network(monkeypatch) -> None:
+    monkeypatch.delenv("KAPSI_DATA", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with offline(None):
+        assert (os.environ["HF_HUB_OFFLINE"], os.environ["KAPSI_OFFLINE"]) == ("1", "1")
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
+    assert "KAPSI_OFFLINE" not in os.environ
+    with offline("somewhere"):
+        assert os.environ["HF_HUB_OFFLINE"] == "0"
+
+
+# ------------------------------------------------------------------------------------------------ interruptions
+
+CHILD = """
+import sys
+sys.path.insert(0, {tests!r})
+from kapsi.paper import experiment
+experiment.PROCEDURES["fake"] = "reproduce_procedure"
+from kapsi.cli.app import run
+if __name__ == "__main__":
+    run()
+"""
+
+
+def begin(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD.format(tests=str(Path(__file__).parent)), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, str(script), "reproduce", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Where the tests run in the background of a shell, a child would inherit not to be interrupted.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail("nothing began")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_that_is_interrupted_leaves_whole_results_and_resumes(tmp_path, jobs, number, code) -> None:
+    begun = tmp_path / "begun"
+    slow = BASE.replace("{iterations: 3", f"{{slow: [c], begun: '{begun}', iterations: 3").replace(
+        "seeds: 2", "seeds: 1"
+    )
+    path = write(tmp_path, "", slow)
+    process = begin(tmp_path, str(path), "--output", str(tmp_path / "out"), "--jobs", jobs)
+    wait_for(begun, process)
+    time.sleep(0.5)  # the other process may be about to write
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    store = Store(tmp_path / "out", "tiny")
+    done = {(one.row, one.method) for one in store.read()}
+    assert store.notes == []
+    assert {("a", "kapsi"), ("a", "other"), ("b", "kapsi")} <= done
+    assert not any(row == "c" for row, _ in done)
+    found = load(path)
+    rest = [run for run in found.plan().runs if run.row != "c"]
+    report = run_experiments([(found, rest)], tmp_path / "out")
+    assert (len(report.done), report.skipped) == (4 - len(done), len(done))
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_runs_shows_and_resumes(tmp_path, capsys) -> None:
+    path, out = str(write(tmp_path)), str(tmp_path / "out")
+    report = tmp_path / "report.html"
+    assert main(["reproduce", path, "--output", out, "--seeds", "1", "--only", "b", "--report", str(report)]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    lines = shown.out.splitlines()
+    assert lines[0] == "tiny: A tiny table"
+    assert lines[-1] == "rows: 1 of 1"
+    assert "best epoch on test" in shown.out
+    assert report.read_text().startswith("<!doctype html>")
+    assert main(["reproduce", path, "--output", out]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "rows: 3 of 3"
+    assert len(Store(out, "tiny").read()) == 12
+
+
+def test_quick_writes_nothing_that_stays(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, "", BASE.replace("{iterations: 3", "{missing: [a, b], iterations: 3"))
+    assert main(["reproduce", path.name, "--quick"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1] == "rows: 1 of 3"
+    assert "QUICK" in shown.out
+    assert shown.err == "note: skipped tiny a, tiny b: data set 'nowhere' is not there; give --folder\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_a_run_that_should_not_have_failed_is_an_exit_code(tmp_path, capsys) -> None:
+    path = write(tmp_path, "", BASE.replace("{iterations: 3", "{broken: [a], iterations: 3"))
+    assert main(["reproduce", str(path), "--output", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "note: failed: tiny: a kapsi seed 0, a other seed 0" in shown.err
+    assert shown.out.splitlines()[-1] == "rows: 2 of 3"
+
+
+def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    names = [line.split()[0] for line in shown.out.splitlines()[1 : 1 + len(shipped())]]
+    assert names == shipped()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["elementry-x"], "there is no experiment 'elementry-x'"),
+        (["nowhere.yaml"], "there is no such experiment"),
+        (["{path}", "--seeds", "x"], "--seeds x"),
+        (["{path}", "--jobs", "0"], "--jobs 0"),
+        (["{path}", "--only", "zzz"], "--only zzz"),
+        (["{path}", "--folder", "nowhere"], "--folder nowhere"),
+        (["{path}", "--report", "x.pdf"], "--report x.pdf"),
+        (["{path}", "--report", "folder.md"], "folder.md: is a folder"),
+        (["{path}", "--format", "htm"], "htm"),
+        (["{path}", "--summary", "--output", "nowhere"], "nowhere: there is no folder of results"),
+        (["{path}", "--into", "README.md"], "--into: goes with --summary"),
+        (["--summary"], "of which experiments"),
+        (["{path}", "--output", ""], "--output"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, capsys, monkeypatch, arguments, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    Path("folder.md").mkdir()
+    assert main(["reproduce", *(word.replace("{path}", "tiny.yaml") for word in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert words in shown.err
+    assert {entry.name for entry in tmp_path.iterdir()} == {"tiny.yaml", "folder.md"}
+
+
+def test_every_error_of_kapsi_is_a_kapsi_error(tmp_path) -> None:
+    blocked = tmp_path / "out"
+    blocked.write_text("a file", encoding="utf-8")
+    with pytest.raises(KapsiError):
+        do(tiny(tmp_path), blocked)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_run(tmp_path, monkeypatch) -> None:
+    log = tmp_path / "log"
+    found = tiny(tmp_path, "", BASE.replace("{iterations: 3", f"{{log: '{log}', iterations: 3"))
+    monkeypatch.setattr("kapsi.paper.runner.os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(FileError, match="may only be read"):
+        do(found, tmp_path / "out")
+    assert not log.exists()
+
+
+def test_the_configuration_is_told_in_short(tmp_path) -> None:
+    run = tiny(tmp_path).plan().runs[0]
+    assert stores.short(run) == "iterations: 3, model: taylor(degree=3)"
+    assert len(configuration_hash(run)) == 16
