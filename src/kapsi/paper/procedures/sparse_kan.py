@@ -6,8 +6,8 @@ A word that is not in a text has the value 0 and the edges φ(0), the same for a
 
 with the sum over all inputs made once a step and not once a row. Nothing is left out or approximated.
 
-That first sum may be what makes such a network hard to train: a step of Adam can move all of its terms by about the learning rate η,
-and where they agree in sign their sum by η times the number of inputs, ten thousand and more. `centered` leaves it out,
+That first sum may be what makes such a network hard to train: a step of Adam can move all of its terms by about the learning
+rate η, and where they agree in sign their sum by η times the number of inputs, ten thousand and more. `centered` leaves it out,
 y_o = Σ_i (φ_oi(x_i) − φ_oi(0)), which is the same set of functions up to a constant.
 """
 
