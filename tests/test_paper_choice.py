@@ -70,6 +70,17 @@ def test_what_training_on_all_rows_moves_too_far_is_put_back(error, kept) -> Non
     assert same is not kept
 
 
+def test_the_leash_is_how_far_training_on_all_rows_may_move() -> None:
+    def kept(leash: float) -> bool:
+        fit = fit_of(probes=300, leash=leash)
+        (one,) = fit._tries(fit.training.x, [])
+        one.error = 1e-5
+        return fit._go_on(one, fit.options.candidates[0].training)
+
+    assert not kept(1.0)
+    assert kept(1e6)
+
+
 def test_a_run_with_all_of_it_scores_and_says_so() -> None:
     exponential = {
         "model": {"widths": [None, 2, 1], "layers": [{"heads": {"expansion": "b_spline"}}] * 2},

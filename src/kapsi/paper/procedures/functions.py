@@ -55,6 +55,7 @@ OPTIONS = (
         "screen",
         "gain",
         "probes",
+        "leash",
         "enough",
         "refit",
         "parameters",
@@ -130,6 +131,8 @@ class Options:
         gain: how many times smaller the validation error of a candidate must be than that of one above it, 1 to 1,000. Where
             targets have poles all errors are alike, and the simplest model is the safest.
         probes: number of random inputs, uniform within the range of the training rows, on which fits are compared; 0: none.
+        leash: with probes, how many times the validation error the outputs on them may move, as a mean square, when the chosen
+            model goes on with all training rows, 1 to 1,000,000; one that moves further stays as it was.
         enough: validation error, in parts of the variance of the targets, at which no further model is tried, 0 to 0.01.
         refit: how the chosen model goes on with all training rows; None: it does not.
         parameters: the largest number of trainable parameters that a candidate may have; None: any.
@@ -150,6 +153,7 @@ class Options:
     screen: Screen | None = None
     gain: float = 1.0
     probes: int = 0
+    leash: float = 1.0
     enough: float = 0.0
     refit: TrainConfig | None = None
     parameters: int | None = None
@@ -316,9 +320,8 @@ class _Fit:
                     self._advance(each, part, config, validation)
         if options.probes:
             self._compare(going)
-            best = self._best(going)
-        else:
-            best = self._best([*going, *dropped])
+        # Where a simple model is preferred, one that did not go on may be it.
+        best = self._best(going if options.probes and options.gain == 1 else [*going, *dropped])
         if best.failed:
             raise KapsiError(f"{self.run.experiment}, {self.run.row}: no candidate could be fitted; {best.failed}")
         errors: dict[str, float] = {}
@@ -370,7 +373,7 @@ class _Fit:
         outputs = self._on_probes(best) if self.options.probes else None
         self._advance(best, self.training, config)
         apart = 0.0 if outputs is None else float((self._on_probes(best) - outputs).square().mean())
-        if best.failed or not apart <= best.error:
+        if best.failed or not apart <= self.options.leash * best.error:
             best.model, best.failed = before, ""
             return False
         return True
@@ -543,6 +546,7 @@ def _options(run: Run, inputs: int) -> Options:
         screen=_screen(run, given.get("screen")),
         gain=_share(given.get("gain", 1.0), _where(run, "gain"), 1.0, 1e3),
         probes=_whole(given.get("probes", 0), _where(run, "probes"), 0),
+        leash=_share(given.get("leash", 1.0), _where(run, "leash"), 1.0, 1e6),
         enough=_share(given.get("enough", 0.0), _where(run, "enough"), 0.0, 0.01),
         refit=_refit(run, given.get("refit", {}), training),
         parameters=None if largest is None else _whole(largest, _where(run, "parameters"), 1),
