@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,9 @@ from measure import Report, Table, Target, options, progress
 from torch import Tensor
 
 import kapsi as kp
+from kapsi.data.functions import FunctionProblem, functions
+from kapsi.paper.expected import load_expected
+from kapsi.paper.experiment import load_shipped
 
 ROWS = 1_000
 SEEDS = 5
@@ -30,45 +32,35 @@ FACTOR = 100.0
 
 
 class Case(NamedTuple):
-    """A function of t = x + y, the range of x and y, and the mean test MSE of the paper's RPN with extended expansions.
+    """A function of x + y, and the mean test MSE of the paper's RPN with extended expansions."""
 
-    Source: arXiv 2407.04819, table "Elementary function dataset" (tab:elementary_comparison), column RPN-Ext.
-    """
-
-    formula: str
-    function: Callable[[Tensor], Tensor]
-    low: float
-    high: float
+    problem: FunctionProblem
     paper: float
 
 
-CASES = {
-    "E.0": Case("x + y", lambda t: t, 0, 1, 8.4e-08),
-    "E.1": Case("1/(x + y)", lambda t: 1 / t, 0, 1, 0.0867),
-    "E.2": Case("(x + y)²", lambda t: t.square(), 0, 1, 2.56e-07),
-    "E.3": Case("exp(x + y)", torch.exp, 0, 1, 3.81e-06),
-    "E.4": Case("ln(x + y)", torch.log, 0, 1, 7.05e-05),
-    "E.5": Case("sin(x + y)", torch.sin, 0, 1, 4.95e-08),
-    "E.6": Case("cos(x + y)", torch.cos, 0, 1, 1.25e-07),
-    "E.7": Case("tan(x + y)", torch.tan, 0, 0.5, 6.02e-08),
-    "E.8": Case("arcsin(x + y)", torch.arcsin, 0, 0.5, 1.65e-06),
-    "E.9": Case("arccos(x + y)", torch.arccos, 0, 0.5, 4.49e-05),
-    "E.10": Case("arctan(x + y)", torch.arctan, 0, 0.5, 4.86e-09),
-    "E.11": Case("sinh(x + y)", torch.sinh, 0, 1, 1.99e-07),
-    "E.12": Case("cosh(x + y)", torch.cosh, 0, 1, 7e-07),
-    "E.13": Case("tanh(x + y)", torch.tanh, 0, 1, 5.73e-08),
-    "E.14": Case("arcsinh(x + y)", torch.arcsinh, 0, 0.5, 5.13e-09),
-    "E.15": Case("arccosh(x + y)", torch.arccosh, 0.5, 1, 8.94e-06),
-    "E.16": Case("arctanh(x + y)", torch.arctanh, 0, 0.5, 3e-05),
-}
+def _cases() -> dict[str, Case]:
+    printed = load_expected(load_shipped("elementary"))
+    found = {}
+    for problem in functions("elementary"):
+        paper = printed.rows[problem.name]["rpn_ext"].mean
+        if paper is None:
+            raise RuntimeError(f"{problem.name}: the paper's figure is missing")
+        found[problem.name] = Case(problem, paper)
+    return found
+
+
+CASES = _cases()
 
 
 def rows(case: Case, seed: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, the training rows first."""
     generator = torch.Generator().manual_seed(1_000 + seed)
     share = torch.rand(2 * ROWS, 2, generator=generator, dtype=torch.float64)
-    x = case.low + (case.high - case.low) * share
-    return x, case.function(x.sum(1, keepdim=True))
+    low, high = (
+        torch.tensor([getattr(v, end) for v in case.problem.variables], dtype=torch.float64) for end in ("low", "high")
+    )
+    x = low + (high - low) * share
+    return x, torch.from_numpy(case.problem.values(x.numpy())).unsqueeze(1)
 
 
 def build(x: Tensor, seed: int) -> kp.Model:
@@ -116,8 +108,8 @@ def main() -> None:
         table.rows.append(
             [
                 name,
-                case.formula,
-                f"[{case.low:g}, {case.high:g}]",
+                case.problem.formula,
+                f"[{case.problem.variables[0].low:g}, {case.problem.variables[0].high:g}]",
                 *(f"{figure:.2e}" for figure in figures),
                 f"{case.paper / median:,.0f}",
                 f"{statistics.median(iterations):g}",

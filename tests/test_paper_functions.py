@@ -13,6 +13,7 @@ import torch
 import kapsi as kp
 from kapsi.data.functions import FunctionProblem
 from kapsi.errors import KapsiError, SpecError
+from kapsi.modules import trained_count
 from kapsi.paper.experiment import Outcome, Run, load_shipped
 from kapsi.paper.procedures import functions
 from kapsi.paper.procedures.functions import run
@@ -300,7 +301,7 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
     assert experiment.seeds == (0, 1, 2, 3, 4)
     for method in experiment.methods:
         options = functions._options(experiment.run(experiment.rows[0], method, 0), 2)
-        counts = {functions._count(kp.Model(candidate.spec)) for candidate in options.candidates}
+        counts = {trained_count(kp.Model(candidate.spec)) for candidate in options.candidates}
         if method.name in SIZES[name]:
             assert max(counts) == SIZES[name][method.name]
         else:

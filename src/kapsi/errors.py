@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FileError", "FormulaError", "KapsiError", "RunError", "SpecError", "TableError", "nearest"]
+__all__ = ["FileError", "FormulaError", "KapsiError", "RunError", "SpecError", "TableError", "did_you_mean", "nearest"]
 
 
 class KapsiError(ValueError):
@@ -44,3 +44,18 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
         by_folded.setdefault(choice.casefold(), choice)
     close = difflib.get_close_matches(word.casefold(), list(by_folded), n=count, cutoff=0.6)
     return [by_folded[folded] for folded in close]
+
+
+def did_you_mean(word: str, choices: Iterable[str], *, quoted: bool = True) -> str:
+    """Return a question with the choice most like a misspelled word and a space after it, or nothing where none is like it.
+
+    Example:
+        >>> did_you_mean("Tailor", ["taylor", "b_spline", "identity"])
+        "did you mean 'taylor'? "
+        >>> did_you_mean("x", ["taylor"])
+        ''
+    """
+    close = nearest(word, choices)
+    if not close:
+        return ""
+    return f"did you mean {close[0]!r}? " if quoted else f"did you mean {close[0]}? "

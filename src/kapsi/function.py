@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get
 import torch
 from torch import Generator, Tensor
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.installed import load_installed
 
 __all__ = [
@@ -245,8 +245,7 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
     failures = load_installed()
     found = known.get(name) or known.get(ALIASES[role].get(name, ""))
     if found is None:
-        close = nearest(name, [*known, *ALIASES[role]])
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(name, [*known, *ALIASES[role]])
         allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}", *failures))
         raise SpecError(f"{prefix}no {role} is called {name!r}; {allowed}")
     return found
@@ -400,8 +399,7 @@ def _build(cls: type, value: Any, where: str) -> Any:
     fields = {f.name: f for f in options_of(cls)}
     for key in value:
         if key not in fields:
-            close = nearest(str(key), fields)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(str(key), fields)
             allowed = f"{hint}it has {', '.join(fields)}" if fields else "it has no options"
             raise SpecError(f"{where}: {cls.__name__} has no option {key!r}; {allowed}")
     for name, field in fields.items():

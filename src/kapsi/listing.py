@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, get_args, get_origin, overload
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean, nearest
 from kapsi.expansion.base import Expansion
 from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, to_dict
 from kapsi.installed import load_installed
@@ -581,8 +581,7 @@ def functions(role: str | None = None) -> Listing:
     """
     failures = load_installed()
     if role is not None and role not in ROLES:
-        close = nearest(str(role), ROLES)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(str(role), ROLES)
         raise SpecError(f"functions: there is no role {role!r}; {hint}there are {', '.join(ROLES)}")
     roles = TITLES if role is None else (role,)
     return Listing(tuple(entry_of(cls) for name in roles for cls in catalogue(name)), failures)

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.contraction import Route, contract, contract_sum
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features, add, check_formed, formed
 from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Param, Params, flatten
@@ -31,7 +31,7 @@ from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.weights import DenseWeights, Weights, can_stack
 
-__all__ = ["ExpansionModule", "Head", "Layer", "Model", "Store", "calibrate"]
+__all__ = ["ExpansionModule", "Head", "Layer", "Model", "Store", "calibrate", "trained_count"]
 
 LARGEST_TRAINED = 2**29
 """Trainable numbers of the largest ψ that is made: 8.6 GB in training, with gradient and the two moments of AdamW in float32."""
@@ -160,8 +160,7 @@ class Store(nn.Module):
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, value in values.items():
             if name not in self._declared:
-                close = nearest(str(name), self._declared)
-                hint = f"did you mean {close[0]!r}? " if close else ""
+                hint = did_you_mean(str(name), self._declared)
                 raise SpecError(
                     f"{where}: there is no tensor {name!r}; {hint}there are: {', '.join(self._declared) or 'none'}"
                 )
@@ -741,7 +740,7 @@ class Model(nn.Module):
             for row in rows
         ]
         total = sum(p.numel() for p in self.parameters())
-        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        trained = trained_count(self)
         buffers = sum(b.numel() for b in self.buffers())
         footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
         return "\n".join(line.rstrip() for line in (*lines, footer))
@@ -807,6 +806,11 @@ class ExpansionModule(nn.Module):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.in_features} → {self.out_features}, {self.expansion}"
+
+
+def trained_count(model: nn.Module) -> int:
+    """Return how many numbers of a module are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _brief(function: Any) -> str:

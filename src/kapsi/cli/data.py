@@ -8,7 +8,7 @@ import typer
 
 from kapsi.cli import data_set
 from kapsi.cli.common import note, table
-from kapsi.errors import FileError, FormulaError, nearest
+from kapsi.errors import FileError, FormulaError, did_you_mean
 
 if TYPE_CHECKING:
     from kapsi.data.functions import FunctionProblem
@@ -165,8 +165,9 @@ def _named(what: str, given: list[str]) -> FunctionProblem | None:
     if not given and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in functions(group))):
         return function(what)
     known = ["list", "formula", *GROUPS, *data_set.names()]
-    close = nearest(what, [*known, *ALIASES, *(problem.name for group in GROUPS for problem in functions(group))])
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = did_you_mean(
+        what, [*known, *ALIASES, *(problem.name for group in GROUPS for problem in functions(group))], quoted=False
+    )
     raise FormulaError(f"data: there is no {what!r}; {hint}there are {', '.join(known)}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 
 if TYPE_CHECKING:
     from kapsi.training.logs import LogName
@@ -184,8 +184,7 @@ def split_setting(text: str) -> tuple[str, Any]:
     if first in ("widths", "layers"):
         path = f"model.{path}"
     elif first not in ("model", "training"):
-        close = nearest(first, ["layers", "widths", "training", "model"])
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(first, ["layers", "widths", "training", "model"], quoted=False)
         raise SpecError(
             f"--set {text}: no option begins with {first!r}; {hint}paths begin with layers, widths or training"
         )

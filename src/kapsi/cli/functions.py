@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kapsi.cli.common import notes
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from kapsi.listing import Entry, Listing
@@ -45,8 +45,7 @@ def functions(
     if len(given) > 2:
         raise SpecError(f"functions: unexpected extra argument {given[2]!r}; give a role, a name, or both")
     if len(given) == 2 and given[0] not in ROLES:
-        close = nearest(given[0], ROLES)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(given[0], ROLES, quoted=False)
         raise SpecError(f"functions: there is no role {given[0]!r}; {hint}there are {', '.join(ROLES)}")
     role = given.pop(0) if given and given[0] in ROLES else None
     listing = listed(role)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.formulas import NUMBER, Formula, check_names, parse, quoted
-from kapsi.errors import FormulaError, nearest
+from kapsi.errors import FormulaError, did_you_mean, nearest
 
 __all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Rows", "Variable", "function", "functions"]
 
@@ -286,8 +286,7 @@ def functions(group: str) -> tuple[FunctionProblem, ...]:
         ['E.0', 'E.1', 'E.2']
     """
     if group not in GROUPS:
-        close = nearest(str(group), GROUPS)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(str(group), GROUPS, quoted=False)
         raise FormulaError(f"there is no group of functions {group!r}; {hint}there are {', '.join(GROUPS)}")
     return _read(group)
 

@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors
@@ -76,8 +76,7 @@ def _template(name: str, in_features: int) -> tuple[nn.Module, int]:
     if (name, in_features) not in TEMPLATES:
         where = f"ModuleExpansion({name!r})"
         if name not in FACTORIES:
-            close = nearest(name, FACTORIES)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, FACTORIES)
             raise SpecError(
                 f"{where}: no such module is registered; {hint}there are {', '.join(sorted(FACTORIES))}; "
                 "kapsi.register_module makes one known"

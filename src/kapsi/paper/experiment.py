@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kapsi.errors import KapsiError, SpecError, nearest
+from kapsi.errors import KapsiError, SpecError, did_you_mean, nearest
 from kapsi.spec import parse_yaml, read_text
 
 __all__ = [
@@ -484,8 +484,7 @@ def load_shipped(name: str) -> Experiment:
     """
     names = shipped()
     if name not in names:
-        close = nearest(name, names)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = did_you_mean(name, names, quoted=False)
         raise SpecError(f"there is no experiment {name[:60]!r}; {hint}there are all, {', '.join(names)}")
     return load(FOLDER / f"{name}.yaml")
 
@@ -524,8 +523,7 @@ class _Reader:
             raise self.fail(where, f"expected a mapping with {', '.join(allowed)}, got {_shown(data)}")
         for key in data:
             if key not in allowed:
-                close = nearest(str(key), allowed)
-                hint = f"did you mean {close[0]}? " if close else ""
+                hint = did_you_mean(str(key), allowed, quoted=False)
                 raise self.fail(_join(where, key), f"there is no such key; {hint}there are {', '.join(allowed)}")
         for key in required:
             if key not in data:

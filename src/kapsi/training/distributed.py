@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kapsi.errors import KapsiError, SpecError, nearest
+from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.modules import Layer
 
 __all__ = ["Group", "GroupError", "open_group"]
@@ -520,8 +520,7 @@ def open_group(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise SpecError(f"{name}={value!r}: expected a whole number of at least 1, or None")
     if strategy is not None and strategy not in STRATEGIES:
-        close = nearest(str(strategy), STRATEGIES)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(str(strategy), STRATEGIES)
         raise SpecError(f"strategy={strategy!r}: {hint}there are {', '.join(STRATEGIES)}")
     if accelerator not in ("cpu", "auto"):
         raise SpecError(f"accelerator={accelerator!r}: expected cpu or auto")

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import KapsiError, SpecError, nearest
+from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.function import to_dict
-from kapsi.modules import Model
+from kapsi.modules import Model, trained_count
 from kapsi.training.checkpoint import Checkpoints, Saved, differences
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import Rows, make_rows
@@ -167,8 +167,7 @@ def _with_options(config: TrainConfig | None, options: dict[str, Any], where: st
     known = [field.name for field in fields(TrainConfig)]
     for name in options:
         if name not in known:
-            close = nearest(name, known)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, known)
             raise SpecError(f"{where}: there is no option {name!r}; {hint}there are {', '.join(known)}")
     return replace(config, **options) if options else config
 
@@ -178,7 +177,7 @@ def _with_options(config: TrainConfig | None, options: dict[str, Any], where: st
 
 def choose_solver(model: nn.Module, rows: Rows, loss: Loss, config: TrainConfig, group: Group) -> tuple[str, str]:
     """Return the solver that `auto` stands for, and why."""
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = trained_count(model)
     wanted = next((name for name in ("accumulate", "clip", "averaging") if _is_set(config, name)), None)
     if wanted or config.precision != "full":
         return "adamw", f"{wanted or 'precision'} is for steps in mini-batches"

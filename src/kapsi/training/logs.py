@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO, get_args
 
-from kapsi.errors import FileError, SpecError, nearest
+from kapsi.errors import FileError, SpecError, did_you_mean
 from kapsi.files import append_line, atomic, plain, resolve, show
 from kapsi.training.records import Epoch
 
@@ -238,8 +238,7 @@ def open_logs(folder: str | Path, names: Sequence[LogName], *, keep: int = 0) ->
         raise SpecError(f"logs: expected a list of {', '.join(known)}, got {names!r}")
     for name in names:
         if name not in known:
-            close = nearest(str(name), known)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(str(name), known)
             raise SpecError(f"logs: there is no {name!r}; {hint}there are {', '.join(known)}")
     place = Path(folder)
     made: dict[str, Callable[[], Log]] = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 
 __all__ = ["LOSSES", "Loss", "make_loss"]
 
@@ -342,8 +342,7 @@ def make_loss(name: str, *, label_smoothing: float = 0.0, huber_delta: float = 1
         tensor([1., 1.])
     """
     if not isinstance(name, str) or name not in LOSSES:
-        close = nearest(str(name), LOSSES)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(str(name), LOSSES)
         raise SpecError(f"loss: there is no {name!r}; {hint}there are {', '.join(LOSSES)}")
     if name == "cross_entropy":
         return CrossEntropy(label_smoothing)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from kapsi.modules import Model
+from kapsi.modules import Model, trained_count
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -175,7 +175,7 @@ def loss_of(y: Tensor, config: TrainConfig) -> Loss:
 
 def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
     """Return the solver that `auto` stands for where a penalty is chosen."""
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = trained_count(model)
     return "lbfgs" if rows * count <= SMALL_PRODUCT and not is_random(model) else "adamw"
 
 

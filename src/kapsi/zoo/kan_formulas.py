@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.function import coerce
 from kapsi.modules import Model
 from kapsi.zoo.kan_edges import Edges, edge_functions
@@ -304,8 +304,7 @@ def _named(functions: Any) -> tuple[str, ...]:
     names = (functions,) if isinstance(functions, str) else tuple(functions)
     for name in names:
         if name not in _LIST:
-            close = nearest(str(name), FUNCTIONS)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(str(name), FUNCTIONS)
             raise SpecError(f"formulas: there is no function {name!r}; {hint}there are: {', '.join(FUNCTIONS)}")
     if not names:
         raise SpecError(f"formulas(functions=()): expected at least one of {', '.join(FUNCTIONS)}")

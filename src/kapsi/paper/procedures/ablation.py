@@ -19,7 +19,7 @@ from kapsi.data.images import load_images
 from kapsi.errors import KapsiError, SpecError
 from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option, to_dict
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
@@ -93,8 +93,7 @@ def run(run: Run) -> Outcome:
         "cpu_seconds_of_fit": round(fitted - calibrated, 3),
         "cpu_seconds_of_test": round(time.process_time() - fitted, 3),
     }
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Outcome(float(right.double().mean()), None, parameters, fitted - started, extra)
+    return Outcome(float(right.double().mean()), None, trained_count(model), fitted - started, extra)
 
 
 def _layer(options: Mapping[str, Any], where: str) -> Layer:

@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.errors import SpecError, nearest
 from kapsi.paper.procedures import classifiers
 from kapsi.spec import set_option
 
-__all__ = ["Pair", "Part", "choose", "kind_of"]
+__all__ = ["Pair", "Part", "choose"]
 
 Rows = npt.NDArray[np.int64]
 Pair: TypeAlias = tuple[Any, Rows]
@@ -82,12 +81,3 @@ def _single(
     chosen = {path: values[0] for path, values in options["grid"].items()}
     made = classifiers.fit(kind, *kept, options=_with(options, chosen), seed=seed, classes=classes, where=where)
     return ((chosen, float((made.predict(held[0]) == held[1]).mean())),)
-
-
-def kind_of(value: Any, kinds: Sequence[str], where: str) -> str:
-    """Return the name of a kind, or refuse it."""
-    if value not in kinds:
-        close = nearest(str(value), kinds)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"{where}.classifier: there is no {value!r}; {hint}choose from {', '.join(kinds)}")
-    return str(value)

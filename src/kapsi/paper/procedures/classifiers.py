@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.expansion import Identity
 from kapsi.function import Spec, coerce, option
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.process import Process
 from kapsi.reconciliation.dense import ZeroReconciliation
@@ -35,7 +35,7 @@ from kapsi.training.engine import train
 from kapsi.training.prediction import predict, predict_log_proba
 from kapsi.training.records import Epoch
 
-__all__ = ["KINDS", "NETWORKS", "Change", "Fitted", "Network", "fit"]
+__all__ = ["KINDS", "NETWORKS", "Change", "Fitted", "Network", "fit", "kind_of"]
 
 Labels = npt.NDArray[np.int64]
 Change = Callable[[Tensor], Tensor]
@@ -146,10 +146,7 @@ def fit(
         >>> made.chosen, made.predict(x).shape
         ({'C': 1.0}, (60,))
     """
-    if kind not in KINDS:
-        close = nearest(kind, KINDS)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"{where}.classifier: there is no {kind!r}; {hint}choose from {', '.join(KINDS)}")
+    kind_of(kind, tuple(KINDS), where)
     started = time.process_time()
     given = copy.deepcopy(dict(options or {}))
     choice = {name: given.pop(name) for name in PROTOCOL if name in given}
@@ -205,6 +202,14 @@ def fit(
     )
 
 
+def kind_of(value: Any, kinds: Sequence[str], where: str) -> str:
+    """Return the name of a kind, or refuse it."""
+    if value not in kinds:
+        hint = did_you_mean(str(value), kinds)
+        raise SpecError(f"{where}.classifier: there is no {value!r}; {hint}choose from {', '.join(kinds)}")
+    return str(value)
+
+
 def _candidates(
     options: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], where: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -235,8 +240,7 @@ def _own(task: _Task, allowed: Iterable[str]) -> dict[str, Any]:
     names = tuple(allowed)
     for name in task.options:
         if name not in names:
-            close = nearest(str(name), (*names, *PROTOCOL))
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(str(name), (*names, *PROTOCOL))
             raise SpecError(
                 f"{task.where}: there is no option {name!r} here; {hint}there are {', '.join((*names, *PROTOCOL))}"
             )
@@ -368,8 +372,7 @@ def _trained(task: _Task, spec: ModelSpec, own: Mapping[str, Any], *, sparse_kan
     }
     if task.validation is not None:
         details["best_epoch"] = max(record.number for record in records if record.best)
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Fitted("", predicted, parameters, details=details, scores=scores)
+    return Fitted("", predicted, trained_count(model), details=details, scores=scores)
 
 
 def _tensor(x: Any) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 import time
 from typing import Any
 
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError, did_you_mean
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.zoo import three_models
 
@@ -37,8 +37,7 @@ def run(run: Run) -> Outcome:
         raise SpecError(f"{where}: there is no option {sorted(unknown)[0]!r} here; there are model, strongest, folds")
     name = run.options.get("model", run.method)
     if name not in MODELS:
-        close = nearest(str(name), MODELS)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = did_you_mean(str(name), MODELS)
         raise SpecError(f"{where}.model: there is no {name!r}; {hint}choose from {', '.join(MODELS)}")
     for option in ("strongest", "folds"):
         value = run.options.get(option, 2)

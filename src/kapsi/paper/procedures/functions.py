@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kapsi.data.functions import function
 from kapsi.errors import KapsiError, SpecError, nearest
-from kapsi.modules import Head, Layer, Model, calibrate
+from kapsi.modules import Head, Layer, Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
 from kapsi.reconciliation import Dense, LowRank
@@ -406,7 +406,7 @@ class _Fit:
         return Outcome(
             test.error(best.model),
             None if validation is None or not math.isfinite(validation) else validation,
-            _count(best.model),
+            trained_count(best.model),
             extra=extra,
             curves=curves,
         )
@@ -495,10 +495,6 @@ def _move(head: Head, made: Tensor, wanted: tuple[float, float], *, turned: bool
     bias.copy_((bias - low) * factor + wanted[0])
 
 
-def _count(model: Model) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
 @torch.no_grad()
 def _outside(model: Model, x: Tensor, x_test: Tensor) -> int:
     """Return how many test rows have an input of some layer that no training row reaches."""
@@ -561,7 +557,7 @@ def _options(run: Run, inputs: int) -> Options:
 def _check_sizes(run: Run, options: Options) -> None:
     for candidate in options.candidates:
         with torch.device("meta"):
-            count = _count(Model(candidate.spec))
+            count = trained_count(Model(candidate.spec))
         if options.parameters is not None and count > options.parameters:
             raise SpecError(
                 f"{_where(run, 'candidates')}.{candidate.name}: {count} parameters are more than the {options.parameters} "

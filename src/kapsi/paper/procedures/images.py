@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kapsi.data.images import ImageData, load_images
-from kapsi.errors import SpecError, nearest
+from kapsi.errors import SpecError
 from kapsi.paper.experiment import Outcome, Run
-from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Change, Fitted, fit
+from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Change, Fitted, fit, kind_of
 from kapsi.training.records import Epoch
 
 __all__ = ["flipped", "mixed", "run", "shifted"]
@@ -43,11 +43,7 @@ def run(run: Run) -> Outcome:
     options = dict(run.options)
     own = {name: options.pop(name) for name in OWN if name in options}
     images = load_images(_choice(own, "data", DATA, where, run.row), run.folder)
-    kind = own.get("classifier", "network")
-    if kind not in KINDS:
-        close = nearest(str(kind), KINDS)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"{where}.classifier: there is no {kind!r}; {hint}choose from {', '.join(KINDS)}")
+    kind = kind_of(own.get("classifier", "network"), tuple(KINDS), where)
     x, y, test_x, test_y = _arrays(images, own, where)
     paper = run.protocol == "paper"
     change = _change(own, images.shape, kind, where)

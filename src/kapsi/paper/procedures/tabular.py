@@ -35,10 +35,10 @@ from kapsi.data.bundled import BUNDLED, bundled
 from kapsi.data.tabular import folds, make_problem
 from kapsi.errors import SpecError
 from kapsi.function import coerce
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.choice import Pair, choose, kind_of
+from kapsi.paper.procedures.choice import Pair, choose
 from kapsi.spec import ModelSpec, from_dict
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
@@ -104,7 +104,7 @@ def run(run: Run) -> Outcome:
     y, classes = np.asarray(problem.y, dtype=np.int64), len(problem.classes or ())
     count, inner = (_count(own.get(key, 10), f"{where}.{key}") for key in ("folds", "inner"))
     kinds = ("model", *NETWORKS_OF_TABLES, *classifiers.KINDS)
-    kind = kind_of(own.get("classifier", "model"), tuple(dict.fromkeys(kinds)), where)
+    kind = classifiers.kind_of(own.get("classifier", "model"), tuple(dict.fromkeys(kinds)), where)
     started = time.process_time()
     scores, validations, chosen, parameters = [], [], [], []
     for test in folds(y, count, classes=True, seed=run.seed)[: own.get("limit_folds")]:
@@ -279,7 +279,7 @@ class _Fitted:
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return trained_count(self.model)
 
     def outputs(self, x: Floats) -> Floats:
         with torch.no_grad():

@@ -28,7 +28,7 @@ from kapsi.data.text import TextData, load_text
 from kapsi.errors import SpecError
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.choice import Pair, choose, kind_of
+from kapsi.paper.procedures.choice import Pair, choose
 from kapsi.paper.procedures.choice import Part as Held
 
 __all__ = ["Part", "parts", "run", "sentences"]
@@ -90,7 +90,7 @@ def run(run: Run) -> Outcome:
     generator = np.random.default_rng(run.seed)
     pool = generator.permutation(len(y))[: own.get("most_rows") or len(y)]
     held = parts(texts, pool, own, generator, where)
-    kind = kind_of(own.get("classifier", "model"), tuple(classifiers.KINDS), where)
+    kind = classifiers.kind_of(own.get("classifier", "model"), tuple(classifiers.KINDS), where)
     pairs = [functools.partial(_rows_of, x, y, part) for part in held]
     fitted = best_of(kind, (x[pool], y[pool]), pairs, options, run.seed, classes=classes, where=where)
     chosen_at = time.process_time()
