@@ -239,6 +239,91 @@ def test_a_warm_start_comes_first_and_once() -> None:
         outcome(**{**warmed, "candidates": {"polynomial": polynomial(4, warm={**warm, "solver": "newton"})}})
 
 
+ARCS = {
+    "model": {
+        "widths": [None, 1, None],
+        "layers": [LINEAR, {"heads": [{"expansion": {"kind": "inverse_trigonometric", "margin": 1e-4}, "bias": True}]}],
+    },
+    "place": [[0.0, 0.95]],
+    "after": "polynomial",
+}
+
+
+def test_a_linear_start_solves_the_last_layer_and_leaves_the_others() -> None:
+    spec = kp.from_dict(polynomial(5)["model"], kp.ModelSpec).sized(2, 1)
+    model = kp.Model(spec, seed=3, dtype=torch.float64)
+    x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x.sum(1, keepdim=True) * 2).exp()
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("layers.0")}
+    functions._solve_last(model, functions._Rows(x, y, 4.0, 2.0))
+    after = dict(model.named_parameters())
+    assert before
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(p.requires_grad for p in after.values())
+    hidden = model.layers[0](x).detach().numpy()[:, 0]
+    columns = np.polynomial.chebyshev.chebvander(hidden, 5)
+    targets = (y[:, 0].numpy() - 4) / 2
+    least = np.square(columns @ np.linalg.lstsq(columns, targets, rcond=None)[0] - targets).mean()
+    error = np.square(model(x).detach().numpy()[:, 0] - targets).mean()
+    assert least < error < 1.1 * least  # a penalty, chosen by the rows that are left out, is on top
+
+
+def test_a_linear_start_finds_what_drawn_weights_miss() -> None:
+    options: dict[str, Any] = {"rows": 1_000, "training": {"epochs": 60}}
+    candidates = {"polynomial": polynomial(6), "arcs": ARCS}
+    drawn = outcome("E.8", **options, candidates=candidates)
+    solved = outcome("E.8", **options, candidates=candidates, linear_start=True)
+    assert solved.extra["candidate"] == "arcs"
+    assert solved.score < 1e-24 < 1e-12 < drawn.score
+    one = outcome("E.8", **options, candidates={"polynomial": polynomial(6), "arcs": {**ARCS, "linear_start": True}})
+    assert one.score < 1e-24
+
+
+def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"a": 0.0, "b": 0.1, "far": 5.0}
+    monkeypatch.setattr(functions._Fit, "_on_probes", lambda self, each: torch.full((4, 1), made[each]))
+    monkeypatch.setattr(functions, "_Try", None)
+
+    class Fitted(str):
+        failed, error, apart = "", 1.0, 0.0
+
+    def apart(**errors: float) -> list[float]:
+        going = [Fitted(name) for name in made]
+        for each in going:
+            each.error = errors.get(each, 1.0)
+        functions._Fit._compare(functions._Fit.__new__(functions._Fit), going)  # type: ignore[arg-type]
+        return [each.apart for each in going]
+
+    assert apart() == pytest.approx([0.01, 0.01, 4.9**2])
+    # One that is much better than the others is not measured by them, and they are by it.
+    assert apart(far=1e-3) == pytest.approx([0.01, 0.01, 0.0])
+    assert apart(a=1e-3, b=2e-3, far=0.5) == pytest.approx([0.01, 0.01, 4.9**2])
+
+
+def test_a_refit_that_moves_far_is_undone() -> None:
+    options: dict[str, Any] = {"rows": 40, "candidates": {"polynomial": polynomial(8)}, "training": {"epochs": 40}}
+    held, free = (outcome("E.4", seed=101, **options, probes=500, leash=leash) for leash in (1, 1e6))
+    alone = outcome("E.4", seed=101, **options, refit=False)
+    assert not held.extra["refitted"]
+    assert free.extra["refitted"]
+    assert held.score == alone.score != free.score
+    assert not alone.extra["refitted"]
+
+
+def test_a_choice_by_consensus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"candidates": {"two": polynomial(2), "three": polynomial(3)}, "enough": 0.0}
+
+    def apart(self: Any, going: list[Any]) -> None:
+        for each in going:
+            each.apart = math.inf if each.candidate.name == by_error else 0.0
+
+    by_error = outcome("E.3", **options).extra["candidate"]
+    monkeypatch.setattr(functions._Fit, "_compare", apart)
+    assert outcome("E.3", **options, probes=10).extra["candidate"] != by_error
+    assert outcome("E.3", **options, probes=10, consensus=False).extra["candidate"] == by_error
+    assert outcome("E.3", **options).extra["candidate"] == by_error
+
+
 def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     real = functions.train
 
@@ -279,6 +364,19 @@ def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
             "no output processing can be placed",
         ),
         ({"training": {"epoch": 3}}, "training.*epoch"),
+        ({"linear_start": 1}, "linear_start: expected true or false"),
+        (
+            {
+                "candidates": {
+                    "a": {
+                        "model": {"layers": [{**LINEAR, "output": ["exp"]}], "widths": [None, None]},
+                        "linear_start": True,
+                    }
+                }
+            },
+            "candidates.a.linear_start: the last layer has Exp",
+        ),
+        ({"consensus": "yes"}, "consensus: expected true or false"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

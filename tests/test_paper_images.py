@@ -183,8 +183,8 @@ def test_the_protocol_of_the_paper_takes_the_best_epoch_on_the_test_rows(made: l
     outcome = images.run(one(protocol="paper", network=NETWORK, train={**TRAIN, "epochs": 6}, held_out=100))
     assert len(outcome.curves["test"]) == 6
     assert outcome.score == max(outcome.curves["test"])
-    best = outcome.extra["best_epoch_on_test"]
-    assert outcome.curves["test"][best - 1] == outcome.score
+    assert outcome.extra["best_epoch_on_test"] == outcome.score
+    assert outcome.curves["test"][outcome.extra["best_epoch"] - 1] == outcome.score
     assert outcome.extra["last_epoch"] == outcome.curves["test"][-1]
     assert outcome.extra["held_out_rows"] == 0
     # Without looking at the test rows the last one counts.

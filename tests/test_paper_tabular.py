@@ -109,7 +109,8 @@ def test_a_number_of_a_class_is_rounded() -> None:
     assert last.parameters == best.parameters == 5
     assert last.score > 0.85
     assert best.score >= last.score
-    assert all(1 <= epoch <= 60 for epoch in best.extra["best_epoch_on_test"])
+    assert best.extra["best_epoch_on_test"] == best.score
+    assert all(1 <= epoch <= 60 for epoch in best.extra["best_epoch"])
     assert best.validation is None
 
 

@@ -193,7 +193,7 @@ def _threads(count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def offline(folder: str | None) -> Iterator[None]:
     """Keep data sets from being asked for over the network while there is no folder of them."""
-    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "KAPSI_OFFLINE")
+    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     if folder or os.environ.get("KAPSI_DATA"):
         yield
         return

@@ -81,7 +81,7 @@ def run(run: Run) -> Outcome:
     if paper and curves:
         # The figure of the paper looks at the test rows after each epoch and keeps the best of them.
         best = int(np.argmax(curves["test"]))
-        extra |= {"best_epoch_on_test": best + 1, "last_epoch": score}
+        extra |= {"best_epoch_on_test": curves["test"][best], "best_epoch": best + 1, "last_epoch": score}
         score = curves["test"][best]
     return Outcome(score, fitted.validation, fitted.parameters, fitted.seconds, extra, curves)
 

@@ -130,7 +130,7 @@ def run(run: Run) -> Outcome:
         "parameters": parameters,
     }
     if run.protocol == "paper":
-        extra["best_epoch_on_test"] = chosen
+        extra |= {"best_epoch_on_test": float(np.mean(scores)), "best_epoch": chosen}
     known = [value for value in validations if value is not None]
     return Outcome(
         float(np.mean(scores)),
