@@ -72,7 +72,11 @@ def reproduce(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only rows and methods with this in their name.", show_default=False),
+        typer.Option(
+            metavar="TEXT",
+            help="Only rows and methods with this in their name, or row:method; several with commas.",
+            show_default=False,
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Compute also what is done.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny budget, to see that everything runs.")] = False,
@@ -329,6 +333,9 @@ def _summarize(
         expected = load_expected(experiment)
         found = _table(experiment, expected, output, seeds, quick)
         tables[experiment.name] = found
+        if not found.done:
+            typer.echo(f"{experiment.name}: not run, no page")
+            continue
         store = Store(output, experiment.name)
         drawn = pictures(found, store.read())
         notes(store.notes)

@@ -344,12 +344,15 @@ class Experiment:
         Args:
             seeds: in place of those of the experiment.
             quick: with the smaller budget, and only the headline method unless the file names others.
-            only: part of the name of a row or a method; the other runs are left out.
+            only: part of the name of a row or a method, or `row:method` with a part of both; the other runs are left out. What is
+                a whole name means that one alone: `kapsi` is not `kapsi_small`. Several are given with commas between them.
             folder: where data sets are.
 
         Raises:
             SpecError: more than 200,000 runs.
         """
+        names = {row.name for row in self.rows} | {method.name for method in self.methods}
+        chosen = None if only is None else [_Chosen(text.strip(), names) for text in only.split(",")]
         pairs = []
         for row in self.rows:
             for method in self.methods_of(row):
@@ -359,7 +362,7 @@ class Experiment:
                     method.name not in self.quick.methods if self.quick.methods else method != self.headline(row)
                 ):
                     continue
-                if only is not None and not any(_matches(only, text) for text in (row.name, method.name)):
+                if chosen is not None and not any(each.takes(row.name, method.name) for each in chosen):
                     continue
                 pairs.append((row, method))
         runs = []
@@ -382,6 +385,23 @@ class Experiment:
                 if seed in wanted[method.name]:
                     runs.append(self.run(row, method, seed, quick=quick, folder=folder))
         return Plan(tuple(runs), self.excluded())
+
+
+class _Chosen:
+    """What one text says of the runs that are wanted."""
+
+    def __init__(self, text: str, names: set[str]) -> None:
+        self.texts = [part.strip() for part in text.split(":", 1)] if text not in names else [text]
+        self.names = names
+
+    def takes(self, row: str, method: str) -> bool:
+        """Return whether a run is wanted."""
+        if len(self.texts) == 2:
+            return self._matches(self.texts[0], row) and self._matches(self.texts[1], method)
+        return any(self._matches(self.texts[0], name) for name in (row, method))
+
+    def _matches(self, text: str, name: str) -> bool:
+        return text == name if text in self.names else _matches(text, name)
 
 
 def _matches(text: str, name: str) -> bool:

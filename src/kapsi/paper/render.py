@@ -400,7 +400,8 @@ def overview(tables: Sequence[Table], link: str | None = "") -> str:
     text = ["| experiment | rows | against the paper | parameters | CPU time |", "|---|---:|---|---:|---:|"]
     for table in tables:
         name = table.experiment.name
-        shown = name if link is None else f"[{name}]({quote(link)}{name}.md)"
+        # An experiment that was not run has no page.
+        shown = name if link is None or not table.done else f"[{name}]({quote(link)}{name}.md)"
         found = [line.result for line in table.lines if line.result is not None]
         parameters = [result.parameters for result in found if result.parameters is not None]
         low, high = min(parameters, default=0), max(parameters, default=0)
