@@ -413,6 +413,16 @@ def test_initial_scale_is_measured_on_few_rows_where_each_is_wide() -> None:
 # ------------------------------------------------------------------------------------------------ calibration
 
 
+def test_calibration_makes_nothing_of_the_last_layer() -> None:
+    """Its κ of all rows, 24 GB for the pairs of 784 inputs, would be of use to nobody."""
+    model = kp.Model(kp.rpn([3, 4, 2], expansion=kp.BSpline()), seed=0)
+    called: list[int] = []
+    for i, layer in enumerate(model.layers):
+        layer.register_forward_hook(lambda *_, i=i: called.append(i))
+    kp.calibrate(model, torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+    assert called == [0]
+
+
 def test_calibration_sets_ranges_to_those_of_the_data() -> None:
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1]) + 5
     model = kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0)
@@ -1123,7 +1133,11 @@ def test_large_heads_are_contracted_together_as_far_as_it_pays(monkeypatch) -> N
 
 @pytest.mark.parametrize(
     ("psi", "fusion", "channels"),
-    [(kp.LowRank(2), kp.Sum(), 1), (kp.DualLowRankKronecker(2), kp.Sum(), 2), (kp.KhatriRao(2), kp.WeightedSum(), 2)],
+    [
+        (kp.LowRank(2), kp.Sum(), 1),
+        pytest.param(kp.DualLowRankKronecker(2), kp.Sum(), 2, marks=pytest.mark.slow),
+        (kp.KhatriRao(2), kp.WeightedSum(), 2),
+    ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_heads_together_compile_export_and_map(psi, fusion, channels) -> None:
@@ -1173,7 +1187,7 @@ def test_every_route_of_a_model_has_the_same_result() -> None:
         torch.testing.assert_close(model(x, features, route=route), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", [ROUTES[0], pytest.param(ROUTES[1], marks=pytest.mark.slow)])
 def test_a_route_compiles_and_exports(route) -> None:
     model = kp.Model(routed_spec(), seed=0, dtype=torch.float64).eval()
     x = inputs(5, 4)

@@ -1056,8 +1056,8 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.eval()
     try:
-        layers = model.layers if isinstance(model, Model) else [model]
-        for layer in layers:
+        layers = list(model.layers) if isinstance(model, Model) else [model]
+        for i, layer in enumerate(layers):
             if isinstance(layer, ExpansionModule):
                 layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
                 break
@@ -1073,7 +1073,8 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
                     head.kappa.assign(head.spec.expansion.calibrate(inputs, head.kappa, y), "calibrate")
                 if isinstance(head, Head):
                     head.pi.assign(head.spec.remainder.calibrate(x, head.pi, y), "calibrate")
-            x = layer(x)
+            if i + 1 < len(layers):  # the last one would make its κ of all rows for nothing
+                x = layer(x)
     except Exception:
         model.load_state_dict(before)
         raise
