@@ -6,7 +6,7 @@ import argparse
 import importlib
 import json
 import math
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from scipy.interpolate import BSpline
 from torch.nn import functional as F
 
 import kapsi as kp
+from forked import each
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
@@ -345,11 +346,17 @@ def test_the_page_has_a_place_for_every_benchmark(script) -> None:
     assert scripts == set(SCRIPTS)
 
 
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory):
+    names = (*SCRIPTS, "run")
+    calls = [f"script({str(BENCHMARKS / f'{name}.py')!r}, '--help')" for name in names]
+    done = each(tmp_path_factory.mktemp("helped") / "said", *calls, env=dict(os.environ))
+    return {name: (one.returncode, one.stdout, one.stderr) for name, one in zip(names, done, strict=True)}
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, "run"])
-def test_scripts_start(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", "--help"], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--quick" in done.stdout
-    assert done.stderr == ""
+def test_scripts_start(helped, name: str) -> None:
+    code, out, errors = helped[name]
+    assert code == 0, errors
+    assert "--quick" in out
+    assert errors == ""

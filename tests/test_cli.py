@@ -785,7 +785,8 @@ def test_functions_with_options_set(good):
     assert "no picture: plots: b_spline has" in good("functions", "b_spline", "--set", "intervals=100000")
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+# `test_plots` has each kind of file.
+@pytest.mark.parametrize("suffix", ["svg", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("png", "pdf"))])
 def test_functions_writes_a_picture(good, suffix):
     out = good("functions", "kronecker", "--picture", f"p.{suffix}")
     assert out.endswith(f"\npicture: p.{suffix}\n")
@@ -793,8 +794,16 @@ def test_functions_writes_a_picture(good, suffix):
     assert not [path for path in os.listdir() if path.startswith(".p.")]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
-@pytest.mark.parametrize("name", ["chebyshev", "low_rank"])
+# A picture of lines and one of shades, and two ways to write letters that are not there.
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        ("chebyshev", "latin-1"),
+        ("low_rank", "cp1252"),
+        pytest.param("chebyshev", "cp1252", marks=pytest.mark.slow),
+        pytest.param("low_rank", "latin-1", marks=pytest.mark.slow),
+    ],
+)
 def test_pictures_where_the_output_has_no_such_letters(name, encoding):
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": encoding}
     done = subprocess.run([sys.executable, "-m", "kapsi", "functions", name], env=environment, capture_output=True)
@@ -904,7 +913,7 @@ LONG = (
     "--target",
     "y",
     "--folds",
-    "3",
+    "2",
     "--set",
     "training.solver=adamw",
     "--set",
@@ -913,36 +922,33 @@ LONG = (
 
 
 def big():
-    x = normal(1500, 4)
+    x = normal(600, 4)
     write("big.csv", **{f"x{i}": x[:, i] for i in range(4)}, y=np.sin(x).sum(1))
 
 
-@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_resumes_and_ends_as_if_nothing_had_been(signal_):
+# The run that is killed is another process than the one that goes on.
+@pytest.mark.parametrize("signal_", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_killed_run_resumes_and_ends_as_if_nothing_had_been(signal_, kapsi):
     big()
-    with started(*LONG, "--output", "whole") as process:
-        out, _ = process.communicate()
+    _, out, _ = kapsi(*LONG, "--output", "whole")
     process = started(*LONG, "--output", "run", "--checkpoint-steps", "2", preexec_fn=listen)
     deadline = time.monotonic() + 60
-    while not Path("run.checkpoints/fold-2-of-3").exists() and time.monotonic() < deadline:
+    while not Path("run.checkpoints/fold-2-of-2").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal_)
     process.communicate()
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[signal_]
     assert not Path("run").exists()
     again = ("--output", "run", "--checkpoint-steps", "2")
-    with started(*LONG, *again) as process:
-        _, err = process.communicate()
-    assert process.returncode == 2
-    assert b"are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite" in err
-    with started(*LONG, "--seed", "3", *again, "--resume") as process:
-        _, err = process.communicate()
-    assert process.returncode == 2
-    assert b"is of another run: seed 3 (in the checkpoint 0)" in err
-    with started(*LONG, *again, "--resume") as process:
-        found, err = process.communicate()
-    assert (process.returncode, err) == (0, b"")
-    assert found.replace(b"run folder: run", b"run folder: whole") == out
+    code, _, err = kapsi(*LONG, *again)
+    assert code == 2
+    assert "are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite" in err
+    code, _, err = kapsi(*LONG, "--seed", "3", *again, "--resume")
+    assert code == 2
+    assert "is of another run: seed 3 (in the checkpoint 0)" in err
+    code, found, err = kapsi(*LONG, *again, "--resume")
+    assert (code, err) == (0, "")
+    assert found.replace("run folder: run", "run folder: whole") == out
     for name in ("model.safetensors", "metrics.jsonl", "predictions.csv", "config.yaml"):
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
     assert sorted(p.name for p in Path().iterdir()) == ["big.csv", "n.csv", "run", "t.csv", "whole"]
@@ -964,7 +970,7 @@ def test_a_file_in_the_way_of_checkpoints(bad):
     assert Path("run.checkpoints").read_text() == "x"
 
 
-def test_a_changed_table_is_not_resumed():
+def test_a_changed_table_is_not_resumed(kapsi):
     big()
     process = started(*LONG, "--output", "run", "--checkpoint-steps", "2", preexec_fn=listen)
     deadline = time.monotonic() + 60
@@ -973,10 +979,9 @@ def test_a_changed_table_is_not_resumed():
     process.kill()
     process.communicate()
     text("big.csv", Path("big.csv").read_text().replace("\n", "\n", 1) + "1,2,3,4,5\n")
-    with started(*LONG, "--output", "run", "--resume") as process:
-        _, err = process.communicate()
-    assert process.returncode == 2
-    assert b"is of another run: the" in err
+    code, _, err = kapsi(*LONG, "--output", "run", "--resume")
+    assert code == 2
+    assert "is of another run: the" in err
 
 
 def test_further_logs(good, bad):
@@ -1001,12 +1006,12 @@ took = time.monotonic() - began
 began = time.monotonic()
 assert main([*FIT, "--seed", "0"]) == 0
 took = time.monotonic() - began
-for seed in range(1, 13):
+for seed in range(1, 9):
     child = os.fork()
     if child == 0:
         main([*FIT, "--seed", str(seed)])
         os._exit(0)
-    time.sleep(took * seed / 11)
+    time.sleep(took * seed / 7)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(["info", "run"]) == 0, seed
@@ -1020,7 +1025,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_run():
     done = subprocess.run([sys.executable, "-c", KILLS], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seeds = [int(line.split()[0]) for line in done.stderr.splitlines() if line[0].isdigit()]
-    assert len(seeds) == 12
+    assert len(seeds) == 8
     assert seeds[0] == 0
     assert sorted(p.name for p in Path().iterdir()) == ["n.csv", "o.csv", "run", "t.csv"]
     assert json.loads(Path("run/run.json").read_text())["seed"] == 99

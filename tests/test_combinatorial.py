@@ -61,10 +61,18 @@ def test_chosen_combinations_keep_the_order_given() -> None:
     np.testing.assert_allclose(head.expand(x).dense().numpy(), np.stack(densities, -1), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("kappa", [kp.Combinatorial(subsets=SUBSETS), kp.CombinatorialNormal(subsets=SUBSETS)])
+CHOSEN = [kp.Combinatorial(subsets=SUBSETS), kp.CombinatorialNormal(subsets=SUBSETS)]
+
+
+@pytest.mark.parametrize("kappa", CHOSEN)
 def test_chosen_combinations_keep_the_laws(kappa) -> None:
     # Of the laws all but the one that takes fewer inputs than these need.
-    check(kappa, laws=[law.name for law in LAWS.values() if law.over != "pair" and law.name != "columns"])
+    check(kappa, laws=[law.name for law in LAWS.values() if law.over == "function" and law.name != "columns"])
+
+
+@pytest.mark.parametrize("kappa", [CHOSEN[0], pytest.param(CHOSEN[1], marks=pytest.mark.slow)])
+def test_chosen_combinations_compile_and_export(kappa) -> None:
+    check(kappa, laws=[law.name for law in LAWS.values() if law.over == "class"])
 
 
 def test_differences_of_columns_are_conditional_densities() -> None:

@@ -503,6 +503,8 @@ with open_group(devices=2) as group:
 """
 
 
+# In every run `test_together` has the command line start its processes.
+@pytest.mark.slow
 def test_a_script_starts_its_processes_by_itself(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -513,7 +515,7 @@ def test_a_script_starts_its_processes_by_itself(tmp_path) -> None:
     ]
 
 
-@pytest.mark.parametrize("way", ["-c", "-"])
+@pytest.mark.parametrize("way", ["-c", pytest.param("-", marks=pytest.mark.slow)])
 def test_no_processes_are_started_where_the_program_cannot_be_run_again(tmp_path, way) -> None:
     process = start(way, *([SCRIPT] if way == "-c" else []), tmp_path)
     code, _, errors = ended(process, text=SCRIPT)

@@ -502,6 +502,6 @@ def test_kept_features_change_nothing(monkeypatch):
         monkeypatch.setattr(gradient, "LARGEST_KEPT", limit)
         model = model_of(kp.rpn([3, 1], kp.BSpline(), bias=True))
         assert (gradient.fixed_features(model, numbers()[0]) is None) == (limit == 0)
-        fit(model, numbers(), TrainConfig(solver="lbfgs", penalty=0.01))
+        fit(model, numbers(), TrainConfig(solver="lbfgs", penalty=0.01, epochs=10))
         found.append(predict(model, numbers()[0]))
     assert torch.allclose(*found, atol=1e-6)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kapsi
+from forked import each
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "outside_package"
@@ -67,13 +68,16 @@ kp.save(kp.Model(spec, seed=0), sys.argv[1])
     done = run("-c", code, tmp_path / "m.safetensors", paths=paths)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     # A new process knows the name of the file's function too.
-    done = run("-m", "kapsi", "info", tmp_path / "m.safetensors", paths=paths)
-    assert done.returncode == 0, done.stderr
-    assert "SoftSteps" in done.stdout or "soft_steps" in done.stdout
-    done = run("-m", "kapsi", "functions", "soft_steps", "--set", "steps=3", paths=paths)
-    assert done.returncode == 0, done.stderr
-    assert "D = m·G; 12 for m = 4" in done.stdout
-    assert "kapsi_steps.SoftSteps" in done.stdout
+    info, functions = each(
+        tmp_path / "said",
+        f"main('info', {str(tmp_path / 'm.safetensors')!r})",
+        "main('functions', 'soft_steps', '--set', 'steps=3')",
+        env=environment(*paths),
+    )
+    assert (info.returncode, functions.returncode) == (0, 0), info.stderr + functions.stderr
+    assert "SoftSteps" in info.stdout or "soft_steps" in info.stdout
+    assert "D = m·G; 12 for m = 4" in functions.stdout
+    assert "kapsi_steps.SoftSteps" in functions.stdout
 
 
 def test_what_is_not_installed_is_not_known() -> None:
@@ -95,17 +99,21 @@ def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, 
     if source is not None:
         (tmp_path / "kapsi_broken.py").write_text(source)
     told = f"the functions of package 'kapsi-broken' cannot be loaded: {reason}"
-    done = run("-m", "kapsi", "functions", paths=paths)
-    assert done.returncode == 0
-    assert done.stderr == f"note: {told}\n"
-    assert "taylor" in done.stdout
-    done = run("-m", "kapsi", "functions", "tailor", paths=paths)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert told in done.stderr
-    done = run("-c", "import kapsi as kp; kp.from_dict({'kind': 'tailor'}, kp.Expansion)", paths=paths)
-    assert "kapsi.errors.SpecError: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in done.stderr
-    assert told in done.stderr
+    every, one, python = each(
+        tmp_path / "said",
+        "main('functions')",
+        "main('functions', 'tailor')",
+        "kp.from_dict({'kind': 'tailor'}, kp.Expansion)",
+        env=environment(*paths),
+    )
+    assert every.returncode == 0
+    assert every.stderr == f"note: {told}\n"
+    assert "taylor" in every.stdout
+    assert one.returncode == 2
+    assert one.stderr.count("\n") == 1
+    assert told in one.stderr
+    assert "SpecError: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in python.stderr
+    assert told in python.stderr
 
 
 def test_a_name_that_is_taken_is_an_error_of_the_later_package(tmp_path) -> None:

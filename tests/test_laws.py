@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,21 +18,24 @@ from kapsi.function import ALIASES, ROLES, catalogue, to_dict
 from kapsi.testing import (
     LAWS,
     WatchSizes,
+    _made,
     check,
     check_pairs,
     describe,
     examples_of,
+    has_structure,
     inputs,
     instances,
     model_with,
     pair_matters,
 )
 
+FIRST = {examples_of(cls)[0] for cls in catalogue()}
+
 
 def extent(*functions: Any) -> Any:
     """Mark what a quick selection leaves out: all examples of a function but its first."""
-    first = all(function == examples_of(type(function))[0] for function in functions)
-    return () if first else pytest.mark.thorough
+    return () if FIRST.issuperset(functions) else pytest.mark.thorough
 
 
 SINGLE = [
@@ -41,31 +45,65 @@ SINGLE = [
     for function in instances()
     if law.applies(function)
 ]
-SEEN: set[str] = set()
 
 
-def compiling(law: Any, cls: type) -> Any:
-    """Mark what is compiled on demand only, 4 seconds each: all of a family but its first."""
-    family = f"{law.name} {cls.__module__}"
-    first = family not in SEEN
-    SEEN.add(family)
-    return pytest.mark.thorough if first or law.name != "compiles" else pytest.mark.slow
+def kinds(functions: list[Any]) -> list[Any]:
+    """Return the first example, and of expansions the first that makes features of another kind."""
+    found = {type(_made(function)) if function.role == "expansion" else None: function for function in functions[::-1]}
+    return [function for function in functions if function in found.values()]
 
 
-CLASSES = [
-    pytest.param(law, cls, id=f"{law.name}-{cls.role}-{cls.name}", marks=compiling(law, cls))
-    for law in LAWS.values()
-    if law.over == "class"
-    for cls in catalogue()
-    if law.applies(cls) and cls.role != "process"
-]
+def class_cases() -> Iterator[Any]:
+    """Yield the laws that take seconds for an example: of a family its first class, and of that one example of each kind.
+
+    All examples are exported of the first class, and one of each kind of the others. What is left out is asked on demand.
+    """
+    seen: set[tuple[str, str]] = set()
+    for law, cls in itertools.product(LAWS.values(), catalogue()):
+        if law.over != "class" or not law.applies(cls) or cls.role == "process":
+            continue
+        family = (law.name, cls.__module__)
+        first = family not in seen
+        seen.add(family)
+        every = examples_of(cls)
+        few = every if first and law.name == "exports" else kinds(every)
+        name = f"{law.name}-{cls.role}-{cls.name}"
+        asked = pytest.mark.thorough if first or law.name == "exports" else pytest.mark.slow
+        yield pytest.param(law, few, id=name, marks=asked)
+        if len(few) < len(every):
+            yield pytest.param(law, every, id=f"{name}-all", marks=pytest.mark.slow)
 
 
-def pairing(law: Any, expansion: Any, reconciliation: Any) -> Any:
-    """Mark pairs of further examples, which only the law of the product itself is always asked for."""
+CLASSES = list(class_cases())
+
+# An expansion that makes an array of its values is contracted like any other: of those each has this many ψ, in turn, so
+# that each ψ has several of them. All with all are asked on demand.
+TURNS = 2
+
+
+def pairing(law: Any, expansion: Any, reconciliation: Any, turn: int) -> Any:
+    """Mark pairs with a further example, which only the law of the product itself is always asked for; of two, none."""
     if extent(expansion, reconciliation):
+        if extent(expansion) and extent(reconciliation):
+            return pytest.mark.slow
         return pytest.mark.thorough if law.name == "contraction" else pytest.mark.slow
+    if turn >= TURNS and not distinct(expansion):
+        return pytest.mark.slow
     return pytest.mark.thorough if law.name == "pair_gradients" else ()
+
+
+def distinct(expansion: Any) -> bool:
+    """Return whether κ(x) is contracted in its own way, or stands for all that are contracted as an array."""
+    return has_structure(expansion) or expansion.name == "identity"
+
+
+def pairs() -> Iterator[tuple[Any, Any, int]]:
+    """Yield κ, ψ, and how far the class of ψ is from the one whose turn it is."""
+    kappas, psis = catalogue("expansion"), catalogue("reconciliation")
+    for expansion, reconciliation in itertools.product(instances("expansion"), instances("reconciliation")):
+        if pair_matters(expansion, reconciliation):
+            turn = psis.index(type(reconciliation)) - kappas.index(type(expansion))
+            yield expansion, reconciliation, turn % len(psis)
 
 
 PAIRS = [
@@ -74,13 +112,11 @@ PAIRS = [
         expansion,
         reconciliation,
         id=f"{law.name}-{describe(expansion)}-{describe(reconciliation)}",
-        marks=pairing(law, expansion, reconciliation),
+        marks=pairing(law, expansion, reconciliation, turn),
     )
-    for expansion in instances("expansion")
-    for reconciliation in instances("reconciliation")
-    if pair_matters(expansion, reconciliation)
+    for expansion, reconciliation, turn in pairs()
     for law in LAWS.values()
-    if law.over == "pair"
+    if law.over == "pair" and (law.name != "sizes" or distinct(expansion))  # the law says nothing of others
 ]
 
 
@@ -89,9 +125,9 @@ def test_function(law, function) -> None:
     law(function)
 
 
-@pytest.mark.parametrize(("law", "cls"), CLASSES)
-def test_class(law, cls) -> None:
-    law(*examples_of(cls))
+@pytest.mark.parametrize(("law", "examples"), CLASSES)
+def test_class(law, examples) -> None:
+    law(*examples)
 
 
 # One model with all of them: they are many, small and alike.
@@ -209,13 +245,13 @@ def test_large_product_layer_stays_small() -> None:
 def test_hypernet_makes_neither_expansion_nor_weights(kappa, channels, monkeypatch) -> None:
     # Blocks of 2,048 entries, so that a small case has many of them, in both directions of the grid.
     monkeypatch.setattr("kapsi.reconciliation.hypernet.BLOCK", 2048)
-    head = kp.Head(100, 16, kp.HeadSpec(kappa, kp.HyperNet(4), channels=channels), seed=0, dtype=torch.float64)
-    batch, columns = 50, kappa.out_features(100)
-    x = torch.randn(batch, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    head = kp.Head(40, 16, kp.HeadSpec(kappa, kp.HyperNet(4), channels=channels), seed=0, dtype=torch.float64)
+    batch, columns = 50, kappa.out_features(40)
+    x = torch.randn(batch, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     with WatchSizes(x, *head.parameters()) as watch:
         torch.autograd.grad(head(x).sum(), [x, *head.parameters()])
     # A block, its bits, a block of κ; and what is as large as the inputs or the left factor of κ.
-    limit = max(3 * 2048, batch * 102)
+    limit = max(3 * 2048, batch * 42)
     assert watch.largest <= limit, f"{watch.operation} makes {watch.largest:,} elements"
     assert limit < min(batch, 16) * columns or kappa == kp.Identity()
     dense = head.expand(x).dense() @ head.weights().dense().sum(0).T
@@ -296,8 +332,11 @@ print("all equal")
 """
 
 
-def test_models_are_bit_equal_in_another_process(tmp_path) -> None:
-    models = [model_with(function) for function in instances()] + [kp.Model(three_layers(), seed=3).eval()]
+# Each example is loaded again in the same process by the law `saved`.
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["first", "every"])
+def test_models_are_bit_equal_in_another_process(tmp_path, every) -> None:
+    models = [model_with(function) for function in instances() if every or function in FIRST]
+    models += [kp.Model(three_layers(), seed=3).eval()]
     for i, model in enumerate(models):
         x = inputs(7, model.in_features, dtype=torch.float32 if model is models[-1] else torch.float64)
         kp.save(model, tmp_path / f"{i}.safetensors")

@@ -332,8 +332,12 @@ def test_a_start_that_is_not_finite_is_dropped() -> None:
 # ------------------------------------------------------------------------------------------------ resuming
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("way", ["kept", "rows", "chunks", "conjugate"])
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [(way, torch.float64) for way in ("kept", "rows", "chunks", "conjugate")]
+    + [("kept", torch.float32)]
+    + [pytest.param(way, torch.float32, marks=pytest.mark.slow) for way in ("rows", "chunks", "conjugate")],
+)
 def test_resuming_is_exact(dtype, way, monkeypatch) -> None:
     if way == "chunks":
         monkeypatch.setattr(module, "LARGEST_JACOBIAN", 3_000)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from forked import each
 from kapsi.cli.canvas import draw
 from kapsi.plots import Curves, Maps
 from kapsi.testing import examples_of
@@ -142,11 +141,15 @@ def test_paths_that_cannot_be_written_leave_nothing(tmp_path) -> None:
 
 
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path) -> None:
-    code = "import sys; sys.modules['matplotlib'] = None\nfrom kapsi.cli import main\nsys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "PYTHONPATH": str(Path(kp.__file__).parents[1])}
-    command = [sys.executable, "-c", code, "functions", "taylor"]
-    for more, status in (([], 0), (["--picture", str(tmp_path / "a.svg")], 2)):
-        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == status, done.stderr
-    assert done.stderr == "kapsi: pictures need matplotlib, which is not installed; pip install 'kapsi[plot]'\n"
-    assert not os.listdir(tmp_path)
+    picture = tmp_path / "a.svg"
+    without = "sys.modules.update(matplotlib=None)"
+    listed, drawn = each(
+        tmp_path / "said",
+        f"{without} or main('functions', 'taylor')",
+        f"{without} or main('functions', 'taylor', '--picture', {str(picture)!r})",
+        env={**os.environ, "PYTHONPATH": str(Path(kp.__file__).parents[1])},
+    )
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert drawn.returncode == 2
+    assert drawn.stderr == "kapsi: pictures need matplotlib, which is not installed; pip install 'kapsi[plot]'\n"
+    assert os.listdir(tmp_path) == ["said"]

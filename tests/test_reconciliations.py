@@ -49,8 +49,23 @@ KAPPAS = [
 ]
 
 
-@pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
-@pytest.mark.parametrize(("kappa", "m"), KAPPAS, ids=lambda value: describe(value) if hasattr(value, "role") else "")
+# After a layer norm one of each kind of features: a product, and several things in a row.
+NORMED = (KAPPAS[0], KAPPAS[2])
+
+
+@pytest.mark.parametrize(
+    ("kappa", "m", "after"),
+    [
+        pytest.param(
+            *case,
+            after,
+            id=f"{describe(case[0])}-{'layer_norm' if after else 'plain'}",
+            marks=pytest.mark.slow if after and case not in NORMED else (),
+        )
+        for case in KAPPAS
+        for after in ((), ("layer_norm",))
+    ],
+)
 def test_every_grid_of_a_kronecker_kind_equals_the_dense_product(kappa, m, after) -> None:
     n, width = 6, kappa.out_features(m)
     kinds = (kp.Kronecker, kp.LowRankKronecker, kp.DualLowRankKronecker)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.cli import main as main_of_kapsi
 from kapsi.training.distributed import Group, open_group
 from test_distributed import ended, environment, free_port, start
 
@@ -171,6 +172,8 @@ def test_solvers_on_all_rows_end_with_the_weights_of_one_process(two, alone, cas
     near(two["ddp", 0][case], alone[case], 1e-9 if case == "ridge" else 1e-6)
 
 
+# Of which `test_distributed` asks the same in every run.
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "ridge"])
 def test_two_nodes_are_two_processes(nodes, two, alone, case):
     assert nodes["ddp", 0][case] == nodes["ddp", 1][case]
@@ -196,7 +199,8 @@ def test_a_divided_model_is_for_mini_batches(two):
     )
 
 
-def test_the_command_line_in_two_processes(tmp_path):
+@pytest.mark.parametrize("way", ["devices", pytest.param("launcher", marks=pytest.mark.slow)])
+def test_the_command_line_in_two_processes(tmp_path, monkeypatch, capsys, way):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 3, generator=generator)
     with open(tmp_path / "t.csv", "w", newline="") as handle:
@@ -204,8 +208,6 @@ def test_the_command_line_in_two_processes(tmp_path):
         writer.writerow(["a", "b", "c", "y"])
         writer.writerows([[*row, row[0] * row[1] + row[2]] for row in x.tolist()])
     fit = [
-        "-m",
-        "kapsi",
         "fit",
         "t.csv",
         "--target",
@@ -217,21 +219,23 @@ def test_the_command_line_in_two_processes(tmp_path):
     ]
     options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "timeout": 300}
     options["stdin"] = subprocess.DEVNULL
-    one = subprocess.run([sys.executable, *fit, "--output", "one"], **options)
+    monkeypatch.chdir(tmp_path)
+    assert main_of_kapsi([*fit, "--output", "one"]) == 0
+    assert capsys.readouterr().out.count("r2:") == 1
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    both = subprocess.run([sys.executable, *launcher, *fit, "--output", "both"], **options)
-    started = subprocess.run([sys.executable, *fit, "--output", "devices", "--devices", "2"], **options)
-    for done, name in ((one, "one"), (both, "both"), (started, "devices")):
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("r2:") == 1
-        assert sorted(os.listdir(tmp_path / name)) == sorted(os.listdir(tmp_path / "one"))
-    models = [kp.load(tmp_path / name / "model.safetensors") for name in ("one", "both", "devices")]
-    for other in models[1:]:
-        for a, b in zip(models[0].parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    wrong = subprocess.run([sys.executable, *launcher, *fit, "--output", "wrong", "--devices", "3"], **options)
-    assert wrong.returncode != 0
-    assert not (tmp_path / "wrong").exists()
+    begin = [sys.executable, *(launcher if way == "launcher" else []), "-m", "kapsi", *fit]
+    more = ["--devices", "2"] if way == "devices" else []
+    both = subprocess.run([*begin, "--output", "both", *more], **options)
+    assert both.returncode == 0, both.stderr
+    assert both.stdout.count("r2:") == 1
+    assert sorted(os.listdir(tmp_path / "both")) == sorted(os.listdir(tmp_path / "one"))
+    models = [kp.load(tmp_path / name / "model.safetensors") for name in ("one", "both")]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    if way == "launcher":
+        wrong = subprocess.run([*begin, "--output", "wrong", "--devices", "3"], **options)
+        assert wrong.returncode != 0
+        assert not (tmp_path / "wrong").exists()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,14 @@ EACH = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+def again(model: str) -> bool:
+    """Return whether the model is fitted in kapsi, and one of the same layers is imported."""
+    return "fitted in kapsi" in model and model.replace("fitted in kapsi", "imported") in {
+        each.model for each in cases()
+    }
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @EACH
 def test_deviation_is_within_the_tolerance(case, seed) -> None:
     made = compared(case, seed)
@@ -75,7 +82,18 @@ def test_specification_is_data(case) -> None:
     assert kp.from_dict(kp.to_dict(spec), kp.ModelSpec) == spec
 
 
-@EACH
+# A model that was fitted in kapsi has the layers of the one that was imported.
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            each,
+            id=f"{each.model}-{each.quantity}-{each.data}",
+            marks=pytest.mark.slow if again(each.model) else (),
+        )
+        for each in cases()
+    ],
+)
 def test_exports_with_any_number_of_rows(case) -> None:
     made = compared(case)
     model = made.model.eval()
