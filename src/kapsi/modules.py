@@ -1056,7 +1056,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.eval()
     try:
-        layers = list(model.layers) if isinstance(model, Model) else [model]
+        layers: list[nn.Module] = list(model.layers) if isinstance(model, Model) else [model]
         for i, layer in enumerate(layers):
             if isinstance(layer, ExpansionModule):
                 layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")

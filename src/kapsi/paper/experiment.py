@@ -349,10 +349,15 @@ class Experiment:
             folder: where data sets are.
 
         Raises:
-            SpecError: more than 200,000 runs.
+            SpecError: more than 200,000 runs, or an empty part in `only`.
         """
         names = {row.name for row in self.rows} | {method.name for method in self.methods}
-        chosen = None if only is None else [_Chosen(text.strip(), names) for text in only.split(",")]
+        texts = [] if only is None else [text.strip() for text in only.split(",")]
+        if not all(text.strip(":") for text in texts):
+            raise SpecError(
+                f"--only {only!r}: has an empty part; give parts of names, row:method, or several of them with commas between"
+            )
+        chosen = None if only is None else [_Chosen(text, names) for text in texts]
         pairs = []
         for row in self.rows:
             for method in self.methods_of(row):
