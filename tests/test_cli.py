@@ -1006,12 +1006,12 @@ took = time.monotonic() - began
 began = time.monotonic()
 assert main([*FIT, "--seed", "0"]) == 0
 took = time.monotonic() - began
-for seed in range(1, 9):
+for seed in range(1, 13):
     child = os.fork()
     if child == 0:
         main([*FIT, "--seed", str(seed)])
         os._exit(0)
-    time.sleep(took * seed / 7)
+    time.sleep(took * seed / 11)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(["info", "run"]) == 0, seed
@@ -1025,7 +1025,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_run():
     done = subprocess.run([sys.executable, "-c", KILLS], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seeds = [int(line.split()[0]) for line in done.stderr.splitlines() if line[0].isdigit()]
-    assert len(seeds) == 8
+    assert len(seeds) == 12
     assert seeds[0] == 0
     assert sorted(p.name for p in Path().iterdir()) == ["n.csv", "o.csv", "run", "t.csv"]
     assert json.loads(Path("run/run.json").read_text())["seed"] == 99

@@ -112,7 +112,9 @@ def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, 
     assert one.returncode == 2
     assert one.stderr.count("\n") == 1
     assert told in one.stderr
-    assert "SpecError: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in python.stderr
+    assert (
+        "kapsi.errors.SpecError: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in python.stderr
+    )
     assert told in python.stderr
 
 

@@ -282,7 +282,6 @@ def test_a_linear_start_finds_what_drawn_weights_miss() -> None:
 def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"a": 0.0, "b": 0.1, "far": 5.0}
     monkeypatch.setattr(functions._Fit, "_on_probes", lambda self, each: torch.full((4, 1), made[each]))
-    monkeypatch.setattr(functions, "_Try", None)
 
     class Fitted(str):
         failed, error, apart = "", 1.0, 0.0

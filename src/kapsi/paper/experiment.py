@@ -357,7 +357,6 @@ class Experiment:
             raise SpecError(
                 f"--only {only!r}: has an empty part; give parts of names, row:method, or several of them with commas between"
             )
-        chosen = None if only is None else [_Chosen(text, names) for text in texts]
         pairs = []
         for row in self.rows:
             for method in self.methods_of(row):
@@ -367,7 +366,7 @@ class Experiment:
                     method.name not in self.quick.methods if self.quick.methods else method != self.headline(row)
                 ):
                     continue
-                if chosen is not None and not any(each.takes(row.name, method.name) for each in chosen):
+                if texts and not any(_wanted(text, row.name, method.name, names) for text in texts):
                     continue
                 pairs.append((row, method))
         runs = []
@@ -392,21 +391,12 @@ class Experiment:
         return Plan(tuple(runs), self.excluded())
 
 
-class _Chosen:
-    """What one text says of the runs that are wanted."""
-
-    def __init__(self, text: str, names: set[str]) -> None:
-        self.texts = [part.strip() for part in text.split(":", 1)] if text not in names else [text]
-        self.names = names
-
-    def takes(self, row: str, method: str) -> bool:
-        """Return whether a run is wanted."""
-        if len(self.texts) == 2:
-            return self._matches(self.texts[0], row) and self._matches(self.texts[1], method)
-        return any(self._matches(self.texts[0], name) for name in (row, method))
-
-    def _matches(self, text: str, name: str) -> bool:
-        return text == name if text in self.names else _matches(text, name)
+def _wanted(text: str, row: str, method: str, names: set[str]) -> bool:
+    """Return whether a part of `only` takes a run; `names` are the whole names of rows and methods."""
+    parts = [text] if text in names else [part.strip() for part in text.split(":", 1)]
+    pairs = list(zip(parts, (row, method), strict=True)) if len(parts) == 2 else [(text, row), (text, method)]
+    found = [name == part if part in names else _matches(part, name) for part, name in pairs]
+    return all(found) if len(parts) == 2 else any(found)
 
 
 def _matches(text: str, name: str) -> bool:

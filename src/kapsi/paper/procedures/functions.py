@@ -378,10 +378,13 @@ class _Fit:
         known = [each for each in going if not each.failed]
         if len(known) < 3:
             return
-        outputs = {id(each): self._on_probes(each) for each in known}
-        for each in known:
-            peers = [other for other in known if other is not each and other.error <= PEERS * each.error]
-            apart = [float((outputs[id(each)] - outputs[id(other)]).square().mean()) for other in peers]
+        outputs = [self._on_probes(each) for each in known]
+        for each, own in zip(known, outputs, strict=True):
+            apart = [
+                float((own - theirs).square().mean())
+                for other, theirs in zip(known, outputs, strict=True)
+                if other is not each and other.error <= PEERS * each.error
+            ]
             each.apart = min((value if math.isfinite(value) else math.inf for value in apart), default=0.0)
 
     def _go_on(self, best: _Try, config: TrainConfig) -> bool:
@@ -488,15 +491,14 @@ class _Fit:
 
 def _solve_last(model: Model, rows: _Rows) -> None:
     """Set the last layer to its least-squares solution, with the penalty that predicts left-out rows best."""
-    held = [p for layer in list(model.layers)[:-1] for p in layer.parameters() if p.requires_grad]
+    last = f"layers.{len(model.layers) - 1}."
+    held = [name for name, p in model.named_parameters() if p.requires_grad and not name.startswith(last)]
+    model.freeze(*held)
     try:
-        for parameter in held:
-            parameter.requires_grad_(False)
         for _ in train(model, rows.scaled(), TrainConfig(loss="mse", solver="ridge", epochs=1)):
             pass
     finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
+        model.freeze(*held, frozen=False)
 
 
 @torch.no_grad()
@@ -619,9 +621,10 @@ def _candidates(run: Run, given: dict[str, Any], inputs: int, tries: int, traini
             )
         spec = _spec(entry[kinds[0]], kinds[0], inputs, f"{own}.{kinds[0]}")
         linear_start = _choice(entry.get("linear_start", linear), f"{own}.linear_start", (True, False))
-        if linear_start and spec.resolved()[-1][2].output:
+        after = spec.resolved()[-1][2].output
+        if linear_start and after:
             raise SpecError(
-                f"{own}.linear_start: the last layer has {spec.resolved()[-1][2].output[0]!r} after it, and is not solved by least "
+                f"{own}.linear_start: the last layer has {after[0]!r} after it, and is not solved by least "
                 "squares; set it to false, or leave out the output of the last layer"
             )
         found.append(
