@@ -309,6 +309,36 @@ def test_a_refit_that_moves_far_is_undone() -> None:
     assert not alone.extra["refitted"]
 
 
+@pytest.mark.parametrize(
+    ("stay", "expected"),
+    [
+        ({"a", "b", "c"}, ("a", True)),
+        ({"b", "c"}, ("c", True)),  # the better one of those that are about as good
+        ({"b"}, ("b", True)),
+        ({"far", "lost"}, ("a", False)),
+        (set(), ("a", False)),
+    ],
+)
+def test_the_next_fit_takes_the_place_of_one_that_does_not_stay_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, stay: set[str], expected: tuple[str, bool]
+) -> None:
+    made = outcome(refit={"epochs": 1})
+    assert made.extra["refitted"]
+    errors = {"a": 1e-6, "b": 9e-6, "c": 3e-6, "far": 1.1e-5, "lost": math.inf}
+    candidates = {name: polynomial(degree) for degree, name in enumerate(errors, 1)}
+    advance = functions._Fit._advance
+
+    def advanced(self: Any, each: Any, *given: Any, **named: Any) -> None:
+        advance(self, each, *given, **named)
+        each.error = errors[each.candidate.name]
+
+    monkeypatch.setattr(functions._Fit, "_advance", advanced)
+    monkeypatch.setattr(functions._Fit, "_go_on", lambda self, each, config: each.candidate.name in stay)
+    found = outcome(candidates=candidates, refit={"epochs": 1})
+    assert (found.extra["candidate"], found.extra["refitted"]) == expected
+    assert outcome(candidates=candidates, refit=False).extra["candidate"] == "a"
+
+
 def test_a_choice_by_consensus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"candidates": {"two": polynomial(2), "three": polynomial(3)}, "enough": 0.0}
 

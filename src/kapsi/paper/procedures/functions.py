@@ -71,6 +71,8 @@ PEERS = 100
 
 A fit that is much better than all others is far from them because they are wrong.
 """
+NEAR = 10.0
+"""How many times the error of the chosen fit another one may have to take its place when it does not stay where it was."""
 TARGETS = ("standard", "scaled", "raw")
 KINDS = {"model": None, "mlp": mlp.spec, "kan": kan.spec}
 """What a candidate may be: a specification, or the options of a network of the zoo."""
@@ -337,13 +339,14 @@ class _Fit:
         if compared:
             self._compare(going)
         # Where a simple model is preferred, one that did not go on may be it.
-        best = self._best(going if compared and options.gain == 1 else [*going, *dropped])
+        pool = going if compared and options.gain == 1 else [*going, *dropped]
+        best = self._best(pool)
         if best.failed:
             raise KapsiError(f"{self.run.experiment}, {self.run.row}: no candidate could be fitted; {best.failed}")
         errors: dict[str, float] = {}
         for each in tries:
             errors[each.candidate.name] = min(each.error, errors.get(each.candidate.name, math.inf))
-        kept = options.refit is not None and self._go_on(best, options.refit)
+        best, kept = self._gone_on(best, pool)
         extra = {
             "candidate": best.candidate.name,
             "try": best.number,
@@ -386,6 +389,20 @@ class _Fit:
                 if other is not each and other.error <= PEERS * each.error
             ]
             each.apart = min((value if math.isfinite(value) else math.inf for value in apart), default=0.0)
+
+    def _gone_on(self, best: _Try, tries: list[_Try]) -> tuple[_Try, bool]:
+        """Return the first fit, by its error, that all training rows leave where it was, and whether there is one.
+
+        What moves far on random inputs was not determined there by the rows it had; another that is about as good on the
+        validation rows may be.
+        """
+        if self.options.refit is None:
+            return best, False
+        near = [each for each in tries if each is not best and each.judged() <= NEAR * best.judged()]
+        for each in [best, *sorted(near, key=_Try.judged)]:
+            if self._go_on(each, self.options.refit):
+                return each, True
+        return best, False
 
     def _go_on(self, best: _Try, config: TrainConfig) -> bool:
         """Train the chosen model on all training rows, and return whether it was kept."""
