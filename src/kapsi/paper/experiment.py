@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kapsi.errors import KapsiError, SpecError, did_you_mean, nearest
+from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.spec import parse_yaml, read_text
 
 __all__ = [
@@ -565,8 +565,7 @@ class _Reader:
             return default
         choices = tuple(choices)
         if not isinstance(data, str) or data not in choices:
-            close = nearest(data, choices) if isinstance(data, str) else []
-            hint = f"did you mean {close[0]}? " if close else ""
+            hint = did_you_mean(data, choices, quoted=False) if isinstance(data, str) else ""
             raise self.fail(where, f"there is no {_shown(data)}; {hint}there are {', '.join(choices)}")
         return data
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from kapsi.data.functions import function
-from kapsi.errors import KapsiError, SpecError, nearest
+from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.modules import Head, Layer, Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
@@ -568,9 +568,8 @@ def _options(run: Run, inputs: int) -> Options:
     given = dict(run.options)
     for name in given:
         if name not in OPTIONS:
-            close = nearest(str(name), OPTIONS)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise SpecError(f"{_where(run, name)}: there is no such option{hint}; there are {', '.join(OPTIONS)}")
+            hint = did_you_mean(str(name), OPTIONS, quoted=False)
+            raise SpecError(f"{_where(run, name)}: there is no such option; {hint}there are {', '.join(OPTIONS)}")
     rows = _whole(given.get("rows", 2_000), _where(run, "rows"), 10)
     part = _whole(given.get("train", rows // 2), _where(run, "train"), 5)
     if part >= rows:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, TableError, nearest
+from kapsi.errors import SpecError, TableError, did_you_mean
 from kapsi.training.rows.base import (
     FINGERPRINTED,
     Batch,
@@ -527,13 +527,8 @@ def _chosen(
 
 
 def _missing(path: Path, name: str, kinds: dict[str, Any]) -> TableError:
-    close = nearest(str(name), kinds)
     shown = ", ".join(list(kinds)[:10]) + (", …" if len(kinds) > 10 else "")
-    return TableError(
-        f"{path}: there is no column {name!r}; "
-        + (f"did you mean {close[0]!r}? " if close else "")
-        + f"there are {shown}"
-    )
+    return TableError(f"{path}: there is no column {name!r}; {did_you_mean(str(name), kinds)}there are {shown}")
 
 
 def _check_type(path: Path, name: str, kind: Any) -> None:
