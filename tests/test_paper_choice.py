@@ -1,4 +1,4 @@
-"""How the paper's experiments with functions choose: rows that validate, fits that agree, and what is put back."""
+"""How the paper's experiments with functions choose: rows that validate, fits that agree, how far one may move."""
 
 from __future__ import annotations
 
@@ -59,26 +59,38 @@ def test_a_fit_that_is_alone_on_random_inputs_counts_as_worse() -> None:
     assert min(tries, key=lambda each: each.error) is tries[2]
 
 
-@pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
-def test_what_training_on_all_rows_moves_too_far_is_put_back(error, kept) -> None:
-    fit = fit_of(probes=300)
+def gone_on(error: float, **options):
+    """Return a fit, what of it stands after it has gone on, and whether it did."""
+    fit = fit_of(probes=300, refit={"epochs": 5}, **options)
     (one,) = fit._tries(fit.training.x, [])
     one.error = error
-    before = {name: value.clone() for name, value in one.model.state_dict().items()}
-    assert fit._go_on(one, fit.options.candidates[0].training) is kept
-    same = all(torch.equal(value, before[name]) for name, value in one.model.state_dict().items())
-    assert same is not kept
+    return fit, one, *fit._gone_on(one, [one])
+
+
+@pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
+def test_what_training_on_all_rows_moves_too_far_is_left_as_it_was(error, kept) -> None:
+    _, one, after, went = gone_on(error)
+    assert went is kept
+    assert (after is one) is not kept
+    before, values = one.model.state_dict(), after.model.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in values.items()) is not kept
+    assert after.epochs == (5 if kept else 0)
 
 
 def test_the_leash_is_how_far_training_on_all_rows_may_move() -> None:
-    def kept(leash: float) -> bool:
-        fit = fit_of(probes=300, leash=leash)
-        (one,) = fit._tries(fit.training.x, [])
-        one.error = 1e-5
-        return fit._go_on(one, fit.options.candidates[0].training)
+    assert not gone_on(1e-5, leash=1.0)[3]
+    assert gone_on(1e-5, leash=1e6)[3]
 
-    assert not kept(1.0)
-    assert kept(1e6)
+
+def test_how_far_a_fit_has_moved_is_in_parts_of_its_error() -> None:
+    fit, one, *_ = gone_on(1.0)
+    apart, _ = fit._go_on(one, fit.options.refit)
+    assert 0 < apart < math.inf
+    one.error = apart / 2
+    assert fit._go_on(one, fit.options.refit)[0] == pytest.approx(2.0)
+    assert fit._gone_on(one, [one])[1]
+    one.error = apart / 20
+    assert not fit._gone_on(one, [one])[1]
 
 
 def test_a_run_with_all_of_it_scores_and_says_so() -> None:

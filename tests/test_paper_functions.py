@@ -310,17 +310,19 @@ def test_a_refit_that_moves_far_is_undone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stay", "expected"),
+    ("moves", "expected"),
     [
-        ({"a", "b", "c"}, ("a", True)),
-        ({"b", "c"}, ("c", True)),  # the better one of those that are about as good
-        ({"b"}, ("b", True)),
-        ({"far", "lost"}, ("a", False)),
-        (set(), ("a", False)),
+        ({"a": 0.5, "b": 0.1, "c": 0.1}, ("a", True)),
+        ({"a": 1.1, "b": 0.1, "c": 0.9}, ("c", True)),  # the better one of those that are about as good
+        ({"a": 1.1, "b": 1.0}, ("b", True)),
+        ({"a": 1.1, "b": 9.0, "c": 1.2}, ("a", True)),  # none stays: the first that does not go far
+        ({"b": 10.0, "c": 11.0}, ("b", True)),
+        ({"far": 0.0, "lost": 0.0}, ("a", False)),
+        ({}, ("a", False)),
     ],
 )
 def test_the_next_fit_takes_the_place_of_one_that_does_not_stay_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, stay: set[str], expected: tuple[str, bool]
+    monkeypatch: pytest.MonkeyPatch, moves: dict[str, float], expected: tuple[str, bool]
 ) -> None:
     made = outcome(refit={"epochs": 1})
     assert made.extra["refitted"]
@@ -333,7 +335,9 @@ def test_the_next_fit_takes_the_place_of_one_that_does_not_stay_where_it_was(
         each.error = errors[each.candidate.name]
 
     monkeypatch.setattr(functions._Fit, "_advance", advanced)
-    monkeypatch.setattr(functions._Fit, "_go_on", lambda self, each, config: each.candidate.name in stay)
+    monkeypatch.setattr(
+        functions._Fit, "_go_on", lambda self, each, config: (moves.get(each.candidate.name, math.inf), each)
+    )
     found = outcome(candidates=candidates, refit={"epochs": 1})
     assert (found.extra["candidate"], found.extra["refitted"]) == expected
     assert outcome(candidates=candidates, refit=False).extra["candidate"] == "a"

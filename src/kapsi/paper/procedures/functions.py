@@ -11,8 +11,9 @@ Steps of a run under the protocol `validation`:
    the best go on. The one with the least validation error is chosen.
 4. With `probes` and `consensus` the fits that went on are compared on random inputs, which need no targets: one that is far from
    all others with an error like its own has gone wrong where no row shows it, and counts as worse.
-5. The chosen one goes on with all training rows. If that has moved it on the random inputs by more than its validation error,
-   it is put back. It is scored on the test rows.
+5. The chosen one goes on with all training rows. If that moves it on the random inputs by more than its validation error, the
+   next one about as good that stays takes its place; where none stays, one that moves less than ten times as far does, and where
+   none does that, the chosen one is left as it was. It is scored on the test rows.
 
 Under the protocol `paper` there is one candidate, trained on all training rows. The score is that of the last epoch; the least
 test error of all epochs, which is what the paper prints, is `best_epoch_on_test`.
@@ -73,6 +74,8 @@ A fit that is much better than all others is far from them because they are wron
 """
 NEAR = 10.0
 """How many times the error of the chosen fit another one may have to take its place when it does not stay where it was."""
+LONGER = 10.0
+"""How many times further than the leash a fit may move when all of them move beyond it."""
 TARGETS = ("standard", "scaled", "raw")
 KINDS = {"model": None, "mlp": mlp.spec, "kan": kan.spec}
 """What a candidate may be: a specification, or the options of a network of the zoo."""
@@ -148,7 +151,7 @@ class Options:
         probes: number of random inputs, uniform within the range of the training rows, on which fits are compared; 0: none.
         consensus: with probes, whether fits are compared with each other before the choice.
         leash: with probes, how many times the validation error the outputs on them may move, as a mean square, when the chosen
-            model goes on with all training rows, 1 to 1,000,000; one that moves further stays as it was.
+            model goes on with all training rows, 1 to 1,000,000; for one that moves further another about as good goes on.
         enough: validation error, in parts of the variance of the targets, at which no further model is tried, 0 to 0.01.
         refit: how the chosen model goes on with all training rows; None: it does not.
         parameters: the largest number of trainable parameters that a candidate may have; None: any.
@@ -394,26 +397,34 @@ class _Fit:
         """Return the first fit, by its error, that all training rows leave where it was, and whether there is one.
 
         What moves far on random inputs was not determined there by the rows it had; another that is about as good on the
-        validation rows may be.
+        validation rows may be. Where all of them move, the leash is made longer: a fit that has not seen the validation rows is
+        worse than one that has moved somewhat because of them.
         """
         if self.options.refit is None:
             return best, False
         near = [each for each in tries if each is not best and each.judged() <= NEAR * best.judged()]
+        moved: list[tuple[float, _Try]] = []
         for each in [best, *sorted(near, key=_Try.judged)]:
-            if self._go_on(each, self.options.refit):
-                return each, True
+            apart, further = self._go_on(each, self.options.refit)
+            if apart <= self.options.leash:
+                return further, True
+            moved.append((apart, further))
+        for apart, further in moved:
+            if apart <= LONGER * self.options.leash:
+                return further, True
         return best, False
 
-    def _go_on(self, best: _Try, config: TrainConfig) -> bool:
-        """Train the chosen model on all training rows, and return whether it was kept."""
-        before = copy.deepcopy(best.model)
-        outputs = self._on_probes(best) if self.options.probes else None
-        self._advance(best, self.training, config)
-        apart = 0.0 if outputs is None else float((self._on_probes(best) - outputs).square().mean())
-        if best.failed or not apart <= self.options.leash * best.error:
-            best.model, best.failed = before, ""
-            return False
-        return True
+    def _go_on(self, each: _Try, config: TrainConfig) -> tuple[float, _Try]:
+        """Train a copy of a fit on all training rows; return how far that moved it, in parts of its error, and the copy."""
+        further = replace(each, model=copy.deepcopy(each.model), curve=copy.deepcopy(each.curve))
+        self._advance(further, self.training, config)
+        if further.failed:
+            return math.inf, further
+        apart = (
+            float((self._on_probes(further) - self._on_probes(each)).square().mean()) if self.options.probes else 0.0
+        )
+        # An error of 0 leaves no room to move.
+        return (0.0 if apart == 0 else apart / each.error if each.error > 0 else math.inf), further
 
     def as_paper(self) -> Outcome:
         """Train one model on all training rows, with the least test error of all epochs beside that of the last."""
