@@ -420,11 +420,12 @@ class _Fit:
         self._advance(further, self.training, config)
         if further.failed:
             return math.inf, further
-        apart = (
-            float((self._on_probes(further) - self._on_probes(each)).square().mean()) if self.options.probes else 0.0
-        )
-        # An error of 0 leaves no room to move.
-        return (0.0 if apart == 0 else apart / each.error if each.error > 0 else math.inf), further
+        if not self.options.probes:
+            return 0.0, further
+        apart = float((self._on_probes(further) - self._on_probes(each)).square().mean())
+        if each.error == 0:  # which leaves no room to move
+            return (0.0 if apart == 0 else math.inf), further
+        return apart / each.error, further
 
     def as_paper(self) -> Outcome:
         """Train one model on all training rows, with the least test error of all epochs beside that of the last."""
