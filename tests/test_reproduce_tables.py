@@ -232,6 +232,16 @@ def test_other_configurations_seeds_and_settings_are_told_apart(tmp_path) -> Non
     assert build(experiment, EXPECTED, [*own, *further], seeds=[100]).lines[0].own["kapsi"].mean == 7.0
 
 
+def test_marks_go_by_the_number_of_results(tmp_path) -> None:
+    experiment = tiny(tmp_path)
+    own = made(experiment, {("a", "kapsi"): [1.0, 1.0, 1.0]})
+    elsewhere = {**own[0].machine, "cpu": "another <processor>"}
+    other = made(experiment, {("b", "kapsi"): [4.0] * 3, ("c", "kapsi"): [4.0] * 3}, machine=elsewhere)
+    table = build(experiment, EXPECTED, [*own, *other])
+    assert [line.own["kapsi"].mark for line in table.lines] == ["ᵃ", "", ""]
+    assert [setting.count for setting in table.settings] == [6, 3]
+
+
 def test_the_best_of_a_sweep_is_told(tmp_path) -> None:
     experiment = tiny(tmp_path, rows="{grid: {rank: 1..3}}")
     scores = {("rank 1", "kapsi"): [1e-3], ("rank 2", "kapsi"): [1e-8], ("rank 3", "kapsi"): [math.nan]}

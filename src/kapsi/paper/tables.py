@@ -118,7 +118,7 @@ class Table:
         columns: prefixes of the paper's columns that are shown.
         methods: those that have a result.
         compared: the paper's columns that the headline is compared with.
-        settings: versions and machines of the results, those of this process first if they are among them.
+        settings: versions and machines of the results, those with most of them first; they have no mark.
         notes: about what is not shown.
         axes: of a grid of several axes, what each value has together.
         quick: whether it is about the small budget.
@@ -403,7 +403,8 @@ def _settings(results: list[Result]) -> dict[str, Setting]:
     for result in results:
         groups.setdefault(result.setting, []).append(result)
     own = here()
-    order = sorted(groups, key=lambda setting: (setting != own, -len(groups[setting]), setting))
+    # By number, so that a page has the same marks wherever it is written.
+    order = sorted(groups, key=lambda setting: (-len(groups[setting]), setting != own, setting))
     return {
         setting: Setting(
             "" if place == 0 else _MARKS[(place - 1) % len(_MARKS)],
