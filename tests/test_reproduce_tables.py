@@ -240,6 +240,8 @@ def test_marks_go_by_the_number_of_results(tmp_path) -> None:
     table = build(experiment, EXPECTED, [*own, *other])
     assert [line.own["kapsi"].mark for line in table.lines] == ["ᵃ", "", ""]
     assert [setting.count for setting in table.settings] == [6, 3]
+    assert "ᵃ" in as_text(table)
+    assert "ᵃ" not in overview([table])
 
 
 def test_the_best_of_a_sweep_is_told(tmp_path) -> None:

@@ -7,7 +7,7 @@ import html
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from kapsi.paper.expected import LABELS, Printed
@@ -426,7 +426,8 @@ def _against(table: Table) -> str:
                 reference = (
                     "" if line.reference is None else f" ({line.reference_name} {_score(metric, line.reference)})"
                 )
-                texts.append(f"{line.row.name} {_own(metric, line.result)}{reference}")
+                # Its mark is explained below the table alone.
+                texts.append(f"{line.row.name} {_own(metric, replace(line.result, mark=''))}{reference}")
         return ", ".join(texts)
     return next(
         (text for text in said if text.startswith("against") and " of the paper: " in text), "nothing to compare with"
