@@ -723,3 +723,29 @@ def test_the_configuration_is_told_in_short(tmp_path) -> None:
     run = tiny(tmp_path).plan().runs[0]
     assert stores.short(run) == "iterations: 3, model: taylor(degree=3)"
     assert len(configuration_hash(run)) == 16
+
+
+def test_a_misspelled_part_of_only_among_others(tmp_path, capsys) -> None:
+    path, out = str(write(tmp_path)), tmp_path / "out"
+    assert main(["reproduce", path, "--output", str(out), "--only", "b, nope"]) == 2
+    assert capsys.readouterr().err == "kapsi: --only nope: no row and no method of tiny has this in its name\n"
+    assert not out.exists()
+
+
+def test_a_report_below_a_file_is_refused_before_anything_runs(tmp_path, capsys) -> None:
+    path, out = str(write(tmp_path)), tmp_path / "out"
+    assert main(["reproduce", path, "--output", str(out), "--report", f"{path}/more/x.md"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"kapsi: --report {path}/more/x.md: {path} is not a folder; give another path\n"
+    assert not out.exists()
+
+
+def test_the_example_of_the_page_runs(tmp_path, capsys) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert main(["reproduce", str(path), "--output", str(tmp_path / "out"), "--seeds", "1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.splitlines()[-1] == "rows: 2 of 2"

@@ -384,6 +384,9 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
         load_expected(experiment)
     with pytest.raises(SpecError, match="there is no such file with the paper's numbers"):
         load_expected(replace(experiment, expected="nowhere.csv"))
+    without = r"compare\.paper: 'rpn_x' is a column of the paper's numbers, and there is no file of them; give expected"
+    with pytest.raises(SpecError, match=without):
+        load_expected(replace(experiment, expected=None))
 
 
 # ------------------------------------------------------------------------------------------------ pictures and pages

@@ -141,6 +141,10 @@ def check_report(report: str | None, experiments: Sequence[Experiment]) -> None:
         raise FileError(f"--report {report}: expected a name that ends in .md, .html or .txt")
     if os.path.isdir(report):
         raise FileError(f"--report {report}: is a folder, expected a file")
+    above = next(folder for folder in Path(report).absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        what = "cannot be written to" if above.is_dir() else "is not a folder"
+        raise FileError(f"--report {report}: {above} {what}; give another path")
     if suffix == ".html" and len(experiments) > 1:
         raise SpecError(f"--report {report}: an HTML page is about one experiment; --summary writes a page for each")
 
@@ -190,10 +194,12 @@ def _run(
         (experiment, experiment.plan(seeds=seeds, quick=quick, only=only, folder=folder).runs)
         for experiment in experiments
     ]
-    if only is not None and not any(runs for _, runs in plans):
-        raise SpecError(
-            f"--only {only}: no row and no method of {', '.join(e.name for e in experiments)} has this in its name"
-        )
+    # Each part by itself: what is misspelled among others would be left out without a word.
+    for part in [] if only is None else only.split(","):
+        if not any(e.plan(seeds=seeds, quick=quick, only=part, folder=folder).runs for e in experiments):
+            raise SpecError(
+                f"--only {part.strip()}: no row and no method of {', '.join(e.name for e in experiments)} has this in its name"
+            )
     with _progress() as progress, offline(folder) if quick else contextlib.nullcontext():
         done = run_experiments(plans, output, jobs=jobs, again=again, progress=progress)
     notes(done.notes)

@@ -85,6 +85,14 @@ def load_expected(experiment: Experiment) -> Expected:
         SpecError: there is no such file, or it does not fit.
     """
     if experiment.expected is None:
+        named = [("compare.paper", experiment.compare.paper[0])] if experiment.compare.paper else []
+        named += [(f"methods.{m.name}.paper", m.paper) for m in experiment.methods if m.paper is not None]
+        if named:
+            where, column = named[0]
+            raise SpecError(
+                f"{experiment.name}.yaml: {where}: {column!r} is a column of the paper's numbers, and there is no file of them; "
+                "give expected, or leave it out"
+            )
         return Expected()
     path = FOLDER / experiment.expected
     text = read_text(path, f"file with the paper's numbers (expected: of {experiment.name}.yaml)")
