@@ -688,6 +688,13 @@ def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
         (["{path}", "--summary", "--output", "nowhere"], "nowhere: there is no folder of results"),
         (["{path}", "--into", "README.md"], "--into: goes with --summary"),
         (["--summary"], "of which experiments"),
+        (["--only", "a"], "--only: of which experiments"),
+        (["--seeds", "3"], "--seeds: of which experiments"),
+        (["--quick"], "--quick: of which experiments"),
+        (["--output", "tiny.yaml"], "tiny.yaml: is a file, expected a folder of results"),
+        (["{path}", "--summary", "--only", "a"], "--only: does not go with --summary"),
+        (["{path}", "--summary", "--report", "x.md"], "--report: does not go with --summary"),
+        (["{path}", "--summary", "--again"], "--again: does not go with --summary"),
         (["{path}", "--output", ""], "--output"),
     ],
 )

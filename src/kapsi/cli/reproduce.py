@@ -112,11 +112,17 @@ def reproduce(
         raise SpecError("--into: goes with --summary, which writes what is put there")
     if output is not None and not output.strip():
         raise SpecError("--output: expected the name of a folder, got nothing")
+    running = {"--only": only is not None, "--report": report is not None, "--again": again}
     if not names:
-        if summary:
-            raise SpecError("--summary: of which experiments? write kapsi reproduce all --summary")
+        given = {"--summary": summary, "--seeds": seeds is not None, "--quick": quick, **running}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise SpecError(f"{name}: of which experiments? write kapsi reproduce all {name}")
+        if os.path.exists(output or "results") and not os.path.isdir(output or "results"):
+            raise FileError(f"{output or 'results'}: is a file, expected a folder of results; give another --output")
         _list(output or "results")
         return
+    for name in (name for name, is_given in running.items() if summary and is_given):
+        raise SpecError(f"{name}: does not go with --summary, which runs nothing and writes whole pages; leave it out")
     experiments = _experiments(names)
     if folder is not None and not os.path.isdir(folder):
         raise FileError(f"--folder {folder}: there is no such folder")
