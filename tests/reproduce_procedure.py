@@ -15,6 +15,11 @@ from kapsi.errors import SpecError, TableError
 from kapsi.paper.experiment import Outcome, Run
 
 
+def check(run: Run) -> None:
+    if run.row in run.options.get("unfit", []):
+        raise SpecError(f"{run.experiment}, {run.row}, {run.method}: options.width: expected a number")
+
+
 def run(run: Run) -> Outcome:
     options = run.options
     if "log" in options:

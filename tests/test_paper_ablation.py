@@ -143,7 +143,7 @@ def test_every_run_of_the_grid_can_be_built() -> None:
     runs = experiment.plan().runs
     assert len(runs) > 600
     for run in runs:
-        head = ablation._layer(run.options, run.row).head
+        head = ablation._layer(run).head
         assert [process.name for process in head.after] == ["layer_norm"]
         kp.Model(kp.ModelSpec((784, 10), (kp.LayerSpec((head,)),)), device="meta")
 

@@ -21,7 +21,7 @@ def run_of(**options) -> Run:
 
 def fit_of(**options) -> procedure._Fit:
     run = run_of(**options)
-    checked = procedure._options(run, 2)
+    checked = procedure._options(run)
     return procedure._Fit(run, checked, *procedure._drawn(run, checked))
 
 

@@ -170,7 +170,7 @@ def test_a_candidate_begins_with_the_first_layer_of_another_and_is_placed() -> N
     given = Run(
         "mine", "E.4", "kapsi", 100, options={"candidates": {"polynomial": first, "graded": graded}, "rows": 400}
     )
-    options = functions._options(given, 2)
+    options = functions._options(given)
     fit = functions._Fit(given, options, *functions._drawn(given, options))
     tries: list[Any] = []
     x = fit.training.x
@@ -431,7 +431,7 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
     assert len(experiment.rows) == 17
     assert experiment.seeds == (0, 1, 2, 3, 4)
     for method in experiment.methods:
-        options = functions._options(experiment.run(experiment.rows[0], method, 0), 2)
+        options = functions._options(experiment.run(experiment.rows[0], method, 0))
         counts = {trained_count(kp.Model(candidate.spec)) for candidate in options.candidates}
         if method.name in SIZES[name]:
             assert max(counts) == SIZES[name][method.name]
@@ -440,5 +440,5 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
             assert max(counts) <= options.parameters
         # One recipe a table.
         for row in experiment.rows:
-            other = functions._options(experiment.run(row, method, 0), 2)
+            other = functions._options(experiment.run(row, method, 0))
             assert dataclasses.replace(other, function=options.function) == options

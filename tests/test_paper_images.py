@@ -18,7 +18,7 @@ from kapsi.data.images import ImageData
 from kapsi.errors import SpecError
 from kapsi.paper.experiment import Run, load_shipped
 from kapsi.paper.procedures import images
-from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Network, fit
+from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Fitted, Network, read
 
 SHAPE = (1, 6, 6)
 TRAIN = {"solver": "adamw", "epochs": 4, "batch_size": 32, "learning_rate": 0.01}
@@ -53,6 +53,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[ImageData]:
 
 def one(seed: int = 0, protocol: str = "validation", **options: object) -> Run:
     return Run("discrete", "mnist", "kapsi", seed, protocol, options, None, "images", 1, "accuracy")
+
+
+def fit(kind: str, x, y, held_x=None, held_y=None, options=None, seed: int = 0, change=None) -> Fitted:
+    """Fit to rows, of which the last ones are held out."""
+    if held_x is None:
+        return read(kind, options).fit((x, y), classes=3, seed=seed, change=change)
+    rows = np.concatenate([x, held_x]), np.concatenate([y, held_y])
+    return read(kind, options).fit(rows, [lambda: ((x, y), (held_x, held_y))], classes=3, seed=seed, change=change)
 
 
 def rows_of(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -205,7 +213,7 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"inputs": "raw"}, "expected one of normalized, unit"),
         ({"held_out": 300}, "300 of 300 training rows leave none"),
         ({"held_out": -1}, "at least 0"),
-        ({"held_out": True}, "at least 0"),
+        ({"held_out": True}, "expected an integer, got True"),
         ({"classifier": "svm_rbf", "shift": 1}, "svm_rbf has none"),
         ({"flip": 1}, "expected true or false"),
         ({"epochs": 3}, "there is no option 'epochs'"),
@@ -213,7 +221,19 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"network": {"hiden": [3]}}, "did you mean 'hidden'"),
         ({"grid": {"train.epochs": [1, 2]}}, "need validation rows"),
         ({"grid": {"train.epochs": 3}, "held_out": 10}, "expected a list of values"),
-        ({"classifier": "svm_linear", "solver": "sgd"}, "expected liblinear or libsvm"),
+        ({"classifier": "svm_linear", "solver": "sgd"}, "expected one of liblinear, libsvm"),
+        ({"classifier": "svm_linear", "C": "1"}, "expected a number, got '1'"),
+        ({"classifier": "svm_rbf", "gamma": -1.0}, "must be at least 1e-12"),
+        ({"classifier": "svm_rbf", "early_stopping": True, "held_out": 9}, "is not trained in epochs"),
+        ({"classifier": "svm_rbf", "flip_test": True}, "svm_rbf has no probabilities"),
+        ({"classifier": "mlp", "activation": "rellu"}, "did you mean 'relu'"),
+        ({"classifier": "kan", "degree": 0.5}, "expected an integer"),
+        ({"classifier": "model"}, "needs 'model'"),
+        ({"grid": [1]}, "expected options with values"),
+        ({"grid": {"train.epochs.x": [1]}, "train": {"epochs": 2}, "held_out": 10}, "grid train.epochs.x"),
+        ({"tune": {"train.epochs": 0}, "held_out": 10}, "epochs must be at least 1"),
+        ({"tune_rows": 0}, "tune_rows: expected a whole number of at least 1"),
+        ({"refit": "no"}, "expected true or false"),
         ({"network": {"hidden": [3, 4], "layers": 5}}, "5 layers have 4 hidden widths"),
     ],
 )
@@ -223,6 +243,10 @@ def test_what_does_not_fit_is_one_line(made: list[ImageData], options: dict[str,
     assert message in str(error.value)
     assert str(error.value).startswith("discrete, mnist, kapsi")
     assert "\n" not in str(error.value)
+    if options != {"held_out": 300}:  # which only the data tell
+        with pytest.raises(SpecError) as before:
+            images.check(one(**options))
+        assert str(before.value) == str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------ classifiers

@@ -85,7 +85,7 @@ def test_the_rows_of_a_fold_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     made = tabular.run(run(**options))
     kept = np.setdiff1d(np.arange(len(y)), first)
     fold = tabular._Fold(x[kept], y[kept], x[first], (y[first] + 1) % 3, 3, 0, 3, "here")
-    again = tabular._models(fold, {name: options[name] for name in ("candidates", "training")}, {})
+    again = tabular._models(fold, tabular._options(run(**options))[1])
     assert again.chosen == made.extra["chosen"][0]
     assert again.validation == made.validation
     assert float((again.predicted == y[first]).mean()) == made.score
@@ -139,8 +139,12 @@ def test_shipped_methods(method: str) -> None:
         ({"classifier": "bayesian_netwrk"}, "did you mean 'bayesian_network'"),
         ({"inner": 1}, "at least 2"),
         ({"candidates": []}, "expected a list"),
-        ({"candidates": [{"modle": LINEAR}]}, "expected"),
-        ({"candidates": [linear(1.0)], "rule": {"by": "loss"}}, "log_loss or accuracy"),
+        ({"candidates": [{"modle": LINEAR}]}, "did you mean 'model'"),
+        ({"candidates": [3]}, "expected {name"),
+        ({"limit_folds": 0, "candidates": [linear(1.0)]}, "limit_folds"),
+        ({"classifier": "markov_network", "bins": [1]}, "2 or more"),
+        ({"classifier": "svm_rbf", "protocol": "paper"}, "among epochs"),
+        ({"candidates": [linear(1.0)], "rule": {"by": "loss"}}, "log_loss, accuracy"),
         ({"candidates": [linear(1.0)], "rule": "best"}, "rule"),
         ({"candidates": [linear(1.0)], "grid": {}}, "'grid'"),
         ({"classifier": "markov_network", "bin": [3]}, "'bin'"),
@@ -150,5 +154,8 @@ def test_shipped_methods(method: str) -> None:
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     protocol = options.pop("protocol", "validation")
     with pytest.raises(kp.SpecError, match=message) as error:
-        tabular.run(run(protocol=protocol, folds=5, limit_folds=1, **options))
+        tabular.run(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
     assert "\n" not in str(error.value)
+    with pytest.raises(kp.SpecError) as before:
+        tabular.check(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
+    assert str(before.value) == str(error.value)

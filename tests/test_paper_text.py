@@ -97,7 +97,7 @@ def test_held_out_sentences_leave_no_phrase_behind() -> None:
     made = TextData(sentences, np.zeros(len(sentences), dtype=np.int64), (), np.zeros(0, dtype=np.int64))
     words = [each.split() for each in sentences]
     assert text.sentences(words).tolist() == list(range(6))
-    own = {"unit": "sentences", "folds": 3, "held_out": 0.5}
+    own = text.Options(data="sst2", unit="sentences", folds=3, held_out=0.5)
     found = text.parts(made, np.arange(len(sentences)), own, np.random.default_rng(0))
     assert sorted(row for part in found for row in part.held.tolist()) == list(range(6))
     for part in found:
@@ -111,14 +111,14 @@ def test_held_out_sentences_leave_no_phrase_behind() -> None:
 def test_held_out_rows() -> None:
     made = TextData(*texts(40, 0), *texts(4, 1))
     pool = np.random.default_rng(0).permutation(40)[:30]
-    found = text.parts(made, pool, {"folds": 2, "held_out": 10}, np.random.default_rng(0))
+    found = text.parts(made, pool, text.Options(data="sst2", folds=2, held_out=10), np.random.default_rng(0))
     for part in found:
         assert len(part.held) == 10
         assert sorted([*part.kept, *part.held]) == sorted(pool)
     assert not set(found[0].held) & set(found[1].held)
     for wrong in ({"held_out": 0.7}, {"held_out": True}, {"folds": 0}, {"unit": "letters"}):
         with pytest.raises(kp.SpecError, match=next(iter(wrong))):
-            text.parts(made, pool, wrong, np.random.default_rng(0))
+            text.Options(data="sst2", **wrong)
 
 
 # ------------------------------------------------------------------------------------------------ splines on sparse inputs
@@ -251,7 +251,11 @@ def test_fewer_rows(data: TextData) -> None:
     [
         ({"data": "mnist"}, "imdb, sst2, ag_news"),
         ({"classifier": "svm_linaer"}, "did you mean 'svm_linear'"),
-        ({"ngrams": 2}, "two whole numbers"),
+        ({"ngrams": 2}, "ngrams: expected a list of 2"),
+        ({"ngrams": [2, 1]}, "two numbers of words"),
+        ({"min_df": 1.5}, "a share from 0 to 1"),
+        ({"grid": {"train.penalty": [-1.0]}}, "penalty"),
+        ({"most_rows": 0}, "most_rows"),
         ({"limit_train": 0}, "limit_train"),
         ({"trian": {}}, "trian"),
     ],
@@ -260,6 +264,9 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, data: Te
     with pytest.raises(kp.SpecError, match=message) as error:
         text.run(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text"))
     assert "\n" not in str(error.value)
+    with pytest.raises(kp.SpecError) as before:
+        text.check(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text"))
+    assert str(before.value) == str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -350,33 +350,33 @@ def save_spec(spec: ModelSpec, path: str | Path) -> None:
         beside.write_text(text, encoding="utf-8")
 
 
-def set_option(data: Any, path: str, value: Any) -> None:
+def set_option(data: Any, path: str, value: Any, where: str = "--set") -> None:
     """Set one option in plain data, in place: `layers.0.heads.0.expansion.degree`.
 
     A function that stands by its name becomes a mapping; setting a `kind` begins a function anew. Whether the option exists
-    is for `from_dict` to say.
+    is for `from_dict` to say. Messages begin with `where` and the path.
 
     Raises:
         SpecError: the path leads through something that has no options, or beyond the end of a list.
     """
     parts = path.split(".")
     if not all(parts):
-        raise SpecError(f"--set {path}: expected names and numbers with dots between, such as layers.0.heads.0.bias")
+        raise SpecError(f"{where} {path}: expected names and numbers with dots between, such as layers.0.heads.0.bias")
     for i, part in enumerate(parts):
         here = ".".join(parts[:i]) or "the specification"
         last = i == len(parts) - 1
         if isinstance(data, list):
             if not data:
-                raise SpecError(f"--set {path}: {here} is an empty list; set all of it, as in --set {here}=[...]")
+                raise SpecError(f"{where} {path}: {here} is an empty list; set all of it, such as {here}=[...]")
             if part not in map(str, range(len(data))):
                 raise SpecError(
-                    f"--set {path}: {here} is a list of {len(data)}, expected a number from 0 to {len(data) - 1}, got {part!r}"
+                    f"{where} {path}: {here} is a list of {len(data)}, expected a number from 0 to {len(data) - 1}, got {part!r}"
                 )
             key: Any = int(part)
         elif isinstance(data, dict):
             key = part
         else:
-            raise SpecError(f"--set {path}: {here} is {data!r} and has no {part!r}")
+            raise SpecError(f"{where} {path}: {here} is {data!r} and has no {part!r}")
         if last:
             if part == "kind" and isinstance(data, dict):
                 data.clear()

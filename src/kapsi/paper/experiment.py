@@ -39,7 +39,8 @@ PROCEDURES: dict[str, str] = {
     name: f"kapsi.paper.procedures.{name}"
     for name in ("functions", "images", "text", "tabular", "dependency", "ablation")
 }
-"""Name of a procedure: the module that has `run(run: Run) -> Outcome`. The set is closed; a test may put its own in."""
+"""Name of a procedure: the module that has `run(run: Run) -> Outcome`, and `check(run: Run) -> None`, which says before the first
+run what in the options does not fit. The set is closed; a test may put its own in."""
 METRICS: dict[str, bool] = {"mse": False, "accuracy": True}
 """Name of a metric: whether more is better."""
 PROTOCOLS: dict[str, str] = {

@@ -79,8 +79,10 @@ def run_experiments(
         progress: told before and after each run.
 
     Raises:
+        SpecError: a row or an option of a run does not fit, or `jobs`; nothing is run then.
         FileError: the store cannot be read or written.
     """
+    check_jobs(jobs)
     report = Report()
     todo: list[Run] = []
     stores: dict[str, Store] = {}
@@ -92,6 +94,7 @@ def run_experiments(
         report.skipped += len(runs) - len(fresh)
         todo += fresh
     total = len(todo)
+    _check(todo)
     if todo:
         _writable(output)
     if progress is not None:
@@ -132,6 +135,12 @@ def run_experiments(
         report.done.sort(key=lambda done: places[done.experiment, done.row, done.method, done.seed])
         report.failures.sort(key=lambda failure: places[_place(failure.run)])
     return report
+
+
+def _check(todo: Sequence[Run]) -> None:
+    """Raise a `SpecError` for the first run whose row or options do not fit; seeds have the same ones."""
+    for run in {(run.experiment, run.row, run.method): run for run in reversed(todo)}.values():
+        importlib.import_module(PROCEDURES[run.procedure]).check(run)
 
 
 def _writable(folder: str | Path) -> None:

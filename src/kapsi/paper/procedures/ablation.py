@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
 
-__all__ = ["Layer", "run"]
+__all__ = ["Layer", "check", "run"]
 
 MOST_NUMBERS = 2**26
 """Numbers of the largest tensor when test rows go through the layer: a hypernet makes its matrix anew for each batch."""
@@ -44,11 +44,16 @@ class Layer(Spec):
         test_rows: the first rows of the test part, None for all.
     """
 
-    data: str = "mnist"
+    data: Literal["mnist", "cifar10"] = "mnist"
     head: HeadSpec = HeadSpec()
     train: TrainConfig = TrainConfig()
     train_rows: int | None = option(None, minimum=1)
     test_rows: int | None = option(None, minimum=1)
+
+
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    _layer(run)
 
 
 def run(run: Run) -> Outcome:
@@ -63,7 +68,7 @@ def run(run: Run) -> Outcome:
         SpecError: an option that there is not, or one that does not fit.
     """
     where = f"{run.experiment}, {run.row}, {run.method}"
-    layer = _layer(run.options, where)
+    layer = _layer(run)
     images = load_images(layer.data, run.folder)
     kept, scored = slice(layer.train_rows), slice(layer.test_rows)
     x, y = torch.from_numpy(images.normalize(images.train_x[kept])), torch.from_numpy(images.train_y[kept])
@@ -96,8 +101,9 @@ def run(run: Run) -> Outcome:
     return Outcome(float(right.double().mean()), None, trained_count(model), fitted - started, extra)
 
 
-def _layer(options: Mapping[str, Any], where: str) -> Layer:
-    given = dict(options)
+def _layer(run: Run) -> Layer:
+    where = f"{run.experiment}, {run.row}, {run.method}"
+    given = dict(run.options)
     head = given.get("head", {})
     if not isinstance(head, Mapping):
         raise SpecError(f"{where}.head: expected a mapping of options, got {str(head)[:60]!r}")

@@ -1,4 +1,4 @@
-"""Classifiers under one protocol: each candidate of a grid judged on validation rows, the best fitted again on all of them.
+"""Classifiers under one protocol: each candidate of a grid judged on held-out rows, the best fitted again on all of them.
 
 Every kind is fitted, chosen and counted alike, so that a baseline gets what the model gets that it is compared with.
 """
@@ -10,9 +10,9 @@ import copy
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,35 @@ from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.process import Process
 from kapsi.reconciliation.dense import ZeroReconciliation
 from kapsi.remainder import IdentityRemainder
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, set_option
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, set_option
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit as fit_model
 from kapsi.training.engine import train
 from kapsi.training.prediction import predict, predict_log_proba
 from kapsi.training.records import Epoch
+from kapsi.zoo import kan, mlp
 
-__all__ = ["KINDS", "NETWORKS", "Change", "Fitted", "Network", "fit", "kind_of"]
+__all__ = [
+    "KINDS",
+    "NETWORKS",
+    "Candidate",
+    "Change",
+    "Choice",
+    "Fitted",
+    "Kind",
+    "Network",
+    "Pair",
+    "Part",
+    "divided",
+    "kind_of",
+    "read",
+]
 
 Labels = npt.NDArray[np.int64]
+Pair: TypeAlias = tuple[Any, Labels]
+"""Inputs `(rows, m)`, an array or a SciPy matrix, and class numbers `(rows,)` from 0."""
+Part: TypeAlias = Callable[[], tuple[Pair, Pair]]
+"""Makes rows to fit and rows to judge on."""
 Change = Callable[[Tensor], Tensor]
 """Changes the inputs of a batch at random, `(b, m)` to `(b, m)`, drawing from torch's default generator, which the engine seeds."""
 Each = Callable[[Epoch, Callable[[Any], Labels]], None]
@@ -58,7 +77,7 @@ class Fitted:
         predict: class numbers `(rows,)` of inputs `(rows, m)`.
         parameters: numbers that were trained, or that it keeps of the training rows.
         chosen: option and value of each axis of the grid.
-        validation: accuracy on the validation rows of what was chosen, fitted without them; None where there was no choice.
+        validation: mean accuracy on the held-out rows of what was chosen, fitted without them; None where there was no choice.
         candidates: choice and accuracy of every candidate, in the order of the grid.
         seconds: CPU seconds of choosing and fitting.
         fit_seconds: CPU seconds of the last fit.
@@ -87,164 +106,223 @@ class _Task:
     x: Any
     y: Labels
     classes: int
-    options: Mapping[str, Any]
     seed: int
     where: str
-    validation: tuple[Any, Labels] | None = None  # to stop early on
+    validation: Pair | None = None  # to stop early on
     change: Change | None = None
     each: Each | None = None
 
 
-class _Fit(Protocol):
-    def __call__(self, task: _Task, /) -> Fitted: ...
+class Kind(Spec):
+    """A kind of classifier: its fields are its options."""
+
+    in_epochs: ClassVar[bool] = False
+
+    def fit(self, task: _Task) -> Fitted:
+        """Return one that is fitted to the rows of a task."""
+        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------------------------------ the choice
 
 
-def fit(
-    kind: str,
-    x_train: Any,
-    y_train: Labels,
-    x_validation: Any = None,
-    y_validation: Labels | None = None,
-    options: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    *,
-    classes: int | None = None,
-    change: Change | None = None,
-    each: Each | None = None,
-    where: str = "options",
-) -> Fitted:
-    """Choose among the candidates of a grid on validation rows, and fit the best one on all rows.
+@dataclass(frozen=True)
+class Candidate:
+    """One choice from a grid.
 
-    Options of the choice: `grid` maps an option, with dots for what is inside of another, to the values that are tried;
-    `tune_rows` is the number of training rows, the first ones, that candidates are fitted on (all); `tune` are options that
-    candidates have instead, such as fewer epochs; `refit`, whether the chosen one is fitted again on training and validation
-    rows (true); `early_stopping`, whether networks end by the validation loss, and are then not fitted again. With a single
-    candidate there is nothing to choose, so it is fitted once, on all rows, and `validation` is None.
-
-    Args:
-        kind: a key of `KINDS`.
-        x_train: (rows, m), an array or a SciPy matrix.
-        y_train: (rows,) class numbers from 0.
-        x_validation: (rows, m), or None: a single candidate, fitted on the training rows.
-        y_validation: (rows,).
-        options: of the choice and of the kind; plain data.
-        seed: of initial values, dropout and the order of rows.
-        classes: number of classes, by default the largest class number and one.
-        change: of the inputs of each batch, for networks.
-        each: called after each epoch of the last fit, for networks.
-        where: begins the messages of errors.
-
-    Raises:
-        SpecError: there is no such kind or option, or a grid and no validation rows.
-
-    Example:
-        >>> x = np.random.default_rng(0).random((60, 3)); y = (x[:, 0] > 0.5).astype(np.int64)
-        >>> made = fit("svm_linear", x[:40], y[:40], x[40:], y[40:], {"grid": {"C": [0.01, 1.0]}})
-        >>> made.chosen, made.predict(x).shape
-        ({'C': 1.0}, (60,))
+    Attributes:
+        chosen: option and value of each axis.
+        judged, final: the kind as it is judged, with the options of `tune`, and as it is fitted in the end.
     """
-    kind_of(kind, tuple(KINDS), where)
-    started = time.process_time()
-    given = copy.deepcopy(dict(options or {}))
-    choice = {name: given.pop(name) for name in PROTOCOL if name in given}
-    candidates = _candidates(given, choice.get("grid") or {}, where)
-    count = (
-        int(max(y_train.max(), -1 if y_validation is None else y_validation.max())) + 1 if classes is None else classes
-    )
-    stops = bool(choice.get("early_stopping", False))
-    held = None if x_validation is None or y_validation is None else (x_validation, y_validation)
-    if held is None and (len(candidates) > 1 or stops):
-        raise SpecError(f"{where}: a grid and early_stopping need validation rows; set held_out")
-    fitter = KINDS[kind]
-    task = _Task(x_train, y_train, count, candidates[0][1], seed, where, change=change, each=each)
-    judged: list[tuple[Mapping[str, Any], float]] = []
-    best: Fitted | None = None
-    if held is not None and (len(candidates) > 1 or stops):
-        rows = min(int(choice.get("tune_rows") or len(y_train)), len(y_train))
-        for one, own in candidates:
-            for path, value in (choice.get("tune") or {}).items():
-                set_option(own, path, value)
-            made = fitter(
-                replace(
-                    task,
-                    x=x_train[:rows],
-                    y=y_train[:rows],
-                    options=own,
-                    validation=held if stops else None,
-                    each=each if len(candidates) == 1 else None,
-                )
+
+    chosen: Mapping[str, Any]
+    judged: Kind
+    final: Kind
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Candidates, and how one of them is chosen: what `read` makes of options.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        candidates: at least one.
+        judged: whether there is something to judge: a grid, or an end by the validation loss.
+        tune_rows: number of rows, the first ones, that candidates are fitted to; None: all.
+        refit: whether the chosen one is fitted again, to all rows.
+        early_stopping: whether networks end by the loss of the held-out rows.
+        where: begins the messages of errors.
+    """
+
+    kind: str
+    candidates: tuple[Candidate, ...]
+    judged: bool
+    tune_rows: int | None
+    refit: bool
+    early_stopping: bool
+    where: str
+
+    def fit(
+        self,
+        rows: Pair,
+        parts: Sequence[Part] = (),
+        *,
+        classes: int,
+        seed: int = 0,
+        change: Change | None = None,
+        each: Each | None = None,
+    ) -> Fitted:
+        """Choose by the mean accuracy over the parts, of equal candidates the first, and fit what was chosen to all rows.
+
+        Args:
+            rows: what the chosen one is fitted to.
+            parts: of them; not used where nothing is judged, unless `refit` is false.
+            classes: number of classes.
+            seed: of initial values, dropout and the order of rows.
+            change: of the inputs of each batch, for networks.
+            each: called after each epoch of the last fit, for networks.
+
+        Raises:
+            SpecError: there is a grid or early stopping and no part, or no `refit` and not one part.
+        """
+        started = time.process_time()
+        once = self.early_stopping or not self.refit  # fitted to the rows that are not held out
+        if self.judged and not parts:
+            raise SpecError(f"{self.where}: a grid and early_stopping need validation rows; set held_out")
+        if once and len(parts) > 1:
+            raise SpecError(
+                f"{self.where}: early_stopping, and refit: false, need one part of held-out rows, not {len(parts)}"
             )
-            judged.append((one, float((made.predict(held[0]) == held[1]).mean())))
-            if best is None or judged[-1][1] > max(accuracy for _, accuracy in judged[:-1]):
-                best = replace(made, chosen=one, validation=judged[-1][1])
-    if best is not None and (stops or not choice.get("refit", True)):
+        task = _Task(*rows, classes, seed, self.where, change=change, each=each)
+        accuracies = np.zeros((len(self.candidates), len(parts) if self.judged else 0))
+        best: tuple[int, Fitted] | None = None
+        for place, part in enumerate(parts if self.judged else ()):
+            (x, y), held = part()
+            some = min(self.tune_rows or len(y), len(y))
+            for i, candidate in enumerate(self.candidates):
+                own = replace(
+                    task,
+                    x=x[:some],
+                    y=y[:some],
+                    validation=held if self.early_stopping else None,
+                    each=each if once and len(self.candidates) == 1 else None,
+                )
+                made = candidate.judged.fit(own)
+                accuracies[i, place] = (made.predict(held[0]) == held[1]).mean()
+                if once and (best is None or accuracies[i, 0] > accuracies[best[0], 0]):
+                    best = i, replace(made, rows=some)
+        means = accuracies.mean(1) if self.judged else np.zeros(1)
+        place = int(means.argmax())
+        last = time.process_time()
+        if best is not None:
+            made = best[1]
+        else:
+            if once and parts:  # nothing to judge, and yet rows that are held out
+                (x, y), _ = parts[0]()
+                task = replace(task, x=x, y=y)
+            made = replace(self.candidates[place].final.fit(task), rows=len(task.y))
         now = time.process_time()
-        return replace(best, kind=kind, candidates=tuple(judged), seconds=now - started, rows=rows)
-    chosen: Mapping[str, Any] = candidates[0][0] if best is None else best.chosen
-    own = next(own for name, own in _candidates(given, choice.get("grid") or {}, where) if name == chosen)
-    if held is not None and choice.get("refit", True):
-        task = replace(task, x=_joined(x_train, held[0]), y=np.concatenate([y_train, held[1]]))
-    last = time.process_time()
-    made = fitter(replace(task, options=own))
-    now = time.process_time()
-    return replace(
-        made,
-        kind=kind,
-        chosen=chosen,
-        validation=None if best is None else best.validation,
-        candidates=tuple(judged),
-        seconds=now - started,
-        fit_seconds=now - last,
-        rows=len(task.y),
-    )
+        return replace(
+            made,
+            kind=self.kind,
+            chosen=self.candidates[place].chosen,
+            validation=float(means[place]) if self.judged else None,
+            candidates=tuple(
+                (candidate.chosen, float(mean))
+                for candidate, mean in zip(self.candidates, means, strict=True)
+                if self.judged
+            ),
+            seconds=now - started,
+            fit_seconds=0.0 if best is not None else now - last,
+        )
+
+
+def divided(options: Mapping[str, Any], cls: type[Spec]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that a specification has, and the others."""
+    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+    own = {name: value for name, value in options.items() if name in names}
+    return own, {name: value for name, value in options.items() if name not in names}
 
 
 def kind_of(value: Any, kinds: Sequence[str], where: str) -> str:
     """Return the name of a kind, or refuse it."""
-    if value not in kinds:
+    if not isinstance(value, str) or value not in kinds:
         hint = did_you_mean(str(value), kinds)
         raise SpecError(f"{where}.classifier: there is no {value!r}; {hint}choose from {', '.join(kinds)}")
-    return str(value)
+    return value
 
 
-def _candidates(
-    options: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], where: str
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return (choice, options) of every candidate."""
+def read(
+    kind: str, options: Mapping[str, Any] | None = None, where: str = "options", also: Sequence[str] = ()
+) -> Choice:
+    """Return the candidates that options mean, all of them checked.
+
+    Options of the choice: `grid` maps an option, with dots for what is inside of another, to the values that are tried;
+    `tune_rows` is the number of rows, the first ones, that candidates are fitted to (all); `tune` are options that
+    candidates have instead, such as fewer epochs; `refit`, whether the chosen one is fitted again to all rows (true);
+    `early_stopping`, whether networks end by the validation loss, and are then not fitted again. Without a grid there is one
+    candidate and nothing to choose, so it is fitted once, to all rows, and `validation` is None.
+
+    Args:
+        kind: a key of `KINDS`.
+        options: of the choice and of the kind; plain data.
+        where: begins the messages of errors.
+        also: names of options that are read elsewhere, for the list of those that there are.
+
+    Raises:
+        SpecError: there is no such kind or option, or a value does not fit.
+
+    Example:
+        >>> x = np.random.default_rng(0).random((60, 3)); y = (x[:, 0] > 0.5).astype(np.int64)
+        >>> choice = read("svm_linear", {"grid": {"C": [0.01, 1.0]}})
+        >>> made = choice.fit((x, y), [lambda: ((x[:40], y[:40]), (x[40:], y[40:]))], classes=2)
+        >>> made.chosen, made.predict(x).shape
+        ({'C': 1.0}, (60,))
+    """
+    cls = KINDS[kind_of(kind, tuple(KINDS), where)]
+    given = copy.deepcopy(dict(options or {}))
+    names = (*(each.name for each in fields(cls)), *PROTOCOL, *also)  # type: ignore[arg-type]
+    for name in given:
+        if name not in names:
+            hint = did_you_mean(str(name), names)
+            raise SpecError(f"{where}: there is no option {name!r} for {kind}; {hint}there are {', '.join(names)}")
+    grid, tune = (_named(given.pop(name, None), f"{where}.{name}") for name in ("grid", "tune"))
     for path, values in grid.items():
         if not isinstance(values, list | tuple) or not values:
             raise SpecError(f"{where}.grid.{path}: expected a list of values to try, got {str(values)[:60]!r}")
-    made = []
+    rows = given.pop("tune_rows", None)
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise SpecError(f"{where}.tune_rows: expected a whole number of at least 1, got {rows!r}")
+    refit, stops = (
+        coerce(bool, given.pop(name, default), f"{where}.{name}")
+        for name, default in (("refit", True), ("early_stopping", False))
+    )
+    if stops and not cls.in_epochs:
+        raise SpecError(f"{where}.early_stopping: {kind} is not trained in epochs, leave it out")
+    candidates = []
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
-        own = copy.deepcopy(dict(options))
-        for path, value in chosen.items():
-            set_option(own, path, value)
-        made.append((chosen, own))
-    return made
+        final = _with(given, chosen, f"{where}.grid")
+        made: Kind = coerce(cls, final, where)
+        judged: Kind = coerce(cls, _with(final, tune, f"{where}.tune"), where) if tune else made
+        candidates.append(Candidate(chosen, judged, made))
+    return Choice(kind, tuple(candidates), bool(grid) or stops, rows, refit, stops, where)
 
 
-def _joined(first: Any, second: Any) -> Any:
-    if isinstance(first, np.ndarray):
-        return np.concatenate([first, second])
-    import scipy.sparse
+def _named(given: Any, where: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise SpecError(f"{where}: expected options with values, got {str(given)[:60]!r}")
+    return dict(given)
 
-    return scipy.sparse.vstack([first, second], format="csr")
 
-
-def _own(task: _Task, allowed: Iterable[str]) -> dict[str, Any]:
-    """Return the options of a kind, after a look at their names."""
-    names = tuple(allowed)
-    for name in task.options:
-        if name not in names:
-            hint = did_you_mean(str(name), (*names, *PROTOCOL))
-            raise SpecError(
-                f"{task.where}: there is no option {name!r} here; {hint}there are {', '.join((*names, *PROTOCOL))}"
-            )
-    return dict(task.options)
+def _with(options: Mapping[str, Any], chosen: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return options with some of them replaced."""
+    own = copy.deepcopy(dict(options))
+    for path, value in chosen.items():
+        set_option(own, str(path), copy.deepcopy(value), where)
+    return own
 
 
 # ------------------------------------------------------------------------------------------------ networks
@@ -301,46 +379,121 @@ class Network(Spec):
         return ModelSpec(widths, tuple(layers))
 
 
-def _network(task: _Task) -> Fitted:
-    own = _own(task, ("network", "layers", "heads", "train", "calibrate"))
-    given = dict(own.get("network") or {})
-    # Axes of a grid of rows stand beside the network.
-    given.update({name: own[name] for name in ("layers", "heads") if name in own})
-    network: Network = coerce(Network, given, f"{task.where}.network")
-    return _trained(task, network.spec(task.x.shape[1], task.classes), own)
+@dataclass(frozen=True)
+class _InEpochs(Kind):
+    """What is trained in epochs.
+
+    Args:
+        train: how; the loss is the cross-entropy unless another one is given.
+    """
+
+    train: TrainConfig = TrainConfig()
+
+    in_epochs: ClassVar[bool] = True
 
 
-def _model(task: _Task) -> Fitted:
-    own = _own(task, ("model", "train", "calibrate"))
-    spec: ModelSpec = from_dict(own.get("model"), ModelSpec, f"{task.where}.model")
-    return _trained(task, spec.sized(task.x.shape[1], task.classes), own)
+@dataclass(frozen=True)
+class _Short(_InEpochs):
+    """A model in few words.
+
+    Args:
+        network: the words.
+        layers, heads: of the network; axes of a grid of rows stand beside it.
+        calibrate: whether grids and other buffers are set from the rows before the fit.
+    """
+
+    network: Network = Network()
+    layers: int | None = option(None, minimum=1, maximum=1000)
+    heads: int | None = option(None, minimum=1, maximum=1000)
+    calibrate: bool = False
+
+    def check(self) -> None:
+        self._whole()
+
+    def _whole(self) -> Network:
+        own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
+        return replace(self.network, **own)
+
+    def fit(self, task: _Task) -> Fitted:
+        return _trained(task, self._whole().spec(task.x.shape[1], task.classes), self.train, calibrated=self.calibrate)
 
 
-def _mlp(task: _Task) -> Fitted:
-    from kapsi.zoo import mlp
+@dataclass(frozen=True, kw_only=True)
+class _Any(_InEpochs):
+    """A model by its specification, whose widths at the ends may be null.
 
-    own = _own(task, ("hidden", "activation", "dropout", "train"))
-    widths = [task.x.shape[1], *own.get("hidden", [512, 256]), task.classes]
-    spec = mlp.spec(widths, own.get("activation", "relu"), dropout=own.get("dropout", 0.0))
-    return _trained(task, spec, own)
+    Args:
+        model: the specification.
+        calibrate: as in a model in few words.
+    """
+
+    model: ModelSpec
+    calibrate: bool = False
+
+    def fit(self, task: _Task) -> Fitted:
+        try:
+            spec = self.model.sized(task.x.shape[1], task.classes)
+        except SpecError as error:
+            raise SpecError(f"{task.where}.model: {error}") from None
+        return _trained(task, spec, self.train, calibrated=self.calibrate)
 
 
-def _kan(task: _Task) -> Fitted:
-    from kapsi.zoo import kan
+@dataclass(frozen=True)
+class _MLP(_InEpochs):
+    hidden: tuple[int, ...] = (512, 256)
+    activation: str = "relu"
+    dropout: float = option(0.0, minimum=0.0, maximum=1.0)
 
-    own = _own(task, ("hidden", "intervals", "degree", "low", "high", "train", "calibrate", "centered"))
-    splines = {name: own[name] for name in ("intervals", "degree", "low", "high") if name in own}
-    spec = kan.spec([task.x.shape[1], *own.get("hidden", [64]), task.classes], **splines)
-    return _trained(task, spec, own, sparse_kan=not isinstance(task.x, np.ndarray))
+    def check(self) -> None:
+        self._spec(1, 1)
+
+    def _spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return mlp.spec([inputs, *self.hidden, outputs], self.activation, dropout=self.dropout)
+
+    def fit(self, task: _Task) -> Fitted:
+        return _trained(task, self._spec(task.x.shape[1], task.classes), self.train)
 
 
-def _trained(task: _Task, spec: ModelSpec, own: Mapping[str, Any], *, sparse_kan: bool = False) -> Fitted:
+@dataclass(frozen=True)
+class _KAN(_InEpochs):
+    """A network of splines; on sparse inputs `SparseKAN`, where `centered` is a choice of its first layer."""
+
+    hidden: tuple[int, ...] = (64,)
+    intervals: int = 5
+    degree: int = 3
+    low: float = -1.0
+    high: float = 1.0
+    calibrate: bool = False
+    centered: bool = False
+
+    def check(self) -> None:
+        self._spec(1, 1)
+
+    def _spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return kan.spec([inputs, *self.hidden, outputs], self.intervals, self.degree, low=self.low, high=self.high)
+
+    def fit(self, task: _Task) -> Fitted:
+        sparse = not isinstance(task.x, np.ndarray)
+        if self.centered and not sparse:
+            raise SpecError(f"{task.where}.centered: is a choice for sparse inputs, leave it out")
+        spec = self._spec(task.x.shape[1], task.classes)
+        return _trained(task, spec, self.train, calibrated=self.calibrate, sparse_kan=sparse, centered=self.centered)
+
+
+def _trained(
+    task: _Task,
+    spec: ModelSpec,
+    config: TrainConfig,
+    *,
+    calibrated: bool = False,
+    sparse_kan: bool = False,
+    centered: bool = False,
+) -> Fitted:
     """Train a model, last iterate, or with early stopping where there are rows to stop on."""
-    given = {"loss": "cross_entropy", **(own.get("train") or {}), "seed": task.seed}
-    config: TrainConfig = coerce(TrainConfig, given, f"{task.where}.train")
+    config = replace(config, seed=task.seed, loss="cross_entropy" if config.loss == "auto" else config.loss)
     made = Model(spec, seed=task.seed, dtype=torch.float32)
-    model: Model | SparseKAN = SparseKAN(made, centered=bool(own.get("centered", False))) if sparse_kan else made
-    if own.get("calibrate", False):
+    model: Model | SparseKAN = SparseKAN(made, centered=centered) if sparse_kan else made
+    if calibrated:
         x = _tensor(task.x)
         if isinstance(model, SparseKAN):
             model.calibrate(x)
@@ -415,70 +568,84 @@ def _as_it_is(batch: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ classical ones
 
 
-def _svm_linear(task: _Task) -> Fitted:
+@dataclass(frozen=True)
+class _LinearSVM(Kind):
     """Linear SVM: `liblinear`, one class against the rest and squared hinge, or `libsvm`, each class against each and hinge."""
-    own = _own(task, ("C", "solver", "max_iter"))
-    cost, solver = float(own.get("C", 1.0)), own.get("solver", "liblinear")
-    with _quiet():
-        if solver == "liblinear":
-            from sklearn.svm import LinearSVC
 
-            made = LinearSVC(C=cost, random_state=task.seed, max_iter=own.get("max_iter", 1000)).fit(task.x, task.y)
-        elif solver == "libsvm":
-            from sklearn.svm import SVC
+    C: float = option(1.0, minimum=1e-12, maximum=1e12)
+    solver: Literal["liblinear", "libsvm"] = "liblinear"
+    max_iter: int = option(1000, minimum=1, maximum=10**9)
 
-            made = SVC(C=cost, kernel="linear", cache_size=1000).fit(task.x, task.y)
-        else:
-            raise SpecError(f"{task.where}.solver: expected liblinear or libsvm, got {solver!r}")
-    return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
+    def fit(self, task: _Task) -> Fitted:
+        from sklearn.svm import SVC, LinearSVC
 
-
-def _svm_rbf(task: _Task) -> Fitted:
-    from sklearn.svm import SVC
-
-    own = _own(task, ("C", "gamma"))
-    made = SVC(C=float(own.get("C", 1.0)), gamma=own.get("gamma", "scale"), cache_size=1000).fit(task.x, task.y)
-    vectors = int(made.n_support_.sum())
-    # Its support vectors, their dual coefficients, and the intercepts.
-    count = vectors * task.x.shape[1] + int(np.prod(made.dual_coef_.shape)) + made.intercept_.size
-    return Fitted("", _predictions(made), count, details={"support_vectors": vectors})
+        with _quiet():
+            if self.solver == "liblinear":
+                made = LinearSVC(C=self.C, random_state=task.seed, max_iter=self.max_iter).fit(task.x, task.y)
+            else:
+                made = SVC(C=self.C, kernel="linear", cache_size=1000).fit(task.x, task.y)
+        return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
 
 
-def _naive_bayes_gaussian(task: _Task) -> Fitted:
-    from sklearn.naive_bayes import GaussianNB
+@dataclass(frozen=True)
+class _KernelSVM(Kind):
+    C: float = option(1.0, minimum=1e-12, maximum=1e12)
+    gamma: float | Literal["scale", "auto"] = option("scale", minimum=1e-12, maximum=1e12)
 
-    own = _own(task, ("var_smoothing",))
-    made = GaussianNB(var_smoothing=float(own.get("var_smoothing", 1e-9)))
-    if isinstance(task.x, np.ndarray):
-        made.fit(task.x, task.y)
-        return Fitted("", _predictions(made), 2 * made.theta_.size + made.class_prior_.size)
-    for begin in range(0, len(task.y), ROWS_AT_ONCE):  # of sparse rows few at a time are made dense
-        part = slice(begin, begin + ROWS_AT_ONCE)
-        made.partial_fit(task.x[part].toarray(), task.y[part], classes=np.arange(task.classes))
+    def fit(self, task: _Task) -> Fitted:
+        from sklearn.svm import SVC
 
-    def predicted(x: Any) -> Labels:
-        parts = [made.predict(x[i : i + ROWS_AT_ONCE].toarray()) for i in range(0, x.shape[0], ROWS_AT_ONCE)]
-        return np.concatenate(parts).astype(np.int64)
-
-    return Fitted("", predicted, 2 * made.theta_.size + made.class_prior_.size)
+        made = SVC(C=self.C, gamma=self.gamma, cache_size=1000).fit(task.x, task.y)
+        vectors = int(made.n_support_.sum())
+        # Its support vectors, their dual coefficients, and the intercepts.
+        count = vectors * task.x.shape[1] + int(np.prod(made.dual_coef_.shape)) + made.intercept_.size
+        return Fitted("", _predictions(made), count, details={"support_vectors": vectors})
 
 
-def _naive_bayes_multinomial(task: _Task) -> Fitted:
-    from sklearn.naive_bayes import MultinomialNB
+@dataclass(frozen=True)
+class _GaussianNaiveBayes(Kind):
+    var_smoothing: float = option(1e-9, minimum=0.0, maximum=1e12)
 
-    own = _own(task, ("alpha",))
-    made = MultinomialNB(alpha=float(own.get("alpha", 1.0))).fit(task.x, task.y)
-    return Fitted("", _predictions(made), made.feature_log_prob_.size + made.class_log_prior_.size)
+    def fit(self, task: _Task) -> Fitted:
+        from sklearn.naive_bayes import GaussianNB
+
+        made = GaussianNB(var_smoothing=self.var_smoothing)
+        if isinstance(task.x, np.ndarray):
+            made.fit(task.x, task.y)
+            return Fitted("", _predictions(made), 2 * made.theta_.size + made.class_prior_.size)
+        for begin in range(0, len(task.y), ROWS_AT_ONCE):  # of sparse rows few at a time are made dense
+            part = slice(begin, begin + ROWS_AT_ONCE)
+            made.partial_fit(task.x[part].toarray(), task.y[part], classes=np.arange(task.classes))
+
+        def predicted(x: Any) -> Labels:
+            parts = [made.predict(x[i : i + ROWS_AT_ONCE].toarray()) for i in range(0, x.shape[0], ROWS_AT_ONCE)]
+            return np.concatenate(parts).astype(np.int64)
+
+        return Fitted("", predicted, 2 * made.theta_.size + made.class_prior_.size)
 
 
-def _logistic_regression(task: _Task) -> Fitted:
-    from sklearn.linear_model import LogisticRegression
+@dataclass(frozen=True)
+class _MultinomialNaiveBayes(Kind):
+    alpha: float = option(1.0, minimum=0.0, maximum=1e12)
 
-    own = _own(task, ("C", "max_iter"))
-    with _quiet():
-        made = LogisticRegression(C=float(own.get("C", 1.0)), max_iter=int(own.get("max_iter", 1000)))
-        made.fit(task.x, task.y)
-    return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
+    def fit(self, task: _Task) -> Fitted:
+        from sklearn.naive_bayes import MultinomialNB
+
+        made = MultinomialNB(alpha=self.alpha).fit(task.x, task.y)
+        return Fitted("", _predictions(made), made.feature_log_prob_.size + made.class_log_prior_.size)
+
+
+@dataclass(frozen=True)
+class _LogisticRegression(Kind):
+    C: float = option(1.0, minimum=1e-12, maximum=1e12)
+    max_iter: int = option(1000, minimum=1, maximum=10**9)
+
+    def fit(self, task: _Task) -> Fitted:
+        from sklearn.linear_model import LogisticRegression
+
+        with _quiet():
+            made = LogisticRegression(C=self.C, max_iter=self.max_iter).fit(task.x, task.y)
+        return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
 
 
 @contextlib.contextmanager
@@ -495,18 +662,18 @@ def _predictions(made: Any) -> Callable[[Any], Labels]:
     return lambda x: np.asarray(made.predict(x), dtype=np.int64)
 
 
-KINDS: dict[str, _Fit] = {
-    "network": _network,
-    "model": _model,
-    "mlp": _mlp,
-    "kan": _kan,
-    "svm_linear": _svm_linear,
-    "svm_rbf": _svm_rbf,
-    "naive_bayes_gaussian": _naive_bayes_gaussian,
-    "naive_bayes_multinomial": _naive_bayes_multinomial,
-    "logistic_regression": _logistic_regression,
+KINDS: dict[str, type[Kind]] = {
+    "network": _Short,
+    "model": _Any,
+    "mlp": _MLP,
+    "kan": _KAN,
+    "svm_linear": _LinearSVM,
+    "svm_rbf": _KernelSVM,
+    "naive_bayes_gaussian": _GaussianNaiveBayes,
+    "naive_bayes_multinomial": _MultinomialNaiveBayes,
+    "logistic_regression": _LogisticRegression,
 }
 """Kinds of classifiers: a closed set."""
 
-NETWORKS = ("network", "model", "mlp", "kan")
+NETWORKS = tuple(name for name, kind in KINDS.items() if kind.in_epochs)
 """Kinds that are trained in epochs."""

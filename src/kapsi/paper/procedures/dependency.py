@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from kapsi.errors import SpecError, did_you_mean
+from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.zoo import three_models
 
-__all__ = ["MODELS", "run"]
+__all__ = ["MODELS", "Options", "check", "run"]
 
 MODELS = {
     "naive_bayes": ("naive Bayes", "naive Bayes"),
@@ -21,35 +23,53 @@ MODELS = {
 """Name of a model: that of its graph, and that of its accuracy, in `kapsi.zoo.three_models`."""
 
 
+@dataclass(frozen=True)
+class Options(Spec):
+    """The options.
+
+    Args:
+        model: a key of `MODELS`; by default the name of the method.
+        strongest: how many combinations of inputs with the largest positive, and as many with the largest negative entries
+            the graph of the RPN shows.
+        folds: number of folds.
+    """
+
+    model: str
+    strongest: int = option(2, minimum=1)
+    folds: int = option(10, minimum=2)
+
+    def check(self) -> None:  # noqa: D102
+        if self.model not in MODELS:
+            hint = did_you_mean(self.model, MODELS)
+            raise SpecError(f"model: there is no {self.model!r}; {hint}choose from {', '.join(MODELS)}")
+
+
+def _options(run: Run) -> Options:
+    where = f"{run.experiment}, {run.row}, {run.method}"
+    own: Options = coerce(Options, {"model": run.method, **run.options}, where)
+    return own
+
+
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the options of a run do not fit."""
+    _options(run)
+
+
 def run(run: Run) -> Outcome:
     """Score one model by ten folds that the seed spreads, and write down the graph of the model that is fitted to all rows.
 
-    Options: `model`, a key of `MODELS`, by default the name of the method; `strongest`, how many combinations of inputs with the
-    largest positive, and as many with the largest negative entries the graph of the RPN shows; `folds` (10). Nothing is chosen,
-    so there are no validation rows. `extra` has `nodes`, and `arrows` and `lines` as pairs of their numbers.
+    Options: those of `Options`. Nothing is chosen, so there are no validation rows. `extra` has `nodes`, and `arrows` and `lines`
+    as pairs of their numbers.
 
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    where = f"{run.experiment}, {run.row}, {run.method}"
-    unknown = set(run.options) - {"model", "strongest", "folds"}
-    if unknown:
-        raise SpecError(f"{where}: there is no option {sorted(unknown)[0]!r} here; there are model, strongest, folds")
-    name = run.options.get("model", run.method)
-    if name not in MODELS:
-        hint = did_you_mean(str(name), MODELS)
-        raise SpecError(f"{where}.model: there is no {name!r}; {hint}choose from {', '.join(MODELS)}")
-    for option in ("strongest", "folds"):
-        value = run.options.get(option, 2)
-        if isinstance(value, bool) or not isinstance(value, int) or value < (2 if option == "folds" else 1):
-            raise SpecError(
-                f"{where}.{option}: expected a whole number of at least {2 if option == 'folds' else 1}, got {value!r}"
-            )
+    own = _options(run)
     started = time.process_time()
-    graph_name, score_name = MODELS[name]
-    (score,) = three_models.scores(run.options.get("folds", 10), run.seed, [score_name])
+    graph_name, score_name = MODELS[own.model]
+    (score,) = three_models.scores(own.folds, run.seed, [score_name])
     seconds = time.process_time() - started
-    graph = next(each for each in _graphs(run.options.get("strongest", 2)) if each.model == graph_name)
+    graph = next(each for each in _graphs(own.strongest) if each.model == graph_name)
     extra: dict[str, Any] = {
         "nodes": list(three_models.NODES),
         "arrows": [list(pair) for pair in graph.arrows],

@@ -44,7 +44,7 @@ from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
 from kapsi.zoo import kan, mlp
 
-__all__ = ["Candidate", "Options", "Screen", "run"]
+__all__ = ["Candidate", "Options", "Screen", "check", "run"]
 
 OPTIONS = (
     *("function", "rows", "train", "noise", "validation", "edge", "tails", "inputs", "targets", "calibrate"),
@@ -237,6 +237,11 @@ class _Rows:
         return value if math.isfinite(value) else math.inf
 
 
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the function or the options of a run do not fit."""
+    _options(run)
+
+
 def run(run: Run) -> Outcome:
     """Do one run: draw rows, choose, fit, score.
 
@@ -244,9 +249,7 @@ def run(run: Run) -> Outcome:
         SpecError: options that do not fit; it names them.
         KapsiError: no candidate could be fitted.
     """
-    problem_name = run.options.get("function", run.row)
-    problem = function(_text(problem_name, _where(run, "function")))
-    options = _options(run, problem.inputs)
+    options = _options(run)
     began = time.process_time()
     training, test = _drawn(run, options)
     fit = _Fit(run, options, training, test)
@@ -571,13 +574,18 @@ def _outside(model: Model, x: Tensor, x_test: Tensor) -> int:
 # ------------------------------------------------------------------------------------------------ options
 
 
-def _options(run: Run, inputs: int) -> Options:
+def _options(run: Run) -> Options:
     """Return the options of a run, checked.
 
     Raises:
         SpecError: an option that there is not, or a value that does not fit.
     """
     given = dict(run.options)
+    name = _text(given.get("function", run.row), _where(run, "function"))
+    try:
+        inputs = function(name).inputs
+    except KapsiError as error:
+        raise SpecError(f"{_where(run, 'function')}: {error}") from None
     for name in given:
         if name not in OPTIONS:
             hint = did_you_mean(str(name), OPTIONS, quoted=False)

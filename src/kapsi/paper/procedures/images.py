@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,64 +14,82 @@ from torch import Tensor
 
 from kapsi.data.images import ImageData, load_images
 from kapsi.errors import SpecError
+from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
-from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Change, Fitted, fit, kind_of
+from kapsi.paper.procedures.classifiers import NETWORKS, Change, Choice, Fitted, divided, read
 from kapsi.training.records import Epoch
 
-__all__ = ["flipped", "mixed", "run", "shifted"]
+__all__ = ["Options", "check", "flipped", "mixed", "run", "shifted"]
 
-DATA = ("mnist", "cifar10")
-OWN = ("data", "classifier", "held_out", "inputs", "shift", "flip", "mix", "flip_test", "limit_train", "limit_test")
-INPUTS = ("normalized", "unit")
+
+@dataclass(frozen=True)
+class Options(Spec):
+    """The options beside those of the choice and of the kind of classifier.
+
+    Args:
+        data: which images; by default those that the row is called after.
+        classifier: a kind, a key of `classifiers.KINDS`.
+        held_out: number of training rows that candidates are judged on, drawn by the seed.
+        inputs: `normalized` by the mean and deviation of the channel, or `unit`, intensities from 0 to 1.
+        shift: random shifts of the training images, by at most so many pixels.
+        flip: whether training images are turned from left to right at random.
+        mix: largest share of another image of the batch that is mixed in, which leaves the class as it is.
+        flip_test: whether probabilities are the geometric mean of those of an image and of its mirror image.
+        limit_train, limit_test: numbers of rows; 0: all.
+    """
+
+    data: Literal["mnist", "cifar10"]
+    classifier: str = "network"
+    held_out: int = option(0, minimum=0)
+    inputs: Literal["normalized", "unit"] = "normalized"
+    shift: int = option(0, minimum=0, maximum=27)
+    flip: bool = False
+    mix: float = option(0.0, minimum=0.0, maximum=0.5)
+    flip_test: bool = False
+    limit_train: int = option(0, minimum=0)
+    limit_test: int = option(0, minimum=0)
 
 
 def run(run: Run) -> Outcome:
     """Fit one classifier to the images of a row, and score it once on the test rows.
 
-    Options, beside those of the choice and of the kind (`procedures.classifiers.fit`): `data`, `mnist` or `cifar10`, by default
-    the name of the row; `classifier`, a kind; `held_out`, training rows that candidates are judged on, drawn by the seed;
-    `inputs`, `normalized` by the mean and deviation of the channel, or `unit`, intensities from 0 to 1; `shift` and `flip`,
-    random changes of the training images, by so many pixels and from left to right; `mix`, the largest share of another image
-    of the batch that is mixed in, 0 to 0.5, which leaves the class as it is; `flip_test`, whether probabilities are the
-    geometric mean of those of an image and of its mirror image; `limit_train`, `limit_test`, numbers of rows.
+    Options: those of `Options`, of the choice, and of the kind (`procedures.classifiers.read`).
 
     Under the protocol `paper` nothing is held out, and the score is the best one on the test rows over all epochs.
 
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    where = f"{run.experiment}, {run.row}, {run.method}"
-    options = dict(run.options)
-    own = {name: options.pop(name) for name in OWN if name in options}
-    images = load_images(_choice(own, "data", DATA, where, run.row), run.folder)
-    kind = kind_of(own.get("classifier", "network"), tuple(KINDS), where)
-    x, y, test_x, test_y = _arrays(images, own, where)
+    own, choice = _options(run)
+    images = load_images(own.data, run.folder)
+    x, y, test_x, test_y = _arrays(images, own)
     paper = run.protocol == "paper"
-    change = _change(own, images.shape, kind, where)
-    split = _split(len(y), 0 if paper else _count(own, "held_out", 0, where), run.seed, where)
     curves: dict[str, list[float]] = {}
-    held = None if split is None else (x[split[1]], y[split[1]])
-    fitted_x, fitted_y = (x, y) if split is None else (x[split[0]], y[split[0]])
-    fitted = fit(
-        kind,
-        fitted_x,
-        fitted_y,
-        None if held is None else held[0],
-        None if held is None else held[1],
-        options,
-        run.seed,
-        classes=len(images.classes) or None,
-        change=change,
+    held = 0 if paper else own.held_out
+    if held:
+        if held >= len(y):
+            raise SpecError(
+                f"{choice.where}.held_out: {held:,} of {len(y):,} training rows leave none to fit; hold out fewer"
+            )
+        order = np.random.default_rng(run.seed).permutation(len(y))
+        order = np.concatenate([order[held:], order[:held]])
+        x, y = x[order], y[order]
+    some = len(y) - held
+    fitted = choice.fit(
+        (x, y),
+        [lambda: ((x[:some], y[:some]), (x[some:], y[some:]))] if held else (),
+        classes=len(images.classes) or int(max(y.max(), test_y.max())) + 1,
+        seed=run.seed,
+        change=_change(own, images.shape),
         each=_watch(curves, test_x, test_y) if paper else None,
-        where=where,
     )
     started = time.process_time()
-    score = float((_predicted(fitted, test_x, own, images.shape, where) == test_y).mean())
+    score = float((_predicted(fitted, test_x, own, images.shape) == test_y).mean())
     extra: dict[str, Any] = {
         "chosen": dict(fitted.chosen),
         "candidates": [[dict(chosen), accuracy] for chosen, accuracy in fitted.candidates],
         "train_rows": fitted.rows,
-        "held_out_rows": 0 if held is None else len(held[1]),
+        "held_out_rows": held,
         "test_rows": len(test_y),
         "cpu_seconds_of_fit": round(fitted.fit_seconds, 2),
         "cpu_seconds_of_test": round(time.process_time() - started, 2),
@@ -89,85 +108,66 @@ def run(run: Run) -> Outcome:
 # ------------------------------------------------------------------------------------------------ options
 
 
-def _choice(own: Mapping[str, Any], name: str, choices: tuple[str, ...], where: str, default: str) -> str:
-    value = own.get(name, default)
-    if value not in choices:
-        raise SpecError(f"{where}.{name}: expected one of {', '.join(choices)}, got {value!r}")
-    return str(value)
+def _options(run: Run) -> tuple[Options, Choice]:
+    where = f"{run.experiment}, {run.row}, {run.method}"
+    given, others = divided(run.options, Options)
+    own: Options = coerce(Options, {"data": run.row, **given}, where)
+    choice = read(own.classifier, others, where, [each.name for each in fields(Options)])
+    if choice.kind not in NETWORKS:
+        if own.shift or own.flip or own.mix:
+            raise SpecError(
+                f"{where}: shift, flip and mix change the images of each batch; {choice.kind} has none, leave them out"
+            )
+        if own.flip_test:
+            raise SpecError(f"{where}.flip_test: {choice.kind} has no probabilities, leave it out")
+    if choice.judged and (run.protocol == "paper" or not own.held_out):
+        raise SpecError(
+            f"{where}: a grid and early_stopping need validation rows; set held_out, and the protocol validation"
+        )
+    return own, choice
 
 
-def _count(own: Mapping[str, Any], name: str, default: int, where: str) -> int:
-    value = own.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SpecError(f"{where}.{name}: expected a whole number of at least 0, got {value!r}")
-    return value
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    _options(run)
 
 
 def _arrays(
-    images: ImageData, own: Mapping[str, Any], where: str
+    images: ImageData, own: Options
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Return inputs and classes of the training and the test rows."""
-    train, test = (
-        _count(own, name, len(rows), where) or len(rows)
-        for name, rows in (("limit_train", images.train_y), ("limit_test", images.test_y))
-    )
-    normalized = _choice(own, "inputs", INPUTS, where, "normalized") == "normalized"
 
     def inputs(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        return images.normalize(pixels) if normalized else pixels.astype(np.float32) / np.float32(255)
+        return images.normalize(pixels) if own.inputs == "normalized" else pixels.astype(np.float32) / np.float32(255)
 
+    train, test = own.limit_train or len(images.train_y), own.limit_test or len(images.test_y)
     return inputs(images.train_x[:train]), images.train_y[:train], inputs(images.test_x[:test]), images.test_y[:test]
 
 
-def _split(rows: int, held: int, seed: int, where: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """Return the places of the rows to fit and of those that are held out, drawn by the seed."""
-    if not held:
-        return None
-    if held >= rows:
-        raise SpecError(f"{where}.held_out: {held:,} of {rows:,} training rows leave none to fit; hold out fewer")
-    order = np.random.default_rng(seed).permutation(rows)
-    return order[held:], order[:held]
-
-
-def _change(own: Mapping[str, Any], shape: tuple[int, int, int], kind: str, where: str) -> Change | None:
+def _change(own: Options, shape: tuple[int, int, int]) -> Change | None:
     """Return the random changes of the training images, None where there are none."""
-    pixels, flips = _count(own, "shift", 0, where), own.get("flip", False)
-    if not isinstance(flips, bool):
-        raise SpecError(f"{where}.flip: expected true or false, got {flips!r}")
-    share = own.get("mix", 0)
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 0.5:
-        raise SpecError(f"{where}.mix: expected a share from 0 to 0.5, got {share!r}")
-    if not pixels and not flips and not share:
+    if not own.shift and not own.flip and not own.mix:
         return None
-    if kind not in NETWORKS:
-        raise SpecError(
-            f"{where}: shift, flip and mix change the images of each batch; {kind} has none, leave them out"
-        )
 
     def change(x: Tensor) -> Tensor:
         images = x.reshape(-1, *shape)
-        if flips:
+        if own.flip:
             images = flipped(images)
-        if pixels:
-            images = shifted(images, pixels)
-        if share:
-            images = mixed(images, share)
+        if own.shift:
+            images = shifted(images, own.shift)
+        if own.mix:
+            images = mixed(images, own.mix)
         return images.reshape(len(x), -1)
 
     return change
 
 
 def _predicted(
-    fitted: Fitted, x: npt.NDArray[np.float32], own: Mapping[str, Any], shape: tuple[int, int, int], where: str
+    fitted: Fitted, x: npt.NDArray[np.float32], own: Options, shape: tuple[int, int, int]
 ) -> npt.NDArray[np.int64]:
     """Return class numbers of the test rows."""
-    both = own.get("flip_test", False)
-    if not isinstance(both, bool):
-        raise SpecError(f"{where}.flip_test: expected true or false, got {both!r}")
-    if not both:
+    if not own.flip_test or fitted.scores is None:
         return fitted.predict(x)
-    if fitted.scores is None:
-        raise SpecError(f"{where}.flip_test: {fitted.kind} has no probabilities, leave it out")
     mirrored = np.ascontiguousarray(x.reshape(-1, *shape)[..., ::-1]).reshape(len(x), -1)
     return (fitted.scores(x) + fitted.scores(mirrored)).argmax(1).astype(np.int64)
 

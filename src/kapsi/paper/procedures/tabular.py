@@ -22,34 +22,33 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kapsi.data.bundled import BUNDLED, bundled
+from kapsi.data.bundled import bundled
 from kapsi.data.tabular import folds, make_problem
-from kapsi.errors import SpecError
-from kapsi.function import coerce
+from kapsi.errors import SpecError, did_you_mean
+from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.choice import Pair, choose
-from kapsi.spec import ModelSpec, from_dict
+from kapsi.paper.procedures.classifiers import Choice, Pair
+from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
 from kapsi.training.selection import near_zero
 from kapsi.zoo import bayesian_network, markov_network
 
-__all__ = ["Candidate", "Rule", "first_good", "fitted", "run"]
+__all__ = ["Candidate", "Entry", "Models", "Networks", "Options", "Rule", "check", "first_good", "fitted", "run"]
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-OWN = ("table", "classifier", "folds", "inner", "rule", "limit_folds")
 NETWORKS_OF_TABLES = ("bayesian_network", "markov_network")
 
 
@@ -69,55 +68,169 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Spec):
     """How one of the candidates is chosen.
 
     Args:
-        by: `log_loss`, or `accuracy`, of the rows left out.
+        by: which losses of the rows left out count.
         rule: `one_standard_error`, the first that is not surely worse than the best; `best`.
     """
 
-    by: str = "log_loss"
-    rule: str = "one_standard_error"
+    by: Literal["log_loss", "accuracy"] = "log_loss"
+    rule: Literal["one_standard_error", "best"] = "one_standard_error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Spec):
+    """The options beside those of the classifier.
+
+    Args:
+        table: which one; by default that which the row is called after.
+        classifier: `model` (with the options of `Models`), `bayesian_network` or `markov_network` (of `Networks`), or a key of
+            `classifiers.KINDS`.
+        folds: number of folds.
+        inner: number of folds of the training rows of a fold.
+        limit_folds: how many of the folds are done, None for all.
+    """
+
+    table: Literal["iris", "pima", "banknote"]
+    classifier: str = "model"
+    folds: int = option(10, minimum=2)
+    inner: int = option(10, minimum=2)
+    limit_folds: int | None = option(None, minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Spec):
+    """A model with several penalties, each of which is a candidate.
+
+    Args:
+        name: in results; by default the place in the list.
+        model: its specification; widths at the ends may be null.
+        training: of it.
+        penalties: that are tried, from strong to weak; none: that of the training.
+    """
+
+    name: str = ""
+    model: ModelSpec
+    training: TrainConfig
+    penalties: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models(Spec):
+    """Models of which one is chosen.
+
+    Args:
+        candidates: from simple to flexible.
+        rule: how one is chosen.
+    """
+
+    candidates: tuple[Entry, ...]
+    rule: Rule = Rule()
+
+    def check(self) -> None:  # noqa: D102
+        if not self.candidates:
+            raise SpecError("candidates: expected a list of {name, model, training, penalties}, got an empty one")
+
+
+@dataclass(frozen=True)
+class Networks(Spec):
+    """A Bayesian or a Markov network on bins, whose number is chosen by the mean accuracy of the inner folds.
+
+    Args:
+        bins: numbers of bins that are tried.
+        penalties: that are tried, of a Markov network.
+        restarts: of the search for the structure of a Bayesian network.
+    """
+
+    bins: tuple[int, ...] = (3,)
+    penalties: tuple[float, ...] = (0.01,)
+    restarts: int = option(5, minimum=0)
+
+    def check(self) -> None:  # noqa: D102
+        if not self.bins or min(self.bins) < 2 or not self.penalties or min(self.penalties) < 0:
+            raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
+
+
+def _options(run: Run) -> tuple[Options, Models | Networks | Choice, str]:
+    """Return the options, and those of the classifier."""
+    where = f"{run.experiment}, {run.row}, {run.method}"
+    given, others = classifiers.divided(run.options, Options)
+    own: Options = coerce(Options, {"table": run.row, **given}, where)
+    kinds = tuple(dict.fromkeys(("model", *NETWORKS_OF_TABLES, *classifiers.KINDS)))
+    kind = classifiers.kind_of(own.classifier, kinds, where)
+    if kind == "model":
+        models: Models = coerce(Models, _with_training(others, where), where)
+        if run.protocol == "paper" and sum(len(each.penalties) or 1 for each in models.candidates) > 1:
+            raise SpecError(f"{where}.candidates: the protocol of the paper chooses among epochs; give one candidate")
+        return own, models, where
+    if run.protocol == "paper":
+        raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {kind} has none of here")
+    if kind in NETWORKS_OF_TABLES:
+        return own, coerce(Networks, others, where), where
+    return own, classifiers.read(kind, others, where, [each.name for each in fields(Options)]), where
+
+
+def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return options with the training of all candidates in each of them, which may say some of it anew."""
+    made = dict(options)
+    common = made.pop("training", None) or {}
+    entries = made.get("candidates")
+    if not isinstance(entries, list) or not entries:
+        raise SpecError(
+            f"{where}.candidates: expected a list of {{name, model, training, penalties}}, got {str(entries)[:60]!r}"
+        )
+    made["candidates"] = []
+    for i, entry in enumerate(entries):
+        place = f"{where}.candidates[{i}]"
+        if not isinstance(entry, Mapping):
+            raise SpecError(f"{place}: expected {{name, model, training, penalties}}, got {str(entry)[:60]!r}")
+        training: dict[str, Any] = {"loss": "cross_entropy", "solver": "lbfgs"}
+        for part in (common, entry.get("training") or {}):
+            if not isinstance(part, Mapping):
+                raise SpecError(f"{place}.training: expected options with values, got {str(part)[:60]!r}")
+            training |= part
+        made["candidates"].append({"name": str(i), **entry, "training": training})
+    for name in made:
+        if name not in ("candidates", "rule"):
+            names = ("candidates", "training", "rule", *(each.name for each in fields(Options)))
+            raise SpecError(
+                f"{where}: there is no option {name!r} here; {did_you_mean(str(name), names)}there are {', '.join(names)}"
+            )
+    return made
+
+
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    _options(run)
 
 
 def run(run: Run) -> Outcome:
     """Fit one classifier in every fold, and score it on the rows of the fold.
 
-    Options, beside those of the kind: `table`, one of iris, pima, banknote, by default the name of the row; `classifier`: `model`
-    (`candidates`, a list of {name, model, training, penalties}, and `rule`), `bayesian_network` (`bins`), `markov_network` (`bins`,
-    `penalties`), or a kind of `procedures.classifiers`; `folds` (10), and `inner` (10), the folds of the training rows;
-    `limit_folds`, how many of the folds are done.
+    Options: those of `Options` and of the classifier.
 
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    where = f"{run.experiment}, {run.row}, {run.method}"
-    options = dict(run.options)
-    own = {name: options.pop(name) for name in OWN if name in options}
-    name = own.get("table", run.row)
-    if name not in BUNDLED:
-        raise SpecError(f"{where}.table: expected one of {', '.join(BUNDLED)}, got {name!r}")
-    table, target = bundled(name)
+    own, classifier, where = _options(run)
+    table, target = bundled(own.table)
     problem = make_problem(table, target, task="classification")
     x = np.stack([column.numbers for key, column in table.columns.items() if key != target], 1)
     y, classes = np.asarray(problem.y, dtype=np.int64), len(problem.classes or ())
-    count, inner = (_count(own.get(key, 10), f"{where}.{key}") for key in ("folds", "inner"))
-    kinds = ("model", *NETWORKS_OF_TABLES, *classifiers.KINDS)
-    kind = classifiers.kind_of(own.get("classifier", "model"), tuple(dict.fromkeys(kinds)), where)
     started = time.process_time()
     scores, validations, chosen, parameters = [], [], [], []
-    for test in folds(y, count, classes=True, seed=run.seed)[: own.get("limit_folds")]:
+    for test in folds(y, own.folds, classes=True, seed=run.seed)[: own.limit_folds]:
         kept = np.setdiff1d(np.arange(len(y)), test)
-        fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, inner, where)
-        if run.protocol == "paper":
-            found = _paper(fold, options)
-        elif kind == "model":
-            found = _models(fold, options, own.get("rule") or {})
-        elif kind in NETWORKS_OF_TABLES:
-            found = _tables(fold, kind, options)
+        fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, own.inner, where)
+        if isinstance(classifier, Models):
+            find = _paper if run.protocol == "paper" else _models
+            found = find(fold, classifier)
+        elif isinstance(classifier, Networks):
+            found = _tables(fold, own.classifier, classifier)
         else:
-            found = _classifier(fold, kind, options)
+            found = _classifier(fold, classifier)
         scores.append(float((found.predicted == y[test]).mean()) if found.score is None else found.score)
         validations.append(found.validation)
         chosen.append(found.chosen)
@@ -126,7 +239,7 @@ def run(run: Run) -> Outcome:
         "folds": scores,
         "deviation_of_folds": float(np.std(scores)),
         "chosen": chosen,
-        "inner_folds": inner,
+        "inner_folds": own.inner,
         "parameters": parameters,
     }
     if run.protocol == "paper":
@@ -139,12 +252,6 @@ def run(run: Run) -> Outcome:
         time.process_time() - started,
         extra,
     )
-
-
-def _count(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-        raise SpecError(f"{where}: expected a whole number of at least 2, got {value!r}")
-    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +288,8 @@ class _Found:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def _models(fold: _Fold, options: Mapping[str, Any], rule: Mapping[str, Any]) -> _Found:
-    by = _rule(rule, f"{fold.where}.rule")
-    candidates = _candidates(fold, options)
+def _models(fold: _Fold, models: Models) -> _Found:
+    by, candidates = models.rule, _candidates(fold, models)
     chosen, accuracy = candidates[0], None
     if len(candidates) > 1:
         logs = [np.empty((len(fold.y), fold.classes)) for _ in candidates]
@@ -199,19 +305,6 @@ def _models(fold: _Fold, options: Mapping[str, Any], rule: Mapping[str, Any]) ->
     model = fitted(chosen, fold.x, fold.y, fold.seed)
     predicted = _logs(model, fold.test_x, fold.classes).argmax(1)
     return _Found(predicted, chosen.name, model.parameters, accuracy)
-
-
-def _rule(given: Any, where: str) -> Rule:
-    if not isinstance(given, Mapping) or set(given) - {"by", "rule"}:
-        raise SpecError(f"{where}: expected {{by: …, rule: …}}, got {str(given)[:60]!r}")
-    rule = Rule(**given)
-    for name, value, allowed in (
-        ("by", rule.by, ("log_loss", "accuracy")),
-        ("rule", rule.rule, ("one_standard_error", "best")),
-    ):
-        if value not in allowed:
-            raise SpecError(f"{where}.{name}: expected {' or '.join(allowed)}, got {value!r}")
-    return rule
 
 
 def first_good(losses: Floats, *, best: bool = False) -> int:
@@ -236,35 +329,18 @@ def first_good(losses: Floats, *, best: bool = False) -> int:
     return int(np.flatnonzero(difference.mean(1) <= errors)[0])
 
 
-def _candidates(fold: _Fold, options: Mapping[str, Any]) -> list[Candidate]:
+def _candidates(fold: _Fold, models: Models) -> list[Candidate]:
     """Return every model with every penalty, in the order in which they are written."""
-    unknown = set(options) - {"candidates", "training"}
-    if unknown:
-        raise SpecError(
-            f"{fold.where}: there is no option {sorted(unknown)[0]!r} here; there are candidates, training, rule"
-        )
-    given = options.get("candidates")
-    if not isinstance(given, list) or not given:
-        raise SpecError(
-            f"{fold.where}.candidates: expected a list of {{name, model, training, penalties}}, got {str(given)[:60]!r}"
-        )
     made = []
-    for i, entry in enumerate(given):
-        where = f"{fold.where}.candidates[{i}]"
-        if not isinstance(entry, Mapping) or set(entry) - {"name", "model", "training", "penalties"}:
-            raise SpecError(f"{where}: expected {{name, model, training, penalties}}, got {str(entry)[:60]!r}")
-        training = {
-            "loss": "cross_entropy",
-            "solver": "lbfgs",
-            **(options.get("training") or {}),
-            **(entry.get("training") or {}),
-        }
-        config: TrainConfig = coerce(TrainConfig, {**training, "seed": fold.seed}, f"{where}.training")
-        outputs = 1 if config.loss == "mse" else fold.classes
-        spec: ModelSpec = from_dict(entry.get("model"), ModelSpec, f"{where}.model")
-        spec = spec.sized(fold.x.shape[1], outputs)
-        for penalty in entry.get("penalties") or [config.penalty]:
-            name = str(entry.get("name", i)) + ("" if penalty is None else f", penalty {penalty:g}")
+    for i, entry in enumerate(models.candidates):
+        config = replace(entry.training, seed=fold.seed)
+        try:
+            spec = entry.model.sized(fold.x.shape[1], 1 if config.loss == "mse" else fold.classes)
+        except SpecError as error:
+            raise SpecError(f"{fold.where}.candidates[{i}].model: {error}") from None
+        penalties: Sequence[float | None] = entry.penalties or (config.penalty,)
+        for penalty in penalties:
+            name = entry.name + ("" if penalty is None else f", penalty {penalty:g}")
             made.append(Candidate(name, spec, replace(config, penalty=penalty)))
     return made
 
@@ -319,13 +395,9 @@ def _logs(made: _Fitted, x: Floats, classes: int) -> Floats:
     return cast(Floats, -np.abs(outputs - np.arange(classes)))
 
 
-def _paper(fold: _Fold, options: Mapping[str, Any]) -> _Found:
+def _paper(fold: _Fold, models: Models) -> _Found:
     """Train the one candidate, and keep the best figure on the rows of the fold, as the paper does."""
-    candidates = _candidates(fold, options)
-    if len(candidates) > 1:
-        raise SpecError(
-            f"{fold.where}.candidates: the protocol of the paper chooses among epochs; give one candidate, not {len(candidates)}"
-        )
+    candidates = _candidates(fold, models)
     made, inputs, targets = _made(candidates[0], fold.x, fold.y, fold.seed)
     best, number = -1.0, 0
     for record in train(made.model, (inputs, targets), candidates[0].training):
@@ -338,8 +410,8 @@ def _paper(fold: _Fold, options: Mapping[str, Any]) -> _Found:
 # ------------------------------------------------------------------------------------------------ others
 
 
-def _classifier(fold: _Fold, kind: str, options: Mapping[str, Any]) -> _Found:
-    prepared = functools.partial(_prepared, positive=kind == "naive_bayes_multinomial")
+def _classifier(fold: _Fold, choice: Choice) -> _Found:
+    prepared = functools.partial(_prepared, positive=choice.kind == "naive_bayes_multinomial")
 
     def part(kept: Rows, held: Rows) -> tuple[Pair, Pair]:
         first, second = prepared(fold.x[kept], fold.x[held])
@@ -347,7 +419,7 @@ def _classifier(fold: _Fold, kind: str, options: Mapping[str, Any]) -> _Found:
 
     x, test_x = prepared(fold.x, fold.test_x)
     parts = [functools.partial(part, *each) for each in fold.parts()]
-    made = choose(kind, (x, fold.y), parts, options, fold.seed, classes=fold.classes, where=fold.where)
+    made = choice.fit((x, fold.y), parts, classes=fold.classes, seed=fold.seed)
     return _Found(made.predict(test_x), dict(made.chosen), made.parameters, made.validation)
 
 
@@ -361,15 +433,10 @@ def _prepared(x: Floats, other: Floats, *, positive: bool) -> tuple[Floats, Floa
     return (x - center) / spread, (other - center) / spread
 
 
-def _tables(fold: _Fold, kind: str, options: Mapping[str, Any]) -> _Found:
+def _tables(fold: _Fold, kind: str, options: Networks) -> _Found:
     """Choose the number of bins (and the penalty of a Markov network) by the mean accuracy of the inner folds."""
-    unknown = set(options) - {"bins", "penalties", "restarts"}
-    if unknown:
-        raise SpecError(
-            f"{fold.where}: there is no option {sorted(unknown)[0]!r} here; there are bins, penalties, restarts"
-        )
-    grid = list(itertools.product(options.get("bins", [3]), options.get("penalties", [0.01])))
-    restarts = int(options.get("restarts", 5))
+    grid = list(itertools.product(options.bins, options.penalties))
+    restarts = options.restarts
     means = np.zeros(len(grid))
     if len(grid) > 1:
         for kept, held in fold.parts():

@@ -14,39 +14,24 @@ left out of what is fitted (`unit: sentences`).
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.text import TextData, load_text
 from kapsi.errors import SpecError
+from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.choice import Pair, choose
-from kapsi.paper.procedures.choice import Part as Held
+from kapsi.paper.procedures.classifiers import Choice, Fitted, Pair
 
-__all__ = ["Part", "parts", "run", "sentences"]
+__all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
 
-DATA = ("imdb", "sst2", "ag_news")
-OWN = (
-    "data",
-    "classifier",
-    "ngrams",
-    "min_df",
-    "stop_words",
-    "folds",
-    "held_out",
-    "unit",
-    "limit_train",
-    "limit_test",
-    "most_rows",
-)
 LEAST_WORDS = 8
 """Words of the shortest held-out sentence: shorter texts that are in no other are mostly phrases of one that is not there."""
 Rows = npt.NDArray[np.int64]
@@ -59,40 +44,96 @@ class Part(NamedTuple):
     held: Rows
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(Spec):
+    """The options beside those of the choice and of the kind of classifier.
+
+    Args:
+        data: which texts; by default those that the row is called after.
+        classifier: a kind, a key of `classifiers.KINDS`, of which `kan` is `SparseKAN` here.
+        ngrams: the smallest and the largest number of words that make a column.
+        min_df: words in fewer training texts are left out; a share where it is a float.
+        stop_words: whether those of the English list are left out.
+        folds: number of parts that are held out one after another.
+        held_out: number or share, at most half, of the training rows in each part.
+        unit: what is held out: `rows`, or whole `sentences` with all phrases of them.
+        most_rows: to which the training rows are cut, drawn by the seed, for methods that do not take more.
+        limit_train, limit_test: only the first rows.
+    """
+
+    data: Literal["imdb", "sst2", "ag_news"]
+    classifier: str = "model"
+    ngrams: tuple[int, int] = (1, 1)
+    min_df: int | float = option(5, minimum=0)
+    stop_words: Literal["english"] | None = "english"
+    folds: int = option(1, minimum=1)
+    held_out: int | float = option(0.25, minimum=0)
+    unit: Literal["rows", "sentences"] = "rows"
+    most_rows: int | None = option(None, minimum=1)
+    limit_train: int | None = option(None, minimum=1)
+    limit_test: int | None = option(None, minimum=1)
+
+    def check(self) -> None:  # noqa: D102
+        if not 1 <= self.ngrams[0] <= self.ngrams[1]:
+            raise SpecError(f"ngrams: expected two numbers of words such as [1, 2], got {list(self.ngrams)}")
+        if isinstance(self.min_df, float) and self.min_df > 1:
+            raise SpecError(f"min_df: expected a whole number, or a share from 0 to 1, got {self.min_df}")
+        if self.held_out == 0 or (isinstance(self.held_out, float) and self.held_out > 0.5):
+            raise SpecError(
+                f"held_out: expected a number of rows, or a share above 0 and up to 0.5, got {self.held_out}"
+            )
+
+
+def _options(run: Run) -> tuple[Options, dict[str, Choice]]:
+    """Return the options and the choices that are tried by their names, of which a single one has none."""
+    where = f"{run.experiment}, {run.row}, {run.method}"
+    given, others = classifiers.divided(run.options, Options)
+    own: Options = coerce(Options, {"data": run.row, **given}, where)
+    also = ["variants", *(each.name for each in fields(Options))]
+    variants = others.pop("variants", None)
+    if variants is None:
+        return own, {"": classifiers.read(own.classifier, others, where, also)}
+    if (
+        not isinstance(variants, Mapping)
+        or not variants
+        or not all(isinstance(each, Mapping) for each in variants.values())
+    ):
+        raise SpecError(f"{where}.variants: expected {{name: {{options}}}}, got {str(variants)[:60]!r}")
+    choices = {}
+    for name, more in variants.items():
+        place = f"{where}.variants.{name}"
+        choices[str(name)] = classifiers.read(own.classifier, {**others, **more}, place, also)
+        if not choices[str(name)].judged:
+            raise SpecError(f"{place}: give a grid, of one value at least, so that variants can be compared")
+    return own, choices
+
+
+def check(run: Run) -> None:
+    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    _options(run)
+
+
 def run(run: Run) -> Outcome:
     """Fit one classifier to the texts of a row, and score it once on the test rows.
 
-    Options, beside those of the choice and of the kind (`procedures.classifiers.fit`): `data`, one of imdb, sst2, ag_news, by
-    default the name of the row; `classifier`, a kind, of which `kan` is `SparseKAN` here; `ngrams`, [1, 1] or [1, 2]; `min_df`
-    and `stop_words` of the columns; `held_out`, the number or the share of training rows in each of `folds` parts, at most half
-    of them; `unit`, `rows` or `sentences`; `most_rows`, to which the training rows are cut, drawn by the seed, for methods that
-    do not take more; `limit_train` and `limit_test`, which take the first rows.
+    Options: those of `Options`, of the choice, and of the kind (`procedures.classifiers.read`); `variants`, further options by
+    name, each with a grid of its own, of which the best one is taken.
 
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
     where = f"{run.experiment}, {run.row}, {run.method}"
     started = time.process_time()
-    options = copy.deepcopy(dict(run.options))
-    own = {name: options.pop(name) for name in OWN if name in options}
-    name = own.get("data", run.row)
-    if name not in DATA:
-        raise SpecError(f"{where}.data: expected one of {', '.join(DATA)}, got {name!r}")
-    texts = limited(load_text(name, run.folder), own, where)
-    ngrams = own.get("ngrams", [1, 1])
-    if not isinstance(ngrams, list) or len(ngrams) != 2 or not all(isinstance(n, int) for n in ngrams):
-        raise SpecError(f"{where}.ngrams: expected two whole numbers such as [1, 2], got {ngrams!r}")
-    x, test_x = texts.tfidf(
-        (ngrams[0], ngrams[1]), min_df=own.get("min_df", 5), stop_words=own.get("stop_words", "english")
-    )
+    own, choices = _options(run)
+    texts = limited(load_text(own.data, run.folder), own)
+    x, test_x = texts.tfidf(own.ngrams, min_df=own.min_df, stop_words=own.stop_words)
     y, classes = np.asarray(texts.train_y), int(max(texts.train_y.max(), texts.test_y.max())) + 1
     prepared = time.process_time() - started
     generator = np.random.default_rng(run.seed)
-    pool = generator.permutation(len(y))[: own.get("most_rows") or len(y)]
+    pool = generator.permutation(len(y))[: own.most_rows or len(y)]
     held = parts(texts, pool, own, generator, where)
-    kind = classifiers.kind_of(own.get("classifier", "model"), tuple(classifiers.KINDS), where)
     pairs = [functools.partial(_rows_of, x, y, part) for part in held]
-    fitted = best_of(kind, (x[pool], y[pool]), pairs, options, run.seed, classes=classes, where=where)
+    fitted = best_of(choices, (x[pool], y[pool]), pairs, run.seed, classes=classes)
     chosen_at = time.process_time()
     score = float((fitted.predict(test_x) == texts.test_y).mean())
     extra: dict[str, Any] = {
@@ -119,44 +160,30 @@ def run(run: Run) -> Outcome:
 
 
 def best_of(
-    kind: str, rows: Pair, parts: Sequence[Held], options: dict[str, Any], seed: int, *, classes: int, where: str
-) -> classifiers.Fitted:
+    choices: Mapping[str, Choice], rows: Pair, parts: Sequence[classifiers.Part], seed: int, *, classes: int
+) -> Fitted:
     """Return what is best on the parts of several variants, of equal ones the first, or the only one."""
-    variants = options.pop("variants", None)
-    if variants is None:
-        return choose(kind, rows, parts, options, seed, classes=classes, where=where)
-    if (
-        not isinstance(variants, Mapping)
-        or not variants
-        or not all(isinstance(each, Mapping) for each in variants.values())
-    ):
-        raise SpecError(f"{where}.variants: expected {{name: {{options}}}}, got {str(variants)[:60]!r}")
-    tried: list[tuple[Mapping[str, Any], float]] = []
-    best: classifiers.Fitted | None = None
-    seconds = 0.0
-    for name, own in variants.items():
-        made = choose(kind, rows, parts, {**options, **own}, seed, classes=classes, where=f"{where}.variants.{name}")
-        if made.validation is None:
-            raise SpecError(
-                f"{where}.variants.{name}: give a grid, of one value at least, so that variants can be compared"
-            )
-        tried += [({"variant": name, **chosen}, accuracy) for chosen, accuracy in made.candidates]
-        seconds += made.seconds
-        if best is None or best.validation is None or made.validation > best.validation:
-            best = replace(made, chosen={"variant": name, **made.chosen})
-    return replace(cast(classifiers.Fitted, best), candidates=tuple(tried), seconds=seconds)
+    made = {name: choice.fit(rows, parts, classes=classes, seed=seed) for name, choice in choices.items()}
+    if "" in made:
+        return made[""]
+    name = max(made, key=lambda name: made[name].validation or 0.0)
+    return replace(
+        made[name],
+        chosen={"variant": name, **made[name].chosen},
+        candidates=tuple(
+            ({"variant": each, **chosen}, accuracy) for each in made for chosen, accuracy in made[each].candidates
+        ),
+        seconds=sum(each.seconds for each in made.values()),
+    )
 
 
 def _rows_of(x: Any, y: Rows, part: Part) -> tuple[Pair, Pair]:
     return (x[part.kept], y[part.kept]), (x[part.held], y[part.held])
 
 
-def limited(texts: TextData, own: Mapping[str, Any], where: str) -> TextData:
+def limited(texts: TextData, own: Options) -> TextData:
     """Return the first rows of a data set."""
-    train, test = own.get("limit_train"), own.get("limit_test")
-    for name, value in (("limit_train", train), ("limit_test", test)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise SpecError(f"{where}.{name}: expected a whole number of at least 1, got {value!r}")
+    train, test = own.limit_train, own.limit_test
     if train is None and test is None:
         return texts
     return TextData(
@@ -172,26 +199,18 @@ def limited(texts: TextData, own: Mapping[str, Any], where: str) -> TextData:
 
 
 def parts(
-    texts: TextData, pool: Rows, own: Mapping[str, Any], generator: np.random.Generator, where: str = "parts"
+    texts: TextData, pool: Rows, own: Options, generator: np.random.Generator, where: str = "parts"
 ) -> list[Part]:
     """Return rows to fit and rows to judge on.
 
     Args:
         texts: of which the training rows count.
         pool: numbers of the rows that there are, in a random order.
-        own: `folds` (1), `held_out` (0.25), `unit` (`rows`).
+        own: of which `folds`, `held_out` and `unit` count.
         generator: draws the sentences.
         where: begins the messages of errors.
     """
-    folds, share, unit = own.get("folds", 1), own.get("held_out", 0.25), own.get("unit", "rows")
-    if isinstance(folds, bool) or not isinstance(folds, int) or folds < 1:
-        raise SpecError(f"{where}.folds: expected a whole number of at least 1, got {folds!r}")
-    if isinstance(share, bool) or not (
-        (isinstance(share, int) and share >= 1) or (isinstance(share, float) and 0 < share <= 0.5)
-    ):
-        raise SpecError(f"{where}.held_out: expected a number of rows, or a share above 0 and up to 0.5, got {share!r}")
-    if unit not in ("rows", "sentences"):
-        raise SpecError(f"{where}.unit: expected rows or sentences, got {unit!r}")
+    folds, share, unit = own.folds, own.held_out, own.unit
 
     def size(count: int) -> int:
         wanted = int(count * share) if isinstance(share, float) else share
