@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -583,6 +584,51 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     pytest.fail("nothing began")
 
 
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys) -> None:
+    begun, out = tmp_path / "begun", tmp_path / "out"
+    text = BASE.replace("{iterations: 3", f"{{slow: [b], begun: '{begun}', iterations: 3").replace(
+        "seeds: 2", "seeds: 1"
+    )
+    path = write(tmp_path, "", text)
+    process = begin(tmp_path, str(path), "--output", str(out))
+    found = load(path)
+    runs = found.plan(only="b:kapsi,c").runs
+    try:
+        wait_for(begun, process)
+        report = run_experiments([(found, runs)], out)
+        assert [(run.row, run.method) for run in report.elsewhere] == [("b", "kapsi")]
+        assert [(one.row, one.method) for one in report.done] == [("c", "kapsi"), ("c", "other")]
+        assert main(["reproduce", str(path), "--output", str(out), "--only", "b:kapsi"]) == 0
+        assert "note: another process is at tiny b kapsi; the same command shows" in capsys.readouterr().err
+        assert (out / ".tiny.running").exists()
+    finally:
+        process.kill()
+        process.communicate()
+    # Its claim ended with it, and so does the file once nobody needs it.
+    again = load(write(tmp_path, "", BASE.replace("seeds: 2", "seeds: 1")))
+    report = run_experiments([(again, again.plan(only="b:kapsi").runs)], out)
+    assert (len(report.done), report.elsewhere) == (1, [])
+    assert {entry.name for entry in out.iterdir()} == {"tiny.jsonl"}
+
+
+def test_what_another_process_did_meanwhile_is_not_done_again(tmp_path) -> None:
+    found = tiny(tmp_path, "", BASE.replace("seeds: 2", "seeds: 1"))
+    runs = found.plan().runs
+    log = []
+
+    def told(run: Run | None, done: int, total: int) -> None:
+        log.append(done)
+        if run is not None and done == 1 and log.count(1) == 1:  # as another process would
+            for other in runs[2:]:
+                Store(tmp_path, "tiny").append(
+                    Result.of(other, Outcome(1.0), started="2026-01-01T00:00:00+00:00", seconds=1.0, cpu_seconds=1.0)
+                )
+
+    report = run_experiments([(found, runs)], tmp_path, progress=told)
+    assert (len(report.done), report.skipped) == (2, 4)
+    assert len(Store(tmp_path, "tiny").read()) == len(runs)
+
+
 @pytest.mark.parametrize(
     ("number", "code", "jobs"),
     [
@@ -661,6 +707,85 @@ def test_a_run_that_should_not_have_failed_is_an_exit_code(tmp_path, capsys) -> 
     assert shown.out.splitlines()[-1] == "rows: 2 of 3"
 
 
+def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    path = write(tmp_path, "", BASE.replace("{iterations: 3", f"{{log: '{log}', unfit: [c], iterations: 3"))
+    assert main(["reproduce", str(path), "--output", str(out)]) == 2
+    assert capsys.readouterr().err == "kapsi: tiny, c, kapsi: options.width: expected a number\n"
+    assert not log.exists()
+    assert not out.exists()
+    assert main(["reproduce", str(path), "--output", str(out), "--only", "a,b"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("procedure", "row", "options", "words"),
+    [
+        ("functions", "E.99", "{candidates: {a: {mlp: {widths: [null, 1]}}}}", "there is no function 'E.99'"),
+        ("functions", "E.3", "{}", "candidates: give one candidate at least"),
+        ("functions", "E.3", "{candidates: {a: {mlp: {widths: [null, 1]}}}, tries: 0}", "options.tries"),
+        ("images", "mnist", "{classifier: svm_linear, C: x}", "expected a number, got 'x'"),
+        ("images", "svhn", "{classifier: svm_linear}", "expected one of mnist, cifar10, got 'svhn'"),
+        ("text", "imdb", "{classifier: svm_linear, gird: {C: [1.0]}}", "did you mean 'grid'"),
+        ("tabular", "iris", "{classifier: markov_network, bins: 3}", "bins: expected a list"),
+        ("tabular", "wine", "{classifier: svm_rbf}", "got 'wine'"),
+        ("dependency", "iris", "{folds: 1}", "folds must be at least 2"),
+        ("ablation", "mnist", "{expansion: tailor}", "did you mean 'taylor'"),
+    ],
+)
+def test_options_of_every_procedure_are_checked_without_data(tmp_path, capsys, procedure, row, options, words) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"{{name: mine, title: t, source: s, metric: mse, procedure: {procedure}, seeds: 1, rows: [{row}],\n"
+        f"methods: {{rpn: {{options: {options}}}}}}}",
+        encoding="utf-8",
+    )
+    assert main(["reproduce", str(path), "--output", str(tmp_path / "out"), "--folder", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"kapsi: mine, {row}, rpn")
+    assert shown.err.count("\n") == 1
+    assert words in shown.err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("seeds", [3, [], [-1], [1.5], [True], "3", ["1"], [1, 1], [2**31]])
+def test_seeds_that_are_none_in_python(tmp_path, seeds) -> None:
+    with pytest.raises(SpecError, match=r"seeds=.*: expected different whole numbers"):
+        tiny(tmp_path).plan(seeds=seeds)
+
+
+def test_seeds_of_numpy_are_numbers(tmp_path) -> None:
+    runs = tiny(tmp_path).plan(seeds=np.arange(3, 5)).runs
+    assert {run.seed for run in runs} == {3, 4}
+    assert all(type(run.seed) is int for run in runs)
+
+
+def test_wrong_arguments_in_python(tmp_path) -> None:
+    found = tiny(tmp_path)
+    with pytest.raises(SpecError, match=r"only=.*: expected a text"):
+        found.plan(only=["a"])
+    for jobs in (0, 1.5, True, 2000):
+        with pytest.raises(SpecError, match=r"jobs .*: expected 1 to 1024 processes"):
+            do(found, tmp_path, jobs=jobs)
+    with pytest.raises(FileError, match="not a usable path"):
+        do(found, None)
+    with pytest.raises(SpecError, match="there is no experiment 'None'"):
+        load_shipped(None)
+    assert found.plan(only="b, nope,a:other").unused == ("nope",)
+
+
+def test_a_page_of_results_that_are_gone_is_told(tmp_path, capsys) -> None:
+    path, out = write(tmp_path), tmp_path / "out"
+    assert main(["reproduce", str(path), "--output", str(out)]) == 0
+    assert main(["reproduce", str(path), "--output", str(out), "--summary"]) == 0
+    (out / "tiny.jsonl").unlink()
+    capsys.readouterr()
+    assert main(["reproduce", str(path), "--output", str(out), "--summary"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "delete it" in line] == [
+        f"note: {out / name} is of results that are not there, or of other settings; delete it"
+        for name in ("tiny.md", "tiny.html")
+    ]
+
+
 def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce"]) == 0
@@ -681,6 +806,10 @@ def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
         (["{path}", "--only", ""], "--only '': has an empty part"),
         (["{path}", "--only", "a,"], "--only 'a,': has an empty part"),
         (["{path}", "--only", ":"], "--only ':': has an empty part"),
+        (["{path}", "--only", "a:"], "--only 'a:': has an empty part"),
+        (["{path}", "--seeds", "5-3"], "the range 5-3 ends before it begins"),
+        (["{path}", "--seeds", "0-99999"], "at most 10,000 seeds"),
+        (["{path}", "--report", "x" * 300 + ".md"], "File name too long; give another path"),
         (["{path}", "--folder", "nowhere"], "--folder nowhere"),
         (["{path}", "--report", "x.pdf"], "--report x.pdf"),
         (["{path}", "--report", "folder.md"], "folder.md: is a folder"),
@@ -743,7 +872,7 @@ def test_a_report_below_a_file_is_refused_before_anything_runs(tmp_path, capsys)
     path, out = str(write(tmp_path)), tmp_path / "out"
     assert main(["reproduce", path, "--output", str(out), "--report", f"{path}/more/x.md"]) == 2
     error = capsys.readouterr().err
-    assert error == f"kapsi: --report {path}/more/x.md: {path} is not a folder; give another path\n"
+    assert error == f"kapsi: --report {path}/more/x.md: {path!r} is not a folder; give another path\n"
     assert not out.exists()
 
 

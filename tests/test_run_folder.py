@@ -314,7 +314,10 @@ def test_paths_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     with refused(repr(str(tmp_path / "file" / "x" / "run")), f"{str(tmp_path / 'file')!r} is not a folder"):
         make(tmp_path / "file" / "x" / "run")
     with refused("cannot begin the run: File name too long; check"):
-        make(tmp_path / ("n" * 250))
+        make(tmp_path / ("n" * 256))
+    make(tmp_path / ("n" * 255))  # the hidden names beside it are shorter
+    assert names(tmp_path) == ["file", "n" * 255]
+    shutil.rmtree(tmp_path / ("n" * 255))
     with refused("\\n", "\\x00", "not a usable path"):
         make(f"{tmp_path}/a\nb\0c")
     with monkeypatch.context() as patch:

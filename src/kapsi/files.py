@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -15,7 +16,9 @@ from typing import Any, TextIO
 
 from kapsi.errors import FileError
 
-__all__ = ["append_line", "atomic", "write_json"]
+__all__ = ["append_line", "atomic", "check_place", "write_json"]
+
+LONGEST = 60  # letters of a name that hidden names take over: together they are to fit where the name alone does
 
 # A process number says nothing on another machine that shares the disk (a cluster, a container): hence the host's name.
 _HOST = re.sub(r"[^A-Za-z0-9.-]", "", platform.node())
@@ -113,12 +116,51 @@ def resolve(path: str | Path) -> Path:
         raise FileError(f"{show(path)}: is not a usable path: {one_line(error)}; give another path") from error
 
 
+def check_place(path: str | Path, where: str, advice: str) -> None:
+    """Refuse a path below which nothing could be written, before the work whose results are to go there.
+
+    Args:
+        path: of a file or a folder that need not be there.
+        where: begins the message.
+        advice: ends it.
+
+    Raises:
+        FileError: the nearest folder above is none or may not be written to, or the path can be no name.
+    """
+    target = resolve(path)
+    try:
+        _fits(target)
+    except OSError as error:
+        raise FileError(f"{where}: {one_line(error)}; {advice}") from None
+    above = next((folder for folder in (target, *target.parents) if os.path.lexists(folder)), target)
+    if above == target and not above.is_dir():
+        above = target.parent
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        what = "cannot be written to" if above.is_dir() else "is not a folder"
+        raise FileError(f"{where}: {show(above)} {what}; {advice}")
+
+
+def _fits(target: Path) -> None:
+    """Raise an `OSError` where a path can be no name, as when it is too long."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(target)
+
+
+def _stem(target: Path) -> str:
+    """Return what hidden names have of a name: the name, or where it is long its beginning and some letters that stand for it."""
+    name = target.name
+    if len(os.fsencode(name)) <= LONGEST:
+        return name
+    return f"{name[: LONGEST // 4]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
+
+
 def beside(target: Path, kind: str, suffix: str = "") -> Path:
-    return target.parent / f".{target.name}.{kind}{'' if kind == 'old' else f'-{os.getpid()}-{_HOST}'}{suffix}"
+    return target.parent / f".{_stem(target)}.{kind}{'' if kind == 'old' else f'-{os.getpid()}-{_HOST}'}{suffix}"
 
 
 def claim(path: str | Path, target: Path, hidden: Path) -> list[Path]:
     """Make the parent folders, note that this process writes here, and return the folders made, the innermost first."""
+    _fits(target)
     made = []
     for parent in target.parents:
         if os.path.lexists(parent):
@@ -156,7 +198,7 @@ def remove(path: Path) -> None:
 
 def clear(target: Path) -> None:
     """Remove what dead processes of this machine left beside the target; a name without a host counts as ours."""
-    name, suffix, host = re.escape(target.name), re.escape(target.suffix), re.escape(_HOST)
+    name, suffix, host = re.escape(_stem(target)), re.escape(target.suffix), re.escape(_HOST)
     pattern = re.compile(rf"\.{name}\.(?:new|gone)-([0-9]+)(?:-{host})?(?:{suffix})?")
     with suppress(OSError):
         for entry in os.listdir(target.parent):

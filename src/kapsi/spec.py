@@ -229,7 +229,7 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the plain data of YAML or JSON text; strict: no tags, no anchors, no key twice.
+    """Return the plain data of YAML or JSON text; strict: no tags, no anchors, no merge keys, no key twice.
 
     Args:
         text: one document.
@@ -248,6 +248,8 @@ def parse_yaml(text: str, where: str) -> Any:
             return loader.get_single_data()
         finally:
             loader.dispose()
+    except SpecError:  # which is a ValueError, too
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
@@ -256,7 +258,8 @@ def parse_yaml(text: str, where: str) -> Any:
     except RecursionError:
         raise SpecError(f"{where}: nested too deeply") from None
     except ValueError as error:  # an impossible date or number in YAML's own types
-        raise SpecError(f"{where}: not YAML: {error}") from None
+        problem = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+        raise SpecError(f"{where}: not YAML: {problem}") from None
 
 
 def to_yaml(data: Any, *, unicode: bool = False) -> str:
@@ -277,6 +280,10 @@ def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
             keys: set[str] = set()
             for key, value in node.value:
                 name = str(key.value)
+                if key.tag == "tag:yaml.org,2002:merge":
+                    raise SpecError(
+                        f"{where}, line {key.start_mark.line + 1}: not YAML: merge keys (<<) are not allowed"
+                    )
                 if name in keys:
                     raise SpecError(f"{where}, line {key.start_mark.line + 1}: {name!r} appears twice")
                 keys.add(name)
@@ -325,11 +332,15 @@ def read_text(path: str | Path, what: str) -> str:
     except FileNotFoundError:
         raise SpecError(f"{path}: there is no such {what}") from None
     except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder, expected a {what}") from None
+        raise SpecError(f"{path}: is a folder, expected {_a(what)}") from None
     except UnicodeDecodeError:
-        raise SpecError(f"{path}: is not UTF-8 text, expected a {what}") from None
+        raise SpecError(f"{path}: is not UTF-8 text, expected {_a(what)}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
 
 
 def load_spec(path: str | Path) -> ModelSpec:

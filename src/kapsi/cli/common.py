@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kapsi.errors import FileError
+
 if TYPE_CHECKING:
     from kapsi.training.records import Epoch
     from kapsi.training.tables import FitReport, Scores
 
-__all__ = ["announce_recovery", "machine_line", "note", "notes", "progress_bar", "score_rows", "show_report", "table"]
+__all__ = [
+    "announce_recovery",
+    "machine_line",
+    "new_file",
+    "note",
+    "notes",
+    "progress_bar",
+    "score_rows",
+    "show_report",
+    "table",
+]
 
 
 def note(text: str) -> None:
@@ -35,6 +48,20 @@ def announce_recovery(path: str) -> None:
     text = recover(path)
     if text:
         note(text)
+
+
+def new_file(output: str, overwrite: bool) -> None:
+    """Refuse an --output that is no name for a new file, or with `overwrite` for an old one.
+
+    Raises:
+        FileError: there is no name, a folder, or an old file.
+    """
+    if not output.strip():
+        raise FileError("--output: expected the name of a file, got nothing")
+    if os.path.isdir(output):
+        raise FileError(f"{output}: is a folder; give the name of a file as --output")
+    if os.path.lexists(output) and not overwrite:
+        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kapsi.cli import data_set
-from kapsi.cli.common import note, table
-from kapsi.errors import FileError, FormulaError, did_you_mean
+from kapsi.cli.common import new_file, note, table
+from kapsi.errors import FormulaError, did_you_mean
 
 if TYPE_CHECKING:
     from kapsi.data.functions import FunctionProblem
@@ -198,16 +198,14 @@ def _list(what: str) -> None:
 def _draw(
     problem: FunctionProblem, rows: int, seed: int, noise: float, target: str, output: str | None, overwrite: bool
 ) -> None:
-    import os
-
     from kapsi.data.tabular import csv_text, write_table
 
     names = [variable.name for variable in problem.variables]
     if not target.strip() or not target.isprintable() or target.strip() in names:
         why = "is a variable of the function" if target.strip() in names else "is no name"
         raise FormulaError(f"data: --target {target!r} {why}; give the target's column another name")
-    if output is not None and not overwrite and os.path.lexists(output):
-        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
+    if output is not None:
+        new_file(output, overwrite)
     drawn = problem.draw(rows, seed=seed, noise=noise)
     columns = {name: drawn.x[:, place] for place, name in enumerate(names)} | {target: drawn.y}
     if output is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import typer
 
-from kapsi.cli.common import notes, table
-from kapsi.errors import FileError, TableError
+from kapsi.cli.common import new_file, notes, table
+from kapsi.errors import TableError
 
 __all__ = ["known", "names", "show", "show_all"]
 
@@ -79,6 +78,8 @@ def show(
         return
     if output is not None or overwrite:
         raise TableError(f"data: {name} is checked and not written; leave out --output and --overwrite")
+    if folder is not None and not folder.strip():
+        raise TableError("data: --folder: expected the name of a folder, got nothing")
     _check(name, folder)
 
 
@@ -90,8 +91,7 @@ def _write(name: str, output: str | None, overwrite: bool) -> None:
         with bundled_file(name) as path:
             typer.echo(path.read_text(encoding="utf-8"), nl=False)
         return
-    if os.path.lexists(output) and not overwrite:
-        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
+    new_file(output, overwrite)
     found, target = bundled(name)
     columns = {key: column.values for key, column in found.columns.items()}
     whole = {key for key, column in found.columns.items() if column.kind == "integer"}

@@ -16,6 +16,7 @@ import typer
 
 from kapsi.cli.common import note, notes, table
 from kapsi.errors import FileError, KapsiError, SpecError
+from kapsi.files import check_place
 
 if TYPE_CHECKING:
     from kapsi.paper.experiment import Experiment, Run
@@ -107,7 +108,7 @@ def reproduce(
     chosen_seeds = None if seeds is None else parse_seeds(seeds)
     if jobs is None:
         jobs = min(2, os.cpu_count() or 1) if quick else 1
-    check_jobs(jobs)
+    check_jobs(jobs, "--jobs")
     if into is not None and not summary:
         raise SpecError("--into: goes with --summary, which writes what is put there")
     if output is not None and not output.strip():
@@ -147,10 +148,7 @@ def check_report(report: str | None, experiments: Sequence[Experiment]) -> None:
         raise FileError(f"--report {report}: expected a name that ends in .md, .html or .txt")
     if os.path.isdir(report):
         raise FileError(f"--report {report}: is a folder, expected a file")
-    above = next(folder for folder in Path(report).absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        what = "cannot be written to" if above.is_dir() else "is not a folder"
-        raise FileError(f"--report {report}: {above} {what}; give another path")
+    check_place(report, f"--report {report[:200]}", "give another path")
     if suffix == ".html" and len(experiments) > 1:
         raise SpecError(f"--report {report}: an HTML page is about one experiment; --summary writes a page for each")
 
@@ -196,16 +194,14 @@ def _run(
     from kapsi.paper.runner import offline, run_experiments
 
     expected = {experiment.name: load_expected(experiment) for experiment in experiments}
-    plans = [
-        (experiment, experiment.plan(seeds=seeds, quick=quick, only=only, folder=folder).runs)
-        for experiment in experiments
-    ]
-    # Each part by itself: what is misspelled among others would be left out without a word.
-    for part in [] if only is None else only.split(","):
-        if not any(e.plan(seeds=seeds, quick=quick, only=part, folder=folder).runs for e in experiments):
-            raise SpecError(
-                f"--only {part.strip()}: no row and no method of {', '.join(e.name for e in experiments)} has this in its name"
-            )
+    made = [experiment.plan(seeds=seeds, quick=quick, only=only, folder=folder) for experiment in experiments]
+    # What is misspelled among other parts would be left out without a word.
+    unused = [part for part in made[0].unused if all(part in plan.unused for plan in made)]
+    if unused:
+        raise SpecError(
+            f"--only {unused[0]}: no row and no method of {', '.join(e.name for e in experiments)} has this in its name"
+        )
+    plans = [(experiment, plan.runs) for experiment, plan in zip(experiments, made, strict=True)]
     with _progress() as progress, offline(folder) if quick else contextlib.nullcontext():
         done = run_experiments(plans, output, jobs=jobs, again=again, progress=progress)
     notes(done.notes)
@@ -260,6 +256,9 @@ def _say(done: Report) -> None:
             missing.setdefault(failure.message, {})[f"{run.experiment} {run.row}"] = None
         else:
             others.setdefault((run.experiment, failure.message), {})[f"{run.row} {run.method} seed {run.seed}"] = None
+    if done.elsewhere:
+        at = list(dict.fromkeys(f"{run.experiment} {run.row} {run.method}" for run in done.elsewhere))
+        note(f"another process is at {_few(at)}; the same command shows them when they are done")
     for message, places in missing.items():
         note(f"skipped {_few(list(places))}: {message}")
     for (experiment, message), places in others.items():
@@ -347,6 +346,9 @@ def _summarize(
         tables[experiment.name] = found
         if not found.done:
             typer.echo(f"{experiment.name}: not run, no page")
+            for old in (Path(output) / f"{experiment.name}{suffix}" for suffix in (".md", ".html")):
+                if old.exists():
+                    note(f"{old} is of results that are not there, or of other settings; delete it")
             continue
         store = Store(output, experiment.name)
         drawn = pictures(found, store.read())

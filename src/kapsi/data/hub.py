@@ -339,6 +339,8 @@ def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) ->
 
 
 PROBE_SECONDS = 5
+OFFLINE = "KAPSI_OFFLINE"
+"""Variable of the environment: where it is set the hub is not asked, and its value says when that is."""
 
 
 def _from_hub(data: PublicData, split: str) -> Any:
@@ -360,7 +362,12 @@ def _from_hub(data: PublicData, split: str) -> Any:
             table = datasets.load_dataset(data.repository, split=split).data.table
         except Exception as error:  # of datasets, huggingface_hub, httpx, requests, fsspec, the disk
             reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
-            text = f"the hub cannot be read ({reason}); connect to huggingface.co, or {folder}"
+            quiet = os.environ.get(OFFLINE)
+            text = (
+                f"is not at hand, and the hub is not asked {quiet}; {folder}, or fetch it by kapsi data {data.name}"
+                if quiet
+                else f"the hub cannot be read ({reason}); connect to huggingface.co, or {folder}"
+            )
             raise _refuse(data.name, text) from None
     _has_columns(table.schema, data, f"hub:{data.repository} ({split})")
     return table.select([data.column, "label"])
@@ -404,7 +411,7 @@ def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> I
 def _silence(huggingface_hub: Any, repository: str) -> str | None:
     """Return why the hub does not answer, or None where it does: one request that is tried once."""
     constants = huggingface_hub.constants
-    if constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE):
         return "HF_HUB_OFFLINE is set"
     try:
         # The session knows proxies and certificates.

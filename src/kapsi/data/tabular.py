@@ -898,7 +898,9 @@ def write_table(path: str | Path, columns: Mapping[str, list[Any] | npt.NDArray[
     path = Path(path)
     suffix = _suffix(path)
     if not path.parent.is_dir():
-        raise _refuse(str(path), f"the folder {_shown(str(path.parent))} does not exist; create it first")
+        there = path.parent.exists()
+        what = "is not a folder; give another path" if there else "does not exist; create it first"
+        raise _refuse(str(path), f"{'' if there else 'the folder '}{_shown(str(path.parent))} {what}")
     lists = _lists(columns, path)
     data = (
         _parquet_bytes(lists, path) if suffix in PARQUET_SUFFIXES else _csv_bytes(lists, path, CSV_DELIMITERS[suffix])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -226,10 +227,17 @@ class Quick:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of an experiment, and what is left out: (row, method, reason)."""
+    """The runs of an experiment.
+
+    Attributes:
+        runs: in the order in which they are done.
+        excluded: what is left out, (row, method, reason).
+        unused: parts of `only` that no row and no method has in its name.
+    """
 
     runs: tuple[Run, ...]
     excluded: tuple[tuple[str, str, str], ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -350,15 +358,19 @@ class Experiment:
             folder: where data sets are.
 
         Raises:
-            SpecError: more than 200,000 runs, or an empty part in `only`.
+            SpecError: more than 200,000 runs, an empty part in `only`, or something else than different whole numbers as seeds.
         """
+        if only is not None and not isinstance(only, str):
+            raise SpecError(f"only={only!r}: expected a text, such as 'E.3, kapsi'")
+        seeds = None if seeds is None else _checked_seeds(seeds)
         names = {row.name for row in self.rows} | {method.name for method in self.methods}
         texts = [] if only is None else [text.strip() for text in only.split(",")]
-        if not all(text.strip(":") for text in texts):
+        if not all(part.strip() for text in texts for part in (text.split(":", 1) if text not in names else [text])):
             raise SpecError(
                 f"--only {only!r}: has an empty part; give parts of names, row:method, or several of them with commas between"
             )
         pairs = []
+        used: set[str] = set()
         for row in self.rows:
             for method in self.methods_of(row):
                 if quick and self.quick.rows and row.name not in self.quick.rows:
@@ -367,16 +379,14 @@ class Experiment:
                     method.name not in self.quick.methods if self.quick.methods else method != self.headline(row)
                 ):
                     continue
-                if texts and not any(_wanted(text, row.name, method.name, names) for text in texts):
+                wanting = [text for text in texts if _wanted(text, row.name, method.name, names)]
+                if texts and not wanting:
                     continue
+                used.update(wanting)
                 pairs.append((row, method))
         runs = []
         wanted = {
-            method.name: tuple(seeds)
-            if seeds is not None
-            else self.quick.seeds
-            if quick
-            else method.seeds or self.seeds
+            method.name: seeds if seeds is not None else self.quick.seeds if quick else method.seeds or self.seeds
             for method in self.methods
         }
         count = sum(len(wanted[method.name]) for _, method in pairs)
@@ -389,7 +399,20 @@ class Experiment:
             for row, method in pairs:
                 if seed in wanted[method.name]:
                     runs.append(self.run(row, method, seed, quick=quick, folder=folder))
-        return Plan(tuple(runs), self.excluded())
+        return Plan(tuple(runs), self.excluded(), tuple(text for text in texts if text not in used))
+
+
+def _checked_seeds(given: Sequence[int]) -> tuple[int, ...]:
+    """Return seeds as Python's numbers."""
+    try:
+        seeds = tuple(-1 if isinstance(seed, bool) else operator.index(seed) for seed in given)
+    except TypeError:  # a number, text, shares
+        seeds = ()
+    if not seeds or not all(0 <= seed < 2**31 for seed in seeds) or len(set(seeds)) != len(seeds):
+        raise SpecError(
+            f"seeds={str(given)[:60]}: expected different whole numbers from 0, such as range(5) or [100, 101]"
+        )
+    return seeds
 
 
 def _wanted(text: str, row: str, method: str, names: set[str]) -> bool:
@@ -451,8 +474,10 @@ def parse_seeds(text: str, where: str = "--seeds") -> tuple[int, ...]:
         if not match:
             raise SpecError(expected)
         low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high - low >= MOST_SEEDS:
-            raise SpecError(expected)
+        if high < low:
+            raise SpecError(f"{where} {text[:40]}: the range {part.strip()} ends before it begins")
+        if high - low >= MOST_SEEDS:
+            raise SpecError(f"{where} {text[:40]}: at most {MOST_SEEDS:,} seeds are allowed")
         seeds += range(low, high + 1)
     if len(set(seeds)) != len(seeds) or len(seeds) > MOST_SEEDS:
         raise SpecError(f"{where} {text[:40]}: a seed is there twice, or there are more than {MOST_SEEDS:,}")
@@ -500,8 +525,8 @@ def load_shipped(name: str) -> Experiment:
     """
     names = shipped()
     if name not in names:
-        hint = did_you_mean(name, names, quoted=False)
-        raise SpecError(f"there is no experiment {name[:60]!r}; {hint}there are all, {', '.join(names)}")
+        hint = did_you_mean(str(name), names, quoted=False)
+        raise SpecError(f"there is no experiment {str(name)[:60]!r}; {hint}there are all, {', '.join(names)}")
     return load(FOLDER / f"{name}.yaml")
 
 
@@ -690,6 +715,8 @@ class _Reader:
             time=self.text(data.get("time"), "time", ""),
             notes=tuple(self.text(line, f"notes[{i}]") for i, line in enumerate(notes)),
         )
+        if not experiment.named_rows():
+            raise self.fail("exclude", "leaves out every row; leave some of them in")
         for row in rows:
             marked = [method.name for method in experiment.methods_of(row) if method.headline]
             if len(marked) > 1:

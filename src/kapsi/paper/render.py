@@ -209,7 +209,8 @@ def _axis_tables(table: Table) -> list[tuple[str, list[tuple[str, ...]]]]:
 
 def _footnotes(table: Table) -> list[str]:
     notes = [
-        f"{setting.mark or 'measured with'} {setting.text()} ({setting.count} results)" for setting in table.settings
+        f"{setting.mark or 'measured with'} {setting.text()} ({setting.count} result{'s' if setting.count > 1 else ''})"
+        for setting in table.settings
     ]
     return [*notes, *table.notes]
 

@@ -17,8 +17,9 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, cast
 
+from kapsi.data.hub import OFFLINE
 from kapsi.errors import FileError, KapsiError, SpecError, TableError
-from kapsi.files import plain, show
+from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, Store, key_of
 
@@ -47,12 +48,14 @@ class Report:
     Attributes:
         done: results of this call.
         skipped: number of runs that the store had.
+        elsewhere: runs that another process was at.
         failures: runs that gave no result.
         notes: about the store.
     """
 
     done: list[Result] = field(default_factory=list)
     skipped: int = 0
+    elsewhere: list[Run] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -71,6 +74,8 @@ def run_experiments(
 ) -> Report:
     """Do the runs of experiments that the store in a folder has not, and write each result as soon as it is there.
 
+    Several processes may do so in one folder at the same time: none does a run that another one is at or has done meanwhile.
+
     Args:
         plans: experiments with their runs.
         output: the folder of the results.
@@ -83,12 +88,14 @@ def run_experiments(
         FileError: the store cannot be read or written.
     """
     check_jobs(jobs)
+    resolve(output)  # whether it is a path at all
     report = Report()
     todo: list[Run] = []
     stores: dict[str, Store] = {}
+    keys: dict[str, set[str]] = {}
     for experiment, runs in plans:
         store = stores.setdefault(experiment.name, Store(output, experiment.name))
-        have = {result.key for result in store.read()}
+        have = keys[experiment.name] = {result.key for result in store.read()}
         report.notes += store.notes
         fresh = [run for run in runs if again or key_of(run) not in have]
         report.skipped += len(runs) - len(fresh)
@@ -111,7 +118,18 @@ def run_experiments(
         message = missing.get((run.experiment, run.row))
         if message is not None:
             report.failures.append(Failure(run, message, True))
-        return message is None
+            return False
+        store, key = stores[run.experiment], key_of(run)
+        if not store.claim(key):
+            report.elsewhere.append(run)
+            return False
+        if not again and store.changed():
+            keys[run.experiment] = {result.key for result in store.read()}
+        if not again and key in keys[run.experiment]:  # done by another process meanwhile
+            store.release(key)
+            report.skipped += 1
+            return False
+        return True
 
     def end(run: Run, got: Result | Failure) -> None:
         if isinstance(got, Failure):
@@ -121,15 +139,21 @@ def run_experiments(
         else:
             stores[run.experiment].append(got)
             report.done.append(got)
+        stores[run.experiment].release(key_of(run))
 
-    if jobs == 1 or total <= 1:
-        for place, run in enumerate(todo):
-            told(run, place)
-            if begin(run):
-                end(run, _do(run, PROCEDURES[run.procedure]))
-            told(run, place + 1)
-    else:
-        _Pool(min(jobs, total)).work(todo, begin, end, told)
+    try:
+        if jobs == 1 or total <= 1:
+            for place, run in enumerate(todo):
+                told(run, place)
+                if begin(run):
+                    end(run, _do(run, PROCEDURES[run.procedure]))
+                told(run, place + 1)
+        else:
+            _Pool(min(jobs, total)).work(todo, begin, end, told)
+    finally:
+        for store in stores.values():
+            store.close()
+    if jobs > 1:
         # Processes end in any order; what is told afterwards has the order of the runs.
         places = {_place(run): place for place, run in enumerate(todo)}
         report.done.sort(key=lambda done: places[done.experiment, done.row, done.method, done.seed])
@@ -139,8 +163,12 @@ def run_experiments(
 
 def _check(todo: Sequence[Run]) -> None:
     """Raise a `SpecError` for the first run whose row or options do not fit; seeds have the same ones."""
-    for run in {(run.experiment, run.row, run.method): run for run in reversed(todo)}.values():
-        importlib.import_module(PROCEDURES[run.procedure]).check(run)
+    seen: set[tuple[str, str, str]] = set()
+    for run in todo:
+        place = (run.experiment, run.row, run.method)
+        if place not in seen:
+            seen.add(place)
+            importlib.import_module(PROCEDURES[run.procedure]).check(run)
 
 
 def _writable(folder: str | Path) -> None:
@@ -202,12 +230,12 @@ def _threads(count: int) -> Iterator[None]:
 @contextlib.contextmanager
 def offline(folder: str | None) -> Iterator[None]:
     """Keep data sets from being asked for over the network while there is no folder of them."""
-    names = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    values = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", OFFLINE: "with --quick"}
     if folder or os.environ.get("KAPSI_DATA"):
         yield
         return
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)  # which processes that are begun have, too
     try:
         yield
     finally:
@@ -343,12 +371,11 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def check_jobs(jobs: int) -> int:
-    """Return a number of processes.
+def check_jobs(jobs: int, where: str = "jobs") -> None:
+    """Refuse a number of processes.
 
     Raises:
-        SpecError: less than 1 or more than 1024.
+        SpecError: no whole number, less than 1 or more than 1024.
     """
-    if not 1 <= jobs <= 1024:
-        raise SpecError(f"--jobs {jobs}: expected 1 to 1024 processes")
-    return jobs
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1024:
+        raise SpecError(f"{where} {jobs}: expected 1 to 1024 processes")

@@ -303,6 +303,8 @@ class Store:
     def __init__(self, folder: str | Path, experiment: str) -> None:
         self.path = Path(folder) / f"{experiment}.jsonl"
         self.notes: list[str] = []
+        self._claims: Any = None
+        self._seen: tuple[int, int] | None = None
 
     def read(self) -> list[Result]:
         """Return the results in the order of the file; `notes` then says what was left out.
@@ -313,6 +315,7 @@ class Store:
         self.notes = []
         try:
             with open(self.path, "rb") as handle, _locked(handle, shared=True):
+                self._seen = _state(handle.fileno())
                 content = handle.read()
         except FileNotFoundError:
             return []
@@ -346,6 +349,7 @@ class Store:
             # Not in append mode, which some systems do not let one cut: the lock keeps others away.
             handle = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
             with handle, _locked(handle):
+                alone = self._seen == _state(handle.fileno())
                 end = _end_of_lines(handle)
                 handle.truncate(end)
                 handle.seek(end)
@@ -354,11 +358,61 @@ class Store:
                     while view:
                         view = view[handle.write(view) :]
                     os.fsync(handle.fileno())
+                    if alone:  # what is new is our own
+                        self._seen = _state(handle.fileno())
                 except BaseException:  # an interrupt, a full disk
                     handle.truncate(end)
                     raise
             if new:
                 sync(self.path.parent)
+
+    # Other processes may do runs of the same experiment at the same time. A lock on one byte of a file stands for one run; it ends
+    # with the process, however that ends.
+
+    def changed(self) -> bool:
+        """Return whether the file is another one than `read` saw."""
+        try:
+            return _state(self.path) != self._seen
+        except OSError:
+            return False
+
+    def claim(self, key: str) -> bool:
+        """Return whether no other process is at the run of a key; no other one can claim it then, until `release` or `close`."""
+        try:
+            import fcntl
+
+            if self._claims is None:
+                self._claims = open(self.path.with_name(f".{self.path.stem}.running"), "ab")  # noqa: SIM115
+            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
+        except (BlockingIOError, PermissionError):
+            return False
+        except (ImportError, OSError):  # where there are no locks (Windows, some network disks) one is alone
+            return True
+        return True
+
+    def release(self, key: str) -> None:
+        """Give a run back."""
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            if self._claims is not None:
+                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, int(key[:15], 16))
+
+    def close(self) -> None:
+        """Give all runs back, and delete the file of the locks where no other process has one."""
+        if self._claims is None:
+            return
+        with self._claims as handle, suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(handle.name)
+        self._claims = None
+
+
+def _state(file: int | Path) -> tuple[int, int]:
+    found = os.stat(file)
+    return found.st_size, found.st_mtime_ns
 
 
 def _end_of_lines(handle: Any) -> int:

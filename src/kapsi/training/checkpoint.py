@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import FileError, RunError, SpecError
-from kapsi.files import atomic, clear, plain, resolve, show
+from kapsi.files import atomic, check_place, clear, plain, resolve, show
 
 __all__ = ["Checkpoints", "Saved"]
 
@@ -203,10 +203,11 @@ class Checkpoints:
     def _check_place(self) -> None:
         """Raise a `RunError` where no folder can be made or written to: the first checkpoint may be minutes away."""
         target = resolve(self.folder)
-        above = next((path for path in (target, *target.parents) if os.path.lexists(path)), target)
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            what = "cannot be written to" if above.is_dir() else "is not a folder"
-            raise RunError(f"{show(self.folder)}: {show(above)} {what}; give another folder for checkpoints")
+        try:
+            # A file of the folder that is to be: the folder itself may be what is in the way.
+            check_place(target / "checkpoint", show(self.folder), "give another folder for checkpoints")
+        except FileError as error:
+            raise RunError(str(error)) from None
 
     def latest(self) -> Saved | None:
         """Return the last whole checkpoint, None where there is none; a damaged one is named and the one before it taken.

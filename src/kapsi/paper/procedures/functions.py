@@ -641,7 +641,9 @@ def _candidates(run: Run, given: dict[str, Any], inputs: int, tries: int, traini
     targets, rounds = given.get("targets", "standard"), given.get("rounds", 1)
     linear = given.get("linear_start", False)
     # None takes away a candidate that the experiment has for all rows.
-    entries = {name: entry for name, entry in _mapping(given.get("candidates"), where).items() if entry is not None}
+    entries = {
+        name: entry for name, entry in _mapping(given.get("candidates") or {}, where).items() if entry is not None
+    }
     if not entries:
         raise SpecError(f"{where}: give one candidate at least, as name: {{model: …}}")
     found: list[Candidate] = []
