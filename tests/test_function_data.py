@@ -410,6 +410,26 @@ def test_an_old_file_stays_unless_told_otherwise(kapsi, tmp_path) -> None:
     assert read_table("rows.csv").rows == 5
 
 
+def test_names_that_no_file_can_have(kapsi, tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name, words in {
+        "": "kapsi: --output: expected the name of a file, got nothing",
+        "folder": "kapsi: folder: is a folder; give the name of a file as --output",
+        "folder/": "kapsi: folder/: is a folder; give the name of a file as --output",
+        "file/x.csv": "kapsi: file/x.csv: 'file' is not a folder; give another path",
+        "no/x.csv": "kapsi: no/x.csv: the folder 'no' does not exist; create it first",
+        "x" * 300 + ".csv": f"kapsi: '{'x' * 300}.csv': cannot write the file: File name too long; "
+        "check the path, its permissions and the free space",
+    }.items():
+        for data in ("E.3", "iris"):
+            assert kapsi("data", data, "--output", name, "--overwrite") == (2, "", f"{words}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    longest = "x" * 251 + ".csv"
+    assert kapsi("data", "E.3", "--output", longest)[0] == 0
+    assert read_table(longest).rows == 2000
+
+
 def test_an_own_formula(kapsi) -> None:
     code, out, err = kapsi(
         "data", "formula", "sqrt(x)+y", "--variable", "x:-1:3", "--variable", "y:-1:1", "--rows", 100

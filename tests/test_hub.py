@@ -358,6 +358,19 @@ def test_offline_by_the_users_wish_asks_nothing(monkeypatch) -> None:
     monkeypatch.setattr(huggingface_hub.utils, "get_session", ask)
     assert "(HF_HUB_OFFLINE is set)" in refusal()
     assert huggingface_hub.constants.HF_HUB_OFFLINE is True
+    # Nor where kapsi itself is not to ask, as in a quick run.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv(hub.OFFLINE, "with --quick")
+    assert "imdb: is not at hand, and the hub is not asked with --quick; set KAPSI_DATA to a folder" in refusal()
+
+
+def test_no_name_of_a_folder(capsys) -> None:
+    assert kapsi(capsys, "mnist", "--folder", "") == (
+        2,
+        "",
+        "kapsi: data: --folder: expected the name of a folder, got nothing\n",
+    )
 
 
 def test_a_failure_on_the_way_is_one_line(monkeypatch) -> None:

@@ -485,6 +485,8 @@ def test_open_widths_are_filled_from_data() -> None:
         ("widths: [4, 2]\nwidths: [4, 3]", ["line 2", "'widths' appears twice"]),
         ("layers:\n- heads:\n  - {bias: true, bias: false}", ["line 3", "'bias' appears twice"]),
         ("a: &x [1]\nb: *x", ["line 1", "anchors"]),
+        ("widths: [4, 2]\n<<: {widths: [4, 3]}", ["line 2", "merge keys (<<) are not allowed"]),
+        ("a: 1" + "0" * 6000, ["a number of thousands of digits"]),
         ("b: *x", ["line 1", "aliases"]),
         ("a: !!python/object:os.system {}", ["line 1", "tags"]),
         ("a: !!python/object/apply:os.system ['true']", ["line 1", "tags"]),

@@ -340,7 +340,7 @@ def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) ->
 
 PROBE_SECONDS = 5
 OFFLINE = "KAPSI_OFFLINE"
-"""Variable of the environment: where it is set the hub is not asked, and its value says when that is."""
+"""Variable of the environment: where it is set the hub is not asked; a value of several words says in messages why."""
 
 
 def _from_hub(data: PublicData, split: str) -> Any:
@@ -362,7 +362,7 @@ def _from_hub(data: PublicData, split: str) -> Any:
             table = datasets.load_dataset(data.repository, split=split).data.table
         except Exception as error:  # of datasets, huggingface_hub, httpx, requests, fsspec, the disk
             reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
-            quiet = os.environ.get(OFFLINE)
+            quiet = _not_to_ask()
             text = (
                 f"is not at hand, and the hub is not asked {quiet}; {folder}, or fetch it by kapsi data {data.name}"
                 if quiet
@@ -408,10 +408,16 @@ def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> I
             part.enable_progress_bars()
 
 
+def _not_to_ask() -> str | None:
+    """Return when the hub is not asked, None where it may be."""
+    given = os.environ.get(OFFLINE)
+    return given if not given or " " in given else f"while {OFFLINE} is set"
+
+
 def _silence(huggingface_hub: Any, repository: str) -> str | None:
     """Return why the hub does not answer, or None where it does: one request that is tried once."""
     constants = huggingface_hub.constants
-    if constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE):
+    if constants.HF_HUB_OFFLINE or _not_to_ask():
         return "HF_HUB_OFFLINE is set"
     try:
         # The session knows proxies and certificates.
