@@ -208,6 +208,8 @@ def test_the_best_of_variants(data: TextData) -> None:
         text.run(replace(run, options={**options, "variants": {"one": {**strong, "grid": {}}}}))
     with pytest.raises(kp.SpecError, match="variants: expected"):
         text.run(replace(run, options={**options, "variants": []}))
+    with pytest.raises(kp.SpecError, match=r"variants\.one\.refit: is the same for all variants"):
+        text.run(replace(run, options={**options, "variants": {"one": {**strong, "refit": False}}}))
 
 
 def test_the_test_rows_choose_nothing(data: TextData, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ Change = Callable[[Tensor], Tensor]
 Each = Callable[[Epoch, Callable[[Any], Labels]], None]
 """Called after each epoch with its record and the predictions of the model as it is then."""
 
-PROTOCOL = ("grid", "tune_rows", "tune", "refit", "early_stopping")
+PROTOCOL = ("grid", "tune_rows", "tune", "refit", "early_stopping", "variants")
 """Options of every kind: they say how the choice is made."""
 ROWS_AT_ONCE = 4096
 """Sparse rows that are made dense at once."""
@@ -261,7 +261,8 @@ def read(
     `tune_rows` is the number of rows, the first ones, that candidates are fitted to (all); `tune` are options that
     candidates have instead, such as fewer epochs; `refit`, whether the chosen one is fitted again to all rows (true);
     `early_stopping`, whether networks end by the validation loss, and are then not fitted again. Without a grid there is one
-    candidate and nothing to choose, so it is fitted once, to all rows, and `validation` is None.
+    candidate and nothing to choose, so it is fitted once, to all rows, and `validation` is None. `variants` maps names to further
+    options, each with a grid of its own, whose candidates stand one after another.
 
     Args:
         kind: a key of `KINDS`.
@@ -281,6 +282,9 @@ def read(
     """
     cls = KINDS[kind_of(kind, tuple(KINDS), where)]
     given = copy.deepcopy(dict(options or {}))
+    if given.get("variants") is not None:
+        return _variants(kind, given.pop("variants"), given, where, also)
+    given.pop("variants", None)
     names = (*(each.name for each in fields(cls)), *PROTOCOL, *also)  # type: ignore[arg-type]
     for name in given:
         if name not in names:
@@ -307,6 +311,24 @@ def read(
         judged: Kind = coerce(cls, _with(final, tune, f"{where}.tune"), where) if tune else made
         candidates.append(Candidate(chosen, judged, made))
     return Choice(kind, tuple(candidates), bool(grid) or stops, rows, refit, stops, where)
+
+
+def _variants(kind: str, variants: Any, common: Mapping[str, Any], where: str, also: Sequence[str]) -> Choice:
+    """Return one choice among the candidates of all variants."""
+    if not isinstance(variants, Mapping) or not variants or not all(isinstance(v, Mapping) for v in variants.values()):
+        raise SpecError(f"{where}.variants: expected {{name: {{options}}}}, got {str(variants)[:60]!r}")
+    candidates: list[Candidate] = []
+    choices = []
+    for name, own in variants.items():
+        place = f"{where}.variants.{name}"
+        for option_ in ("tune_rows", "refit", "early_stopping", "variants"):
+            if option_ in own:
+                raise SpecError(f"{place}.{option_}: is the same for all variants; set it beside them")
+        choices.append(read(kind, {**common, **own}, place, also))
+        if not choices[-1].judged:
+            raise SpecError(f"{place}: give a grid, of one value at least, so that variants can be compared")
+        candidates += [replace(each, chosen={"variant": str(name), **each.chosen}) for each in choices[-1].candidates]
+    return replace(choices[0], candidates=tuple(candidates), where=where)
 
 
 def _named(given: Any, where: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.classifiers import Choice, Fitted, Pair
+from kapsi.paper.procedures.classifiers import Choice, Pair
 
 __all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
 
@@ -84,28 +84,11 @@ class Options(Spec):
             )
 
 
-def _options(run: Run) -> tuple[Options, dict[str, Choice]]:
-    """Return the options and the choices that are tried by their names, of which a single one has none."""
+def _options(run: Run) -> tuple[Options, Choice]:
     where = f"{run.experiment}, {run.row}, {run.method}"
     given, others = classifiers.divided(run.options, Options)
     own: Options = coerce(Options, {"data": run.row, **given}, where)
-    also = ["variants", *(each.name for each in fields(Options))]
-    variants = others.pop("variants", None)
-    if variants is None:
-        return own, {"": classifiers.read(own.classifier, others, where, also)}
-    if (
-        not isinstance(variants, Mapping)
-        or not variants
-        or not all(isinstance(each, Mapping) for each in variants.values())
-    ):
-        raise SpecError(f"{where}.variants: expected {{name: {{options}}}}, got {str(variants)[:60]!r}")
-    choices = {}
-    for name, more in variants.items():
-        place = f"{where}.variants.{name}"
-        choices[str(name)] = classifiers.read(own.classifier, {**others, **more}, place, also)
-        if not choices[str(name)].judged:
-            raise SpecError(f"{place}: give a grid, of one value at least, so that variants can be compared")
-    return own, choices
+    return own, classifiers.read(own.classifier, others, where, [each.name for each in fields(Options)])
 
 
 def check(run: Run) -> None:
@@ -116,24 +99,22 @@ def check(run: Run) -> None:
 def run(run: Run) -> Outcome:
     """Fit one classifier to the texts of a row, and score it once on the test rows.
 
-    Options: those of `Options`, of the choice, and of the kind (`procedures.classifiers.read`); `variants`, further options by
-    name, each with a grid of its own, of which the best one is taken.
+    Options: those of `Options`, of the choice, and of the kind (`procedures.classifiers.read`).
 
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    where = f"{run.experiment}, {run.row}, {run.method}"
     started = time.process_time()
-    own, choices = _options(run)
+    own, choice = _options(run)
     texts = limited(load_text(own.data, run.folder), own)
     x, test_x = texts.tfidf(own.ngrams, min_df=own.min_df, stop_words=own.stop_words)
     y, classes = np.asarray(texts.train_y), int(max(texts.train_y.max(), texts.test_y.max())) + 1
     prepared = time.process_time() - started
     generator = np.random.default_rng(run.seed)
     pool = generator.permutation(len(y))[: own.most_rows or len(y)]
-    held = parts(texts, pool, own, generator, where)
+    held = parts(texts, pool, own, generator, choice.where)
     pairs = [functools.partial(_rows_of, x, y, part) for part in held]
-    fitted = best_of(choices, (x[pool], y[pool]), pairs, run.seed, classes=classes)
+    fitted = choice.fit((x[pool], y[pool]), pairs, classes=classes, seed=run.seed)
     chosen_at = time.process_time()
     score = float((fitted.predict(test_x) == texts.test_y).mean())
     extra: dict[str, Any] = {
@@ -157,24 +138,6 @@ def run(run: Run) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------ held-out rows
-
-
-def best_of(
-    choices: Mapping[str, Choice], rows: Pair, parts: Sequence[classifiers.Part], seed: int, *, classes: int
-) -> Fitted:
-    """Return what is best on the parts of several variants, of equal ones the first, or the only one."""
-    made = {name: choice.fit(rows, parts, classes=classes, seed=seed) for name, choice in choices.items()}
-    if "" in made:
-        return made[""]
-    name = max(made, key=lambda name: made[name].validation or 0.0)
-    return replace(
-        made[name],
-        chosen={"variant": name, **made[name].chosen},
-        candidates=tuple(
-            ({"variant": each, **chosen}, accuracy) for each in made for chosen, accuracy in made[each].candidates
-        ),
-        seconds=sum(each.seconds for each in made.values()),
-    )
 
 
 def _rows_of(x: Any, y: Rows, part: Part) -> tuple[Pair, Pair]:
