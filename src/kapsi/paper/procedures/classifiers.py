@@ -37,13 +37,22 @@ from kapsi.training.records import Epoch
 from kapsi.zoo import kan, mlp
 
 __all__ = [
+    "KAN",
     "KINDS",
+    "MLP",
     "NETWORKS",
+    "AnyModel",
+    "AnyNetwork",
     "Candidate",
     "Change",
     "Choice",
     "Fitted",
+    "GaussianNaiveBayes",
+    "KernelSVM",
     "Kind",
+    "LinearSVM",
+    "LogisticRegression",
+    "MultinomialNaiveBayes",
     "Network",
     "Pair",
     "Part",
@@ -415,10 +424,11 @@ class _InEpochs(Kind):
 
 
 @dataclass(frozen=True)
-class _Short(_InEpochs):
-    """A model in few words.
+class AnyNetwork(_InEpochs):
+    """`network`: a model in few words.
 
     Args:
+        train: how it is trained.
         network: the words.
         layers, heads: of the network; axes of a grid of rows stand beside it.
         calibrate: whether grids and other buffers are set from the rows before the fit.
@@ -429,30 +439,31 @@ class _Short(_InEpochs):
     heads: int | None = option(None, minimum=1, maximum=1000)
     calibrate: bool = False
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: D102
         self._whole()
 
     def _whole(self) -> Network:
         own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
         return replace(self.network, **own)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         return _trained(task, self._whole().spec(task.x.shape[1], task.classes), self.train, calibrated=self.calibrate)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Any(_InEpochs):
-    """A model by its specification, whose widths at the ends may be null.
+class AnyModel(_InEpochs):
+    """`model`: a model by its specification, whose widths at the ends may be null.
 
     Args:
+        train: how it is trained.
         model: the specification.
-        calibrate: as in a model in few words.
+        calibrate: as in `AnyNetwork`.
     """
 
     model: ModelSpec
     calibrate: bool = False
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         try:
             spec = self.model.sized(task.x.shape[1], task.classes)
         except SpecError as error:
@@ -461,24 +472,41 @@ class _Any(_InEpochs):
 
 
 @dataclass(frozen=True)
-class _MLP(_InEpochs):
+class MLP(_InEpochs):
+    """`mlp`: a multilayer perceptron, `kapsi.zoo.mlp`.
+
+    Args:
+        train: how it is trained.
+        hidden: widths of the hidden layers.
+        activation: after each of them, by name.
+        dropout: share of hidden values that are zero in training.
+    """
+
     hidden: tuple[int, ...] = (512, 256)
     activation: str = "relu"
     dropout: float = option(0.0, minimum=0.0, maximum=1.0)
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: D102
         self._spec(1, 1)
 
     def _spec(self, inputs: int, outputs: int) -> ModelSpec:
         return mlp.spec([inputs, *self.hidden, outputs], self.activation, dropout=self.dropout)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         return _trained(task, self._spec(task.x.shape[1], task.classes), self.train)
 
 
 @dataclass(frozen=True)
-class _KAN(_InEpochs):
-    """A network of splines; on sparse inputs `SparseKAN`, where `centered` is a choice of its first layer."""
+class KAN(_InEpochs):
+    """`kan`: a Kolmogorov–Arnold network, `kapsi.zoo.kan`; on sparse inputs `SparseKAN`, which is the same function.
+
+    Args:
+        train: how it is trained.
+        hidden: widths of the hidden layers.
+        intervals, degree, low, high: of the splines.
+        calibrate: whether the ranges of the splines are set from the rows before the fit.
+        centered: on sparse inputs, whether φ(x) − φ(0) stands for φ(x) in the first layer.
+    """
 
     hidden: tuple[int, ...] = (64,)
     intervals: int = 5
@@ -488,13 +516,13 @@ class _KAN(_InEpochs):
     calibrate: bool = False
     centered: bool = False
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: D102
         self._spec(1, 1)
 
     def _spec(self, inputs: int, outputs: int) -> ModelSpec:
         return kan.spec([inputs, *self.hidden, outputs], self.intervals, self.degree, low=self.low, high=self.high)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         sparse = not isinstance(task.x, np.ndarray)
         if self.centered and not sparse:
             raise SpecError(f"{task.where}.centered: is a choice for sparse inputs, leave it out")
@@ -591,14 +619,20 @@ def _as_it_is(batch: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _LinearSVM(Kind):
-    """Linear SVM: `liblinear`, one class against the rest and squared hinge, or `libsvm`, each class against each and hinge."""
+class LinearSVM(Kind):
+    """`svm_linear`: a linear support vector machine of scikit-learn.
+
+    Args:
+        C: weight of the losses beside the penalty of the weights.
+        solver: `liblinear`, one class against the rest and squared hinge; `libsvm`, each class against each and hinge.
+        max_iter: of `liblinear`.
+    """
 
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     solver: Literal["liblinear", "libsvm"] = "liblinear"
     max_iter: int = option(1000, minimum=1, maximum=10**9)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.svm import SVC, LinearSVC
 
         with _quiet():
@@ -610,11 +644,18 @@ class _LinearSVM(Kind):
 
 
 @dataclass(frozen=True)
-class _KernelSVM(Kind):
+class KernelSVM(Kind):
+    """`svm_rbf`: a support vector machine of scikit-learn with Gaussian kernel.
+
+    Args:
+        C: weight of the losses beside the penalty.
+        gamma: of exp(−γ‖x − x′‖²), or how scikit-learn finds it.
+    """
+
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     gamma: float | Literal["scale", "auto"] = option("scale", minimum=1e-12, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.svm import SVC
 
         made = SVC(C=self.C, gamma=self.gamma, cache_size=1000).fit(task.x, task.y)
@@ -625,10 +666,16 @@ class _KernelSVM(Kind):
 
 
 @dataclass(frozen=True)
-class _GaussianNaiveBayes(Kind):
+class GaussianNaiveBayes(Kind):
+    """`naive_bayes_gaussian`: that of scikit-learn.
+
+    Args:
+        var_smoothing: share of the largest variance that is added to all.
+    """
+
     var_smoothing: float = option(1e-9, minimum=0.0, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.naive_bayes import GaussianNB
 
         made = GaussianNB(var_smoothing=self.var_smoothing)
@@ -647,10 +694,16 @@ class _GaussianNaiveBayes(Kind):
 
 
 @dataclass(frozen=True)
-class _MultinomialNaiveBayes(Kind):
+class MultinomialNaiveBayes(Kind):
+    """`naive_bayes_multinomial`: that of scikit-learn, for inputs of at least 0.
+
+    Args:
+        alpha: what is added to each count.
+    """
+
     alpha: float = option(1.0, minimum=0.0, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.naive_bayes import MultinomialNB
 
         made = MultinomialNB(alpha=self.alpha).fit(task.x, task.y)
@@ -658,15 +711,22 @@ class _MultinomialNaiveBayes(Kind):
 
 
 @dataclass(frozen=True)
-class _LogisticRegression(Kind):
+class LogisticRegression(Kind):
+    """`logistic_regression`: that of scikit-learn.
+
+    Args:
+        C: weight of the losses beside the penalty of the weights.
+        max_iter: of its solver.
+    """
+
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     max_iter: int = option(1000, minimum=1, maximum=10**9)
 
-    def fit(self, task: _Task) -> Fitted:
-        from sklearn.linear_model import LogisticRegression
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+        from sklearn import linear_model
 
         with _quiet():
-            made = LogisticRegression(C=self.C, max_iter=self.max_iter).fit(task.x, task.y)
+            made = linear_model.LogisticRegression(C=self.C, max_iter=self.max_iter).fit(task.x, task.y)
         return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
 
 
@@ -685,15 +745,15 @@ def _predictions(made: Any) -> Callable[[Any], Labels]:
 
 
 KINDS: dict[str, type[Kind]] = {
-    "network": _Short,
-    "model": _Any,
-    "mlp": _MLP,
-    "kan": _KAN,
-    "svm_linear": _LinearSVM,
-    "svm_rbf": _KernelSVM,
-    "naive_bayes_gaussian": _GaussianNaiveBayes,
-    "naive_bayes_multinomial": _MultinomialNaiveBayes,
-    "logistic_regression": _LogisticRegression,
+    "network": AnyNetwork,
+    "model": AnyModel,
+    "mlp": MLP,
+    "kan": KAN,
+    "svm_linear": LinearSVM,
+    "svm_rbf": KernelSVM,
+    "naive_bayes_gaussian": GaussianNaiveBayes,
+    "naive_bayes_multinomial": MultinomialNaiveBayes,
+    "logistic_regression": LogisticRegression,
 }
 """Kinds of classifiers: a closed set."""
 
