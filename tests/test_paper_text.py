@@ -121,6 +121,21 @@ def test_held_out_rows() -> None:
             text.Options(data="sst2", **wrong)
 
 
+def test_held_out_blocks_stand_together() -> None:
+    made = TextData(*texts(950, 0), *texts(4, 1))
+    pool = np.random.default_rng(0).permutation(950)[:800]
+    own = text.Options(data="imdb", unit="blocks", folds=2, held_out=0.3)
+    found = text.parts(made, pool, own, np.random.default_rng(0))
+    blocks = [set((part.held // 100).tolist()) for part in found]
+    assert [len(each) for each in blocks] == [2, 2]  # 0.3 of 800 rows, and 100 rows a block
+    assert not blocks[0] & blocks[1]
+    for part, own_blocks in zip(found, blocks, strict=True):
+        assert sorted([*part.kept, *part.held]) == sorted(pool)
+        assert not own_blocks & set((part.kept // 100).tolist())
+    with pytest.raises(kp.SpecError, match="60 rows are too few for blocks of 100 in 2 parts"):
+        text.parts(made, np.arange(60), text.Options(data="imdb", unit="blocks"), np.random.default_rng(0))
+
+
 # ------------------------------------------------------------------------------------------------ splines on sparse inputs
 
 

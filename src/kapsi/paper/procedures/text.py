@@ -10,6 +10,10 @@ Steps of a run:
 The training rows of SST-2 are whole sentences and phrases of them. A random part would be known by heart, as the phrases of a
 sentence lie on both sides. Held-out rows are whole sentences instead, as the test rows are, and every phrase within one of them is
 left out of what is fitted (`unit: sentences`).
+
+Reviews of one film stand near each other in the training rows of IMDB, and no film of the test rows is among them. Held-out rows
+drawn one by one are of the same films as those that are fitted: models that know the films by heart look best on them. Blocks of
+rows are held out instead (`unit: blocks`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from kapsi.paper.procedures.classifiers import Choice, Pair
 
 __all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
 
+BLOCK = 100
+"""Rows in a block that is held out as a whole."""
 LEAST_WORDS = 8
 """Words of the shortest held-out sentence: shorter texts that are in no other are mostly phrases of one that is not there."""
 Rows = npt.NDArray[np.int64]
@@ -56,7 +62,7 @@ class Options(Spec):
         stop_words: whether those of the English list are left out.
         folds: number of parts that are held out one after another.
         held_out: number or share, at most half, of the training rows in each part.
-        unit: what is held out: `rows`, or whole `sentences` with all phrases of them.
+        unit: what is held out: `rows`, whole `sentences` with all phrases of them, or `blocks` of 100 rows that stand together.
         most_rows: to which the training rows are cut, drawn by the seed, for methods that do not take more.
         limit_train, limit_test: only the first rows.
     """
@@ -68,7 +74,7 @@ class Options(Spec):
     stop_words: Literal["english"] | None = "english"
     folds: int = option(1, minimum=1)
     held_out: int | float = option(0.25, minimum=0)
-    unit: Literal["rows", "sentences"] = "rows"
+    unit: Literal["rows", "sentences", "blocks"] = "rows"
     most_rows: int | None = option(None, minimum=1)
     limit_train: int | None = option(None, minimum=1)
     limit_test: int | None = option(None, minimum=1)
@@ -170,7 +176,7 @@ def parts(
         texts: of which the training rows count.
         pool: numbers of the rows that there are, in a random order.
         own: of which `folds`, `held_out` and `unit` count.
-        generator: draws the sentences.
+        generator: draws the sentences or blocks.
         where: begins the messages of errors.
     """
     folds, share, unit = own.folds, own.held_out, own.unit
@@ -184,6 +190,15 @@ def parts(
         return [
             Part(np.setdiff1d(pool, held), held) for held in (pool[i * some : (i + 1) * some] for i in range(folds))
         ]
+    if unit == "blocks":
+        blocks = generator.permutation(np.unique(pool // BLOCK))
+        if len(blocks) < max(2, folds):
+            raise SpecError(
+                f"{where}.unit: {len(pool)} rows are too few for blocks of {BLOCK} in {max(2, folds)} parts"
+            )
+        some = max(1, min(round(size(len(pool)) / BLOCK), len(blocks) // max(2, folds)))
+        chosen = [np.isin(pool // BLOCK, blocks[i * some : (i + 1) * some]) for i in range(folds)]
+        return [Part(pool[~held], pool[held]) for held in chosen]
     words = [text.split() for text in texts.train_text]
     whole = generator.permutation(np.intersect1d(sentences(words), pool))
     if len(whole) < folds:
