@@ -43,7 +43,17 @@ TRAIN = {"epochs": 20, "batch_size": 50, "learning_rate": 0.03, "schedule": "one
 
 
 def outcome(threads: int = 1, **options: Any) -> Any:
-    return ablation.run(Run("mnist-ablation", "row", "kapsi", 0, options={"train": TRAIN, **options}))
+    return ablation.run(
+        Run(
+            "mnist-ablation",
+            "row",
+            "kapsi",
+            0,
+            options={"train": TRAIN, **options},
+            procedure="ablation",
+            metric="accuracy",
+        )
+    )
 
 
 def test_identity_with_a_full_matrix_is_a_linear_classifier() -> None:
@@ -113,11 +123,24 @@ def test_what_diverges_has_a_score_and_a_reason(monkeypatch: pytest.MonkeyPatch)
 
 def test_wrong_options_are_errors() -> None:
     with pytest.raises(SpecError, match="a, row, kapsi"):
-        ablation.run(Run("a", "row", "kapsi", 0, options={"expansion": "tailor"}))
+        ablation.run(
+            Run("a", "row", "kapsi", 0, options={"expansion": "tailor"}, procedure="ablation", metric="accuracy")
+        )
     with pytest.raises(SpecError, match="head"):
-        ablation.run(Run("a", "row", "kapsi", 0, options={"head": 3}))
+        ablation.run(Run("a", "row", "kapsi", 0, options={"head": 3}, procedure="ablation", metric="accuracy"))
     with pytest.raises(SpecError, match="rows_train"):
-        ablation.run(Run("a", "row", "kapsi", 0, options={"rows_train": 3}))
+        ablation.run(Run("a", "row", "kapsi", 0, options={"rows_train": 3}, procedure="ablation", metric="accuracy"))
+    for options, message in (
+        ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: stands beside expansion"),
+        ({"train": {"solver": "sgd"}}, "train.solver: is the same for all layers"),
+        ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
+        ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            ablation.check(Run("a", "row", "kapsi", 0, options=options, procedure="ablation", metric="accuracy"))
+    for changed in ({"metric": "mse"}, {"protocol": "paper", "metric": "accuracy"}):
+        with pytest.raises(SpecError, match=r"a, row, kapsi: the (procedure|protocol)"):
+            ablation.check(Run("a", "row", "kapsi", 0, procedure="ablation", **changed))
 
 
 # ------------------------------------------------------------------------------------------------ the grid

@@ -37,9 +37,12 @@ def test_some_of_the_models() -> None:
         ({"strongest": 0}, "strongest"),
         ({"folds": True}, "folds"),
         ({"fold": 3}, "'fold'"),
+        ({"folds": 51}, "folds"),
+        ({"strongest": 15}, "strongest"),
+        ({"table": "pima"}, "expected one of iris, got 'pima'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(kp.SpecError, match=message) as error:
-        dependency.run(Run("dependency", "iris", "rpn", 0, options=options))
+        dependency.run(Run("dependency", "iris", "rpn", 0, options=options, procedure="dependency", metric="accuracy"))
     assert "\n" not in str(error.value)

@@ -225,13 +225,25 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"classifier": "svm_linear", "C": "1"}, "expected a number, got '1'"),
         ({"classifier": "svm_rbf", "gamma": -1.0}, "must be at least 1e-12"),
         ({"classifier": "svm_rbf", "early_stopping": True, "held_out": 9}, "is not trained in epochs"),
+        ({"classifier": "naive_bayes_multinomial"}, "set inputs to unit"),
+        ({"held_out": 200, "limit_train": 200}, "200 of 200 training rows leave none"),
+        ({"model": {"widths": [5, None]}, "classifier": "model"}, "has 5 inputs and the data 784"),
+        ({"train": {"loss": "mse"}}, "mse"),
+        ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
+        ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
+        ({"classifier": "kan", "centered": True}, "is a choice for sparse inputs"),
+        (
+            {"early_stopping": True, "held_out": 9, "grid": {"train.epochs": [1]}, "tune": {"train.clip": 1.0}},
+            "tune is for",
+        ),
+        ({"refit": False, "held_out": 9, "grid": {"train.epochs": [1]}, "tune_rows": 9}, "tune_rows is for"),
         ({"classifier": "svm_rbf", "flip_test": True}, "svm_rbf has no probabilities"),
         ({"classifier": "mlp", "activation": "rellu"}, "did you mean 'relu'"),
         ({"classifier": "kan", "degree": 0.5}, "expected an integer"),
         ({"classifier": "model"}, "needs 'model'"),
         ({"grid": [1]}, "expected options with values"),
         ({"grid": {"train.epochs.x": [1]}, "train": {"epochs": 2}, "held_out": 10}, "grid train.epochs.x"),
-        ({"tune": {"train.epochs": 0}, "held_out": 10}, "epochs must be at least 1"),
+        ({"grid": {"train.clip": [1.0]}, "tune": {"train.epochs": 0}, "held_out": 10}, "epochs must be at least 1"),
         ({"tune_rows": 0}, "tune_rows: expected a whole number of at least 1"),
         ({"refit": "no"}, "expected true or false"),
         ({"network": {"hidden": [3, 4], "layers": 5}}, "5 layers have 4 hidden widths"),
@@ -481,7 +493,8 @@ def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.Monke
     options |= {"held_out": 100, "limit_train": 0}
     if "train" in options:
         options["train"] |= {"epochs": 20, "batch_size": 25}
-        options["tune"] = {"train.epochs": 5}
+        if "grid" in options:
+            options["tune"] = {"train.epochs": 5}
     if method == "kapsi":
         options["model"]["widths"][1:-1] = [20, 16, 16]
         options["model"]["layers"][0]["heads"][0]["expansion"]["count"] = 20

@@ -213,7 +213,15 @@ def test_the_best_of_variants(data: TextData) -> None:
         {"model": base["model"], "train": base["train"], "grid": {"train.penalty": [p]}} for p in (1e6, 0.001)
     )
     options = {name: value for name, value in base.items() if name not in ("model", "train", "grid")}
-    run = Run("e", "sst2", "m", 0, options={**options, "variants": {"weak": weak, "strong": strong}}, procedure="text")
+    run = Run(
+        "e",
+        "sst2",
+        "m",
+        0,
+        options={**options, "variants": {"weak": weak, "strong": strong}},
+        procedure="text",
+        metric="accuracy",
+    )
     made = text.run(run)
     alone = text.run(replace(run, options={**options, **strong}))
     assert made.extra["chosen"] == {"variant": "strong", "train.penalty": 0.001}
@@ -257,6 +265,7 @@ def test_fewer_rows(data: TextData) -> None:
             0,
             options=linear(most_rows=100, limit_train=200, limit_test=50, grid={}),
             procedure="text",
+            metric="accuracy",
         )
     )
     assert made.extra["train_rows"] == 100
@@ -270,19 +279,29 @@ def test_fewer_rows(data: TextData) -> None:
         ({"classifier": "svm_linaer"}, "did you mean 'svm_linear'"),
         ({"ngrams": 2}, "ngrams: expected a list of 2"),
         ({"ngrams": [2, 1]}, "two numbers of words"),
-        ({"min_df": 1.5}, "a share from 0 to 1"),
+        ({"min_df": 1.5}, "a share above 0 and up to 1"),
         ({"grid": {"train.penalty": [-1.0]}}, "penalty"),
         ({"most_rows": 0}, "most_rows"),
         ({"limit_train": 0}, "limit_train"),
         ({"trian": {}}, "trian"),
+        ({"train": {"solver": "levenberg_marquardt", "epochs": 2}}, "levenberg_marquardt"),
+        ({"train": {"solver": "lbfgs", "seed": 3}}, "train.seed: is that of the run"),
+        ({"train": {"solver": "lbfgs", "clip": 1.0}}, "clip is for adamw and sgd"),
+        ({"early_stopping": True}, "need one part of held-out rows"),
+        ({"min_df": 0}, "min_df"),
+        ({"folds": 10000}, "folds must be at most 100"),
+        ({"grid": {"train.seed": [1, 2]}}, "train.seed: is that of the run"),
+        ({"grid": {"train": [{"epochs": 1}], "train.epochs": [2]}}, "set the same option"),
+        ({"grid": {"train.epochs": [1]}, "tune": {"train.epochs": 2}}, "set the same option"),
+        ({"grid": {}, "tune": {"train.epochs": 2}}, "there is no grid"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str, data: TextData) -> None:
     with pytest.raises(kp.SpecError, match=message) as error:
-        text.run(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text"))
+        text.run(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text", metric="accuracy"))
     assert "\n" not in str(error.value)
     with pytest.raises(kp.SpecError) as before:
-        text.check(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text"))
+        text.check(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text", metric="accuracy"))
     assert str(before.value) == str(error.value)
 
 

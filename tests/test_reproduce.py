@@ -729,13 +729,56 @@ def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> Non
         ("tabular", "iris", "{classifier: markov_network, bins: 3}", "bins: expected a list"),
         ("tabular", "wine", "{classifier: svm_rbf}", "got 'wine'"),
         ("dependency", "iris", "{folds: 1}", "folds must be at least 2"),
+        ("dependency", "pima", "{model: rpn}", "expected one of iris, got 'pima'"),
+        ("tabular", "iris", "{classifier: svm_rbf, folds: 151}", "151 folds are more than the 150 rows"),
+        ("tabular", "iris", "{classifier: svm_rbf, grid: {C: [1.0]}, refit: false}", "are not for tables"),
+        ("tabular", "iris", "{classifier: bayesian_network, penalties: [0.1]}", "is not for a bayesian network"),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, edge: 0.8, tails: 0.8}",
+            "1 together at most",
+        ),
+        ("functions", "E.3", "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {loss: hinge}}", "hinge"),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {solver: adamw, starts: 2}}",
+            "starts",
+        ),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {seed: 2}}",
+            "seed: is that of the run",
+        ),
+        ("functions", "E.3", "{candidates: {a: {mlp: {widths: [3, 1]}}}}", "candidates.a.mlp: ModelSpec.widths"),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {kan: {widths: [null, 1], intervals: x}}}}",
+            "candidates.a.kan: BSpline",
+        ),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, probes: 100000000000}",
+            "at most 10,000,000",
+        ),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {epochs: 3}, screen: {epochs: 9, keep: 1}}",
+            "are more than the 3 epochs",
+        ),
         ("ablation", "mnist", "{expansion: tailor}", "did you mean 'taylor'"),
     ],
 )
 def test_options_of_every_procedure_are_checked_without_data(tmp_path, capsys, procedure, row, options, words) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
-        f"{{name: mine, title: t, source: s, metric: mse, procedure: {procedure}, seeds: 1, rows: [{row}],\n"
+        f"{{name: mine, title: t, source: s, metric: {'mse' if procedure == 'functions' else 'accuracy'},\n"
+        f"procedure: {procedure}, seeds: 1, rows: [{row}],\n"
         f"methods: {{rpn: {{options: {options}}}}}}}",
         encoding="utf-8",
     )
@@ -747,7 +790,7 @@ def test_options_of_every_procedure_are_checked_without_data(tmp_path, capsys, p
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-@pytest.mark.parametrize("seeds", [3, [], [-1], [1.5], [True], "3", ["1"], [1, 1], [2**31]])
+@pytest.mark.parametrize("seeds", [3, [], [-1], [1.5], [True], "3", ["1"], [1, 1], [2**31], {0: 1}, b"ab"])
 def test_seeds_that_are_none_in_python(tmp_path, seeds) -> None:
     with pytest.raises(SpecError, match=r"seeds=.*: expected different whole numbers"):
         tiny(tmp_path).plan(seeds=seeds)
@@ -768,6 +811,20 @@ def test_wrong_arguments_in_python(tmp_path) -> None:
             do(found, tmp_path, jobs=jobs)
     with pytest.raises(FileError, match="not a usable path"):
         do(found, None)
+    with pytest.raises(SpecError, match="expected the name of a folder"):
+        do(found, "")
+    for given in (None, 5, ""):
+        with pytest.raises(SpecError, match=r"load\(.*\): expected the name of a YAML file"):
+            load(given)
+    with pytest.raises(SpecError, match="expected a text"):
+        parse_seeds(5)
+    with pytest.raises(SpecError, match="there is no row 'nope'; there are a, b, c"):
+        found.row("nope")
+    for wrong in ("protocol", "metric", "procedure"):
+        with pytest.raises(SpecError, match=f"there is no {wrong} 'nope'"):
+            Run("e", "r", "m", 0, **{wrong: "nope"})
+    with pytest.raises(SpecError, match="at most 10,000 are allowed"):
+        found.plan(seeds=range(10**12))
     with pytest.raises(SpecError, match="there is no experiment 'None'"):
         load_shipped(None)
     assert found.plan(only="b, nope,a:other").unused == ("nope",)
@@ -784,6 +841,78 @@ def test_a_page_of_results_that_are_gone_is_told(tmp_path, capsys) -> None:
         f"note: {out / name} is of results that are not there, or of other settings; delete it"
         for name in ("tiny.md", "tiny.html")
     ]
+
+
+def test_an_option_that_a_data_set_does_not_bear_is_no_missing_data_set(tmp_path, capsys) -> None:
+    path = write(tmp_path, "", BASE.replace("{iterations: 3", "{unreadable: [a], iterations: 3"))
+    assert main(["reproduce", str(path), "--output", str(tmp_path / "out")]) == 1
+    assert "note: failed: tiny: a kapsi seed 0, a other seed 0" in capsys.readouterr().err
+
+
+def test_a_name_that_comes_with_kapsi_is_taken(tmp_path, capsys) -> None:
+    path = tmp_path / "elementary.yaml"
+    path.write_text(BASE.replace("name: tiny", "name: elementary"), encoding="utf-8")
+    assert main(["reproduce", str(path), "--output", str(tmp_path / "out")]) == 2
+    assert "an experiment that comes with kapsi is called 'elementary'" in capsys.readouterr().err
+
+
+def test_the_overview_goes_into_no_page_of_the_summary(tmp_path, capsys) -> None:
+    path, out = write(tmp_path), tmp_path / "out"
+    assert main(["reproduce", str(path), "--output", str(out)]) == 0
+    marks = "before\r\n<!-- results of kapsi reproduce -->\r\n<!-- end of results -->\r\nafter\r\n"
+    for name in ("README.md", "tiny.md"):
+        (out / name).write_bytes(marks.encode())
+        capsys.readouterr()
+        assert main(["reproduce", str(path), "--output", str(out), "--summary", "--into", str(out / name)]) == 2
+        assert "is written anew by --summary; give another Markdown file" in capsys.readouterr().err
+        assert (out / name).read_bytes() == marks.encode()
+    other = tmp_path / "page.md"
+    other.write_bytes(marks.encode())
+    assert main(["reproduce", str(path), "--output", str(out), "--summary", "--into", str(other)]) == 0
+    text = other.read_bytes()
+    assert text.startswith(b"before\r\n<!--")
+    assert text.count(b"\n") == text.count(b"\r\n") > 6
+
+
+def test_runs_that_are_given_twice_are_done_once(tmp_path) -> None:
+    found = tiny(tmp_path)
+    runs = found.plan(only="a").runs
+    report = run_experiments([(found, [*runs, *runs]), (found, iter(runs))], tmp_path)
+    assert (len(report.done), report.skipped) == (len(runs), 2 * len(runs))
+    with pytest.raises(SpecError, match="a run of 'tiny' stands among those of 'other'"):
+        run_experiments([(replace(found, name="other"), runs)], tmp_path)
+
+
+def test_a_line_whose_key_is_that_of_another_run_does_not_count(tmp_path) -> None:
+    found = tiny(tmp_path)
+    do(found, tmp_path)
+    lines = (tmp_path / "tiny.jsonl").read_text(encoding="utf-8").splitlines()
+    first = {**json.loads(lines[0]), "seed": 7}
+    (tmp_path / "tiny.jsonl").write_text("\n".join([json.dumps(first), *lines[1:], ""]), encoding="utf-8")
+    store = Store(tmp_path, "tiny")
+    assert len(store.read()) == len(lines) - 1
+    assert "line 1: is no result (its key is that of another" in store.notes[0]
+
+
+def test_a_file_of_locks_that_may_not_be_opened_holds_nobody_up(tmp_path, monkeypatch) -> None:
+    (tmp_path / ".tiny.running").mkdir()  # cannot be opened, whoever one is
+    report = do(tiny(tmp_path), tmp_path)
+    assert (len(report.done), report.elsewhere) == (12, [])
+
+
+def test_a_lock_on_a_deleted_file_is_taken_anew(tmp_path) -> None:
+    first, second = Store(tmp_path, "tiny"), Store(tmp_path, "tiny")
+    assert first.claim("a" * 16)
+    first.release("a" * 16)
+    os.unlink(tmp_path / ".tiny.running")  # as another process does that has finished
+    assert first.claim("b" * 16)
+    assert (tmp_path / ".tiny.running").exists()
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".tiny.running").touch()  # as a kill leaves it
+    second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
@@ -824,6 +953,13 @@ def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
         (["{path}", "--summary", "--only", "a"], "--only: does not go with --summary"),
         (["{path}", "--summary", "--report", "x.md"], "--report: does not go with --summary"),
         (["{path}", "--summary", "--again"], "--again: does not go with --summary"),
+        (["{path}", "--summary", "--jobs", "7"], "--jobs: does not go with --summary"),
+        (["{path}", "--summary", "--folder", "."], "--folder: does not go with --summary"),
+        (["{path}", "--summary", "--format", "markdown"], "--format: does not go with --summary"),
+        (["{path}", "--summary", "--into", ""], "--into: expected the name of a Markdown file"),
+        (["--jobs", "3"], "--jobs: of which experiments"),
+        (["--folder", "."], "--folder: of which experiments"),
+        (["--format", "html"], "--format: of which experiments"),
         (["{path}", "--output", ""], "--output"),
     ],
 )
@@ -864,7 +1000,9 @@ def test_the_configuration_is_told_in_short(tmp_path) -> None:
 def test_a_misspelled_part_of_only_among_others(tmp_path, capsys) -> None:
     path, out = str(write(tmp_path)), tmp_path / "out"
     assert main(["reproduce", path, "--output", str(out), "--only", "b, nope"]) == 2
-    assert capsys.readouterr().err == "kapsi: --only nope: no row and no method of tiny has this in its name\n"
+    assert (
+        capsys.readouterr().err == "kapsi: --only nope: no row and no method of tiny that is run has this in its name\n"
+    )
     assert not out.exists()
 
 

@@ -382,7 +382,9 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
     experiment = replace(tiny(tmp_path, more="compare: {paper: [rpn_x]}\n"), expected="elementary.csv")
     with pytest.raises(SpecError, match=r"compare\.paper: elementary\.csv has no 'rpn_x'; there are mlp, kan"):
         load_expected(experiment)
-    with pytest.raises(SpecError, match="there is no such file with the paper's numbers"):
+    with pytest.raises(
+        SpecError, match=r"there is no 'nowhere.csv' with numbers of the paper; there are composite-variants.csv"
+    ):
         load_expected(replace(experiment, expected="nowhere.csv"))
     without = r"compare\.paper: 'rpn_x' is a column of the paper's numbers, and there is no file of them; give expected"
     with pytest.raises(SpecError, match=without):

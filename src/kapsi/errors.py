@@ -5,7 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FileError", "FormulaError", "KapsiError", "RunError", "SpecError", "TableError", "did_you_mean", "nearest"]
+__all__ = [
+    "DataError",
+    "FileError",
+    "FormulaError",
+    "KapsiError",
+    "RunError",
+    "SpecError",
+    "TableError",
+    "did_you_mean",
+    "nearest",
+]
 
 
 class KapsiError(ValueError):
@@ -18,6 +28,10 @@ class SpecError(KapsiError):
 
 class TableError(KapsiError):
     """A table that cannot be read, fitted or predicted on."""
+
+
+class DataError(TableError):
+    """A public data set that is not there, or not as it should be."""
 
 
 class FormulaError(KapsiError):

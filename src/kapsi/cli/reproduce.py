@@ -106,14 +106,23 @@ def reproduce(
     from kapsi.paper.runner import check_jobs
 
     chosen_seeds = None if seeds is None else parse_seeds(seeds)
+    running = {
+        "--only": only is not None,
+        "--report": report is not None,
+        "--again": again,
+        "--jobs": jobs is not None,
+        "--folder": folder is not None,
+        "--format": shown is not Format.TABLE,
+    }
     if jobs is None:
         jobs = min(2, os.cpu_count() or 1) if quick else 1
     check_jobs(jobs, "--jobs")
+    if into is not None and not into.strip():
+        raise SpecError("--into: expected the name of a Markdown file, got nothing")
     if into is not None and not summary:
         raise SpecError("--into: goes with --summary, which writes what is put there")
     if output is not None and not output.strip():
         raise SpecError("--output: expected the name of a folder, got nothing")
-    running = {"--only": only is not None, "--report": report is not None, "--again": again}
     if not names:
         given = {"--summary": summary, "--seeds": seeds is not None, "--quick": quick, **running}
         for name in (name for name, is_given in given.items() if is_given):
@@ -125,14 +134,14 @@ def reproduce(
     for name in (name for name, is_given in running.items() if summary and is_given):
         raise SpecError(f"{name}: does not go with --summary, which runs nothing and writes whole pages; leave it out")
     experiments = _experiments(names)
+    if summary:
+        _summarize(experiments, output or "results", chosen_seeds, quick, into)
+        return
     if folder is not None and not os.path.isdir(folder):
         raise FileError(f"--folder {folder}: there is no such folder")
     check_report(report, experiments)
     if shown is Format.HTML and len(experiments) > 1:
         raise SpecError("--format html: shows one experiment; --summary writes a page for each")
-    if summary:
-        _summarize(experiments, output or "results", chosen_seeds, quick, into)
-        return
     with _output(output, quick) as results:
         failed = _run(experiments, results, chosen_seeds, quick, only, folder, jobs, again, shown, report)
     if failed:
@@ -171,6 +180,11 @@ def _experiments(names: Sequence[str]) -> list[Experiment]:
         each = shipped() if name == "all" else [name]
         for one in each:
             experiment = load(one) if one.endswith((".yaml", ".yml")) else load_shipped(one)
+            if experiment.name in shipped() and experiment != load_shipped(experiment.name):
+                raise SpecError(
+                    f"{one}: an experiment that comes with kapsi is called {experiment.name!r}, and its results would be mixed up "
+                    "with these; give the file and its name another name"
+                )
             known = found.setdefault(experiment.name, experiment)
             if known != experiment:
                 raise SpecError(f"{one}: another experiment is called {experiment.name!r}, too; give them one by one")
@@ -199,7 +213,8 @@ def _run(
     unused = [part for part in made[0].unused if all(part in plan.unused for plan in made)]
     if unused:
         raise SpecError(
-            f"--only {unused[0]}: no row and no method of {', '.join(e.name for e in experiments)} has this in its name"
+            f"--only {unused[0]}: no row and no method of {', '.join(e.name for e in experiments)} that is run"
+            f"{' with --quick' if quick else ''} has this in its name"
         )
     plans = [(experiment, plan.runs) for experiment, plan in zip(experiments, made, strict=True)]
     with _progress() as progress, offline(folder) if quick else contextlib.nullcontext():
@@ -338,6 +353,13 @@ def _summarize(
     if not os.path.isdir(output):
         raise FileError(f"{output}: there is no folder of results; run kapsi reproduce first, or give its --output")
     if into is not None:
+        pages = [
+            "README.md",
+            *(f"{each.name}{suffix}" for each in experiments for suffix in (".md", ".html", ".jsonl")),
+        ]
+        for page in pages:
+            if os.path.realpath(into) == os.path.realpath(os.path.join(output, page)):
+                raise SpecError(f"--into {into}: is written anew by --summary; give another Markdown file")
         _between(into, "")  # whether it can be done, before anything is written
     tables: dict[str, Table] = {}
     for experiment in experiments:
@@ -400,7 +422,8 @@ def _between(path: str, text: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SpecError(f"--into {path}: has no lines {BEGIN} and {END}; put them where the summary belongs")
-    return f"{before}{begin}\n{text}{end}{after}"
+    made = f"{before}{begin}\n{text}{end}{after}"
+    return made.replace("\n", "\r\n") if b"\r\n" in Path(path).read_bytes() else made
 
 
 def _link(page: str, folder: str) -> str:

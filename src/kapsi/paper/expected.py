@@ -95,6 +95,12 @@ def load_expected(experiment: Experiment) -> Expected:
             )
         return Expected()
     path = FOLDER / experiment.expected
+    known = sorted(each.name for each in FOLDER.glob("*.csv"))
+    if experiment.expected not in known:
+        raise SpecError(
+            f"{experiment.name}.yaml: expected: there is no {experiment.expected!r} with numbers of the paper; "
+            f"there are {', '.join(known)}"
+        )
     text = read_text(path, f"file with the paper's numbers (expected: of {experiment.name}.yaml)")
     reader = csv.DictReader(io.StringIO(text))
     header = list(reader.fieldnames or ())

@@ -85,6 +85,30 @@ class Run:
     threads: int = 1
     metric: str = "mse"
 
+    def __post_init__(self) -> None:
+        for name, allowed in (("protocol", PROTOCOLS), ("metric", METRICS), ("procedure", PROCEDURES)):
+            if getattr(self, name) not in allowed:
+                raise SpecError(f"Run: there is no {name} {getattr(self, name)!r}; there are {', '.join(allowed)}")
+
+    @property
+    def where(self) -> str:
+        """What messages about the run begin with."""
+        return f"{self.experiment}, {self.row}, {self.method}"
+
+    def expects(self, metric: str, *protocols: str) -> None:
+        """Refuse a metric or a protocol that the procedure does not have.
+
+        Raises:
+            SpecError: one of them is another.
+        """
+        if self.metric != metric:
+            raise SpecError(f"{self.where}: the procedure {self.procedure} has the metric {metric}, not {self.metric}")
+        if self.protocol not in protocols:
+            raise SpecError(
+                f"{self.where}: the protocol {self.protocol} is not for the procedure {self.procedure} here; "
+                f"take {' or '.join(protocols)}"
+            )
+
     def configuration(self) -> dict[str, Any]:
         """Return what the outcome depends on besides the seed, the versions and the machine, as plain data."""
         return {
@@ -290,11 +314,20 @@ class Experiment:
 
     def row(self, name: str) -> Row:
         """Return the row of a name."""
-        return next(row for row in self.rows if row.name == name)
+        return self._named(self.rows, name, "row")
 
     def method(self, name: str) -> Method:
         """Return the method of a name."""
-        return next(method for method in self.methods if method.name == name)
+        return self._named(self.methods, name, "method")
+
+    def _named(self, entries: Sequence[Any], name: str, what: str) -> Any:
+        found = next((entry for entry in entries if entry.name == name), None)
+        if found is None:
+            names = [entry.name for entry in entries]
+            some = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+            hint = did_you_mean(str(name), names, quoted=False)
+            raise SpecError(f"{self.name}: there is no {what} {str(name)[:60]!r}; {hint}there are {some}")
+        return found
 
     def methods_of(self, row: Row) -> list[Method]:
         """Return the methods that a row has, exclusions left out."""
@@ -405,9 +438,14 @@ class Experiment:
 def _checked_seeds(given: Sequence[int]) -> tuple[int, ...]:
     """Return seeds as Python's numbers."""
     try:
-        seeds = tuple(-1 if isinstance(seed, bool) else operator.index(seed) for seed in given)
+        if isinstance(given, bytes | Mapping):
+            raise TypeError
+        some = itertools.islice(iter(given), MOST_SEEDS + 1)
+        seeds = tuple(-1 if isinstance(seed, bool) else operator.index(seed) for seed in some)
     except TypeError:  # a number, text, shares
         seeds = ()
+    if len(seeds) > MOST_SEEDS:
+        raise SpecError(f"seeds={str(given)[:60]}: at most {MOST_SEEDS:,} are allowed")
     if not seeds or not all(0 <= seed < 2**31 for seed in seeds) or len(set(seeds)) != len(seeds):
         raise SpecError(
             f"seeds={str(given)[:60]}: expected different whole numbers from 0, such as range(5) or [100, 101]"
@@ -462,6 +500,8 @@ def parse_seeds(text: str, where: str = "--seeds") -> tuple[int, ...]:
     Raises:
         SpecError: anything else.
     """
+    if not isinstance(text, str):
+        raise SpecError(f"{where} {text!r}: expected a text such as '5', '0-4' or '100,101'")
     expected = f"{where} {text[:40]}: expected a count such as 5, a range such as 0-4, or a list such as 100,101"
     if re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
         count = int(text)
@@ -470,10 +510,12 @@ def parse_seeds(text: str, where: str = "--seeds") -> tuple[int, ...]:
         return tuple(range(count))
     seeds: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
+        match = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
         if not match:
             raise SpecError(expected)
         low, high = int(match[1]), int(match[2] or match[1])
+        if high >= 2**31:
+            raise SpecError(f"{where} {text[:40]}: a seed must be less than {2**31:,}")
         if high < low:
             raise SpecError(f"{where} {text[:40]}: the range {part.strip()} ends before it begins")
         if high - low >= MOST_SEEDS:
@@ -536,6 +578,8 @@ def load(path: str | Path) -> Experiment:
     Raises:
         SpecError: the file cannot be read or does not fit: the message names the place, what was given, what is allowed.
     """
+    if not isinstance(path, str | Path) or not str(path).strip() or str(path) == ".":
+        raise SpecError(f"load({path!r}): expected the name of a YAML file")
     path = Path(path)
     reader = _Reader(path.name)
     experiment = reader.experiment(parse_yaml(read_text(path, "experiment"), path.name))

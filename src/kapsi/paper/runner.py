@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kapsi.data.hub import OFFLINE
-from kapsi.errors import FileError, KapsiError, SpecError, TableError
+from kapsi.errors import DataError, FileError, KapsiError, SpecError
 from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, Store, key_of
@@ -89,17 +89,28 @@ def run_experiments(
     """
     check_jobs(jobs)
     resolve(output)  # whether it is a path at all
+    if not str(output).strip():
+        raise SpecError(f"run_experiments(output={output!r}): expected the name of a folder")
     report = Report()
     todo: list[Run] = []
     stores: dict[str, Store] = {}
     keys: dict[str, set[str]] = {}
+    planned: set[str] = set()
     for experiment, runs in plans:
         store = stores.setdefault(experiment.name, Store(output, experiment.name))
         have = keys[experiment.name] = {result.key for result in store.read()}
         report.notes += store.notes
-        fresh = [run for run in runs if again or key_of(run) not in have]
-        report.skipped += len(runs) - len(fresh)
-        todo += fresh
+        for run in runs:
+            if run.experiment != experiment.name:
+                raise SpecError(
+                    f"run_experiments: a run of {run.experiment!r} stands among those of {experiment.name!r}"
+                )
+            key = key_of(run)
+            if key in planned or (key in have and not again):
+                report.skipped += 1
+            else:
+                planned.add(key)
+                todo.append(run)
     total = len(todo)
     _check(todo)
     if todo:
@@ -150,6 +161,11 @@ def run_experiments(
                 told(run, place + 1)
         else:
             _Pool(min(jobs, total)).work(todo, begin, end, told)
+        for name in {run.experiment for run in report.elsewhere}:
+            keys[name] = {result.key for result in stores[name].read()}
+        done = [run for run in report.elsewhere if not again and key_of(run) in keys[run.experiment]]
+        report.skipped += len(done)
+        report.elsewhere = [run for run in report.elsewhere if run not in done]
     finally:
         for store in stores.values():
             store.close()
@@ -164,11 +180,12 @@ def run_experiments(
 def _check(todo: Sequence[Run]) -> None:
     """Raise a `SpecError` for the first run whose row or options do not fit; seeds have the same ones."""
     seen: set[tuple[str, str, str]] = set()
-    for run in todo:
-        place = (run.experiment, run.row, run.method)
-        if place not in seen:
-            seen.add(place)
-            importlib.import_module(PROCEDURES[run.procedure]).check(run)
+    with _threads(1):
+        for run in todo:
+            place = (run.experiment, run.row, run.method)
+            if place not in seen:
+                seen.add(place)
+                importlib.import_module(PROCEDURES[run.procedure]).check(run)
 
 
 def _writable(folder: str | Path) -> None:
@@ -197,7 +214,7 @@ def _do(run: Run, module: str) -> Result | Failure:
         result.data()  # what JSON does not have is a mistake of this run, and stops no other
         return result
     except KapsiError as error:
-        return Failure(run, " ".join(str(error).split()), isinstance(error, TableError))
+        return Failure(run, " ".join(str(error).split()), isinstance(error, DataError))
     except MemoryError:
         return Failure(run, "there is not enough memory")
     except Exception as error:

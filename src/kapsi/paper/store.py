@@ -247,7 +247,10 @@ class Result:
         values["curves"] = {
             name: [_number(value, name, True) for value in given] for name, given in values["curves"].items()
         }
-        return cls(**values)
+        made = cls(**values)
+        if data.get("key") != made.key:
+            raise ValueError("its key is that of another configuration, seed, version or machine")
+        return made
 
 
 def _setting(of_versions: Mapping[str, Any], of_machine: Mapping[str, Any]) -> str:
@@ -378,16 +381,22 @@ class Store:
 
     def claim(self, key: str) -> bool:
         """Return whether no other process is at the run of a key; no other one can claim it then, until `release` or `close`."""
-        try:
+        path = self._running
+        with suppress(ImportError, OSError):  # where there are no locks (Windows, some network disks) one is alone
             import fcntl
 
-            if self._claims is None:
-                self._claims = open(self.path.with_name(f".{self.path.stem}.running"), "ab")  # noqa: SIM115
-            fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
-        except (BlockingIOError, PermissionError):
-            return False
-        except (ImportError, OSError):  # where there are no locks (Windows, some network disks) one is alone
-            return True
+            for _ in range(100):
+                if self._claims is None:
+                    self._claims = open(path, "ab")  # noqa: SIM115
+                try:
+                    fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
+                except (BlockingIOError, PermissionError):
+                    return False
+                if path.exists() and os.path.samestat(os.fstat(self._claims.fileno()), os.stat(path)):
+                    return True
+                # Another process deleted it, as it had no locks: those of a deleted file are nobody's.
+                self._claims.close()
+                self._claims = None
         return True
 
     def release(self, key: str) -> None:
@@ -399,15 +408,22 @@ class Store:
                 fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, int(key[:15], 16))
 
     def close(self) -> None:
-        """Give all runs back, and delete the file of the locks where no other process has one."""
-        if self._claims is None:
-            return
-        with self._claims as handle, suppress(ImportError, OSError):
+        """Give all runs back, and delete the file of the locks, also one that a kill left, where no other process has a lock."""
+        with suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(handle.name)
-        self._claims = None
+            if self._claims is None and self._running.exists():
+                self._claims = open(self._running, "ab")  # noqa: SIM115
+            if self._claims is not None:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(self._running)
+        if self._claims is not None:
+            self._claims.close()
+            self._claims = None
+
+    @property
+    def _running(self) -> Path:
+        return self.path.with_name(f".{self.path.stem}.running")
 
 
 def _state(file: int | Path) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option, to_dict
 from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
+from kapsi.paper.procedures.rehearsal import rehearse
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
@@ -78,9 +79,7 @@ def run(run: Run) -> Outcome:
     model = Model(ModelSpec((x.shape[1], classes), (LayerSpec((layer.head,)),)), seed=run.seed, dtype=torch.float32)
     calibrate(model, x)
     calibrated = time.process_time()
-    config = coerce(
-        TrainConfig, {**to_dict(layer.train), "loss": "cross_entropy", "solver": "adamw", "seed": run.seed}, where
-    )
+    config = _training(layer, run.seed, where)
     try:
         records = fit(model, (x, y), config)
         extra["loss"] = records[-1].loss
@@ -107,9 +106,25 @@ def _layer(run: Run) -> Layer:
     head = given.get("head", {})
     if not isinstance(head, Mapping):
         raise SpecError(f"{where}.head: expected a mapping of options, got {str(head)[:60]!r}")
+    run.expects("accuracy", "validation")
     axes = {name: given.pop(name) for name in ("expansion", "reconciliation", "remainder") if name in given}
+    for name in axes:
+        if name in head:
+            raise SpecError(f"{where}.head.{name}: stands beside {name}, which is the same; leave one out")
+    training = given.get("train")
+    for fixed in ("loss", "solver", "seed"):
+        if isinstance(training, Mapping) and fixed in training:
+            raise SpecError(f"{where}.train.{fixed}: is the same for all layers here, leave it out")
     layer: Layer = coerce(Layer, {**given, "head": {**head, **axes}}, where)
+    rehearse(ModelSpec((4, 10)), _training(layer, 0, where), f"{where}.train", classes=10)
     return layer
+
+
+def _training(layer: Layer, seed: int, where: str) -> TrainConfig:
+    made: TrainConfig = coerce(
+        TrainConfig, {**to_dict(layer.train), "loss": "cross_entropy", "solver": "adamw", "seed": seed}, where
+    )
+    return made
 
 
 def _predicted(model: Model, x: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from kapsi.errors import SpecError, did_you_mean
 from kapsi.expansion import Identity
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, calibrate, trained_count
+from kapsi.paper.experiment import merged
+from kapsi.paper.procedures.rehearsal import rehearse, without_seed
 from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.process import Process
 from kapsi.reconciliation.dense import ZeroReconciliation
@@ -131,6 +133,9 @@ class Kind(Spec):
         """Return one that is fitted to the rows of a task."""
         raise NotImplementedError
 
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
+        """Raise a `SpecError` where one could not be fitted to such inputs and classes."""
+
 
 # ------------------------------------------------------------------------------------------------ the choice
 
@@ -171,6 +176,12 @@ class Choice:
     early_stopping: bool
     where: str
 
+    def rehearse(self, inputs: int, classes: int, *, sparse: bool = False) -> None:
+        """Raise a `SpecError` where a candidate could not be fitted to such inputs and classes."""
+        for candidate in self.candidates:
+            for kind in (candidate.judged, candidate.final):
+                kind.rehearse(inputs, classes, self.where, sparse=sparse)
+
     def fit(
         self,
         rows: Pair,
@@ -189,7 +200,7 @@ class Choice:
             classes: number of classes.
             seed: of initial values, dropout and the order of rows.
             change: of the inputs of each batch, for networks.
-            each: called after each epoch of the last fit, for networks.
+                each: called after each epoch of a fit that nothing is chosen for, for networks.
 
         Raises:
             SpecError: there is a grid or early stopping and no part, or no `refit` and not one part.
@@ -211,10 +222,10 @@ class Choice:
             for i, candidate in enumerate(self.candidates):
                 own = replace(
                     task,
+                    each=None,
                     x=x[:some],
                     y=y[:some],
                     validation=held if self.early_stopping else None,
-                    each=each if once and len(self.candidates) == 1 else None,
                 )
                 made = candidate.judged.fit(own)
                 accuracies[i, place] = (made.predict(held[0]) == held[1]).mean()
@@ -310,6 +321,28 @@ def read(
         coerce(bool, given.pop(name, default), f"{where}.{name}")
         for name, default in (("refit", True), ("early_stopping", False))
     )
+    if (stops or not refit) and (tune or rows is not None):
+        raise SpecError(
+            f"{where}: {'tune' if tune else 'tune_rows'} is for a choice after which the chosen one is fitted again; leave it out, "
+            "or early_stopping and refit: false"
+        )
+    if (tune or rows is not None) and not grid:
+        raise SpecError(
+            f"{where}: {'tune' if tune else 'tune_rows'} is for the choice, and there is no grid; leave it out"
+        )
+    paths = [*grid, *(path for path in tune if path in grid)]
+    for i, path in enumerate(paths):
+        for other in paths[:i]:
+            if path == other or path.startswith(f"{other}.") or other.startswith(f"{path}."):
+                raise SpecError(f"{where}: {other} and {path} of grid and tune set the same option; leave one out")
+    for place, data in (
+        ("train", given.get("train")),
+        ("grid.train", grid.get("train")),
+        ("tune.train", tune.get("train")),
+    ):
+        without_seed(data, f"{where}.{place}")
+    if "train.seed" in {*grid, *tune}:
+        without_seed({"seed": 0}, f"{where}.train")
     if stops and not cls.in_epochs:
         raise SpecError(f"{where}.early_stopping: {kind} is not trained in epochs, leave it out")
     candidates = []
@@ -333,7 +366,7 @@ def _variants(kind: str, variants: Any, common: Mapping[str, Any], where: str, a
         for option_ in ("tune_rows", "refit", "early_stopping", "variants"):
             if option_ in own:
                 raise SpecError(f"{place}.{option_}: is the same for all variants; set it beside them")
-        choices.append(read(kind, {**common, **own}, place, also))
+        choices.append(read(kind, merged(common, own), place, also))
         if not choices[-1].judged:
             raise SpecError(f"{place}: give a grid, of one value at least, so that variants can be compared")
         candidates += [replace(each, chosen={"variant": str(name), **each.chosen}) for each in choices[-1].candidates]
@@ -422,6 +455,28 @@ class _InEpochs(Kind):
 
     in_epochs: ClassVar[bool] = True
 
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        """Return the specification of the model for so many inputs and outputs."""
+        raise NotImplementedError
+
+    def config(self, seed: int) -> TrainConfig:
+        """Return how it is trained in a run."""
+        return replace(self.train, seed=seed, loss="cross_entropy" if self.train.loss == "auto" else self.train.loss)
+
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
+        try:
+            spec = self.spec(inputs, classes)
+        except SpecError as error:
+            raise SpecError(f"{where}.model: {error}") from None
+        rehearse(spec, self.config(0), where, classes=classes, sparse=sparse)
+
+    def fit(self, task: _Task) -> Fitted:
+        try:
+            spec = self.spec(task.x.shape[1], task.classes)
+        except SpecError as error:
+            raise SpecError(f"{task.where}.model: {error}") from None
+        return _trained(task, spec, self.config(task.seed), calibrated=getattr(self, "calibrate", False))
+
 
 @dataclass(frozen=True)
 class AnyNetwork(_InEpochs):
@@ -446,8 +501,8 @@ class AnyNetwork(_InEpochs):
         own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
         return replace(self.network, **own)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
-        return _trained(task, self._whole().spec(task.x.shape[1], task.classes), self.train, calibrated=self.calibrate)
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+        return self._whole().spec(inputs, outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,12 +518,8 @@ class AnyModel(_InEpochs):
     model: ModelSpec
     calibrate: bool = False
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
-        try:
-            spec = self.model.sized(task.x.shape[1], task.classes)
-        except SpecError as error:
-            raise SpecError(f"{task.where}.model: {error}") from None
-        return _trained(task, spec, self.train, calibrated=self.calibrate)
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+        return self.model.sized(inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -487,13 +538,10 @@ class MLP(_InEpochs):
     dropout: float = option(0.0, minimum=0.0, maximum=1.0)
 
     def check(self) -> None:  # noqa: D102
-        self._spec(1, 1)
+        self.spec(1, 1)
 
-    def _spec(self, inputs: int, outputs: int) -> ModelSpec:
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
         return mlp.spec([inputs, *self.hidden, outputs], self.activation, dropout=self.dropout)
-
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
-        return _trained(task, self._spec(task.x.shape[1], task.classes), self.train)
 
 
 @dataclass(frozen=True)
@@ -517,17 +565,20 @@ class KAN(_InEpochs):
     centered: bool = False
 
     def check(self) -> None:  # noqa: D102
-        self._spec(1, 1)
+        self.spec(1, 1)
 
-    def _spec(self, inputs: int, outputs: int) -> ModelSpec:
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
         return kan.spec([inputs, *self.hidden, outputs], self.intervals, self.degree, low=self.low, high=self.high)
+
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:  # noqa: D102
+        if self.centered and not sparse:
+            raise SpecError(f"{where}.centered: is a choice for sparse inputs, leave it out")
+        rehearse(self.spec(inputs, classes), self.config(0), where, classes=classes, sparse=sparse, sparse_kan=sparse)
 
     def fit(self, task: _Task) -> Fitted:  # noqa: D102
         sparse = not isinstance(task.x, np.ndarray)
-        if self.centered and not sparse:
-            raise SpecError(f"{task.where}.centered: is a choice for sparse inputs, leave it out")
-        spec = self._spec(task.x.shape[1], task.classes)
-        return _trained(task, spec, self.train, calibrated=self.calibrate, sparse_kan=sparse, centered=self.centered)
+        spec, config = self.spec(task.x.shape[1], task.classes), self.config(task.seed)
+        return _trained(task, spec, config, calibrated=self.calibrate, sparse_kan=sparse, centered=self.centered)
 
 
 def _trained(
@@ -540,7 +591,6 @@ def _trained(
     centered: bool = False,
 ) -> Fitted:
     """Train a model, last iterate, or with early stopping where there are rows to stop on."""
-    config = replace(config, seed=task.seed, loss="cross_entropy" if config.loss == "auto" else config.loss)
     made = Model(spec, seed=task.seed, dtype=torch.float32)
     model: Model | SparseKAN = SparseKAN(made, centered=centered) if sparse_kan else made
     if calibrated:
@@ -625,21 +675,21 @@ class LinearSVM(Kind):
     Args:
         C: weight of the losses beside the penalty of the weights.
         solver: `liblinear`, one class against the rest and squared hinge; `libsvm`, each class against each and hinge.
-        max_iter: of `liblinear`.
+        max_iter: iterations at most; None: 1,000 for `liblinear`, any number for `libsvm`.
     """
 
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     solver: Literal["liblinear", "libsvm"] = "liblinear"
-    max_iter: int = option(1000, minimum=1, maximum=10**9)
+    max_iter: int | None = option(None, minimum=1, maximum=10**9)
 
     def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.svm import SVC, LinearSVC
 
         with _quiet():
             if self.solver == "liblinear":
-                made = LinearSVC(C=self.C, random_state=task.seed, max_iter=self.max_iter).fit(task.x, task.y)
+                made = LinearSVC(C=self.C, random_state=task.seed, max_iter=self.max_iter or 1000).fit(task.x, task.y)
             else:
-                made = SVC(C=self.C, kernel="linear", cache_size=1000).fit(task.x, task.y)
+                made = SVC(C=self.C, kernel="linear", cache_size=1000, max_iter=self.max_iter or -1).fit(task.x, task.y)
         return Fitted("", _predictions(made), int(made.coef_.size + made.intercept_.size))
 
 
@@ -701,7 +751,7 @@ class MultinomialNaiveBayes(Kind):
         alpha: what is added to each count.
     """
 
-    alpha: float = option(1.0, minimum=0.0, maximum=1e12)
+    alpha: float = option(1.0, minimum=1e-10, maximum=1e12)
 
     def fit(self, task: _Task) -> Fitted:  # noqa: D102
         from sklearn.naive_bayes import MultinomialNB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kapsi.errors import SpecError, did_you_mean
 from kapsi.function import Spec, coerce, option
@@ -29,14 +29,16 @@ class Options(Spec):
 
     Args:
         model: a key of `MODELS`; by default the name of the method.
+        table: of which the graphs are; by default that which the row is called after.
         strongest: how many combinations of inputs with the largest positive, and as many with the largest negative entries
             the graph of the RPN shows.
-        folds: number of folds.
+        folds: number of folds; there are 50 rows of each species.
     """
 
     model: str
-    strongest: int = option(2, minimum=1)
-    folds: int = option(10, minimum=2)
+    table: Literal["iris"] = "iris"
+    strongest: int = option(2, minimum=1, maximum=14)
+    folds: int = option(10, minimum=2, maximum=50)
 
     def check(self) -> None:  # noqa: D102
         if self.model not in MODELS:
@@ -46,7 +48,8 @@ class Options(Spec):
 
 def _options(run: Run) -> Options:
     where = f"{run.experiment}, {run.row}, {run.method}"
-    own: Options = coerce(Options, {"model": run.method, **run.options}, where)
+    run.expects("accuracy", "validation")
+    own: Options = coerce(Options, {"model": run.method, "table": run.row, **run.options}, where)
     return own
 
 

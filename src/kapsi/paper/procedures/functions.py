@@ -37,6 +37,7 @@ from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.modules import Head, Layer, Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
+from kapsi.paper.procedures.rehearsal import rehearse, without_seed
 from kapsi.reconciliation import Dense, LowRank
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import ModelSpec, from_dict
@@ -65,6 +66,8 @@ OPTIONS = (
         "curves",
     ),
 )
+MOST = 10_000_000
+"""Rows, and random inputs, that a run may have."""
 FAR = 0.1
 """Weight of the squared distance to the nearest other fit on random inputs, beside the validation error."""
 PEERS = 100
@@ -580,6 +583,7 @@ def _options(run: Run) -> Options:
     Raises:
         SpecError: an option that there is not, or a value that does not fit.
     """
+    run.expects("mse", "validation", "paper")
     given = dict(run.options)
     name = _text(given.get("function", run.row), _where(run, "function"))
     try:
@@ -590,7 +594,7 @@ def _options(run: Run) -> Options:
         if name not in OPTIONS:
             hint = did_you_mean(str(name), OPTIONS, quoted=False)
             raise SpecError(f"{_where(run, name)}: there is no such option; {hint}there are {', '.join(OPTIONS)}")
-    rows = _whole(given.get("rows", 2_000), _where(run, "rows"), 10)
+    rows = _whole(given.get("rows", 2_000), _where(run, "rows"), 10, MOST)
     part = _whole(given.get("train", rows // 2), _where(run, "train"), 5)
     if part >= rows:
         raise SpecError(f"{_where(run, 'train')}: {part} of {rows} rows leave none to test on; give less, or more rows")
@@ -611,7 +615,7 @@ def _options(run: Run) -> Options:
         calibrate=_choice(given.get("calibrate", True), _where(run, "calibrate"), (True, False)),
         screen=_screen(run, given.get("screen")),
         gain=_share(given.get("gain", 1.0), _where(run, "gain"), 1.0, 1e3),
-        probes=_whole(given.get("probes", 0), _where(run, "probes"), 0),
+        probes=_whole(given.get("probes", 0), _where(run, "probes"), 0, MOST),
         consensus=_choice(given.get("consensus", True), _where(run, "consensus"), (True, False)),
         leash=_share(given.get("leash", 1.0), _where(run, "leash"), 1.0, 1e6),
         enough=_share(given.get("enough", 0.0), _where(run, "enough"), 0.0, 0.01),
@@ -619,6 +623,21 @@ def _options(run: Run) -> Options:
         parameters=None if largest is None else _whole(largest, _where(run, "parameters"), 1),
         curves=_choice(given.get("curves", False), _where(run, "curves"), (True, False)),
     )
+    if options.edge + options.tails > 1:
+        raise SpecError(
+            f"{_where(run, 'tails')}: edge {options.edge:g} and tails {options.tails:g} are more than all validation rows; "
+            "give shares that are 1 together at most"
+        )
+    for candidate in options.candidates:
+        own = f"{_where(run, 'candidates')}.{candidate.name}"
+        if options.screen is not None and options.screen.epochs > candidate.training.epochs:
+            raise SpecError(
+                f"{_where(run, 'screen')}.epochs: {options.screen.epochs} are more than the {candidate.training.epochs} epochs of "
+                f"the training of {candidate.name}; give fewer, or null for no short first phase"
+            )
+        for config in (candidate.training, candidate.warm, options.refit):
+            if config is not None:
+                rehearse(candidate.spec, config, f"{own}.training")
     _check_sizes(run, options)
     if run.protocol == "paper" and sum(candidate.tries for candidate in options.candidates) != 1:
         raise SpecError(f"{_where(run, 'candidates')}: the protocol paper has one candidate and one try")
@@ -689,11 +708,17 @@ def _spec(given: Any, kind: str, inputs: int, where: str) -> ModelSpec:
     if make is None:
         spec = cast(ModelSpec, from_dict(given, ModelSpec, where))
     else:
+        options = _mapping(given, where)
         try:
-            spec = make(**_mapping(given, where))
+            spec = make(**options)
         except TypeError as error:
             raise SpecError(f"{where}: {error}; see kapsi.zoo.{kind}.spec") from None
-    return spec.sized(inputs, 1)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+    try:
+        return spec.sized(inputs, 1)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
 
 
 def _ranges(given: Any, spec: ModelSpec, where: str) -> tuple[tuple[float, float] | None, ...]:
@@ -737,6 +762,7 @@ def _earlier(given: Any, spec: ModelSpec, before: list[Candidate], where: str) -
 
 
 def _training(given: Any, where: str) -> TrainConfig:
+    without_seed(given, f"{where}.training")
     data = {"loss": "mse", "solver": "levenberg_marquardt", **_mapping(given, where)}
     return cast(TrainConfig, from_dict(data, TrainConfig, f"{where}.training"))
 
@@ -776,9 +802,11 @@ def _text(given: Any, where: str) -> str:
     return given
 
 
-def _whole(given: Any, where: str, least: int) -> int:
+def _whole(given: Any, where: str, least: int, most: int = 10**9) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
         raise SpecError(f"{where}: expected a whole number of at least {least}, got {given!r}")
+    if given > most:
+        raise SpecError(f"{where}: at most {most:,} are allowed, got {str(given)[:40]}")
     return given
 
 

@@ -22,6 +22,9 @@ from kapsi.training.records import Epoch
 __all__ = ["Options", "check", "flipped", "mixed", "run", "shifted"]
 
 
+PIXELS = {"mnist": 784, "cifar10": 3072}
+
+
 @dataclass(frozen=True)
 class Options(Spec):
     """The options beside those of the choice and of the kind of classifier.
@@ -109,7 +112,8 @@ def run(run: Run) -> Outcome:
 
 
 def _options(run: Run) -> tuple[Options, Choice]:
-    where = f"{run.experiment}, {run.row}, {run.method}"
+    run.expects("accuracy", "validation", "paper")
+    where = run.where
     given, others = divided(run.options, Options)
     own: Options = coerce(Options, {"data": run.row, **given}, where)
     choice = read(own.classifier, others, where, [each.name for each in fields(Options)])
@@ -120,10 +124,19 @@ def _options(run: Run) -> tuple[Options, Choice]:
             )
         if own.flip_test:
             raise SpecError(f"{where}.flip_test: {choice.kind} has no probabilities, leave it out")
+    if run.protocol == "paper" and choice.kind not in NETWORKS:
+        raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {choice.kind} has none of")
+    if choice.kind == "naive_bayes_multinomial" and own.inputs != "unit":
+        raise SpecError(f"{where}.inputs: {choice.kind} is for inputs of at least 0; set inputs to unit")
+    if own.limit_train and own.held_out >= own.limit_train:
+        raise SpecError(
+            f"{where}.held_out: {own.held_out:,} of {own.limit_train:,} training rows leave none to fit; hold out fewer"
+        )
     if choice.judged and (run.protocol == "paper" or not own.held_out):
         raise SpecError(
             f"{where}: a grid and early_stopping need validation rows; set held_out, and the protocol validation"
         )
+    choice.rehearse(PIXELS[own.data], 10)
     return own, choice
 
 

@@ -39,6 +39,7 @@ from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifiers import Choice, Pair
+from kapsi.paper.procedures.rehearsal import rehearse, without_seed
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
@@ -116,6 +117,10 @@ class Entry(Spec):
     training: TrainConfig
     penalties: tuple[float, ...] = ()
 
+    def check(self) -> None:  # noqa: D102
+        if any(not 0 <= penalty <= 1e12 for penalty in self.penalties):
+            raise SpecError(f"penalties: expected numbers of at least 0, got {list(self.penalties)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Models(Spec):
@@ -132,6 +137,9 @@ class Models(Spec):
     def check(self) -> None:  # noqa: D102
         if not self.candidates:
             raise SpecError("candidates: expected a list of {name, model, training, penalties}, got an empty one")
+        names = [entry.name for entry in self.candidates]
+        if len(set(names)) != len(names):
+            raise SpecError(f"candidates: a name is there twice, {', '.join(names)}")
 
 
 @dataclass(frozen=True)
@@ -155,21 +163,44 @@ class Networks(Spec):
 
 def _options(run: Run) -> tuple[Options, Models | Networks | Choice, str]:
     """Return the options, and those of the classifier."""
-    where = f"{run.experiment}, {run.row}, {run.method}"
+    run.expects("accuracy", "validation", "paper")
+    where = run.where
     given, others = classifiers.divided(run.options, Options)
     own: Options = coerce(Options, {"table": run.row, **given}, where)
+    x, y, classes = _table(own.table)
+    if own.folds > len(y):
+        raise SpecError(f"{where}.folds: {own.folds} folds are more than the {len(y)} rows of {own.table}; give fewer")
     kinds = tuple(dict.fromkeys(("model", *NETWORKS_OF_TABLES, *classifiers.KINDS)))
     kind = classifiers.kind_of(own.classifier, kinds, where)
     if kind == "model":
         models: Models = coerce(Models, _with_training(others, where), where)
         if run.protocol == "paper" and sum(len(each.penalties) or 1 for each in models.candidates) > 1:
             raise SpecError(f"{where}.candidates: the protocol of the paper chooses among epochs; give one candidate")
+        for candidate in _candidates(models, x.shape[1], classes, 0, where):
+            number = candidate.training.loss == "mse"
+            rehearse(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
         return own, models, where
     if run.protocol == "paper":
         raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {kind} has none of here")
     if kind in NETWORKS_OF_TABLES:
+        other = "penalties" if kind == "bayesian_network" else "restarts"
+        if other in others:
+            raise SpecError(f"{where}.{other}: is not for a {kind.replace('_', ' ')}, leave it out")
         return own, coerce(Networks, others, where), where
-    return own, classifiers.read(kind, others, where, [each.name for each in fields(Options)]), where
+    choice = classifiers.read(kind, others, where, [each.name for each in fields(Options)])
+    if choice.early_stopping or not choice.refit:
+        raise SpecError(f"{where}: early_stopping, and refit: false, are not for tables, where folds are held out")
+    choice.rehearse(x.shape[1], classes)
+    return own, choice, where
+
+
+@functools.cache
+def _table(name: str) -> tuple[Floats, Rows, int]:
+    """Return inputs, class numbers and the number of classes of a bundled table."""
+    table, target = bundled(name)
+    problem = make_problem(table, target, task="classification")
+    x = np.stack([column.numbers for key, column in table.columns.items() if key != target], 1)
+    return x, np.asarray(problem.y, dtype=np.int64), len(problem.classes or ())
 
 
 def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -190,6 +221,7 @@ def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         for part in (common, entry.get("training") or {}):
             if not isinstance(part, Mapping):
                 raise SpecError(f"{place}.training: expected options with values, got {str(part)[:60]!r}")
+            without_seed(part, f"{place}.training")
             training |= part
         made["candidates"].append({"name": str(i), **entry, "training": training})
     for name in made:
@@ -215,10 +247,7 @@ def run(run: Run) -> Outcome:
         SpecError: an option that there is not, or one that does not fit.
     """
     own, classifier, where = _options(run)
-    table, target = bundled(own.table)
-    problem = make_problem(table, target, task="classification")
-    x = np.stack([column.numbers for key, column in table.columns.items() if key != target], 1)
-    y, classes = np.asarray(problem.y, dtype=np.int64), len(problem.classes or ())
+    x, y, classes = _table(own.table)
     started = time.process_time()
     scores, validations, chosen, parameters = [], [], [], []
     for test in folds(y, own.folds, classes=True, seed=run.seed)[: own.limit_folds]:
@@ -267,6 +296,10 @@ class _Fold:
     inner: int
     where: str
 
+    def candidates(self, models: Models) -> list[Candidate]:
+        """Return every model with every penalty."""
+        return _candidates(models, self.x.shape[1], self.classes, self.seed, self.where)
+
     def parts(self) -> list[tuple[Rows, Rows]]:
         """Return (rows to fit, rows to judge on) of each inner fold."""
         count = min(self.inner, len(self.y))
@@ -289,7 +322,7 @@ class _Found:
 
 
 def _models(fold: _Fold, models: Models) -> _Found:
-    by, candidates = models.rule, _candidates(fold, models)
+    by, candidates = models.rule, fold.candidates(models)
     chosen, accuracy = candidates[0], None
     if len(candidates) > 1:
         logs = [np.empty((len(fold.y), fold.classes)) for _ in candidates]
@@ -329,15 +362,15 @@ def first_good(losses: Floats, *, best: bool = False) -> int:
     return int(np.flatnonzero(difference.mean(1) <= errors)[0])
 
 
-def _candidates(fold: _Fold, models: Models) -> list[Candidate]:
+def _candidates(models: Models, inputs: int, classes: int, seed: int, where: str) -> list[Candidate]:
     """Return every model with every penalty, in the order in which they are written."""
     made = []
     for i, entry in enumerate(models.candidates):
-        config = replace(entry.training, seed=fold.seed)
+        config = replace(entry.training, seed=seed)
         try:
-            spec = entry.model.sized(fold.x.shape[1], 1 if config.loss == "mse" else fold.classes)
+            spec = entry.model.sized(inputs, 1 if config.loss == "mse" else classes)
         except SpecError as error:
-            raise SpecError(f"{fold.where}.candidates[{i}].model: {error}") from None
+            raise SpecError(f"{where}.candidates[{i}].model: {error}") from None
         penalties: Sequence[float | None] = entry.penalties or (config.penalty,)
         for penalty in penalties:
             name = entry.name + ("" if penalty is None else f", penalty {penalty:g}")
@@ -397,7 +430,7 @@ def _logs(made: _Fitted, x: Floats, classes: int) -> Floats:
 
 def _paper(fold: _Fold, models: Models) -> _Found:
     """Train the one candidate, and keep the best figure on the rows of the fold, as the paper does."""
-    candidates = _candidates(fold, models)
+    candidates = fold.candidates(models)
     made, inputs, targets = _made(candidates[0], fold.x, fold.y, fold.seed)
     best, number = -1.0, 0
     for record in train(made.model, (inputs, targets), candidates[0].training):

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kapsi.data.hub import DATASETS
 from kapsi.data.text import TextData, load_text
 from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
@@ -36,6 +37,8 @@ from kapsi.paper.procedures.classifiers import Choice, Pair
 
 __all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
 
+COLUMNS = 40
+"""Columns of the rows on which options are tried out; how many the texts have is known when they are read."""
 BLOCK = 100
 """Rows in a block that is held out as a whole."""
 LEAST_WORDS = 8
@@ -70,9 +73,9 @@ class Options(Spec):
     data: Literal["imdb", "sst2", "ag_news"]
     classifier: str = "model"
     ngrams: tuple[int, int] = (1, 1)
-    min_df: int | float = option(5, minimum=0)
+    min_df: int | float = option(5, minimum=0.0)
     stop_words: Literal["english"] | None = "english"
-    folds: int = option(1, minimum=1)
+    folds: int = option(1, minimum=1, maximum=100)
     held_out: int | float = option(0.25, minimum=0)
     unit: Literal["rows", "sentences", "blocks"] = "rows"
     most_rows: int | None = option(None, minimum=1)
@@ -82,8 +85,8 @@ class Options(Spec):
     def check(self) -> None:  # noqa: D102
         if not 1 <= self.ngrams[0] <= self.ngrams[1]:
             raise SpecError(f"ngrams: expected two numbers of words such as [1, 2], got {list(self.ngrams)}")
-        if isinstance(self.min_df, float) and self.min_df > 1:
-            raise SpecError(f"min_df: expected a whole number, or a share from 0 to 1, got {self.min_df}")
+        if self.min_df == 0 or (isinstance(self.min_df, float) and self.min_df > 1):
+            raise SpecError(f"min_df: expected a whole number, or a share above 0 and up to 1, got {self.min_df}")
         if self.held_out == 0 or (isinstance(self.held_out, float) and self.held_out > 0.5):
             raise SpecError(
                 f"held_out: expected a number of rows, or a share above 0 and up to 0.5, got {self.held_out}"
@@ -91,10 +94,16 @@ class Options(Spec):
 
 
 def _options(run: Run) -> tuple[Options, Choice]:
-    where = f"{run.experiment}, {run.row}, {run.method}"
+    run.expects("accuracy", "validation")
     given, others = classifiers.divided(run.options, Options)
-    own: Options = coerce(Options, {"data": run.row, **given}, where)
-    return own, classifiers.read(own.classifier, others, where, [each.name for each in fields(Options)])
+    own: Options = coerce(Options, {"data": run.row, **given}, run.where)
+    choice = classifiers.read(own.classifier, others, run.where, [each.name for each in fields(Options)])
+    if (choice.early_stopping or not choice.refit) and own.folds > 1:
+        raise SpecError(
+            f"{run.where}.folds: early_stopping, and refit: false, need one part of held-out rows; set folds to 1"
+        )
+    choice.rehearse(COLUMNS, len(DATASETS[own.data].classes), sparse=True)
+    return own, choice
 
 
 def check(run: Run) -> None:
