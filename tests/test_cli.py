@@ -871,7 +871,7 @@ def test_a_closed_output_and_a_full_disk():
     done = subprocess.run(f"{command} >&-", shell=True, env=ENVIRONMENT, capture_output=True)
     assert b"Traceback" not in done.stderr
     done = subprocess.run(f"{command} >/dev/full", shell=True, env=ENVIRONMENT, capture_output=True)
-    assert (done.returncode, done.stderr) == (2, b"kapsi: No space left on device\n")
+    assert (done.returncode, done.stderr) == (2, b"kapsi: standard output: No space left on device\n")
 
 
 def test_letters_that_the_output_does_not_have():

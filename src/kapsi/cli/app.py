@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -79,8 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # nobody reads on, and the interpreter's own complaint would be the only thing to see
         return 1
     except OSError as error:
-        own = _let_go_of_output()
-        name = f"{error.filename}: " if error.filename else "standard output: " if own else ""
+        _let_go_of_output()
+        # Files are named where they are written; what is left is what was shown.
+        shown = error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG)
+        name = f"{error.filename}: " if error.filename else "standard output: " if shown else ""
         return _refuse(f"{name}{error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(
@@ -123,18 +126,13 @@ def _end_by_exception() -> None:
         signal.signal(signal.SIGTERM, end)
 
 
-def _let_go_of_output() -> bool:
-    """Send what standard output cannot take nowhere, or the interpreter tries once more when it ends, and fails with 120.
-
-    Returns whether there was something that it could not take.
-    """
+def _let_go_of_output() -> None:
+    """Send what standard output cannot take nowhere, or the interpreter tries once more when it ends, and fails with 120."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         try:
             sys.stdout.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return True
-    return False
 
 
 def _refuse(message: str) -> int:
