@@ -291,6 +291,8 @@ def test_fewer_rows(data: TextData) -> None:
         ({"min_df": 0}, "min_df"),
         ({"folds": 10000}, "folds must be at most 100"),
         ({"grid": {"train.seed": [1, 2]}}, "train.seed: is that of the run"),
+        ({"train": {"solver": "lbfgs", "patience": 2}}, "train.patience: is for early_stopping"),
+        ({"train": {"solver": "lbfgs", "stopping": 0.2}}, "train.stopping: is for kapsi fit"),
         ({"grid": {"train": [{"epochs": 1}], "train.epochs": [2]}}, "set the same option"),
         ({"grid": {"train.epochs": [1]}, "tune": {"train.epochs": 2}}, "set the same option"),
         ({"grid": {}, "tune": {"train.epochs": 2}}, "there is no grid"),

@@ -25,7 +25,7 @@ from kapsi.expansion import Identity
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import merged
-from kapsi.paper.procedures.rehearsal import rehearse, without_seed
+from kapsi.paper.procedures.rehearsal import refuse, rehearse
 from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.process import Process
 from kapsi.reconciliation.dense import ZeroReconciliation
@@ -335,14 +335,14 @@ def read(
         for other in paths[:i]:
             if path == other or path.startswith(f"{other}.") or other.startswith(f"{path}."):
                 raise SpecError(f"{where}: {other} and {path} of grid and tune set the same option; leave one out")
-    for place, data in (
-        ("train", given.get("train")),
-        ("grid.train", grid.get("train")),
-        ("tune.train", tune.get("train")),
-    ):
-        without_seed(data, f"{where}.{place}")
-    if "train.seed" in {*grid, *tune}:
-        without_seed({"seed": 0}, f"{where}.train")
+    trainings = [("train", given.get("train")), ("grid.train", grid.get("train")), ("tune.train", tune.get("train"))]
+    trainings += [
+        ("train", {path.removeprefix("train."): None}) for path in (*grid, *tune) if path.startswith("train.")
+    ]
+    for place, data in trainings:
+        refuse(data, f"{where}.{place}")
+        if not stops:
+            refuse(data, f"{where}.{place}", patience="is for early_stopping; set that, or leave it out")
     if stops and not cls.in_epochs:
         raise SpecError(f"{where}.early_stopping: {kind} is not trained in epochs, leave it out")
     candidates = []

@@ -37,7 +37,7 @@ from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.modules import Head, Layer, Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
-from kapsi.paper.procedures.rehearsal import rehearse, without_seed
+from kapsi.paper.procedures.rehearsal import refuse, rehearse
 from kapsi.reconciliation import Dense, LowRank
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import ModelSpec, from_dict
@@ -762,7 +762,7 @@ def _earlier(given: Any, spec: ModelSpec, before: list[Candidate], where: str) -
 
 
 def _training(given: Any, where: str) -> TrainConfig:
-    without_seed(given, f"{where}.training")
+    refuse(given, f"{where}.training", patience="is for early stopping, which there is none of here; leave it out")
     data = {"loss": "mse", "solver": "levenberg_marquardt", **_mapping(given, where)}
     return cast(TrainConfig, from_dict(data, TrainConfig, f"{where}.training"))
 
@@ -771,6 +771,8 @@ def _refit(run: Run, given: Any, training: Any) -> TrainConfig | None:
     if given is None or given is False:
         return None
     where = _where(run, "refit")
+    if isinstance(given, Mapping) and "starts" in given:
+        raise SpecError(f"{where}.starts: the chosen model goes on from where it is; leave it out")
     config = _training({**_mapping(training, where), **_mapping(given, where)}, where)
     # Further starts would be drawn anew, and would not be the chosen model any more.
     return replace(config, starts=1)

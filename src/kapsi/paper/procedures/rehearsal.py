@@ -17,7 +17,7 @@ from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
 
-__all__ = ["rehearse", "without_seed"]
+__all__ = ["refuse", "rehearse"]
 
 ROWS = 12
 
@@ -70,11 +70,25 @@ def _refusal(spec: ModelSpec, config: TrainConfig, classes: int | None, sparse: 
     return None
 
 
-def without_seed(given: Any, where: str) -> None:
-    """Refuse a seed among the options of a training: it is that of the run.
+NO_EFFECT = {
+    "seed": "is that of the run; set the seeds of the experiment instead",
+    "stopping": "is for kapsi fit; rows to stop on are those that the procedure holds out",
+    "validation": "is for kapsi fit; rows to choose on are those that the procedure holds out",
+}
+"""Options of a training that a procedure has in another place, and where."""
+
+
+def refuse(given: Any, where: str, **others: str) -> None:
+    """Refuse options of a training that would have no effect.
+
+    Args:
+        given: options as they are written.
+        where: begins the message.
+        others: further names, and what is said of them.
 
     Raises:
         SpecError: there is one.
     """
-    if isinstance(given, Mapping) and "seed" in given:
-        raise SpecError(f"{where}.seed: is that of the run; set the seeds of the experiment instead")
+    for name, reason in {**NO_EFFECT, **others}.items():
+        if isinstance(given, Mapping) and name in given:
+            raise SpecError(f"{where}.{name}: {reason}")

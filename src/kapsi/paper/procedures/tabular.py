@@ -39,7 +39,7 @@ from kapsi.modules import Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifiers import Choice, Pair
-from kapsi.paper.procedures.rehearsal import rehearse, without_seed
+from kapsi.paper.procedures.rehearsal import refuse, rehearse
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
@@ -221,7 +221,9 @@ def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
         for part in (common, entry.get("training") or {}):
             if not isinstance(part, Mapping):
                 raise SpecError(f"{place}.training: expected options with values, got {str(part)[:60]!r}")
-            without_seed(part, f"{place}.training")
+            refuse(
+                part, f"{place}.training", patience="is for early stopping, which there is none of here; leave it out"
+            )
             training |= part
         made["candidates"].append({"name": str(i), **entry, "training": training})
     for name in made:
