@@ -301,6 +301,21 @@ def test_classical_ones_are_those_of_scikit_learn_dense_and_sparse(kind, own, op
     assert float((sparse.predict(scipy.sparse.csr_matrix(test_x)) == expected).mean()) > 0.97
 
 
+def test_gaussian_naive_bayes_of_sparse_rows_is_that_of_all_of_them(monkeypatch) -> None:
+    from kapsi.paper.procedures import classifiers
+
+    monkeypatch.setattr(classifiers, "ROWS_AT_ONCE", 50)
+    x, y = rows_of(210, 0)
+    x[100:] *= 3
+    x[x < 0.3] = 0
+    options = {"var_smoothing": 0.1}
+    dense = fit("naive_bayes_gaussian", x, y, options=options)
+    sparse = fit("naive_bayes_gaussian", scipy.sparse.csr_matrix(x), y, options=options)
+    assert np.array_equal(dense.predict(x), sparse.predict(scipy.sparse.csr_matrix(x)))
+    with pytest.raises(SpecError, match="the 30 rows to fit are of one class"):
+        fit("svm_linear", x[:30], np.zeros(30, dtype=np.int64))
+
+
 def test_support_vectors_are_counted() -> None:
     x, y = rows_of(100, 0)
     own = SVC(C=2.0, gamma=0.5).fit(x, y)

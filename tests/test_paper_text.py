@@ -121,13 +121,36 @@ def test_held_out_rows() -> None:
             text.Options(data="sst2", **wrong)
 
 
+def test_rows_to_fit_are_in_random_order_where_the_first_ones_count() -> None:
+    made = TextData(*texts(200, 0), *texts(4, 1))
+    pool = np.random.default_rng(0).permutation(200)
+    own = text.Options(data="imdb", held_out=0.25)
+    (plain,), (shuffled,) = (
+        text.parts(made, pool, own, np.random.default_rng(0), shuffled=each) for each in (False, True)
+    )
+    assert plain.kept.tolist() == sorted(shuffled.kept.tolist()) != shuffled.kept.tolist()
+    assert plain.held.tolist() == shuffled.held.tolist()
+    with pytest.raises(kp.SpecError, match="5 rows are too few for 20 parts"):
+        text.parts(made, pool[:5], text.Options(data="imdb", folds=20), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("columns", [7, 8, 11])
+def test_sizes_that_only_the_texts_tell_are_no_mistake_before(columns: int) -> None:
+    head = {"reconciliation": {"kind": "kronecker", "columns": columns, "rows": 2}}
+    options = {"classifier": "model", "model": {"widths": [None, None], "layers": [{"heads": [head]}]}}
+    text.check(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
+    options = {"classifier": "model", "model": {"widths": [5000, None]}}
+    text.check(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
+
+
 def test_held_out_blocks_stand_together() -> None:
     made = TextData(*texts(950, 0), *texts(4, 1))
     pool = np.random.default_rng(0).permutation(950)[:800]
     own = text.Options(data="imdb", unit="blocks", folds=2, held_out=0.3)
     found = text.parts(made, pool, own, np.random.default_rng(0))
     blocks = [set((part.held // 100).tolist()) for part in found]
-    assert [len(each) for each in blocks] == [2, 2]  # 0.3 of 800 rows, and 100 rows a block
+    assert [len(each) for each in blocks] == [3, 3]  # 0.3 of ten blocks
+    assert all(0.2 < len(part.held) / 800 < 0.4 for part in found)
     assert not blocks[0] & blocks[1]
     for part, own_blocks in zip(found, blocks, strict=True):
         assert sorted([*part.kept, *part.held]) == sorted(pool)

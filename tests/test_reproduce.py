@@ -611,6 +611,32 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys) -> Non
     assert {entry.name for entry in out.iterdir()} == {"tiny.jsonl"}
 
 
+def test_processes_do_not_wait_for_runs_that_are_elsewhere(tmp_path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from kapsi.paper import experiment\n"
+        "from kapsi.paper.store import Store, key_of\n"
+        "experiment.PROCEDURES['fake'] = 'reproduce_procedure'\n"
+        f"store = Store({str(tmp_path)!r}, 'tiny')\n"
+        f"runs = experiment.load({str(tmp_path / 'tiny.yaml')!r}).plan().runs\n"
+        "assert all(store.claim(key_of(run)) for run in runs)\n"
+        "print('held', flush=True)\n"
+        "time.sleep(60)\n",
+        encoding="utf-8",
+    )
+    found = tiny(tmp_path)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            report = do(found, tmp_path, jobs=2)
+            assert (len(report.done), len(report.elsewhere)) == (0, 12)
+        finally:
+            process.kill()
+    assert len(do(found, tmp_path, jobs=2).done) == 12
+
+
 def test_what_another_process_did_meanwhile_is_not_done_again(tmp_path) -> None:
     found = tiny(tmp_path, "", BASE.replace("seeds: 2", "seeds: 1"))
     runs = found.plan().runs
@@ -772,6 +798,40 @@ def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> Non
             "are more than the 3 epochs",
         ),
         ("ablation", "mnist", "{expansion: tailor}", "did you mean 'taylor'"),
+        ("ablation", "mnist", "{remainder: identity}", "head: "),
+        ("ablation", "mnist", "{reconciliation: zero}", "no parameters that are trained"),
+        (
+            "images",
+            "mnist",
+            "{network: {hidden: [3]}, flip_test: true, train: {loss: hinge}}",
+            "flip_test: is for the loss",
+        ),
+        (
+            "images",
+            "mnist",
+            "{classifier: svm_linear, held_out: 60000, grid: {C: [1.0]}}",
+            "60,000 of 60,000 training rows",
+        ),
+        ("images", "mnist", "{classifier: svm_linear, refit: false}", "refit: no rows are held out"),
+        ("text", "imdb", "{classifier: mlp, grid: {train: [{seed: 4}]}}", "seed: is that of the run"),
+        (
+            "text",
+            "imdb",
+            "{classifier: mlp, grid: {train.epochs: [1]}, tune: {train: {clip: 1.0}}}",
+            "set the same option",
+        ),
+        (
+            "tabular",
+            "iris",
+            "{candidates: [{model: {widths: [null, null], layers: [{heads: [{reconciliation: zero}]}]}}]}",
+            "no parameters that are trained",
+        ),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [null, 1]}, after: [1]}}}",
+            "expected the name of a candidate",
+        ),
     ],
 )
 def test_options_of_every_procedure_are_checked_without_data(tmp_path, capsys, procedure, row, options, words) -> None:

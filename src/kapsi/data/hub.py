@@ -364,7 +364,8 @@ def _from_hub(data: PublicData, split: str) -> Any:
             reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
             quiet = _not_to_ask()
             text = (
-                f"is not at hand, and the hub is not asked {quiet}; {folder}, or fetch it by kapsi data {data.name}"
+                f"is not at hand, and the hub is not asked {quiet}; {folder}, or "
+                + (f"unset {OFFLINE}" if OFFLINE in quiet else f"fetch it by kapsi data {data.name}")
                 if quiet
                 else f"the hub cannot be read ({reason}); connect to huggingface.co, or {folder}"
             )
@@ -410,8 +411,8 @@ def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> I
 
 def _not_to_ask() -> str | None:
     """Return when the hub is not asked, None where it may be."""
-    given = os.environ.get(OFFLINE)
-    return given if not given or " " in given else f"while {OFFLINE} is set"
+    given = os.environ.get(OFFLINE, "")
+    return None if given in ("", "0") else given if " " in given else f"while {OFFLINE} is set"
 
 
 def _silence(huggingface_hub: Any, repository: str) -> str | None:

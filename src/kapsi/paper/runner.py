@@ -302,6 +302,8 @@ class _Pool:
                     ):  # one that died meanwhile is found below
                         pipe.send((run, PROCEDURES[run.procedure]))
                     busy[pipe] = (process, run)
+                if not busy:  # every run that was left is done or at another process: there is nothing to wait for
+                    continue
                 for pipe in cast("list[Any]", connection.wait(list(busy))):
                     process, run = busy.pop(pipe)
                     got: Result | Failure

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -385,12 +386,15 @@ class Store:
         with suppress(ImportError, OSError):  # where there are no locks (Windows, some network disks) one is alone
             import fcntl
 
-            for _ in range(100):
+            for attempt in range(100):
                 if self._claims is None:
                     self._claims = open(path, "ab")  # noqa: SIM115
                 try:
                     fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
                 except (BlockingIOError, PermissionError):
+                    if attempt < 3:  # it may be one that is about to delete the file, which takes no time
+                        time.sleep(0.01)
+                        continue
                     return False
                 if path.exists() and os.path.samestat(os.fstat(self._claims.fileno()), os.stat(path)):
                     return True

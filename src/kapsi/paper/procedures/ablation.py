@@ -31,6 +31,7 @@ __all__ = ["Layer", "check", "run"]
 MOST_NUMBERS = 2**26
 """Numbers of the largest tensor when test rows go through the layer: a hypernet makes its matrix anew for each batch."""
 MOST_ROWS = 2048
+PIXELS = {"mnist": 784, "cifar10": 3072}
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def run(run: Run) -> Outcome:
 
 
 def _layer(run: Run) -> Layer:
-    where = f"{run.experiment}, {run.row}, {run.method}"
+    where = run.where
     given = dict(run.options)
     head = given.get("head", {})
     if not isinstance(head, Mapping):
@@ -117,6 +118,15 @@ def _layer(run: Run) -> Layer:
             raise SpecError(f"{where}.train.{fixed}: is the same for all layers here, leave it out")
     layer: Layer = coerce(Layer, {**given, "head": {**head, **axes}}, where)
     rehearse(ModelSpec((4, 10)), _training(layer, 0, where), f"{where}.train", classes=10)
+    try:
+        with torch.device("meta"):
+            made = Model(ModelSpec((PIXELS[layer.data], 10), (LayerSpec((layer.head,)),)))
+    except SpecError as error:
+        raise SpecError(f"{where}.head: {error}") from None
+    if not trained_count(made):
+        raise SpecError(
+            f"{where}.head: the layer has no parameters that are trained; take another reconciliation or remainder"
+        )
     return layer
 
 

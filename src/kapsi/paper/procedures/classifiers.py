@@ -50,6 +50,7 @@ __all__ = [
     "Choice",
     "Fitted",
     "GaussianNaiveBayes",
+    "InEpochs",
     "KernelSVM",
     "Kind",
     "LinearSVM",
@@ -200,7 +201,7 @@ class Choice:
             classes: number of classes.
             seed: of initial values, dropout and the order of rows.
             change: of the inputs of each batch, for networks.
-                each: called after each epoch of a fit that nothing is chosen for, for networks.
+            each: called after each epoch of a fit that nothing is chosen for, for networks.
 
         Raises:
             SpecError: there is a grid or early stopping and no part, or no `refit` and not one part.
@@ -209,7 +210,7 @@ class Choice:
         once = self.early_stopping or not self.refit  # fitted to the rows that are not held out
         if self.judged and not parts:
             raise SpecError(f"{self.where}: a grid and early_stopping need validation rows; set held_out")
-        if once and len(parts) > 1:
+        if once and len(parts) != 1:
             raise SpecError(
                 f"{self.where}: early_stopping, and refit: false, need one part of held-out rows, not {len(parts)}"
             )
@@ -219,6 +220,7 @@ class Choice:
         for place, part in enumerate(parts if self.judged else ()):
             (x, y), held = part()
             some = min(self.tune_rows or len(y), len(y))
+            _several(y[:some], self.where)
             for i, candidate in enumerate(self.candidates):
                 own = replace(
                     task,
@@ -237,9 +239,10 @@ class Choice:
         if best is not None:
             made = best[1]
         else:
-            if once and parts:  # nothing to judge, and yet rows that are held out
+            if once:  # nothing to judge, and yet rows that are held out
                 (x, y), _ = parts[0]()
                 task = replace(task, x=x, y=y)
+            _several(task.y, self.where)
             made = replace(self.candidates[place].final.fit(task), rows=len(task.y))
         now = time.process_time()
         return replace(
@@ -255,6 +258,11 @@ class Choice:
             seconds=now - started,
             fit_seconds=0.0 if best is not None else now - last,
         )
+
+
+def _several(y: Labels, where: str) -> None:
+    if len(np.unique(y)) < 2:
+        raise SpecError(f"{where}: the {len(y)} rows to fit are of one class; take more of them")
 
 
 def divided(options: Mapping[str, Any], cls: type[Spec]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -330,12 +338,17 @@ def read(
         raise SpecError(
             f"{where}: {'tune' if tune else 'tune_rows'} is for the choice, and there is no grid; leave it out"
         )
-    paths = [*grid, *(path for path in tune if path in grid)]
-    for i, path in enumerate(paths):
-        for other in paths[:i]:
-            if path == other or path.startswith(f"{other}.") or other.startswith(f"{path}."):
-                raise SpecError(f"{where}: {other} and {path} of grid and tune set the same option; leave one out")
-    trainings = [("train", given.get("train")), ("grid.train", grid.get("train")), ("tune.train", tune.get("train"))]
+    for path in (*grid, *tune):
+        if not isinstance(path, str):
+            raise SpecError(f"{where}: expected names of options in grid and tune, got {path!r}")
+    for path, others in [(path, [other for other in grid if other != path]) for path in grid] + [
+        (p, list(grid)) for p in tune
+    ]:
+        for other in others:
+            if path == other or other.startswith(f"{path}."):
+                raise SpecError(f"{where}: {path} and {other} of grid and tune set the same option; leave one out")
+    trainings = [("train", given.get("train")), ("tune.train", tune.get("train"))]
+    trainings += [("grid.train", value) for value in grid.get("train", ())]
     trainings += [
         ("train", {path.removeprefix("train."): None}) for path in (*grid, *tune) if path.startswith("train.")
     ]
@@ -444,7 +457,7 @@ class Network(Spec):
 
 
 @dataclass(frozen=True)
-class _InEpochs(Kind):
+class InEpochs(Kind):
     """What is trained in epochs.
 
     Args:
@@ -463,14 +476,14 @@ class _InEpochs(Kind):
         """Return how it is trained in a run."""
         return replace(self.train, seed=seed, loss="cross_entropy" if self.train.loss == "auto" else self.train.loss)
 
-    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:  # noqa: D102
         try:
             spec = self.spec(inputs, classes)
         except SpecError as error:
             raise SpecError(f"{where}.model: {error}") from None
         rehearse(spec, self.config(0), where, classes=classes, sparse=sparse)
 
-    def fit(self, task: _Task) -> Fitted:
+    def fit(self, task: _Task) -> Fitted:  # noqa: D102
         try:
             spec = self.spec(task.x.shape[1], task.classes)
         except SpecError as error:
@@ -479,7 +492,7 @@ class _InEpochs(Kind):
 
 
 @dataclass(frozen=True)
-class AnyNetwork(_InEpochs):
+class AnyNetwork(InEpochs):
     """`network`: a model in few words.
 
     Args:
@@ -506,7 +519,7 @@ class AnyNetwork(_InEpochs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyModel(_InEpochs):
+class AnyModel(InEpochs):
     """`model`: a model by its specification, whose widths at the ends may be null.
 
     Args:
@@ -523,7 +536,7 @@ class AnyModel(_InEpochs):
 
 
 @dataclass(frozen=True)
-class MLP(_InEpochs):
+class MLP(InEpochs):
     """`mlp`: a multilayer perceptron, `kapsi.zoo.mlp`.
 
     Args:
@@ -545,7 +558,7 @@ class MLP(_InEpochs):
 
 
 @dataclass(frozen=True)
-class KAN(_InEpochs):
+class KAN(InEpochs):
     """`kan`: a Kolmogorov–Arnold network, `kapsi.zoo.kan`; on sparse inputs `SparseKAN`, which is the same function.
 
     Args:
@@ -732,9 +745,12 @@ class GaussianNaiveBayes(Kind):
         if isinstance(task.x, np.ndarray):
             made.fit(task.x, task.y)
             return Fitted("", _predictions(made), 2 * made.theta_.size + made.class_prior_.size)
+        made.var_smoothing = 0.0  # which would be of each part anew
         for begin in range(0, len(task.y), ROWS_AT_ONCE):  # of sparse rows few at a time are made dense
             part = slice(begin, begin + ROWS_AT_ONCE)
             made.partial_fit(task.x[part].toarray(), task.y[part], classes=np.arange(task.classes))
+        means, squares = (np.asarray(x.astype(np.float64).mean(0)).ravel() for x in (task.x, task.x.multiply(task.x)))
+        made.var_ += self.var_smoothing * (squares - means**2).max()
 
         def predicted(x: Any) -> Labels:
             parts = [made.predict(x[i : i + ROWS_AT_ONCE].toarray()) for i in range(0, x.shape[0], ROWS_AT_ONCE)]

@@ -47,9 +47,8 @@ class Options(Spec):
 
 
 def _options(run: Run) -> Options:
-    where = f"{run.experiment}, {run.row}, {run.method}"
     run.expects("accuracy", "validation")
-    own: Options = coerce(Options, {"model": run.method, "table": run.row, **run.options}, where)
+    own: Options = coerce(Options, {"model": run.method, "table": run.row, **run.options}, run.where)
     return own
 
 

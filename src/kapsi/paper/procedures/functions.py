@@ -752,7 +752,7 @@ def _earlier(given: Any, spec: ModelSpec, before: list[Candidate], where: str) -
     if given is None:
         return None
     known = {candidate.name: candidate.spec.resolved()[0] for candidate in before}
-    if given not in known or known[given] != spec.resolved()[0]:
+    if not isinstance(given, str) or given not in known or known[given] != spec.resolved()[0]:
         fitting = [name for name, first in known.items() if first == spec.resolved()[0]]
         raise SpecError(
             f"{where}: expected the name of a candidate before it that has the same first layer "

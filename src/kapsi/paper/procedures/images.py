@@ -12,17 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kapsi.data.hub import DATASETS
 from kapsi.data.images import ImageData, load_images
 from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
-from kapsi.paper.procedures.classifiers import NETWORKS, Change, Choice, Fitted, divided, read
+from kapsi.paper.procedures.ablation import PIXELS
+from kapsi.paper.procedures.classifiers import NETWORKS, Change, Choice, Fitted, InEpochs, divided, read
 from kapsi.training.records import Epoch
 
 __all__ = ["Options", "check", "flipped", "mixed", "run", "shifted"]
-
-
-PIXELS = {"mnist": 784, "cifar10": 3072}
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def run(run: Run) -> Outcome:
         "chosen": dict(fitted.chosen),
         "candidates": [[dict(chosen), accuracy] for chosen, accuracy in fitted.candidates],
         "train_rows": fitted.rows,
-        "held_out_rows": held,
+        "held_out_rows": held if choice.judged else 0,
         "test_rows": len(test_y),
         "cpu_seconds_of_fit": round(fitted.fit_seconds, 2),
         "cpu_seconds_of_test": round(time.process_time() - started, 2),
@@ -128,10 +127,19 @@ def _options(run: Run) -> tuple[Options, Choice]:
         raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {choice.kind} has none of")
     if choice.kind == "naive_bayes_multinomial" and own.inputs != "unit":
         raise SpecError(f"{where}.inputs: {choice.kind} is for inputs of at least 0; set inputs to unit")
-    if own.limit_train and own.held_out >= own.limit_train:
+    if own.flip_test and any(
+        isinstance(kind, InEpochs) and kind.config(0).loss != "cross_entropy"
+        for candidate in choice.candidates
+        for kind in (candidate.judged, candidate.final)
+    ):
+        raise SpecError(f"{where}.flip_test: is for the loss cross_entropy, which has probabilities; leave it out")
+    rows = own.limit_train or DATASETS[own.data].rows[0]
+    if own.held_out >= rows:
         raise SpecError(
-            f"{where}.held_out: {own.held_out:,} of {own.limit_train:,} training rows leave none to fit; hold out fewer"
+            f"{where}.held_out: {own.held_out:,} of {rows:,} training rows leave none to fit; hold out fewer"
         )
+    if not choice.refit and (run.protocol == "paper" or not own.held_out):
+        raise SpecError(f"{where}.refit: no rows are held out, and all are fitted once; leave it out, or set held_out")
     if choice.judged and (run.protocol == "paper" or not own.held_out):
         raise SpecError(
             f"{where}: a grid and early_stopping need validation rows; set held_out, and the protocol validation"
@@ -179,7 +187,7 @@ def _predicted(
     fitted: Fitted, x: npt.NDArray[np.float32], own: Options, shape: tuple[int, int, int]
 ) -> npt.NDArray[np.int64]:
     """Return class numbers of the test rows."""
-    if not own.flip_test or fitted.scores is None:
+    if not own.flip_test or fitted.scores is None:  # which `_options` refuses
         return fitted.predict(x)
     mirrored = np.ascontiguousarray(x.reshape(-1, *shape)[..., ::-1]).reshape(len(x), -1)
     return (fitted.scores(x) + fitted.scores(mirrored)).argmax(1).astype(np.int64)

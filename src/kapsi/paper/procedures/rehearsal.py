@@ -55,7 +55,8 @@ def _refusal(spec: ModelSpec, config: TrainConfig, classes: int | None, sparse: 
 
             made = SparseKAN(made)  # type: ignore[arg-type]
         generator = torch.Generator().manual_seed(0)
-        x = torch.rand(ROWS, spec.resolved()[0][0], generator=generator, dtype=next(made.parameters()).dtype)
+        dtype = torch.float32 if classes else torch.float64
+        x = torch.rand(ROWS, spec.resolved()[0][0], generator=generator, dtype=dtype)
         if sparse:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that sparse CSR is a beta, said once

@@ -236,7 +236,7 @@ def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def check(run: Run) -> None:
-    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    """Raise a `SpecError` where the options of a run do not fit."""
     _options(run)
 
 
@@ -449,6 +449,8 @@ def _classifier(fold: _Fold, choice: Choice) -> _Found:
     prepared = functools.partial(_prepared, positive=choice.kind == "naive_bayes_multinomial")
 
     def part(kept: Rows, held: Rows) -> tuple[Pair, Pair]:
+        if choice.tune_rows is not None:  # the first rows are to be any ones, and tables are sorted by class
+            kept = np.random.default_rng(fold.seed).permutation(kept)
         first, second = prepared(fold.x[kept], fold.x[held])
         return (first, fold.y[kept]), (second, fold.y[held])
 
@@ -481,7 +483,7 @@ def _tables(fold: _Fold, kind: str, options: Networks) -> _Found:
     bins, penalty = grid[int(means.argmax())]
     predict, parameters = _network(kind, fold.x, fold.y, fold.classes, bins, penalty, restarts)
     chosen = {"bins": bins} if kind == "bayesian_network" else {"bins": bins, "penalty": penalty}
-    validation = None if len(grid) == 1 else float(means.max()) / fold.inner
+    validation = None if len(grid) == 1 else float(means.max()) / len(fold.parts())
     return _Found(predict(fold.test_x), chosen, parameters, validation)
 
 

@@ -37,7 +37,7 @@ from kapsi.paper.procedures.classifiers import Choice, Pair
 
 __all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
 
-COLUMNS = 40
+COLUMNS = 840
 """Columns of the rows on which options are tried out; how many the texts have is known when they are read."""
 BLOCK = 100
 """Rows in a block that is held out as a whole."""
@@ -102,7 +102,11 @@ def _options(run: Run) -> tuple[Options, Choice]:
         raise SpecError(
             f"{run.where}.folds: early_stopping, and refit: false, need one part of held-out rows; set folds to 1"
         )
-    choice.rehearse(COLUMNS, len(DATASETS[own.data].classes), sparse=True)
+    try:
+        choice.rehearse(COLUMNS, len(DATASETS[own.data].classes), sparse=True)
+    except SpecError as error:
+        if str(COLUMNS) not in str(error):  # what does not fit to so many columns may fit to those of the texts
+            raise
     return own, choice
 
 
@@ -127,7 +131,7 @@ def run(run: Run) -> Outcome:
     prepared = time.process_time() - started
     generator = np.random.default_rng(run.seed)
     pool = generator.permutation(len(y))[: own.most_rows or len(y)]
-    held = parts(texts, pool, own, generator, choice.where)
+    held = parts(texts, pool, own, generator, choice.where, shuffled=choice.tune_rows is not None)
     pairs = [functools.partial(_rows_of, x, y, part) for part in held]
     fitted = choice.fit((x[pool], y[pool]), pairs, classes=classes, seed=run.seed)
     chosen_at = time.process_time()
@@ -177,7 +181,13 @@ def limited(texts: TextData, own: Options) -> TextData:
 
 
 def parts(
-    texts: TextData, pool: Rows, own: Options, generator: np.random.Generator, where: str = "parts"
+    texts: TextData,
+    pool: Rows,
+    own: Options,
+    generator: np.random.Generator,
+    where: str = "parts",
+    *,
+    shuffled: bool = False,
 ) -> list[Part]:
     """Return rows to fit and rows to judge on.
 
@@ -187,8 +197,12 @@ def parts(
         own: of which `folds`, `held_out` and `unit` count.
         generator: draws the sentences or blocks.
         where: begins the messages of errors.
+        shuffled: whether rows to fit stand in the random order of the pool, so that the first ones are any ones.
     """
     folds, share, unit = own.folds, own.held_out, own.unit
+
+    if len(pool) < max(2, folds):
+        raise SpecError(f"{where}.folds: {len(pool)} rows are too few for {folds} parts and rows to fit")
 
     def size(count: int) -> int:
         wanted = int(count * share) if isinstance(share, float) else share
@@ -196,16 +210,17 @@ def parts(
 
     if unit == "rows":
         some = size(len(pool))
-        return [
-            Part(np.setdiff1d(pool, held), held) for held in (pool[i * some : (i + 1) * some] for i in range(folds))
-        ]
+        parts_held = [pool[i * some : (i + 1) * some] for i in range(folds)]
+        return [Part(pool[~np.isin(pool, held)] if shuffled else np.setdiff1d(pool, held), held) for held in parts_held]
     if unit == "blocks":
         blocks = generator.permutation(np.unique(pool // BLOCK))
         if len(blocks) < max(2, folds):
             raise SpecError(
                 f"{where}.unit: {len(pool)} rows are too few for blocks of {BLOCK} in {max(2, folds)} parts"
             )
-        some = max(1, min(round(size(len(pool)) / BLOCK), len(blocks) // max(2, folds)))
+        # Of a pool that is a part of all rows each block has some rows only: the share is that of the blocks.
+        share_of_blocks = size(len(pool)) / len(pool)
+        some = max(1, min(round(len(blocks) * share_of_blocks), len(blocks) // max(2, folds)))
         chosen = [np.isin(pool // BLOCK, blocks[i * some : (i + 1) * some]) for i in range(folds)]
         return [Part(pool[~held], pool[held]) for held in chosen]
     words = [text.split() for text in texts.train_text]
