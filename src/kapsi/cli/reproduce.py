@@ -179,8 +179,9 @@ def _experiments(names: Sequence[str]) -> list[Experiment]:
     for name in names:
         each = shipped() if name == "all" else [name]
         for one in each:
-            experiment = load(one) if one.endswith((".yaml", ".yml")) else load_shipped(one)
-            if experiment.name in shipped() and experiment != load_shipped(experiment.name):
+            own = one.endswith((".yaml", ".yml"))
+            experiment = load(one) if own else load_shipped(one)
+            if own and experiment.name in shipped() and experiment != load_shipped(experiment.name):
                 raise SpecError(
                     f"{one}: an experiment that comes with kapsi is called {experiment.name!r}, and its results would be mixed up "
                     "with these; give the file and its name another name"

@@ -356,13 +356,13 @@ def _from_hub(data: PublicData, split: str) -> Any:
         why = f"the package {error.name} is not there"
         text = f'neither a folder nor the hub is at hand ({why}); pip install "kapsi[data]" and connect, or {folder}'
         raise _refuse(data.name, text) from None
-    silence = _silence(huggingface_hub, data.repository)
+    quiet = _not_to_ask()
+    silence = quiet or _silence(huggingface_hub, data.repository)
     with _quick_and_quiet(datasets, huggingface_hub, offline=silence is not None):
         try:
             table = datasets.load_dataset(data.repository, split=split).data.table
         except Exception as error:  # of datasets, huggingface_hub, httpx, requests, fsspec, the disk
             reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
-            quiet = _not_to_ask()
             text = (
                 f"is not at hand, and the hub is not asked {quiet}; {folder}, or "
                 + (f"unset {OFFLINE}" if OFFLINE in quiet else f"fetch it by kapsi data {data.name}")
@@ -418,7 +418,7 @@ def _not_to_ask() -> str | None:
 def _silence(huggingface_hub: Any, repository: str) -> str | None:
     """Return why the hub does not answer, or None where it does: one request that is tried once."""
     constants = huggingface_hub.constants
-    if constants.HF_HUB_OFFLINE or _not_to_ask():
+    if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
         # The session knows proxies and certificates.

@@ -69,7 +69,7 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    where = f"{run.experiment}, {run.row}, {run.method}"
+    where = run.where
     layer = _layer(run)
     images = load_images(layer.data, run.folder)
     kept, scored = slice(layer.train_rows), slice(layer.test_rows)

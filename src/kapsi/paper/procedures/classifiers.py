@@ -177,11 +177,15 @@ class Choice:
     early_stopping: bool
     where: str
 
+    def kinds(self) -> Iterator[Kind]:
+        """Yield all that may be fitted."""
+        for candidate in self.candidates:
+            yield from (candidate.judged, candidate.final)
+
     def rehearse(self, inputs: int, classes: int, *, sparse: bool = False) -> None:
         """Raise a `SpecError` where a candidate could not be fitted to such inputs and classes."""
-        for candidate in self.candidates:
-            for kind in (candidate.judged, candidate.final):
-                kind.rehearse(inputs, classes, self.where, sparse=sparse)
+        for kind in self.kinds():
+            kind.rehearse(inputs, classes, self.where, sparse=sparse)
 
     def fit(
         self,
@@ -341,21 +345,18 @@ def read(
     for path in (*grid, *tune):
         if not isinstance(path, str):
             raise SpecError(f"{where}: expected names of options in grid and tune, got {path!r}")
-    for path, others in [(path, [other for other in grid if other != path]) for path in grid] + [
-        (p, list(grid)) for p in tune
-    ]:
-        for other in others:
-            if path == other or other.startswith(f"{path}."):
+    for path in (*grid, *tune):
+        for other in grid:
+            if other.startswith(f"{path}.") or (path == other and path in tune):
                 raise SpecError(f"{where}: {path} and {other} of grid and tune set the same option; leave one out")
     trainings = [("train", given.get("train")), ("tune.train", tune.get("train"))]
     trainings += [("grid.train", value) for value in grid.get("train", ())]
     trainings += [
         ("train", {path.removeprefix("train."): None}) for path in (*grid, *tune) if path.startswith("train.")
     ]
+    others = {} if stops else {"patience": "is for early_stopping; set that, or leave it out"}
     for place, data in trainings:
-        refuse(data, f"{where}.{place}")
-        if not stops:
-            refuse(data, f"{where}.{place}", patience="is for early_stopping; set that, or leave it out")
+        refuse(data, f"{where}.{place}", **others)
     if stops and not cls.in_epochs:
         raise SpecError(f"{where}.early_stopping: {kind} is not trained in epochs, leave it out")
     candidates = []

@@ -789,7 +789,7 @@ def _screen(run: Run, given: Any) -> Screen | None:
 
 
 def _where(run: Run, name: Any) -> str:
-    return f"{run.experiment}, {run.row}, {run.method}: options.{name}"
+    return f"{run.where}: options.{name}"
 
 
 def _mapping(given: Any, where: str) -> dict[str, Any]:

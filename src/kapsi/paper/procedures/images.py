@@ -128,9 +128,7 @@ def _options(run: Run) -> tuple[Options, Choice]:
     if choice.kind == "naive_bayes_multinomial" and own.inputs != "unit":
         raise SpecError(f"{where}.inputs: {choice.kind} is for inputs of at least 0; set inputs to unit")
     if own.flip_test and any(
-        isinstance(kind, InEpochs) and kind.config(0).loss != "cross_entropy"
-        for candidate in choice.candidates
-        for kind in (candidate.judged, candidate.final)
+        isinstance(kind, InEpochs) and kind.config(0).loss != "cross_entropy" for kind in choice.kinds()
     ):
         raise SpecError(f"{where}.flip_test: is for the loss cross_entropy, which has probabilities; leave it out")
     rows = own.limit_train or DATASETS[own.data].rows[0]

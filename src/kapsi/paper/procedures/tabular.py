@@ -161,7 +161,7 @@ class Networks(Spec):
             raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
 
 
-def _options(run: Run) -> tuple[Options, Models | Networks | Choice, str]:
+def _options(run: Run) -> tuple[Options, Models | Networks | Choice]:
     """Return the options, and those of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
@@ -179,19 +179,19 @@ def _options(run: Run) -> tuple[Options, Models | Networks | Choice, str]:
         for candidate in _candidates(models, x.shape[1], classes, 0, where):
             number = candidate.training.loss == "mse"
             rehearse(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
-        return own, models, where
+        return own, models
     if run.protocol == "paper":
         raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {kind} has none of here")
     if kind in NETWORKS_OF_TABLES:
         other = "penalties" if kind == "bayesian_network" else "restarts"
         if other in others:
             raise SpecError(f"{where}.{other}: is not for a {kind.replace('_', ' ')}, leave it out")
-        return own, coerce(Networks, others, where), where
+        return own, coerce(Networks, others, where)
     choice = classifiers.read(kind, others, where, [each.name for each in fields(Options)])
     if choice.early_stopping or not choice.refit:
         raise SpecError(f"{where}: early_stopping, and refit: false, are not for tables, where folds are held out")
     choice.rehearse(x.shape[1], classes)
-    return own, choice, where
+    return own, choice
 
 
 @functools.cache
@@ -248,13 +248,13 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: an option that there is not, or one that does not fit.
     """
-    own, classifier, where = _options(run)
+    own, classifier = _options(run)
     x, y, classes = _table(own.table)
     started = time.process_time()
     scores, validations, chosen, parameters = [], [], [], []
     for test in folds(y, own.folds, classes=True, seed=run.seed)[: own.limit_folds]:
         kept = np.setdiff1d(np.arange(len(y)), test)
-        fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, own.inner, where)
+        fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, own.inner, run.where)
         if isinstance(classifier, Models):
             find = _paper if run.protocol == "paper" else _models
             found = find(fold, classifier)
@@ -474,16 +474,16 @@ def _tables(fold: _Fold, kind: str, options: Networks) -> _Found:
     """Choose the number of bins (and the penalty of a Markov network) by the mean accuracy of the inner folds."""
     grid = list(itertools.product(options.bins, options.penalties))
     restarts = options.restarts
-    means = np.zeros(len(grid))
+    means, parts = np.zeros(len(grid)), fold.parts()
     if len(grid) > 1:
-        for kept, held in fold.parts():
+        for kept, held in parts:
             for i, (bins, penalty) in enumerate(grid):
                 predict, _ = _network(kind, fold.x[kept], fold.y[kept], fold.classes, bins, penalty, restarts)
                 means[i] += float((predict(fold.x[held]) == fold.y[held]).mean())
     bins, penalty = grid[int(means.argmax())]
     predict, parameters = _network(kind, fold.x, fold.y, fold.classes, bins, penalty, restarts)
     chosen = {"bins": bins} if kind == "bayesian_network" else {"bins": bins, "penalty": penalty}
-    validation = None if len(grid) == 1 else float(means.max()) / len(fold.parts())
+    validation = None if len(grid) == 1 else float(means.max()) / len(parts)
     return _Found(predict(fold.test_x), chosen, parameters, validation)
 
 
