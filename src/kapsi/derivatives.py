@@ -58,12 +58,12 @@ class OwnDerivatives(torch.autograd.Function):
         raise NotImplementedError
 
     @classmethod
-    def jvp(cls, ctx: Any, *tangents: Any) -> Any:  # noqa: D102
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         with forward_ad._set_fwd_grad_enabled(True):
             return cls.moved(ctx, [forward_ad.unpack_dual(value).primal for value in ctx.saved_tensors], *tangents)
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:  # noqa: D102
+    def vmap(cls, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
         return _Mapped.apply(cls, in_dims, *arguments), 0
 
 

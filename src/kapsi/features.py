@@ -130,27 +130,27 @@ class DenseFeatures(Features):
     values: Tensor
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.values.shape[-1]
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.values
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         return apply_matrix(self.values, matrix)
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         return self.values.sum(-1)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         return self.values.square().sum(-1)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         values = _wide(self.values)
         mean = values.mean(-1, keepdim=True)
         return mean, (values - mean).square().mean(-1, keepdim=True)
 
-    def normalized(self, epsilon: float) -> Features:  # noqa: D102
+    def normalized(self, epsilon: float) -> Features:
         return DenseFeatures(layer_norm(self.values, epsilon))
 
 
@@ -168,19 +168,19 @@ class OuterFeatures(Features):
         return left.columns, right.columns
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         q, t = self.grid
         return q * t
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         left, right = self.halves()
         return left.total() * right.total()
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         left, right = self.halves()
         return left.square_norm() * right.square_norm()
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         # u ⊗ v − ū v̄ = (u − ū) ⊗ v + ū (v − v̄), whose two parts are orthogonal: no difference of large numbers.
         (left, left_variance), (right, right_variance) = (half.moments() for half in self.halves())
         return left * right, left_variance * (right_variance + right.square()) + left.square() * right_variance
@@ -199,7 +199,7 @@ class ProductFeatures(OuterFeatures):
     right: Tensor
     always: bool = False
 
-    def halves(self) -> tuple[Features, Features]:  # noqa: D102
+    def halves(self) -> tuple[Features, Features]:
         return DenseFeatures(self.left), DenseFeatures(self.right)
 
     @property
@@ -211,13 +211,13 @@ class ProductFeatures(OuterFeatures):
         """Return whether a product with a matrix of so many rows leaves κ apart: it then makes less than κ itself."""
         return self.always or rows < max(self.grid)
 
-    def structured(self) -> Features:  # noqa: D102
+    def structured(self) -> Features:
         return replace(self, always=True)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return (self.left.unsqueeze(-1) * self.right.unsqueeze(-2)).flatten(-2)
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         lead, (q, t) = matrix.shape[:-1], self.grid
         rows = lead.numel()
         if not self.keeps(rows):  # κ is then the smallest array of the three
@@ -253,26 +253,26 @@ class RecomputedFeatures(Features):
     width: int
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.width
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.make(self.x, *self.tensors)
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         made: Tensor = RecomputedProduct.apply(self.make, matrix, self.x, *self.tensors)
         return made
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         return self.dense().sum(-1)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         return self.dense().square().sum(-1)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         return DenseFeatures(self.dense()).moments()
 
-    def kept(self) -> Features:  # noqa: D102
+    def kept(self) -> Features:
         return DenseFeatures(self.dense())
 
 
@@ -363,33 +363,33 @@ class PairFeatures(Features):
     x: Tensor
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         m = self.x.shape[-1]
         return m + m * (m + 1) // 2
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return with_pairs(self.x)
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         made: Tensor = _PairProduct.apply(matrix, self.x)
         return made
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         # Σ_i x_i + Σ_i x_i² + √2 Σ_{i<j} x_i x_j
         x = _wide(self.x)
         total, square = x.sum(-1), x.square().sum(-1)
         return (total + square + (total.square() - square) * math.sqrt(0.5)).to(self.x.dtype)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         # Σ_i x_i² + (Σ_i x_i²)²: the weights of the products make them as long as all m² of them.
         square = _wide(self.x).square().sum(-1)
         return (square + square.square()).to(self.x.dtype)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         # The sums over all columns are beyond float16 where their means are not.
         return Features.moments(replace(self, x=_wide(self.x)))
 
-    def kept(self) -> Features:  # noqa: D102
+    def kept(self) -> Features:
         return DenseFeatures(self.dense())
 
 
@@ -525,36 +525,36 @@ class ConcatenatedFeatures(Features):
         return [part.columns for part in self.parts]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return sum(self.sizes)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return torch.cat([part.dense() for part in self.parts], -1)
 
-    def structured(self) -> Features:  # noqa: D102
+    def structured(self) -> Features:
         return ConcatenatedFeatures(tuple(part.structured() for part in self.parts))
 
     @property
-    def sparse(self) -> bool:  # noqa: D102
+    def sparse(self) -> bool:
         return any(part.sparse for part in self.parts)
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         return add(part.matmul(piece) for part, piece in zip(self.parts, matrix.split(self.sizes, -1), strict=True))
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         return add(part.total() for part in self.parts)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         return add(part.square_norm() for part in self.parts)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         shares = [size / self.columns for size in self.sizes]
         moments = [part.moments() for part in self.parts]
         mean = add(share * own for share, (own, _) in zip(shares, moments, strict=True))
         within_and_between = (variance + (own - mean).square() for own, variance in moments)
         return mean, add(share * each for share, each in zip(shares, within_and_between, strict=True))
 
-    def kept(self) -> Features:  # noqa: D102
+    def kept(self) -> Features:
         return ConcatenatedFeatures(tuple(part.kept() for part in self.parts))
 
 
@@ -567,21 +567,21 @@ class NormalizedFeatures(Features):
     scale: Tensor
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.base.columns
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         values = self.base.dense()
         return ((values + self.shift) * self.scale).to(values.dtype)
 
-    def structured(self) -> Features:  # noqa: D102
+    def structured(self) -> Features:
         return replace(self, base=self.base.structured())
 
     @property
-    def sparse(self) -> bool:  # noqa: D102
+    def sparse(self) -> bool:
         return self.base.sparse
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         return self.adjust(self.base.matmul(matrix), matrix.sum(-1))
 
     def adjust(self, product: Tensor, row_sums: Tensor) -> Tensor:
@@ -591,21 +591,21 @@ class NormalizedFeatures(Features):
             shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)
         return ((product + shift * row_sums) * scale).to(product.dtype)
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         total = self.base.total()
         return ((total + self.shift.squeeze(-1) * self.columns) * self.scale.squeeze(-1)).to(total.dtype)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         shift, scale = self.shift.squeeze(-1), self.scale.squeeze(-1)
         norm = self.base.square_norm()
         square = norm + 2 * shift * self.base.total() + self.columns * shift.square()
         return (square * scale.square()).to(norm.dtype)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         mean, variance = self.base.moments()
         return (mean + self.shift) * self.scale, variance * self.scale.square()
 
-    def kept(self) -> Features:  # noqa: D102
+    def kept(self) -> Features:
         return NormalizedFeatures(self.base.kept(), self.shift, self.scale)
 
 
@@ -762,11 +762,11 @@ class SparseFeatures(Features):
         return cls(starts.long(), indices.long(), values, x.shape[-1])
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.width
 
     @property
-    def sparse(self) -> bool:  # noqa: D102
+    def sparse(self) -> bool:
         return True
 
     def rows(self) -> Tensor:
@@ -785,10 +785,10 @@ class SparseFeatures(Features):
         made = values.new_zeros(self.starts.shape[0] - 1, count)
         return made.index_put_((self.rows(), groups), values, accumulate=True).to(self.values.dtype)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return self.grouped(self.indices, self.width)
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         values = self.values
         if matrix.dtype != values.dtype:
             if not torch.is_autocast_enabled(matrix.device.type):
@@ -801,13 +801,13 @@ class SparseFeatures(Features):
         made: Tensor = _SparseProduct.apply(table, True, self.starts, self.indices, values, self.width)
         return made if matrix.dim() == 2 else made.unflatten(-1, matrix.shape[:-1])
 
-    def total(self) -> Tensor:  # noqa: D102
+    def total(self) -> Tensor:
         return self.sums(self.values)
 
-    def square_norm(self) -> Tensor:  # noqa: D102
+    def square_norm(self) -> Tensor:
         return self.sums(_wide(self.values).square()).to(self.values.dtype)
 
-    def moments(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def moments(self) -> tuple[Tensor, Tensor]:
         values = _wide(self.values)
         rows, missing = self.rows(), self.width - self.starts.diff()
         mean = self.sums(values) / self.width
@@ -836,11 +836,11 @@ class SparseProductFeatures(OuterFeatures):
     left: SparseFeatures
     right: SparseFeatures
 
-    def halves(self) -> tuple[Features, Features]:  # noqa: D102
+    def halves(self) -> tuple[Features, Features]:
         return self.left, self.right
 
     @property
-    def sparse(self) -> bool:  # noqa: D102
+    def sparse(self) -> bool:
         return True
 
     def multiplied(self) -> SparseFeatures:
@@ -851,10 +851,10 @@ class SparseProductFeatures(OuterFeatures):
         indices += self.right.indices[second]
         return SparseFeatures(starts, indices, self.left.values[first] * self.right.values[second], self.columns)
 
-    def dense(self) -> Tensor:  # noqa: D102
+    def dense(self) -> Tensor:
         return ProductFeatures(self.left.dense(), self.right.dense()).dense()
 
-    def matmul(self, matrix: Tensor) -> Tensor:  # noqa: D102
+    def matmul(self, matrix: Tensor) -> Tensor:
         return self.multiplied().matmul(matrix)
 
 

@@ -187,7 +187,7 @@ class Function:
         known[name] = cls
         other_names.update(dict.fromkeys(aliases, name))
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:  # noqa: D102
+    def __new__(cls, *_: Any, **__: Any) -> Self:
         checked: Any = cls
         _check_definition(checked)
         return super().__new__(cls)

@@ -37,10 +37,10 @@ class Sum(Fusion, name="sum"):
     Source: arXiv 2407.04819, "Multi-Head and Multi-Channel Model Architecture".
     """
 
-    def gain(self, heads: int) -> float:  # noqa: D102
+    def gain(self, heads: int) -> float:
         return heads**0.5
 
-    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
         return outputs.sum(0)
 
 
@@ -48,10 +48,10 @@ class Sum(Fusion, name="sum"):
 class Mean(Fusion, name="mean"):
     """The mean of the heads, Σ y_h / k."""
 
-    def gain(self, heads: int) -> float:  # noqa: D102
+    def gain(self, heads: int) -> float:
         return heads**-0.5
 
-    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
         return outputs.mean(0)
 
 
@@ -59,13 +59,13 @@ class Mean(Fusion, name="mean"):
 class WeightedSum(Fusion, name="weighted_sum"):
     """A trainable weighted sum of the heads, Σ a_h y_h; all a_h are one at first."""
 
-    def params(self, heads: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, heads: int, out_features: int) -> Params:
         return {"weights": Param((heads,), "ones")}
 
-    def gain(self, heads: int) -> float:  # noqa: D102
+    def gain(self, heads: int) -> float:
         return heads**0.5
 
-    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
         return torch.einsum("k...n,k->...n", outputs, params["weights"])
 
 
@@ -73,8 +73,8 @@ class WeightedSum(Fusion, name="weighted_sum"):
 class Concatenation(Fusion, name="concatenation"):
     """A linear map of the heads side by side, W [y₁, y₂, …], W `(n, k·n)`."""
 
-    def params(self, heads: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, heads: int, out_features: int) -> Params:
         return {"matrix": Param((out_features, heads * out_features), (heads * out_features) ** -0.5)}
 
-    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:  # noqa: D102
+    def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
         return F.linear(outputs.movedim(0, -2).flatten(-2), params["matrix"])

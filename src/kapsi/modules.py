@@ -194,10 +194,10 @@ class Store(nn.Module):
             pairs.append((target, tensor))
         return pairs
 
-    def forward(self, *args: Any) -> Any:  # noqa: D102
+    def forward(self, *args: Any) -> Any:
         raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         own = [(name, p) for name, p in self._declared.items() if isinstance(p, Param)]
         return ", ".join(f"{name}{'' if p.trainable else ' (buffer)'}: {tuple(self[name].shape)}" for name, p in own)
 
@@ -440,7 +440,7 @@ class Head(nn.Module):
         self.spec.reconciliation.validate(self.psi)
         self.spec.remainder.validate(self.pi)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         spec = self.spec
         return f"{self.in_features} → {self.out_features}, {spec.expansion}, {spec.reconciliation}, {spec.remainder}"
 
@@ -606,7 +606,7 @@ class Layer(nn.Module):
             return total / len(heads) if isinstance(self.spec.fusion, Mean) else total
         return self.spec.fusion(torch.stack([outputs[i] for i in range(len(heads))]), self.fusion)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, fusion={self.spec.fusion}"
 
 
@@ -745,7 +745,7 @@ class Model(nn.Module):
         footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
         return "\n".join(line.rstrip() for line in (*lines, footer))
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"widths={list(self.spec.widths)}"
 
 
@@ -804,7 +804,7 @@ class ExpansionModule(nn.Module):
         _check_inputs("ExpansionModule", x, self.in_features)
         return self.expansion(x, self.kappa).dense()
 
-    def extra_repr(self) -> str:  # noqa: D102
+    def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, {self.expansion}"
 
 

@@ -58,7 +58,7 @@ class Activation(Process):
         """Return the function of each value."""
         return type(self).function(x)
 
-    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return Elementwise(self)
 
 
@@ -210,7 +210,7 @@ class LayerNorm(Process, name="layer_norm"):
     affine: bool = False
     epsilon: float = option(1e-5, minimum=0.0)
 
-    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return _LayerNorm(features, eps=self.epsilon, elementwise_affine=self.affine, device=device, dtype=dtype)
 
 
@@ -243,7 +243,7 @@ class BatchNorm(Process, name="batch_norm"):
     momentum: float = option(0.1, minimum=0.0, maximum=1.0)
     epsilon: float = option(1e-5, minimum=0.0)
 
-    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return _BatchNorm(features, self.epsilon, self.momentum, self.affine, device=device, dtype=dtype)
 
 
@@ -283,7 +283,7 @@ class InstanceNorm(Process, name="instance_norm"):
     affine: bool = False
     epsilon: float = option(1e-5, minimum=0.0)
 
-    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return _InstanceNorm(self.epsilon, self.affine, device=device, dtype=dtype)
 
 
@@ -300,5 +300,5 @@ class Dropout(Process, name="dropout"):
 
     p: float = option(0.5, minimum=0.0, maximum=1.0)
 
-    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:  # noqa: D102
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return nn.Dropout(self.p)

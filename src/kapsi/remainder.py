@@ -69,10 +69,10 @@ class ZeroRemainder(Remainder, name="zero"):
         tensor([0., 0.])
     """
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return True
 
-    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
         return torch.zeros(*x.shape[:-1], out_features, dtype=x.dtype, device=x.device)
 
 
@@ -97,13 +97,13 @@ class ConstantRemainder(Remainder, name="constant"):
 
     value: float = 1.0
 
-    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int, out_features: int) -> Params:
         return {"value": Param((out_features,), (self.value,), trainable=False)}
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return True
 
-    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
         constant: Tensor = params["value"]
         return constant.expand(*x.shape[:-1], out_features)
 
@@ -130,7 +130,7 @@ class IdentityRemainder(Remainder, name="identity"):
 
     activation: Activation | None = None
 
-    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int, out_features: int) -> Params:
         if in_features != out_features:
             raise SpecError(
                 f"IdentityRemainder: needs as many outputs as inputs, got {in_features} inputs and {out_features} outputs; "
@@ -138,7 +138,7 @@ class IdentityRemainder(Remainder, name="identity"):
             )
         return {}
 
-    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
         return x if self.activation is None else self.activation(x)
 
 
@@ -169,14 +169,14 @@ class LinearRemainder(Remainder, name="linear"):
     after: Activation | None = None
     bias: bool = False
 
-    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int, out_features: int) -> Params:
         matrix = Param((out_features, in_features), in_features**-0.5)
         return {"matrix": matrix, "bias": Param((out_features,), "zeros")} if self.bias else {"matrix": matrix}
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return self.before is None
 
-    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
         inputs = x if self.before is None else self.before(x)
         bias = params["bias"] if self.bias else None
         if x.layout == torch.strided:
@@ -214,27 +214,27 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
     reconciliation: Reconciliation = LowRank(2)
     remainder: Remainder = ZeroRemainder()
 
-    def params(self, in_features: int, out_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int, out_features: int) -> Params:
         return {
             "expansion": self.expansion.params(in_features),
             "reconciliation": self.reconciliation.params(out_features, self.expansion.factors(in_features)),
             "remainder": self.remainder.params(in_features, out_features),
         }
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return self.expansion.takes_sparse() and self.remainder.takes_sparse()
 
-    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {
             "expansion": self.expansion.calibrate(x, params["expansion"], y),
             "remainder": self.remainder.calibrate(x, params["remainder"], y),
         }
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         for name in ("expansion", "reconciliation", "remainder"):
             getattr(self, name).validate(tensors[name])
 
-    def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:  # noqa: D102
+    def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:
         parts: Any = params
         self.remainder.scale(parts["remainder"], in_features, out_features, gain)
         weights: list[Tensor] = list(parts["reconciliation"].parameters())
@@ -247,7 +247,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             size = output_spread(self.expansion, self.expansion.forgiving()(x, kappa), made)
             self.reconciliation.scale(weights, gain / size)
 
-    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:
         factors = self.expansion.factors(x.shape[-1])
         weights = self.reconciliation(params["reconciliation"], out_features, factors)
         y = contract_sum(self.expansion(x, params["expansion"]), weights)

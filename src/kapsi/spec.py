@@ -67,7 +67,7 @@ class LayerSpec(Spec):
     fusion: Fusion = Sum()
     output: tuple[Process, ...] = ()
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if not self.heads:
             raise SpecError("LayerSpec(heads=()): at least one head is needed")
 
@@ -91,7 +91,7 @@ class ModelSpec(Spec):
     widths: tuple[int | None, ...]
     layers: tuple[LayerSpec, ...] = (LayerSpec(),)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if len(self.widths) < 2:
             raise SpecError(
                 f"ModelSpec(widths={_shown(self.widths)}): at least two widths are needed, inputs and outputs"

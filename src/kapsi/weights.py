@@ -78,27 +78,27 @@ class DenseWeights(Weights):
     values: Tensor
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return None if self.values.dim() == 2 else self.values.shape[0]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.values.shape[-1]
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.values.shape[-2]
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         return self.values
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return self.values.sum(-1)
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         return self if self.channels is None else DenseWeights(self.values.sum(0))
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         return [DenseWeights(piece) for piece in self.values.split(list(sizes), -1)]
 
 
@@ -110,33 +110,33 @@ class LowRankWeights(Weights):
     right: Tensor
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return None if self.left.dim() == 2 else self.left.shape[0]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.right.shape[-1]
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.left.shape[-2]
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         return self.left @ self.right
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return (self.left @ self.right.sum(-1, keepdim=True)).squeeze(-1)
 
-    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+    def times(self, values: Tensor) -> Tensor:
         return self.left @ (self.right @ values)
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         if self.channels is None:
             return self
         # Σ_c A_c B_cᵀ = [A₁ A₂ …] [B₁ B₂ …]ᵀ: one factor of rank channels · r.
         return LowRankWeights(self.left.transpose(0, 1).flatten(1), self.right.flatten(0, 1))
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         return [LowRankWeights(self.left, piece) for piece in self.right.split(list(sizes), -1)]
 
 
@@ -149,15 +149,15 @@ class KhatriRaoWeights(Weights):
     second: Tensor
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return None if self.left.dim() == 2 else self.left.shape[0]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.first.shape[-1] * self.second.shape[-1]
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.left.shape[-2]
 
     @property
@@ -165,20 +165,20 @@ class KhatriRaoWeights(Weights):
         """Return (q, t)."""
         return self.first.shape[-1], self.second.shape[-1]
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         return self.left @ (self.first.unsqueeze(-1) * self.second.unsqueeze(-2)).flatten(-2)
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         sums = self.first.sum(-1, keepdim=True) * self.second.sum(-1, keepdim=True)
         return (self.left @ sums).squeeze(-1)
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         if self.channels is None:
             return self
         left = self.left.transpose(0, 1).flatten(1)
         return KhatriRaoWeights(left, self.first.flatten(0, 1), self.second.flatten(0, 1))
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         if self.first.shape[-1] != 1:
             return None
         return [KhatriRaoWeights(self.left, self.first, piece) for piece in self.second.split(list(sizes), -1)]
@@ -192,15 +192,15 @@ class KroneckerWeights(Weights):
     right: Weights
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return self.left.channels
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.left.columns * self.right.columns
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.left.outputs * self.right.outputs
 
     @property
@@ -208,14 +208,14 @@ class KroneckerWeights(Weights):
         """Return (q, t), the columns of A and of B."""
         return self.left.columns, self.right.columns
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         product = torch.einsum("...pq,...st->...psqt", self.left.matrix(), self.right.matrix())
         return product.flatten(-2).flatten(-3, -2)
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return (self.left.row_sums().unsqueeze(-1) * self.right.row_sums().unsqueeze(-2)).flatten(-2)
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         pieces = self.right.split(sizes) if self.left.columns == 1 else None
         return None if pieces is None else [KroneckerWeights(self.left, piece) for piece in pieces]
 
@@ -227,30 +227,30 @@ class SumWeights(Weights):
     parts: tuple[Weights, ...]
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return self.parts[0].channels
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.parts[0].columns
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.parts[0].outputs
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         return add(part.matrix() for part in self.parts)
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return add(part.row_sums() for part in self.parts)
 
-    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+    def times(self, values: Tensor) -> Tensor:
         return add(part.times(values) for part in self.parts)
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         return SumWeights(tuple(part.merged() for part in self.parts))
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         pieces = [part.split(sizes) for part in self.parts]
         if any(piece is None for piece in pieces):
             return None
@@ -265,28 +265,28 @@ class EyeWeights(Weights):
     size: int
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return None if self.value.dim() == 0 else self.value.shape[0]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.size
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.size
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         eye = torch.eye(self.size, dtype=self.value.dtype, device=self.value.device)
         return self.value[..., None, None] * eye
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return self.value.unsqueeze(-1).expand(*self.value.shape, self.size)
 
-    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+    def times(self, values: Tensor) -> Tensor:
         return self.value[..., None, None] * values
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         return self if self.channels is None else EyeWeights(self.value.sum(0), self.size)
 
 
@@ -299,30 +299,30 @@ class ConstantWeights(Weights):
     width: int
 
     @property
-    def channels(self) -> int | None:  # noqa: D102
+    def channels(self) -> int | None:
         return None if self.value.dim() == 0 else self.value.shape[0]
 
     @property
-    def columns(self) -> int:  # noqa: D102
+    def columns(self) -> int:
         return self.width
 
     @property
-    def outputs(self) -> int:  # noqa: D102
+    def outputs(self) -> int:
         return self.rows
 
-    def matrix(self) -> Tensor:  # noqa: D102
+    def matrix(self) -> Tensor:
         return self.value[..., None, None].expand(*self.value.shape, self.rows, self.width)
 
-    def row_sums(self) -> Tensor:  # noqa: D102
+    def row_sums(self) -> Tensor:
         return (self.value * self.width).unsqueeze(-1).expand(*self.value.shape, self.rows)
 
-    def merged(self) -> Weights:  # noqa: D102
+    def merged(self) -> Weights:
         return self if self.channels is None else ConstantWeights(self.value.sum(0), self.rows, self.width)
 
-    def split(self, sizes: Sequence[int]) -> list[Weights] | None:  # noqa: D102
+    def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         return [ConstantWeights(self.value, self.rows, size) for size in sizes]
 
-    def times(self, values: Tensor) -> Tensor:  # noqa: D102
+    def times(self, values: Tensor) -> Tensor:
         total = self.value[..., None, None] * values.sum(-2, keepdim=True)
         return total.expand(*total.shape[:-2], self.rows, total.shape[-1])
 

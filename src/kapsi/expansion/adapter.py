@@ -215,10 +215,10 @@ class ModuleExpansion(Expansion, name="module"):
     module: str = "silu_layer"
     learnable: bool = True
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, _template(self.module, in_features)[1]
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         template, _ = _template(self.module, in_features)
         declared: dict[str, Any] = {}
         making = _Making(self.module, in_features)
@@ -235,7 +235,7 @@ class ModuleExpansion(Expansion, name="module"):
             )
         return declared
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         template, columns = _template(self.module, x.shape[-1])
         values = {}
         for path in _tensors(template):

@@ -137,11 +137,11 @@ class KnownDerivatives(OwnDerivatives):
     """
 
     @staticmethod
-    def forward(x: Tensor, order: int, evaluate: Callable[[Tensor, int], Tensor]) -> Tensor:  # noqa: D102
+    def forward(x: Tensor, order: int, evaluate: Callable[[Tensor, int], Tensor]) -> Tensor:
         return evaluate(x, order)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.order, ctx.evaluate = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
@@ -153,19 +153,19 @@ class KnownDerivatives(OwnDerivatives):
         return slopes, slopes.dim() > x.dim()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         slopes, several = KnownDerivatives._slopes(ctx, *ctx.saved_tensors)
         product = gradient * slopes
         return product.sum(-2) if several else product, None, None
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:  # noqa: D102
+    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
         slopes, several = KnownDerivatives._slopes(ctx, *values)
         moved: Tensor = slopes * (tangents[0].unsqueeze(-2) if several else tangents[0])
         return moved
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:  # noqa: D102
+    def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:
         return KnownDerivatives.apply(x.movedim(in_dims[0], 0), order, evaluate), 0
 
 

@@ -106,7 +106,7 @@ class Combinatorial(Combinations, name="combinatorial"):
     def _columns(self, size: int) -> int:
         return size
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         self.factors(x.shape[-1])  # before the numbers are made
         if self.subsets is None:
             index = torch.cat([c.T.flatten() for c in all_combinations(x.shape[-1], self.order, x.device)])
@@ -154,7 +154,7 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
     def _columns(self, size: int) -> int:
         return 1
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {
             "mean": Param((in_features,), "zeros", trainable=self.learnable),
             "factor": Param((in_features, in_features), "zeros", trainable=self.learnable),
@@ -171,7 +171,7 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
         lower = scale.unsqueeze(-1) * torch.linalg.cholesky(correlation)
         return {"mean": mean, "factor": lower.tril(-1) + lower.diagonal().log().diag()}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         self.factors(x.shape[-1])  # before the numbers are made
         centered = working_precision(x) - working_precision(params["mean"])
         # In float64: a conditional variance is a small difference. It costs nothing a row.
@@ -335,7 +335,7 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
     def _columns(self, size: int) -> int:
         return 1
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         self.factors(in_features)
         initial = functools.partial(_independent_states, self, in_features)
         return {"tables": Param((self._entries(in_features),), initial, trainable=self.learnable)}
@@ -350,7 +350,7 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
         totals = torch.repeat_interleave(len(x) + widths, widths, output_size=layout.entries)
         return {"tables": ((counts.double() + 1) / totals).log()}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         self.factors(x.shape[-1])  # before the numbers are made
         columns = params["tables"][self._places(x, self._layout(x.shape[-1], x.device))]
         return DenseFeatures(torch.where(self._spoiled(x), math.nan, columns.to(x.dtype)))

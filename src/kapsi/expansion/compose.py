@@ -42,35 +42,35 @@ class Extended(Expansion, name="extended"):
 
     parts: tuple[Expansion, ...]
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         _need_parts(self)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, sum(part.out_features(in_features) for part in self.parts)
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return all(part.element_wise() for part in self.parts)
 
-    def heavy_tailed(self) -> bool:  # noqa: D102
+    def heavy_tailed(self) -> bool:
         return any(part.heavy_tailed() for part in self.parts)
 
-    def forgiving(self) -> Expansion:  # noqa: D102
+    def forgiving(self) -> Expansion:
         return replace(self, parts=tuple(part.forgiving() for part in self.parts))
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self.parts for interval in part.domain(in_features))
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {str(i): part.params(in_features) for i, part in enumerate(self.parts)}
 
-    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.parts)}
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         for i, part in enumerate(self.parts):
             part.validate(tensors[str(i)])
 
-    def has_grid(self) -> bool:  # noqa: D102
+    def has_grid(self) -> bool:
         return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
@@ -88,10 +88,10 @@ class Extended(Expansion, name="extended"):
         values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(found)}
         return Refinement(Extended(parts), values, columns)
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return all(part.takes_sparse() for part in self.parts)
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         pieces: list[Features] = []
         for i, part in enumerate(self.parts):
             made = part(x, params[str(i)])
@@ -132,7 +132,7 @@ class Nested(Expansion, name="nested"):
 
     parts: tuple[Expansion, ...]
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         _need_parts(self)
 
     def _widths(self, in_features: int) -> list[int]:
@@ -144,23 +144,23 @@ class Nested(Expansion, name="nested"):
             widths.append(part.out_features(widths[-1]))
         return widths
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return self.parts[-1].factors(self._widths(in_features)[-1])
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return all(part.element_wise() for part in self.parts)
 
-    def heavy_tailed(self) -> bool:  # noqa: D102
+    def heavy_tailed(self) -> bool:
         return any(part.heavy_tailed() for part in self.parts)
 
-    def forgiving(self) -> Expansion:  # noqa: D102
+    def forgiving(self) -> Expansion:
         return replace(self, parts=tuple(part.forgiving() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""
         return ((self.out_features(in_features), *common_range(self.parts[0], in_features)),)
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         widths = self._widths(in_features)
         return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=True))}
 
@@ -174,11 +174,11 @@ class Nested(Expansion, name="nested"):
                 x = formed(part(x, _Overlay(params[str(i)], new)), "Nested")
         return values
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         for i, part in enumerate(self.parts):
             part.validate(tensors[str(i)])
 
-    def has_grid(self) -> bool:  # noqa: D102
+    def has_grid(self) -> bool:
         return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
@@ -200,7 +200,7 @@ class Nested(Expansion, name="nested"):
         """Return whether the last part does, and those before it are the identity."""
         return all(isinstance(part, Identity) for part in self.parts[:-1]) and self.parts[-1].takes_sparse()
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         last = len(self.parts) - 1
         for i, part in enumerate(self.parts[:last]):
             if not isinstance(part, Identity):

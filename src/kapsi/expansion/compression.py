@@ -47,10 +47,10 @@ class PrincipalComponents(Expansion, name="principal_components", aliases=("pca"
     whiten: bool = False
     learnable: bool = False
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features if self.count is None else min(self.count, in_features)
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {
             "mean": Param((in_features,), "zeros", trainable=self.learnable),
             "components": Param((self.out_features(in_features), in_features), _first_inputs, trainable=self.learnable),
@@ -74,7 +74,7 @@ class PrincipalComponents(Expansion, name="principal_components", aliases=("pca"
             directions = torch.where(none, 0.0, 1 / torch.where(none, 1.0, deviation)).unsqueeze(1) * directions
         return {"mean": mean, "components": directions[: self.out_features(m)]}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = working_precision(x) - working_precision(params["mean"])
         return DenseFeatures(F.linear(inputs, working_precision(params["components"])).to(x.dtype))
 
@@ -110,17 +110,17 @@ class CenterDistances(Expansion, name="center_distances"):
     squared: bool = False
     learnable: bool = False
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, self.centers
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {"centers": Param((self.centers, in_features), "normal", trainable=self.learnable)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return centers that cover the data."""
         return {"centers": cluster_centers(x, self.centers)}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         square = square_distances(working_precision(x), working_precision(params["centers"]))
         if self.squared:
             return DenseFeatures(square.to(x.dtype))

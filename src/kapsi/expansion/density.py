@@ -447,7 +447,7 @@ class NaiveMixed(Expansion, name="naive_mixed"):
     learnable: bool = False
     floor: float = option(1e-2, minimum=1e-6, maximum=1e6)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if not self._parts or len(self._parts) < len(self.kinds):
             raise SpecError(f"NaiveMixed(kinds={self.kinds}): name at least one distribution, and each once")
 
@@ -459,22 +459,22 @@ class NaiveMixed(Expansion, name="naive_mixed"):
             for kind in self.kinds
         }
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return len(self.kinds) * self.count, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self._parts.values() for interval in part.domain(in_features))
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {kind: part.params(in_features) for kind, part in self._parts.items()}
 
-    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:  # noqa: D102
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {kind: part.calibrate(x, params[kind], y) for kind, part in self._parts.items()}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         return DenseFeatures(columns_of_basis([p(x, params[kind]).dense() for kind, p in self._parts.items()]))
 
 

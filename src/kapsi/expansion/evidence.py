@@ -48,16 +48,16 @@ class LogCountScale(Expansion, name="log_count_scale"):
     offset: float = option(0.5, minimum=0.0, maximum=1e6)
     smoothing: float = option(1.0, minimum=1e-6, maximum=1e6)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return True
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {"scale": Param((in_features,), "ones", trainable=False)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class LogCountScale(Expansion, name="log_count_scale"):
         scale = (self.offset + ratio.abs().mean(0)) / (self.offset + 1)
         return {"scale": scale.to(params["scale"].dtype)}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         made = features_of(x)
         scale = working_precision(params["scale"])
         values = working_precision(made.values)

@@ -42,13 +42,13 @@ class Fourier(Expansion, name="fourier"):
     period: float = option(2 * math.pi, minimum=1e-6, maximum=1e15)
     harmonics: int = option(3, minimum=1, maximum=1000)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 2 * self.harmonics, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x)
         waves = []
         for k in range(1, self.harmonics + 1):

@@ -78,14 +78,14 @@ class KernelMap(Expansion, name="kernel_map"):
     coef0: float = 1.0
     learnable: bool = False
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, self.centers
 
     def heavy_tailed(self) -> bool:
         """Return whether the kernel is a polynomial of degree above four."""
         return self.kernel == "polynomial" and self.degree > 4
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         centers = Param((self.centers, in_features), "normal", trainable=self.learnable)
         if self.kernel == "linear":
             return {"centers": centers}
@@ -96,7 +96,7 @@ class KernelMap(Expansion, name="kernel_map"):
         centers = {"centers": cluster_centers(x, self.centers)}
         return centers if self.kernel == "linear" else {**centers, **_calibrated_gamma(self.gamma, x)}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         gamma = None if self.kernel == "linear" else working_precision(params["log_gamma"]).exp()
         centers = working_precision(params["centers"])
         values = similarity(self.kernel, working_precision(x), centers, gamma, self.degree, self.coef0)
@@ -149,7 +149,7 @@ class PolynomialMap(Expansion, name="polynomial_map"):
     coef0: float = option(1.0, minimum=0.0)
     symmetric: bool = True
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         m, d = in_features + (self.coef0 > 0), self.degree
         q, t = (1, math.comb(m + d - 1, d)) if self.symmetric else (m ** (d - 1), m)
         if q * t > LARGEST_EXPANSION:
@@ -163,14 +163,14 @@ class PolynomialMap(Expansion, name="polynomial_map"):
         """Return whether the degree is above four."""
         return self.degree > 4
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {"log_gamma": _log_gamma(self.gamma, in_features, trainable=False)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return γ by the variance of the data if none was given."""
         return _calibrated_gamma(self.gamma, x)
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = working_precision(x)
         u = inputs * torch.exp(working_precision(params["log_gamma"]) / 2)
         if self.coef0 > 0:
@@ -215,10 +215,10 @@ class RandomFourier(Expansion, name="random_fourier"):
     gamma: float | None = option(None, minimum=1e-12, maximum=1e6)
     learnable: bool = False
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, self.count
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {
             "frequencies": Param((self.count, in_features), "normal", trainable=self.learnable),
             "phases": Param((self.count,), _phases, trainable=self.learnable),
@@ -229,7 +229,7 @@ class RandomFourier(Expansion, name="random_fourier"):
         """Return γ by the variance of the data if none was given; frequencies and phases stay."""
         return _calibrated_gamma(self.gamma, x)
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         # The inputs are scaled and not the frequencies: those are usually the larger array of the two.
         scale = torch.exp(working_precision(params["log_gamma"]) / 2) * math.sqrt(2)
         frequencies, phases = working_precision(params["frequencies"]), working_precision(params["phases"])
@@ -279,14 +279,14 @@ class Nystrom(Expansion, name="nystrom"):
     degree: int = option(3, minimum=1, maximum=32)
     coef0: float = option(1.0, minimum=0.0)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, self.count
 
     def heavy_tailed(self) -> bool:
         """Return whether the kernel is a polynomial of degree above four."""
         return self.kernel == "polynomial" and self.degree > 4
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         return {
             "landmarks": Param((self.count, in_features), _normal_points, trainable=False),
             "normalization": Param(
@@ -312,7 +312,7 @@ class Nystrom(Expansion, name="nystrom"):
         roots = torch.where(values > least, values.clamp_min(least).rsqrt(), torch.zeros_like(values))
         return (vectors * roots) @ vectors.T
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         gamma = working_precision(params["log_gamma"]).exp()
         landmarks, normalization = working_precision(params["landmarks"]), working_precision(params["normalization"])
         values = similarity(self.kernel, working_precision(x), landmarks, gamma, self.degree, self.coef0)

@@ -232,7 +232,7 @@ class Chebyshev(OnUnitInterval, name="chebyshev"):
 
     examples = ({}, {"degree": 1}, {"degree": 12})
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return (1, 0, 0) if k == 1 else (2, 0, 1)
 
 
@@ -256,7 +256,7 @@ class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
 
     examples = ({}, {"degree": 12})
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return 2, 0, 1
 
 
@@ -290,12 +290,12 @@ class Jacobi(OnUnitInterval, name="jacobi"):
     alpha: float = option(1.0, minimum=-1, maximum=100)
     beta: float = option(1.0, minimum=-1, maximum=100)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if min(self.alpha, self.beta) <= -1:
             raise SpecError(f"{self!r}: alpha and beta must be above -1")
         super().check()
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         alpha, beta = self.alpha, self.beta
         if k == 1:  # the formula below divides by α + β, which may be zero
             return (alpha + beta + 2) / 2, (alpha - beta) / 2, 0
@@ -326,7 +326,7 @@ class Legendre(OnUnitInterval, name="legendre"):
 
     examples = ({}, {"degree": 12})
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return (2 * k - 1) / k, 0, (k - 1) / k
 
 
@@ -353,7 +353,7 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer"):
 
     alpha: float = option(1.5, minimum=-0.5, maximum=100)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         # Nearer to zero weights as large as 1/α on values of 10³⁰ would pass float32.
         if self.alpha == -0.5 or abs(self.alpha) < 0.1:
             raise SpecError(
@@ -362,7 +362,7 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer"):
             )
         super().check()
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return 2 * (k + self.alpha - 1) / k, 0, (k + 2 * self.alpha - 2) / k
 
 
@@ -395,7 +395,7 @@ class Hermite(ThreeTerm, name="hermite"):
     degree: int = option(3, minimum=1, maximum=27)
     convention: Literal["probabilist", "physicist"] = "probabilist"
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         scale = 2 if self.convention == "physicist" else 1
         return scale, 0, scale * (k - 1)
 
@@ -424,15 +424,15 @@ class Laguerre(ThreeTerm, name="laguerre"):
 
     alpha: float = option(0.0, minimum=-1, maximum=100)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.alpha <= -1:
             raise SpecError(f"{self!r}: alpha must be above -1")
         super().check()
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), 0.0, math.inf),)
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return -1 / k, (2 * k - 1 + self.alpha) / k, (k - 1 + self.alpha) / k
 
 
@@ -457,7 +457,7 @@ class Fibonacci(OnUnitInterval, name="fibonacci"):
 
     degree: int = option(3, minimum=1, maximum=100)
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return 1, 0, -1
 
 
@@ -482,7 +482,7 @@ class Lucas(OnUnitInterval, name="lucas"):
 
     degree: int = option(3, minimum=1, maximum=100)
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return 1, 0, -2 if k == 2 else -1  # L₀ is twice P₀
 
 
@@ -508,7 +508,7 @@ class Bessel(OnUnitInterval, name="bessel"):
 
     degree: int = option(3, minimum=1, maximum=20)
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return 2 * k - 1, k == 1, -1
 
 
@@ -535,5 +535,5 @@ class ReverseBessel(OnUnitInterval, name="reverse_bessel"):
 
     degree: int = option(3, minimum=1, maximum=20)
 
-    def coefficients(self, k: int) -> tuple[float, float, float]:  # noqa: D102
+    def coefficients(self, k: int) -> tuple[float, float, float]:
         return (1, 1, 0) if k == 1 else (0, 2 * k - 1, -1)

@@ -56,14 +56,14 @@ class CombinatorialState(StateCombinations, name="combinatorial_state"):
         {"subsets": ((0,), (), (0,)), "states": 4},
     )
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         super().factors(in_features)
         return 1, self._entries(in_features)
 
     def _columns(self, size: int) -> int:
         return 1  # at least; the entries of the tables are counted by themselves
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         _, columns = self.factors(x.shape[-1])
         places = self._places(x, self._layout(x.shape[-1], x.device))
         none = torch.where(self._spoiled(x), math.nan, torch.zeros_like(x[..., :1]))
@@ -106,14 +106,14 @@ class CombinatorialProduct(Combinations, name="combinatorial_product"):
     def _largest(self) -> int:
         return self.order if self.subsets is None else max(map(len, self.subsets))
 
-    def heavy_tailed(self) -> bool:  # noqa: D102
+    def heavy_tailed(self) -> bool:
         return self._largest() > TAME
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         end = 1.0 if self.heavy_tailed() else math.inf
         return ((self.out_features(in_features), -end, end),)
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         m = x.shape[-1]
         self.factors(m)  # before the numbers are made
         if self.subsets is None:

@@ -30,16 +30,16 @@ class Identity(Expansion, name="identity"):
         tensor([1., 2.])
     """
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return True
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         return features_of(x)
 
 
@@ -64,16 +64,16 @@ class Binarize(Expansion, name="binarize"):
 
     threshold: float = 0.0
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return self.threshold >= 0
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         made = features_of(x)
         above = (working_precision(made.values) > self.threshold).to(x.dtype)
         return replace(
@@ -103,17 +103,17 @@ class Reciprocal(Expansion, name="reciprocal"):
 
     nearest: float = option(0.01, minimum=1e-6, maximum=1e3)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
     def heavy_tailed(self) -> bool:
         """Return True: the reciprocal of a normal input has no finite variance but for the bridge."""
         return True
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x)
         return DenseFeatures(bounded_ratio(torch.ones_like(values), values, self.nearest).to(x.dtype))
 
@@ -153,7 +153,7 @@ class LinearExpansion(Expansion, name="linear"):
     side: Literal["none", "post", "pre"] = "none"
     matrix: tuple[tuple[float, ...], ...] | None = None
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.scale == 0:
             raise SpecError("LinearExpansion(scale=0.0): scale must not be zero, or every column is")
         if not 1e-15 <= abs(self.scale) <= 1e15:
@@ -165,14 +165,14 @@ class LinearExpansion(Expansion, name="linear"):
             lengths = ", ".join(str(len(row)) for row in self.matrix[:8])
             raise SpecError(f"LinearExpansion(matrix=…): expected a square matrix, got rows of {lengths or 'nothing'}")
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         self._check_size(in_features)
         return 1, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return self.side == "none"
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         if self.side == "none":
             return {}
         self._check_size(in_features)
@@ -187,7 +187,7 @@ class LinearExpansion(Expansion, name="linear"):
                 f"got {rows}×{rows}"
             )
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x) * self.scale
         if self.side != "none":
             matrix = working_precision(params["matrix"])

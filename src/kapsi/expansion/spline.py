@@ -101,7 +101,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     uniform_share: float = option(0.02, minimum=0.0, maximum=1.0)
     recompute: bool | None = None
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if isinstance(self.knots, tuple):
             self._take(self.knots)
         if not self.low < self.high:
@@ -127,16 +127,16 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
                 )
             object.__setattr__(self, name, value)
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return self.intervals + self.degree, in_features
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return True
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), self.low, self.high),)
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         if self.knots == "uniform":
             return {"range": Param((2, in_features), (self.low, self.high), trainable=False)}
         n, width = self.intervals, self.high - self.low
@@ -144,7 +144,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         values = _with_outer(torch.tensor(breakpoints, dtype=torch.float64, device="cpu").unsqueeze(-1), self.degree)
         return {"knots": Param((len(values), in_features), tuple(values.flatten().tolist()), trainable=False)}
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         if self.knots == "uniform":
             low, high = tensors["range"].unbind(0)
         else:
@@ -157,7 +157,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         if not bool((low < high).all()):
             raise SpecError("BSpline: each lower end of the range must be below the upper one")
 
-    def forgiving(self) -> BSpline:  # noqa: D102
+    def forgiving(self) -> BSpline:
         return replace(self, out_of_range="clamp") if self.out_of_range == "error" else self
 
     # -------------------------------------------------------------------------------- calibration
@@ -202,7 +202,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     # -------------------------------------------------------------------------------- evaluation
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         ends = params["range"] if self.knots == "uniform" else params["knots"]
         # A compiler decides by itself what it makes anew.
         if not torch.compiler.is_compiling():
@@ -310,7 +310,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     # -------------------------------------------------------------------------------- a finer grid
 
-    def has_grid(self) -> bool:  # noqa: D102
+    def has_grid(self) -> bool:
         return True
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement:

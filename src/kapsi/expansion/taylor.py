@@ -62,7 +62,7 @@ class Taylor(Expansion, name="taylor"):
     degree: int = option(2, minimum=1, maximum=64)
     symmetric: bool = False
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         m = in_features
         if self.symmetric:
             q, t = 1, math.comb(m + self.degree, self.degree) - 1
@@ -74,13 +74,13 @@ class Taylor(Expansion, name="taylor"):
             )
         return q, t
 
-    def element_wise(self) -> bool:  # noqa: D102
+    def element_wise(self) -> bool:
         return self.degree == 1
 
-    def takes_sparse(self) -> bool:  # noqa: D102
+    def takes_sparse(self) -> bool:
         return True
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = features_of(x)
         if self.degree == 1:
             return inputs

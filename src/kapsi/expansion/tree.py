@@ -70,7 +70,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
     single: bool = True
     missing: bool = False
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.leaves < self.trees:
             raise SpecError(
                 f"TreeLeaves(leaves={self.leaves}, trees={self.trees}): a tree has at least one leaf; give as many leaves as trees"
@@ -81,10 +81,10 @@ class TreeLeaves(Expansion, name="tree_leaves"):
                 f"TreeLeaves(leaves={self.leaves}, trees={self.trees}, depth={self.depth}): the depth must be at least {least}"
             )
 
-    def factors(self, in_features: int) -> tuple[int, int]:  # noqa: D102
+    def factors(self, in_features: int) -> tuple[int, int]:
         return 1, self.leaves
 
-    def params(self, in_features: int) -> Params:  # noqa: D102
+    def params(self, in_features: int) -> Params:
         splits = self.leaves - self.trees
 
         def first(name: str, shape: tuple[int, ...], dtype: torch.dtype | None = torch.int64) -> Param:
@@ -140,7 +140,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
             reaching[left], reaching[right] = rows[below], rows[~below]
         return {"threshold": threshold}
 
-    def __call__(self, x: Tensor, params: Tensors) -> Features:  # noqa: D102
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
         splits = self.leaves - self.trees
         node = params["roots"].expand(*x.shape[:-1], self.trees)
         threshold = working_precision(params["threshold"])

@@ -60,7 +60,7 @@ class Trigonometric(_Three, name="trigonometric"):
         """Return True: the tangent has a pole in every period, so no range of inputs is free of large values."""
         return True
 
-    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cosine, sine = torch.cos(x), torch.sin(x)
         return cosine, sine, bounded_ratio(sine, cosine, self.pole)
 
@@ -87,7 +87,7 @@ class Hyperbolic(_Three, name="hyperbolic"):
 
     turn: float = option(16.0, minimum=0.1, maximum=30.0)
 
-    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends, high, low = (-self.turn, self.turn), math.cosh(self.turn), math.sinh(self.turn)
         cosine = _tangent_beyond(x, torch.cosh, ends, (-low, low))
         return cosine, _tangent_beyond(x, torch.sinh, ends, (high, high)), torch.tanh(x)
@@ -115,10 +115,10 @@ class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_t
 
     margin: float = option(0.01, minimum=1e-6, maximum=0.5)
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((2 * in_features, -1.0, 1.0), (in_features, -math.inf, math.inf))
 
-    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends, slope = (self.margin - 1, 1 - self.margin), 1 / math.sqrt(self.margin * (2 - self.margin))
         cosine = _tangent_beyond(x, torch.acos, ends, (-slope, -slope))
         return cosine, _tangent_beyond(x, torch.asin, ends, (slope, slope)), torch.atan(x)
@@ -147,14 +147,14 @@ class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbo
 
     margin: float = option(0.01, minimum=1e-6, maximum=0.5)
 
-    def domain(self, in_features: int) -> tuple[Interval, ...]:  # noqa: D102
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
         return (
             (in_features, 1.0, math.inf),
             (in_features, -math.inf, math.inf),
             (in_features, -1.0, 1.0),
         )
 
-    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: D102
+    def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         margin = self.margin
         slope, steep = 1 / math.sqrt(margin * (2 + margin)), 1 / (margin * (2 - margin))
         cosine = _tangent_beyond(x, torch.acosh, (1 + margin, math.inf), (slope, 0.0))

@@ -28,14 +28,14 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
         60
     """
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         return {"matrix": Param((out_features, columns), columns**-0.5)}
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         return DenseWeights(params["matrix"])
 
-    def rebase(  # noqa: D102
+    def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
         return self, {"matrix": change.columns(tensors["matrix"])}
@@ -62,7 +62,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
 
     ratio: float = option(0.5, minimum=0.0, maximum=1.0)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         kept = round(self.ratio * out_features * columns)
         mask = functools.partial(random_mask, kept=kept)
@@ -71,7 +71,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
             "mask": Param((out_features, columns), mask, trainable=False, dtype=torch.bool),
         }
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         mask, values = params["mask"], params["values"]
         transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
         if (transformed or differentiated_forward()) and values.numel():
@@ -80,7 +80,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
             return DenseWeights(torch.where(mask, values.flatten()[place], 0))
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         require_kept(f"Masked(ratio={self.ratio})", "mask", tensors["mask"], tensors["values"].shape[-1])
 
 
@@ -175,7 +175,7 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
 
     blocks: bool = False
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         if self.blocks and columns % out_features:
             raise SpecError(
@@ -189,7 +189,7 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
             )
         return {"value": Param((), (1.0,), trainable=False)}
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         value, width = params["value"], factors[0] * factors[1] // out_features
         eye = EyeWeights(value, out_features)
         return KroneckerWeights(eye, ConstantWeights(torch.ones_like(value), 1, width)) if self.blocks else eye

@@ -272,7 +272,7 @@ class HyperNet(Reconciliation, name="hypernet"):
     hidden: int | None = option(None, minimum=1, maximum=2**20)
     seed: int = option(0, minimum=0, maximum=2**31 - 1)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         units = self.hidden or self.length
         if out_features * units > BLOCK * 64:
             raise SpecError(
@@ -288,7 +288,7 @@ class HyperNet(Reconciliation, name="hypernet"):
             "layer": Param((self.hidden, self.length), (2 / self.length) ** 0.5 * self.length**0.5, trainable=False),
         }
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         hidden = params["vector"]
         if self.hidden is not None:
             hidden = torch.relu(params["layer"] @ hidden.unsqueeze(-1)).squeeze(-1)

@@ -243,14 +243,14 @@ class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding
     columns: int | None = option(None, minimum=1)
     ratio: float = option(1.0, minimum=0.0, maximum=1.0)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.ratio == 0:
             raise SpecError("Duplicated(ratio=0): ratio must be above 0; ZeroReconciliation() is all zeros")
 
     def _sizes(self, out_features: int, factors: tuple[int, int]) -> tuple[int, int, int, int]:
         return _sizes("Duplicated", self.rows, self.columns, out_features, factors)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         p, q, s, t = self._sizes(out_features, factors)
         # Every row of ψ has the share of its q·t entries that the pattern keeps.
         block = {"block": Param((s, t), (self.ratio * q * t) ** -0.5)}
@@ -262,14 +262,14 @@ class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding
     def _kept(self, p: int, q: int) -> int:
         return max(1, round(self.ratio * p * q))
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         block = params["block"]
         if self.ratio != 1:
             return KroneckerWeights(DenseWeights(params["pattern"].to(block.dtype)), DenseWeights(block))
         p, q, _, _ = self._sizes(out_features, factors)
         return KroneckerWeights(ConstantWeights(params["value"], p, q), DenseWeights(block))
 
-    def validate(self, tensors: Tensors) -> None:  # noqa: D102
+    def validate(self, tensors: Tensors) -> None:
         if self.ratio != 1:
             p, q = tensors["pattern"].shape[-2:]
             require_kept(f"Duplicated(ratio={self.ratio})", "pattern", tensors["pattern"], self._kept(p, q))

@@ -30,17 +30,17 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
 
     rank: int = option(2, minimum=1, maximum=2**40)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         return {
             "left": Param((out_features, self.rank), self.rank**-0.5),
             "right": Param((self.rank, columns), columns**-0.5, transposed=True),
         }
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         return LowRankWeights(params["left"], params["right"])
 
-    def rebase(  # noqa: D102
+    def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
         return self, {"left": tensors["left"], "right": change.columns(tensors["right"])}
@@ -67,7 +67,7 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
 
     rank: int = option(2, minimum=1, maximum=2**40)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         q, t = factors
         return {
             "left": Param((out_features, self.rank), self.rank**-0.5),
@@ -75,10 +75,10 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
             "second": Param((self.rank, t), t**-0.5, transposed=True),
         }
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         return KhatriRaoWeights(params["left"], params["first"], params["second"])
 
-    def rebase(  # noqa: D102
+    def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
         carried = {name: tensors[name] for name in ("left", "first", "second")}
@@ -109,7 +109,7 @@ class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
 
     rank: int = option(16, minimum=1, maximum=2**40)
 
-    def params(self, out_features: int, factors: tuple[int, int]) -> Params:  # noqa: D102
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         return {
             "outputs": Param((out_features,), "normal"),
@@ -118,11 +118,11 @@ class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
             "right": Param((self.rank, columns), columns**-0.5, trainable=False, transposed=True),
         }
 
-    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:  # noqa: D102
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         left = params["left"] * params["outputs"].unsqueeze(-1) * params["ranks"].unsqueeze(-2)
         return LowRankWeights(left, params["right"])
 
-    def rebase(  # noqa: D102
+    def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
         carried = {name: tensors[name] for name in ("outputs", "ranks", "left")}

@@ -430,7 +430,7 @@ class Network(Spec):
     output: tuple[Process, ...] = ()
     input: tuple[Process, ...] = ()
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.layers is not None and len(self.hidden) not in (1, self.layers - 1):
             count = len(self.hidden)
             raise SpecError(
@@ -477,14 +477,14 @@ class InEpochs(Kind):
         """Return how it is trained in a run."""
         return replace(self.train, seed=seed, loss="cross_entropy" if self.train.loss == "auto" else self.train.loss)
 
-    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:  # noqa: D102
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
         try:
             spec = self.spec(inputs, classes)
         except SpecError as error:
             raise SpecError(f"{where}.model: {error}") from None
         rehearse(spec, self.config(0), where, classes=classes, sparse=sparse)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         try:
             spec = self.spec(task.x.shape[1], task.classes)
         except SpecError as error:
@@ -508,14 +508,14 @@ class AnyNetwork(InEpochs):
     heads: int | None = option(None, minimum=1, maximum=1000)
     calibrate: bool = False
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         self._whole()
 
     def _whole(self) -> Network:
         own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
         return replace(self.network, **own)
 
-    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
         return self._whole().spec(inputs, outputs)
 
 
@@ -532,7 +532,7 @@ class AnyModel(InEpochs):
     model: ModelSpec
     calibrate: bool = False
 
-    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
         return self.model.sized(inputs, outputs)
 
 
@@ -551,10 +551,10 @@ class MLP(InEpochs):
     activation: str = "relu"
     dropout: float = option(0.0, minimum=0.0, maximum=1.0)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         self.spec(1, 1)
 
-    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
         return mlp.spec([inputs, *self.hidden, outputs], self.activation, dropout=self.dropout)
 
 
@@ -578,18 +578,18 @@ class KAN(InEpochs):
     calibrate: bool = False
     centered: bool = False
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         self.spec(1, 1)
 
-    def spec(self, inputs: int, outputs: int) -> ModelSpec:  # noqa: D102
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
         return kan.spec([inputs, *self.hidden, outputs], self.intervals, self.degree, low=self.low, high=self.high)
 
-    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:  # noqa: D102
+    def rehearse(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
         if self.centered and not sparse:
             raise SpecError(f"{where}.centered: is a choice for sparse inputs, leave it out")
         rehearse(self.spec(inputs, classes), self.config(0), where, classes=classes, sparse=sparse, sparse_kan=sparse)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         sparse = not isinstance(task.x, np.ndarray)
         spec, config = self.spec(task.x.shape[1], task.classes), self.config(task.seed)
         return _trained(task, spec, config, calibrated=self.calibrate, sparse_kan=sparse, centered=self.centered)
@@ -696,7 +696,7 @@ class LinearSVM(Kind):
     solver: Literal["liblinear", "libsvm"] = "liblinear"
     max_iter: int | None = option(None, minimum=1, maximum=10**9)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         from sklearn.svm import SVC, LinearSVC
 
         with _quiet():
@@ -719,7 +719,7 @@ class KernelSVM(Kind):
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     gamma: float | Literal["scale", "auto"] = option("scale", minimum=1e-12, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         from sklearn.svm import SVC
 
         made = SVC(C=self.C, gamma=self.gamma, cache_size=1000).fit(task.x, task.y)
@@ -739,7 +739,7 @@ class GaussianNaiveBayes(Kind):
 
     var_smoothing: float = option(1e-9, minimum=0.0, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         from sklearn.naive_bayes import GaussianNB
 
         made = GaussianNB(var_smoothing=self.var_smoothing)
@@ -770,7 +770,7 @@ class MultinomialNaiveBayes(Kind):
 
     alpha: float = option(1.0, minimum=1e-10, maximum=1e12)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         from sklearn.naive_bayes import MultinomialNB
 
         made = MultinomialNB(alpha=self.alpha).fit(task.x, task.y)
@@ -789,7 +789,7 @@ class LogisticRegression(Kind):
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
     max_iter: int = option(1000, minimum=1, maximum=10**9)
 
-    def fit(self, task: _Task) -> Fitted:  # noqa: D102
+    def fit(self, task: _Task) -> Fitted:
         from sklearn import linear_model
 
         with _quiet():

@@ -40,7 +40,7 @@ class Options(Spec):
     strongest: int = option(2, minimum=1, maximum=14)
     folds: int = option(10, minimum=2, maximum=50)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if self.model not in MODELS:
             hint = did_you_mean(self.model, MODELS)
             raise SpecError(f"model: there is no {self.model!r}; {hint}choose from {', '.join(MODELS)}")

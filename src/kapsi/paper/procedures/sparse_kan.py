@@ -79,7 +79,7 @@ class SparseKAN(nn.Module):
             y = y + SparseFeatures(made.starts, made.indices, F.silu(made.values), m).matmul(head.pi["matrix"])
         return y if head.bias is None else y + head.bias
 
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         for layer in list(self.model.layers)[1:]:
             y = layer(y)

@@ -117,7 +117,7 @@ class Entry(Spec):
     training: TrainConfig
     penalties: tuple[float, ...] = ()
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if any(not 0 <= penalty <= 1e12 for penalty in self.penalties):
             raise SpecError(f"penalties: expected numbers of at least 0, got {list(self.penalties)}")
 
@@ -134,7 +134,7 @@ class Models(Spec):
     candidates: tuple[Entry, ...]
     rule: Rule = Rule()
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if not self.candidates:
             raise SpecError("candidates: expected a list of {name, model, training, penalties}, got an empty one")
         names = [entry.name for entry in self.candidates]
@@ -156,7 +156,7 @@ class Networks(Spec):
     penalties: tuple[float, ...] = (0.01,)
     restarts: int = option(5, minimum=0)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if not self.bins or min(self.bins) < 2 or not self.penalties or min(self.penalties) < 0:
             raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
 

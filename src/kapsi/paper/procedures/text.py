@@ -82,7 +82,7 @@ class Options(Spec):
     limit_train: int | None = option(None, minimum=1)
     limit_test: int | None = option(None, minimum=1)
 
-    def check(self) -> None:  # noqa: D102
+    def check(self) -> None:
         if not 1 <= self.ngrams[0] <= self.ngrams[1]:
             raise SpecError(f"ngrams: expected two numbers of words such as [1, 2], got {list(self.ngrams)}")
         if self.min_df == 0 or (isinstance(self.min_df, float) and self.min_df > 1):

@@ -379,7 +379,7 @@ class ParquetRows(Rows):
             place += len(piece.y)
         return [None if each is None else each[:rows] for each in buffer]
 
-    def batches(  # noqa: D102
+    def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         starts = sized(self.count, size)
@@ -424,7 +424,7 @@ class ParquetRows(Rows):
         x = x.contiguous()
         return Batch(x, y, weight, count) if self.settings is None else self.settings.batch(x, y, weight, count)
 
-    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:  # noqa: D102
+    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         begin, end = part_of(0, self.count, rank, ranks)
         waiting: list[list[Tensor | None]] = []
         held = 0

@@ -315,7 +315,7 @@ class StoredRows(Rows):
 
     # -------------------------------------------------------------------------------------------- batches
 
-    def batches(  # noqa: D102
+    def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         count = self.count
@@ -335,7 +335,7 @@ class StoredRows(Rows):
             else:
                 yield self._take(order(*part_of(begin, end, rank, ranks)), end - begin)
 
-    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:  # noqa: D102
+    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         begin, end = part_of(0, self.count, rank, ranks)
         for i in range(begin, end, size):
             yield self._cut(i, min(i + size, end), min(size, end - i))
@@ -364,7 +364,7 @@ class StoredRows(Rows):
 
     # -------------------------------------------------------------------------------------------- parts
 
-    def divide(  # noqa: D102
+    def divide(
         self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit"
     ) -> tuple[StoredRows, StoredRows]:
         if self.settings is not None:

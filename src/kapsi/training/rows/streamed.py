@@ -237,7 +237,7 @@ class DatasetRows(_Produced):
     def _named(self, places: Tensor) -> Callable[[int], str]:
         return functools.partial(numbered, places=places if self.rows is None else self.rows[places])
 
-    def batches(  # noqa: D102
+    def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         starts = sized(self.count, size)
@@ -249,7 +249,7 @@ class DatasetRows(_Produced):
                 part = self._items(places)
             yield self._made(part, end - begin, self._named(places))
 
-    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:  # noqa: D102
+    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         begin, end = part_of(0, self.count, rank, ranks)
         for i in range(begin, end, size):
             places = torch.arange(i, min(i + size, end))
@@ -264,7 +264,7 @@ class DatasetRows(_Produced):
                 part = self._items(places)
             yield part, self._named(places)
 
-    def divide(  # noqa: D102
+    def divide(
         self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit"
     ) -> tuple[DatasetRows, DatasetRows]:
         if self.settings is not None:
@@ -325,7 +325,7 @@ class IterableRows(_Produced):
         else:
             yield begin, waiting
 
-    def batches(  # noqa: D102
+    def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         for number, (begin, items) in enumerate(self._groups(size, seed, epoch)):
@@ -336,7 +336,7 @@ class IterableRows(_Produced):
                 named = functools.partial(numbered, offset=begin + first)
                 yield self._made(part if own else part.cut(0, 0), len(items), named)
 
-    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:  # noqa: D102
+    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         for begin, items in self._groups(size, 0, 0):
             first, last = part_of(0, len(items), rank, ranks)
             for i in range(first, last, size):
@@ -412,7 +412,7 @@ class LoaderRows(_Produced):
             _set_epoch(thing, epoch)
         return _Draws(seed, epoch).over(self.loader)
 
-    def length(self, size: int | None) -> int | None:  # noqa: D102
+    def length(self, size: int | None) -> int | None:
         return len(self.loader) if self.sized else None
 
     def _parts(self, seed: int, epoch: int, start: int = 0) -> Iterator[tuple[_Parts, Callable[[int], str]]]:
@@ -424,14 +424,14 @@ class LoaderRows(_Produced):
         if empty:
             raise SpecError(f"{self.where}: {self.what} gave no rows in this pass; let it begin anew each time")
 
-    def batches(  # noqa: D102
+    def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         for part, named in self._parts(seed, epoch, start):
             first, last = part_of(0, len(part.y), rank, ranks)
             yield self._made(part.cut(first, last), len(part.y), _shifted(named, first))
 
-    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:  # noqa: D102
+    def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         for part, named in self._parts(0, 0):
             first, last = part_of(0, len(part.y), rank, ranks)
             for i in range(first, last, size):

@@ -194,27 +194,27 @@ class ColumnBlock(Block):
     def _grouped(self, values: Tensor) -> Tensor:
         return values.reshape(len(self.groups), -1).clone()
 
-    def get(self) -> Tensor:  # noqa: D102
+    def get(self) -> Tensor:
         theta, bias = self.linear.coefficients()
         return self._grouped(torch.cat([theta, bias[:, None]], 1) if self.linear.constant else theta)
 
-    def put(self, unknowns: Tensor) -> None:  # noqa: D102
+    def put(self, unknowns: Tensor) -> None:
         values = unknowns.reshape(self.linear.outputs, -1)
         width = self.linear.columns
         self.linear.assign(values[:, :width], values[:, width] if self.linear.constant else None)
 
-    def design(self, x: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: D102
+    def design(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         columns, offset = self.linear.expand(x)
         if self.linear.constant:
             columns = torch.cat([columns, columns.new_ones(len(columns), 1)], 1)
         return columns, offset
 
-    def outputs(self, design: Any, unknowns: Tensor) -> Tensor:  # noqa: D102
+    def outputs(self, design: Any, unknowns: Tensor) -> Tensor:
         columns, offset = design
         output = columns @ unknowns.reshape(self.linear.outputs, -1).T
         return output if offset is None else output + offset
 
-    def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:  # noqa: D102
+    def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:
         columns = design[0]
         width = columns.shape[1]
         totals.gradient += self._grouped(gradient.T @ columns) * self.there
@@ -228,7 +228,7 @@ class ColumnBlock(Block):
                     if m < k:
                         totals.curvature[i, others, rows] += part.T
 
-    def penalty(self, factor: float) -> Tensor:  # noqa: D102
+    def penalty(self, factor: float) -> Tensor:
         unknowns = self.get()
         bent = factor * self.strength * unknowns + self._bent(unknowns)
         return 0.5 * (unknowns * bent).sum()
@@ -274,23 +274,23 @@ class TensorBlock(Block):
         self.strength = torch.cat(strength)[None].to(self.parameters[0].device)
         self.numbers = layer.out_features * (self.strength.shape[1] + 1)
 
-    def get(self) -> Tensor:  # noqa: D102
+    def get(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])[None]
 
     @torch.no_grad()
-    def put(self, unknowns: Tensor) -> None:  # noqa: D102
+    def put(self, unknowns: Tensor) -> None:
         for p, values in zip(self.parameters, unknowns[0].split(self.sizes), strict=True):
             p.copy_(values.view_as(p))
 
     @torch.no_grad()
-    def penalty(self, factor: float) -> Tensor:  # noqa: D102
+    def penalty(self, factor: float) -> Tensor:
         value = self.strength.new_zeros(())
         for p, weight in self.penalties.quadratic if factor else []:
             value = value + 0.5 * factor * weight * p.square().sum()
         return value
 
     @torch.no_grad()
-    def design(self, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    def design(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if x.layout != torch.strided:
             x = x.to_dense()
         if x.dim() != 2:
@@ -312,11 +312,11 @@ class TensorBlock(Block):
             made = torch.cat([vmap(outputs)(part) for part in basis.split(BASIS_AT_ONCE)])
         return (made - base).movedim(0, -1), base
 
-    def outputs(self, design: Any, unknowns: Tensor) -> Tensor:  # noqa: D102
+    def outputs(self, design: Any, unknowns: Tensor) -> Tensor:
         made, base = design
         return base + made @ unknowns[0]
 
-    def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:  # noqa: D102
+    def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:
         made = design[0]
         totals.gradient[0] += torch.einsum("bn,bnt->t", gradient, made)
         rows = (root @ made).flatten(0, 1)

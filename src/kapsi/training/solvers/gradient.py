@@ -311,7 +311,7 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
 class AdamW(_MiniBatch, name="adamw"):
     """AdamW (Loshchilov, Hutter 2019), fused where torch can; its weight decay is 0, penalties are part of the loss."""
 
-    def make(self) -> torch.optim.Optimizer:  # noqa: D102
+    def make(self) -> torch.optim.Optimizer:
         fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters)
         return torch.optim.AdamW(
             self.parameters,
@@ -324,7 +324,7 @@ class AdamW(_MiniBatch, name="adamw"):
 class SGD(_MiniBatch, name="sgd"):
     """Stochastic gradient descent with Nesterov's momentum."""
 
-    def make(self) -> torch.optim.Optimizer:  # noqa: D102
+    def make(self) -> torch.optim.Optimizer:
         momentum = self.task.config.momentum
         return torch.optim.SGD(
             self.parameters, lr=self.task.config.learning_rate, momentum=momentum, nesterov=momentum > 0
@@ -407,7 +407,7 @@ class LBFGS(Solver, name="lbfgs"):
             parameter.grad = part.view_as(parameter).clone()
         return flat[0]
 
-    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:  # noqa: D102
+    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
         if start:
             return
         task = self.task
@@ -435,15 +435,15 @@ class LBFGS(Solver, name="lbfgs"):
         self.last = first
         yield
 
-    def report(self) -> Report:  # noqa: D102
+    def report(self) -> Report:
         return Report(self.loss, ended=self.ended)
 
-    def state(self) -> State:  # noqa: D102
+    def state(self) -> State:
         tensors: dict[str, Tensor] = {}
         plain = {"optimizer": pack(self.optimizer.state_dict(), tensors, "optimizer"), "last": self.last}
         return tensors, {**plain, "loss": self.loss, "ended": self.ended}
 
-    def restore(self, state: State) -> None:  # noqa: D102
+    def restore(self, state: State) -> None:
         tensors, plain = state
         self.optimizer.load_state_dict(unpack(plain["optimizer"], tensors))
         self.last, self.loss, self.ended = plain["last"], plain["loss"], plain["ended"]

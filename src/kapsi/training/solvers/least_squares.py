@@ -213,7 +213,7 @@ class Stored(Factored):
             self.x = torch.cat([self.x, (vectors * values.clamp_min(0).sqrt()).T])
             self.y = torch.cat([self.y, self.y.new_zeros(len(self.x) - self.count, self.y.shape[1])])
 
-    def solve(self, penalty: float) -> Tensor:  # noqa: D102
+    def solve(self, penalty: float) -> Tensor:
         x, y = self.x, self.y
         if penalty == 0:
             return _least(x, y)
@@ -225,7 +225,7 @@ class Stored(Factored):
         q, r = torch.linalg.qr(torch.cat([x, root]))
         return torch.linalg.solve_triangular(r, q[:rows].T @ y, upper=True)
 
-    def factor(self) -> None:  # noqa: D102
+    def factor(self) -> None:
         rows, columns = self.x.shape
         if rows > columns:  # a small decomposition after a cheap one
             q, r = torch.linalg.qr(self.x)
@@ -235,7 +235,7 @@ class Stored(Factored):
             self.left, s, _ = torch.linalg.svd(self.x, full_matrices=False)
         self.spectrum = s.square()
 
-    def left_out(self, penalties: Tensor) -> Tensor:  # noqa: D102
+    def left_out(self, penalties: Tensor) -> Tensor:
         return _left_out_of_rows(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)
 
 
@@ -277,7 +277,7 @@ class Streamed(Factored):
             self.matrix = self.matrix + pattern.rough
         self.known = products[columns][:, pattern.outputs] * scale[:, None]
 
-    def solve(self, penalty: float) -> Tensor:  # noqa: D102
+    def solve(self, penalty: float) -> Tensor:
         matrix = self.matrix.clone()
         matrix.diagonal().add_(penalty)
         size = matrix.diagonal().clamp_min(0).sqrt()
@@ -293,11 +293,11 @@ class Streamed(Factored):
         found = (along / values[kept]) @ (along.T @ (self.known / size[:, None])) / size[:, None]
         return _shortened(found, vectors[:, ~kept] / size[:, None]) if penalty == 0 and not bool(kept.all()) else found
 
-    def factor(self) -> None:  # noqa: D102
+    def factor(self) -> None:
         values, self.vectors = torch.linalg.eigh(self.matrix)
         self.spectrum = values.clamp_min(0)
 
-    def left_out(self, penalties: Tensor) -> Tensor:  # noqa: D102
+    def left_out(self, penalties: Tensor) -> Tensor:
         found = torch.zeros_like(penalties)
         known = self.vectors.T @ self.known
         inverse = 1 / (self.spectrum[:, None] + penalties)
@@ -347,7 +347,7 @@ class Dual(Factored):
     def factor(self) -> None:
         """Do nothing: all that is needed is there."""
 
-    def solve(self, penalty: float) -> Tensor:  # noqa: D102
+    def solve(self, penalty: float) -> Tensor:
         inverse = self.spectrum + penalty
         inverse = torch.where(self.spectrum > 0, 1 / inverse.masked_fill(inverse == 0, 1), 0)
         coefficients = (self.left * inverse) @ (self.left.T @ self.y)
@@ -358,5 +358,5 @@ class Dual(Factored):
             begin += len(x)
         return found
 
-    def left_out(self, penalties: Tensor) -> Tensor:  # noqa: D102
+    def left_out(self, penalties: Tensor) -> Tensor:
         return _left_out_of_rows(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)

@@ -467,7 +467,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
 
     # -------------------------------------------------------------------------------- iterations
 
-    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:  # noqa: D102
+    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
         if start:
             return
         if not self._reason:
@@ -694,7 +694,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
 
     # -------------------------------------------------------------------------------- the protocol
 
-    def report(self) -> Report:  # noqa: D102
+    def report(self) -> Report:
         best = self._best
         details = {
             "damping": float(self._damping[best]),
@@ -713,7 +713,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
             "best": self._best,
         }
 
-    def restore(self, state: State) -> None:  # noqa: D102
+    def restore(self, state: State) -> None:
         tensors, known = state
         if not known:
             return

@@ -136,7 +136,7 @@ class Ridge(Solver, name="ridge"):
             else:
                 self.work = _Iterated(task, [ColumnBlock(design, task.loss)], config.penalty)
 
-    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:  # noqa: D102
+    def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
         if start < 1:
             self.work.step()
             own, wide = dict(self.task.model.named_parameters()), dict(self.wide.named_parameters())
@@ -145,16 +145,16 @@ class Ridge(Solver, name="ridge"):
                     self.task.group.place(parameter, wide[name].detach().to(parameter.dtype))
             yield
 
-    def report(self) -> Report:  # noqa: D102
+    def report(self) -> Report:
         return Report(self.work.loss, None, dict(self.work.details), self.work.ended)
 
-    def state(self) -> State:  # noqa: D102
+    def state(self) -> State:
         tensors = {name: p.detach() for name, p in self.wide.named_parameters() if p.requires_grad}
         work = self.work
         return tensors, {"loss": work.loss, "details": dict(work.details), "ended": work.ended}
 
     @torch.no_grad()
-    def restore(self, state: State) -> None:  # noqa: D102
+    def restore(self, state: State) -> None:
         tensors, rest = state
         for name, p in self.wide.named_parameters():
             if p.requires_grad:
