@@ -89,7 +89,7 @@ def migrate_training(data: Any) -> Any:
     }
     for name, value in data.items():
         if name not in moved and name not in ("loss", "solver"):
-            result[TRAINING_OPTIONS.get(str(name), name)] = value
+            result[TRAINING_OPTIONS.get(name, str(name))] = value
     return result
 
 
