@@ -15,7 +15,7 @@ from scipy.stats import multivariate_normal, norm
 
 import kapsi as kp
 from kapsi.zoo import bayesian_network as bn
-from kapsi.zoo.bayesian_network_spec import Factor, discrete_model, order_of
+from kapsi.zoo.bayesian_network.model import Factor, discrete_model, order_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pgmpy and what it imports about themselves, when they are loaded

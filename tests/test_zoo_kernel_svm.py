@@ -18,10 +18,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.multiclass import _ovr_decision_function
 
 import kapsi as kp
-from kapsi.zoo import kernel_svm, kernel_svm_dual
-from kapsi.zoo.kernel_svm import fit_dual, fit_primal, from_sklearn, one_vs_rest, spec, support, vote
-from kapsi.zoo.kernel_svm_dual import DualProgress, classification, regression, solve_dual
-from kapsi.zoo.kernel_svm_parity import PARITY
+from kapsi.zoo.kernel_svm import dual as kernel_svm_dual
+from kapsi.zoo.kernel_svm import fit_dual, fit_primal, from_sklearn, machine, one_vs_rest, spec, support, vote
+from kapsi.zoo.kernel_svm.dual import DualProgress, classification, regression, solve_dual
+from kapsi.zoo.kernel_svm.parity import PARITY
 
 FEW = settings(max_examples=15, deadline=None, derandomize=True)
 SKLEARN = {"linear": "linear", "polynomial": "poly", "rbf": "rbf", "sigmoid": "sigmoid"}
@@ -52,7 +52,7 @@ def test_specifications_of_all_kernels_and_maps() -> None:
     assert spec("rbf", 3, 1).widths == (3, 1)
     made = {
         (kernel, features): spec(kernel, 3, features=features, count=7).layers[0].heads[0].expansion
-        for kernel, maps in kernel_svm.MAPS.items()
+        for kernel, maps in machine.MAPS.items()
         for features in maps
     }
     assert made["polynomial", "explicit"] == kp.PolynomialMap(3, coef0=0.0)
@@ -285,7 +285,7 @@ def test_what_is_not_carried_over(make, options, message) -> None:
 
 
 def test_too_many_support_vectors_to_be_made_dense(monkeypatch) -> None:
-    monkeypatch.setattr(kernel_svm, "LARGEST_SUPPORT", 50)
+    monkeypatch.setattr(machine, "LARGEST_SUPPORT", 50)
     with pytest.raises(kp.SpecError, match="support vectors of 3 inputs are more than the 50 numbers"):
         from_sklearn(fitted())
 

@@ -17,7 +17,7 @@ from scipy.stats import multivariate_normal
 
 import kapsi as kp
 from kapsi.zoo import markov_network as zoo
-from kapsi.zoo.markov_network_spec import discrete_model
+from kapsi.zoo.markov_network.model import discrete_model
 
 drawn = settings(max_examples=15, deadline=None, derandomize=True)
 

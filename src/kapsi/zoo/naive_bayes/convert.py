@@ -1,7 +1,4 @@
-"""Naive Bayes: log-densities of each input, class by class; a constant ψ that adds those of a class; the log-priors as π.
-
-Outputs are joint log-likelihoods log p(x, class), so that `kapsi.predict_log_proba` has the log-probabilities of the classes.
-"""
+"""Converter of scikit-learn's naive Bayes classifiers, and parity cases."""
 
 from __future__ import annotations
 
@@ -15,30 +12,16 @@ from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.naive_bayes_fit import (
+from kapsi.zoo.naive_bayes.estimation import (
     CountStatistics,
     GaussianStatistics,
-    fit_bernoulli,
     fit_gaussian,
     fit_multinomial,
-    fit_naive,
     partial_fit,
 )
-from kapsi.zoo.naive_bayes_spec import check_variance, filled, learned, spec
+from kapsi.zoo.naive_bayes.model import check_variance, filled, spec
 
-__all__ = [
-    "PARITY",
-    "CountStatistics",
-    "GaussianStatistics",
-    "fit_bernoulli",
-    "fit_gaussian",
-    "fit_multinomial",
-    "fit_naive",
-    "from_sklearn",
-    "learned",
-    "partial_fit",
-    "spec",
-]
+__all__ = ["PARITY", "from_sklearn"]
 
 
 def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:

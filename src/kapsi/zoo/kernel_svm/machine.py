@@ -24,8 +24,8 @@ from kapsi.modules import Model, calibrate
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
-from kapsi.zoo.kernel_svm_data import ClassWeight, costs, dense_inputs, finite_number, gamma_of, targets_of
-from kapsi.zoo.kernel_svm_dual import DualProgress, check_options, classification, regression, solve_dual
+from kapsi.zoo.kernel_svm.data import ClassWeight, costs, dense_inputs, finite_number, gamma_of, targets_of
+from kapsi.zoo.kernel_svm.dual import DualProgress, check_options, classification, regression, solve_dual
 
 __all__ = ["fit_dual", "fit_primal", "from_sklearn", "one_vs_rest", "spec", "support", "vote"]
 

@@ -1,4 +1,4 @@
-"""Markov networks: the indicators of the joint states of cliques, or products of their inputs, with log-potentials as ψ."""
+"""Converter of pgmpy's Markov networks, and parity cases."""
 
 from __future__ import annotations
 
@@ -17,25 +17,11 @@ from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.bayesian_network_spec import LOG_ZERO, Outside, check_given, inputs_of, listed
-from kapsi.zoo.markov_network_fit import fit, fit_counts, fit_gaussian
-from kapsi.zoo.markov_network_inference import log_marginal, log_partition, log_posterior, normalized
-from kapsi.zoo.markov_network_spec import Table, check_cliques, discrete_model, from_precision, spec
+from kapsi.zoo.bayesian_network.model import LOG_ZERO, Outside, check_given, inputs_of, listed
+from kapsi.zoo.markov_network.inference import log_partition, log_posterior, normalized
+from kapsi.zoo.markov_network.model import Table, check_cliques, discrete_model, from_precision
 
-__all__ = [
-    "LOG_ZERO",
-    "PARITY",
-    "fit",
-    "fit_counts",
-    "fit_gaussian",
-    "from_pgmpy",
-    "from_precision",
-    "log_marginal",
-    "log_partition",
-    "log_posterior",
-    "normalized",
-    "spec",
-]
+__all__ = ["PARITY", "from_pgmpy"]
 
 
 def from_pgmpy(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kapsi.errors import SpecError
-from kapsi.zoo.bayesian_network_spec import Parents, check_codes, check_parents, check_rows, check_states, order_of
+from kapsi.zoo.bayesian_network.model import Parents, check_codes, check_parents, check_rows, check_states, order_of
 
 __all__ = ["hill_climb", "parents_from_pgmpy", "structure_score"]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.engine import fit as train
-from kapsi.zoo.bayesian_network_spec import Outside, check_codes, check_label, check_rows, check_weight
+from kapsi.zoo.bayesian_network.model import Outside, check_codes, check_label, check_rows, check_weight
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
-from kapsi.zoo.markov_network_spec import Cliques, Table, check_cliques, check_sizes, discrete_model, from_precision
+from kapsi.zoo.markov_network.model import Cliques, Table, check_cliques, check_sizes, discrete_model, from_precision
 
 __all__ = ["fit", "fit_counts", "fit_gaussian"]
 

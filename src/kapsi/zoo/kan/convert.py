@@ -27,24 +27,8 @@ from kapsi.reconciliation.dense import Dense
 from kapsi.remainder import LinearRemainder, Remainder, ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, rpn
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.kan_edges import Attribution, Edges, attribution, edge_functions, prune
-from kapsi.zoo.kan_formulas import FUNCTIONS, Formula, Formulas, formulas
-from kapsi.zoo.kan_grid import update_grid
 
-__all__ = [
-    "FUNCTIONS",
-    "Attribution",
-    "Edges",
-    "Formula",
-    "Formulas",
-    "attribution",
-    "edge_functions",
-    "formulas",
-    "from_pykan",
-    "prune",
-    "spec",
-    "update_grid",
-]
+__all__ = ["PARITY", "from_pykan", "spec"]
 
 
 def spec(

@@ -16,9 +16,9 @@ from kapsi.errors import SpecError
 from kapsi.expansion import CombinatorialProduct, CombinatorialState
 from kapsi.modules import Head, Model
 from kapsi.zoo.base import tensor_of
-from kapsi.zoo.bayesian_network_spec import check_rows
+from kapsi.zoo.bayesian_network.model import check_rows
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
-from kapsi.zoo.markov_network_spec import Table, head_of, tables_of
+from kapsi.zoo.markov_network.model import Table, head_of, tables_of
 
 __all__ = ["log_marginal", "log_partition", "log_posterior", "normalized"]
 

@@ -1,4 +1,4 @@
-"""Bayesian networks: log-probabilities of families and parent sets as κ, a ψ that adds the ones and subtracts the others."""
+"""Converter of pgmpy's Bayesian networks, and parity cases."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.bayesian_network_fit import encode, fit_discrete, fit_gaussian
-from kapsi.zoo.bayesian_network_inference import log_conditional, log_marginal, log_posterior
-from kapsi.zoo.bayesian_network_spec import (
+from kapsi.zoo.bayesian_network.estimation import encode, fit_discrete
+from kapsi.zoo.bayesian_network.inference import log_marginal, log_posterior
+from kapsi.zoo.bayesian_network.model import (
     LOG_ZERO,
     Factor,
     Outside,
@@ -29,26 +29,11 @@ from kapsi.zoo.bayesian_network_spec import (
     gaussian_model,
     inputs_of,
     listed,
-    spec,
 )
-from kapsi.zoo.bayesian_network_structure import hill_climb, parents_from_pgmpy, structure_score
+from kapsi.zoo.bayesian_network.structure import hill_climb, parents_from_pgmpy, structure_score
 from kapsi.zoo.inference import LogFactor, eliminate
 
-__all__ = [
-    "LOG_ZERO",
-    "PARITY",
-    "encode",
-    "fit_discrete",
-    "fit_gaussian",
-    "from_pgmpy",
-    "hill_climb",
-    "log_conditional",
-    "log_marginal",
-    "log_posterior",
-    "parents_from_pgmpy",
-    "spec",
-    "structure_score",
-]
+__all__ = ["PARITY", "from_pgmpy"]
 
 
 def from_pgmpy(

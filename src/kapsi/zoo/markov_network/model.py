@@ -17,7 +17,7 @@ from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.zoo.base import tensor_of
-from kapsi.zoo.bayesian_network_spec import LOG_ZERO, Outside, check_label
+from kapsi.zoo.bayesian_network.model import LOG_ZERO, Outside, check_label
 from kapsi.zoo.inference import LARGEST_TABLE
 
 __all__ = ["LOG_ZERO", "Cliques", "from_precision", "spec"]

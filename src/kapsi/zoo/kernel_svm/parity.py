@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kapsi.modules import Model
 from kapsi.zoo.base import Case, Comparison
-from kapsi.zoo.kernel_svm import fit_dual, from_sklearn, one_vs_rest, vote
-from kapsi.zoo.kernel_svm_dual import DualProgress
+from kapsi.zoo.kernel_svm.dual import DualProgress
+from kapsi.zoo.kernel_svm.machine import fit_dual, from_sklearn, one_vs_rest, vote
 
 __all__ = ["PARITY"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kapsi.errors import SpecError, did_you_mean
 from kapsi.function import coerce
 from kapsi.modules import Model
-from kapsi.zoo.kan_edges import Edges, edge_functions
+from kapsi.zoo.kan.edges import Edges, edge_functions
 
 __all__ = ["FUNCTIONS", "Formula", "Formulas", "formulas"]
 

@@ -13,7 +13,7 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.reconciliation.dense import Masked
 from kapsi.remainder import ExpansionRemainder
-from kapsi.zoo.kan_edges import checked_rows, heads_of, layers_of
+from kapsi.zoo.kan.edges import checked_rows, heads_of, layers_of
 
 __all__ = ["update_grid"]
 

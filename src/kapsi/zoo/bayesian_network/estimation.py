@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.modules import Model
-from kapsi.zoo.bayesian_network_spec import (
+from kapsi.zoo.bayesian_network.model import (
     Factor,
     Outside,
     Parents,

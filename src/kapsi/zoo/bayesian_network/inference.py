@@ -19,7 +19,7 @@ from kapsi.expansion import CombinatorialCategorical, CombinatorialNormal
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
-from kapsi.zoo.bayesian_network_spec import LOG_ZERO, check_rows
+from kapsi.zoo.bayesian_network.model import LOG_ZERO, check_rows
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
 
 __all__ = ["log_conditional", "log_marginal", "log_posterior"]

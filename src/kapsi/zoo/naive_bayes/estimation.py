@@ -18,7 +18,7 @@ from kapsi.features import features_of
 from kapsi.modules import LARGEST_TRAINED, Model, calibrate
 from kapsi.training.rows.stored import column_of
 from kapsi.zoo.base import tensor_of
-from kapsi.zoo.naive_bayes_spec import DENSITIES, check_variance, filled, spec
+from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, filled, spec
 
 __all__ = [
     "CountStatistics",

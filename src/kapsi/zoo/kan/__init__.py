@@ -1,0 +1,27 @@
+"""Kolmogorov–Arnold networks: B-splines of each input, a dense ψ, and W·SiLU(x) as the remainder.
+
+A layer is y_o = Σ_i φ_oi(x_i) with φ_oi(x) = Σ_g c_oig B_g(x) + w_oi SiLU(x): an edge for each input and output.
+"""
+
+from __future__ import annotations
+
+from kapsi.zoo.kan.convert import PARITY, from_pykan, spec
+from kapsi.zoo.kan.edges import Attribution, Edges, attribution, edge_functions, prune
+from kapsi.zoo.kan.grid import update_grid
+from kapsi.zoo.kan.symbolic import FUNCTIONS, Formula, Formulas, formulas
+
+__all__ = [
+    "FUNCTIONS",
+    "PARITY",
+    "Attribution",
+    "Edges",
+    "Formula",
+    "Formulas",
+    "attribution",
+    "edge_functions",
+    "formulas",
+    "from_pykan",
+    "prune",
+    "spec",
+    "update_grid",
+]
