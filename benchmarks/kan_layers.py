@@ -175,10 +175,10 @@ def saved_memory(report: Report) -> None:
     x = inputs_of(batch, inputs)
     modules: dict[str, nn.Module | None] = {"kapsi": kapsi_layer(inputs, outputs, kp.BSpline(intervals, DEGREE))}
     try:
-        again = kp.BSpline(intervals, DEGREE, recompute=True)
-        modules["kapsi, recompute"] = kapsi_layer(inputs, outputs, again)
+        again = kp.BSpline(intervals, DEGREE, checkpoint=True)
+        modules["kapsi, checkpoint"] = kapsi_layer(inputs, outputs, again)
     except TypeError:
-        report.notes.append("This kapsi has no `BSpline(recompute=True)`.")
+        report.notes.append("This kapsi has no `BSpline(checkpoint=True)`.")
     modules |= {
         "efficient": Efficient(inputs, outputs, intervals),
         "fast": Fast(inputs, outputs, intervals),
@@ -202,9 +202,9 @@ def saved_memory(report: Report) -> None:
         }
         report.figures.append(row)
         table.rows.append([name, *(number(value) for value in row.values() if isinstance(value, float))])
-        if name == "kapsi, recompute":
+        if name == "kapsi, checkpoint":
             case = (
-                f"kept by the spline layer with recompute, {intervals} intervals, {inputs} → {outputs}, batch {batch}"
+                f"kept by the spline layer with checkpoint, {intervals} intervals, {inputs} → {outputs}, batch {batch}"
             )
             report.targets.append(Target(case, 1, kept, " MB", most=True))
     report.tables.append(table)

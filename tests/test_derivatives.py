@@ -124,7 +124,7 @@ def pairs(x: Tensor, matrix: Tensor) -> Tensor:
 
 def spline(x: Tensor, matrix: Tensor, policy: str = "linear") -> Tensor:
     ends = {"range": torch.tensor([[-1.0], [1.0]], dtype=torch.float64).expand(2, x.shape[-1])}
-    return kp.BSpline(4, out_of_range=policy)(x, ends).dense() @ matrix.mT
+    return kp.BSpline(4, extrapolation=policy)(x, ends).dense() @ matrix.mT
 
 
 def recomputed(x: Tensor, matrix: Tensor) -> Tensor:

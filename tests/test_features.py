@@ -214,8 +214,8 @@ def test_moments_of_pairs_are_finite_where_their_sums_are_beyond_16_bits(dtype) 
 
 
 def test_what_is_used_many_times_is_kept() -> None:
-    spec = kp.HeadSpec(kp.Extended((kp.BSpline(recompute=True), kp.Taylor(2))))
-    layer = kp.Layer(6, 2, kp.LayerSpec((spec, kp.HeadSpec(kp.BSpline(recompute=True)))), seed=0, dtype=torch.float64)
+    spec = kp.HeadSpec(kp.Extended((kp.BSpline(checkpoint=True), kp.Taylor(2))))
+    layer = kp.Layer(6, 2, kp.LayerSpec((spec, kp.HeadSpec(kp.BSpline(checkpoint=True)))), seed=0, dtype=torch.float64)
     x = normal(9, 6)
     made = layer.fixed_features(x)
     assert not any(isinstance(each, kp.RecomputedFeatures) for each in (made[1], *made[0].parts))

@@ -124,7 +124,7 @@ def spline(kappa: kp.BSpline, x: torch.Tensor, low: float = -1.0, high: float = 
 @pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero", "error"])
 @pytest.mark.parametrize("degree", DEGREES)
 def test_b_splines_add_up_to_one_in_range(degree, policy) -> None:
-    kappa = kp.BSpline(4, degree, out_of_range=policy)
+    kappa = kp.BSpline(4, degree, extrapolation=policy)
     x = torch.linspace(-2.5, 0.5, 201, dtype=torch.float64)
     basis = spline(kappa, x, -2.5, 0.5)
     torch.testing.assert_close(basis.sum(-1), torch.ones_like(x), rtol=0, atol=1e-12)
@@ -176,13 +176,13 @@ def test_out_of_range_policies_keep_to_their_definitions() -> None:
     outside, ends = torch.tensor([-1.7, 1.1, 9.0]).double(), torch.tensor([-1.0, 1.0, 1.0]).double()
     for degree in (0, 1, 3):
         at = spline(kp.BSpline(4, degree), ends)
-        torch.testing.assert_close(spline(kp.BSpline(4, degree, out_of_range="clamp"), outside), at)
-        assert not spline(kp.BSpline(4, degree, out_of_range="zero"), outside).any()
+        torch.testing.assert_close(spline(kp.BSpline(4, degree, extrapolation="clamp"), outside), at)
+        assert not spline(kp.BSpline(4, degree, extrapolation="zero"), outside).any()
         with pytest.raises(ValueError, match=r"3 inputs are out of range, the first is -1\.7"):
-            spline(kp.BSpline(4, degree, out_of_range="error"), outside)
-        torch.testing.assert_close(spline(kp.BSpline(4, degree, out_of_range="error"), ends), at)
+            spline(kp.BSpline(4, degree, extrapolation="error"), outside)
+        torch.testing.assert_close(spline(kp.BSpline(4, degree, extrapolation="error"), ends), at)
         # On the extended knots functions live on for `degree` intervals, and no longer.
-        extended = spline(kp.BSpline(4, degree, out_of_range="extended"), outside)
+        extended = spline(kp.BSpline(4, degree, extrapolation="extended"), outside)
         assert extended[:2].any(-1).tolist() == [degree >= 2, degree >= 1]
         assert not extended[2].any()
     # Steps have no slope to go on with.
@@ -197,10 +197,10 @@ def test_extended_b_splines_equal_scipys_on_and_beyond_the_range(degree) -> None
     each_function = [SciPySpline.basis_element(knots[i : i + degree + 2], extrapolate=False) for i in range(4 + degree)]
     expected = np.stack([np.nan_to_num(function(x)) for function in each_function], -1)
     if degree:
-        close(spline(kp.BSpline(4, degree, out_of_range="extended"), torch.from_numpy(x)), expected)
+        close(spline(kp.BSpline(4, degree, extrapolation="extended"), torch.from_numpy(x)), expected)
     else:
         inside = (x >= -1) & (x <= 1)
-        values = spline(kp.BSpline(4, 0, out_of_range="extended"), torch.from_numpy(x))
+        values = spline(kp.BSpline(4, 0, extrapolation="extended"), torch.from_numpy(x))
         assert torch.equal(values.sum(-1), torch.from_numpy(inside.astype(float)))
 
 

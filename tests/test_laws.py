@@ -166,7 +166,7 @@ STRUCTURED = [
     (MIXED, kp.Eye(blocks=True), "κψ", (40, 24, 48)),
     *[
         (kappa, psi, "ψ", TALL)
-        for kappa in (kp.Chebyshev(4), kp.BSpline(), kp.BSpline(out_of_range="extended"), SYMMETRIC)
+        for kappa in (kp.Chebyshev(4), kp.BSpline(), kp.BSpline(extrapolation="extended"), SYMMETRIC)
         for psi in (
             kp.Kronecker(),
             kp.LowRankKronecker(terms=2),

@@ -92,7 +92,7 @@ def test_an_entry_is_what_class_and_docstring_say() -> None:
     assert entry.source.startswith('arXiv 2407.04819, "B-Splines based Data Expansion"; de Boor, A Practical')
     assert entry.citation.startswith("arXiv 2407.04819")
     options = {option.name: option for option in entry.options}
-    degree, policy = options["degree"], options["out_of_range"]
+    degree, policy = options["degree"], options["extrapolation"]
     assert (degree.kind, degree.default, degree.minimum, degree.maximum) == ("integer", "3", 0, 16)
     assert policy.choices == ("linear", "extended", "clamp", "zero", "error")
     assert policy.range == "linear | extended | clamp | zero | error"

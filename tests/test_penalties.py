@@ -352,7 +352,7 @@ def test_an_element_wise_expansion_is_one(expansion) -> None:
     if expansion.name == "linear" and expansion.side != "none":
         head.assign("expansion", matrix=torch.arange(9.0).reshape(3, 3) + 1)
     generator = torch.Generator().manual_seed(0)
-    low, high = kp.expansion.base.common_range(expansion, m)
+    low, high = kp.expansion.base.common_domain(expansion, m)
     low, high = max(low, -1.0), min(high, 1.0)
     low, high = (low, high) if low < high else (1.2, 1.4)
     x = low + (high - low) * torch.rand(20, m, dtype=torch.float64, generator=generator)

@@ -41,7 +41,7 @@ def test_what_is_no_state_is_the_nearest_or_refused() -> None:
         kp.SpecError, match=r"CombinatorialState\(outside='error'\): 3 inputs are not the number of a state"
     ):
         strict(x, {})
-    assert strict.forgiving() == nearest
+    assert strict.clamped() == nearest
     missing = torch.tensor([[0.0, math.nan, 1.0], [0.0, 1.0, 1.0]])
     made = strict(missing, {}).dense()
     assert bool(made[0].isnan().all())

@@ -114,7 +114,7 @@ def test_a_constant_input_is_told_from_others(kind, placement) -> None:
 @each_kind
 def test_linear_policy_goes_on_with_value_and_slope(kind) -> None:
     # Centers at −1, 0, 1 with widths of 1: the formula holds up to ±2.
-    formula, linear = kind(3, low=-1.0, high=1.0), kind(3, low=-1.0, high=1.0, out_of_range="linear")
+    formula, linear = kind(3, low=-1.0, high=1.0), kind(3, low=-1.0, high=1.0, extrapolation="linear")
     inside = torch.linspace(-2, 2, 41, dtype=torch.float64)
     torch.testing.assert_close(expand(linear, inside), expand(formula, inside))
     for end in (-2.0, 2.0):
@@ -130,7 +130,7 @@ def test_far_from_all_centers_only_the_gaussian_vanishes() -> None:
     slopes = {}
     for name, kappa in {
         "gaussian": kp.GaussianRBF(),
-        "linear": kp.GaussianRBF(out_of_range="linear"),
+        "linear": kp.GaussianRBF(extrapolation="linear"),
         "quadratic": kp.InverseQuadraticRBF(),
     }.items():
         x = torch.tensor([[30.0]], requires_grad=True)

@@ -55,7 +55,7 @@ def same(model: kp.Model, finer: kp.Model, x: torch.Tensor, tolerance: float = 1
 @pytest.mark.parametrize("policy", ["linear", "clamp", "zero"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_uniform_splines_keep_the_function_everywhere(psi, policy, channels) -> None:
-    model = trained(kp.BSpline(3, 2, out_of_range=policy), psi, channels=channels, bias=True, remainder="linear")
+    model = trained(kp.BSpline(3, 2, extrapolation=policy), psi, channels=channels, bias=True, remainder="linear")
     finer = kp.refine(model, intervals=12)
     same(model, finer, torch.cat((points(), points() * 3)))
     assert [head.spec.expansion.intervals for _, head in finer.heads()] == [12, 12]
@@ -63,7 +63,7 @@ def test_uniform_splines_keep_the_function_everywhere(psi, policy, channels) -> 
 
 
 def test_extended_uniform_splines_keep_the_function_on_the_range() -> None:
-    model = kp.Model(kp.rpn([3, 2], kp.BSpline(3, out_of_range="extended")), seed=0, dtype=F64)
+    model = kp.Model(kp.rpn([3, 2], kp.BSpline(3, extrapolation="extended")), seed=0, dtype=F64)
     finer = kp.refine(model, 6)
     x = torch.linspace(-1, 1, 99, dtype=F64).reshape(33, 3)
     same(model, finer, x)
@@ -75,7 +75,7 @@ def test_extended_uniform_splines_keep_the_function_on_the_range() -> None:
 @pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
 @pytest.mark.parametrize("channels", [1, 2])
 def test_other_knots_keep_the_function_everywhere(psi, knots, policy, channels) -> None:
-    kappa = kp.BSpline(3 if knots == "quantile" else 5, 3, knots=knots, out_of_range=policy)
+    kappa = kp.BSpline(3 if knots == "quantile" else 5, 3, knots=knots, extrapolation=policy)
     model = trained(kappa, psi, channels=channels)
     finer = kp.refine(model, 9)
     same(model, finer, torch.cat((points(), points() * 3)))

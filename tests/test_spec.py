@@ -232,8 +232,8 @@ WRONG: dict[str, tuple[Any, str, list[str]]] = {
         ["ratio=1.5", "at most 1"],
     ),
     "choice": (
-        model_data(expansion={"kind": "b_spline", "out_of_range": "wrap"}),
-        "layers[0].heads[1].expansion.out_of_range",
+        model_data(expansion={"kind": "b_spline", "extrapolation": "wrap"}),
+        "layers[0].heads[1].expansion.extrapolation",
         ["linear, extended, clamp, zero, error", "'wrap'"],
     ),
     "range upside down": (

@@ -45,7 +45,7 @@ CASES = [(n, degree) for n in (1, 2, 7) for degree in (0, 1, 2, 3, 5)]
 @pytest.mark.parametrize("policy", POLICIES)
 def test_given_knots_equal_scipys(n, degree, policy) -> None:
     knots = random_knots(n, degree, seed=n + 10 * degree)
-    kappa = kp.BSpline(n, degree, knots="quantile", out_of_range=policy)
+    kappa = kp.BSpline(n, degree, knots="quantile", extrapolation=policy)
     low, high = knots[degree], knots[degree + n]
     # At knots (SciPy and we are right-continuous), between them, and beyond.
     inner = knots[degree : degree + n + 1]
@@ -62,7 +62,7 @@ def test_clamped_knots_equal_scipys(degree) -> None:
     basis = on(kp.BSpline(4, degree, knots="quantile"), knots, x)
     close(basis[:-1], SciPySpline.design_matrix(x.numpy()[:-1], knots, degree).toarray())
     close(basis[[0, -1]], np.eye(4 + degree)[[0, -1]], 1e-15)
-    assert torch.equal(on(kp.BSpline(4, degree, knots="quantile", out_of_range="extended"), knots, x), basis)
+    assert torch.equal(on(kp.BSpline(4, degree, knots="quantile", extrapolation="extended"), knots, x), basis)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -71,7 +71,7 @@ def test_knots_repeated_inside_and_at_the_ends_of_the_range(degree, policy) -> N
     inner = [-1.0, -1.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0]
     knots = clamped(inner, degree)
     x = torch.linspace(-1, 1, 81, dtype=F64).requires_grad_()
-    basis = on(kp.BSpline(7, degree, knots="quantile", out_of_range=policy), knots, x)
+    basis = on(kp.BSpline(7, degree, knots="quantile", extrapolation=policy), knots, x)
     exact = torch.from_numpy(
         np.stack([SciPySpline(knots, row, degree)(x.detach().numpy()) for row in np.eye(7 + degree)], -1)
     )
@@ -87,7 +87,7 @@ def test_functions_on_given_knots_add_up_to_one(degree, policy) -> None:
     for n in (1, 6):
         knots = random_knots(n, degree, seed=3)
         x = torch.linspace(knots[degree], knots[degree + n], 101, dtype=F64)
-        basis = on(kp.BSpline(n, degree, knots="quantile", out_of_range=policy), knots, x)
+        basis = on(kp.BSpline(n, degree, knots="quantile", extrapolation=policy), knots, x)
         close(basis.sum(-1), np.ones(101), 1e-12)
         assert float(basis.min()) >= 0
         assert int((basis != 0).sum(-1).max()) <= degree + 1
@@ -130,7 +130,7 @@ def test_given_uniform_knots_are_the_uniform_spline(degree, policy) -> None:
         x = torch.cat((x, torch.tensor([-50.0, -1.37, 1.21, 1.83, 70.0], dtype=F64)))
     found = []
     for knots in ("uniform", (-1.0, -0.5, 0.0, 0.5, 1.0), "quantile"):
-        kappa = kp.BSpline(4, degree, knots=knots, out_of_range=policy)
+        kappa = kp.BSpline(4, degree, knots=knots, extrapolation=policy)
         store = kp.Store(kappa.params(1), dtype=F64)
         store.reset()
         points = x.clone().requires_grad_()
@@ -163,7 +163,7 @@ def test_many_given_intervals_and_any_leading_shape(rows) -> None:
 
 
 def test_out_of_range_error_with_given_knots() -> None:
-    kappa = kp.BSpline(knots=(0.0, 1.0, 3.0), out_of_range="error")
+    kappa = kp.BSpline(knots=(0.0, 1.0, 3.0), extrapolation="error")
     with pytest.raises(kp.SpecError, match=r"1 inputs are out of range, the first is 3\.5"):
         on(kappa, [-4.5, -3, -1.5, 0, 1, 3, 4.5, 6, 7.5], torch.tensor([0.5, 3.0, 3.5], dtype=F64))
 
@@ -328,7 +328,7 @@ def test_old_functions_are_sums_of_those_on_the_finer_grid(n, degree, parts) -> 
 @pytest.mark.parametrize("degree", [1, 2, 3])
 def test_refinement_of_repeated_knots(degree) -> None:
     knots = clamped([-1.0, -1.0, 0.0, 0.0, 0.5, 1.0], degree)
-    kappa = kp.BSpline(5, degree, knots="quantile", out_of_range="extended")
+    kappa = kp.BSpline(5, degree, knots="quantile", extrapolation="extended")
     tensors = {"knots": torch.from_numpy(knots).reshape(-1, 1)}
     made, found = matrix(kappa, tensors, 15)
     x = torch.linspace(-1.2, 1.2, 241, dtype=F64).unsqueeze(-1)
@@ -409,7 +409,7 @@ def test_extended_and_nested_refine_their_parts() -> None:
 @pytest.mark.parametrize("degree", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
 def test_written_out_derivatives_equal_those_of_torch(policy, degree) -> None:
-    kappa = kp.BSpline(4, degree, out_of_range=policy)
+    kappa = kp.BSpline(4, degree, extrapolation=policy)
     tensors = {"range": torch.tensor([[-1.0, -0.5, 0.3], [1.0, 2.0, 0.9]], dtype=torch.float64)}
     x = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 4 - 2
     x.requires_grad_()
@@ -434,7 +434,7 @@ def test_both_ends_belong_to_the_range_whatever_is_rounded(way, policy, interval
     generator = torch.Generator().manual_seed(0)
     low = torch.randn(500, generator=generator, dtype=dtype) * 3
     ends = torch.stack((low, low + 0.01 + 5 * torch.rand(500, generator=generator, dtype=dtype)))
-    kappa = kp.BSpline(intervals, out_of_range=policy)
+    kappa = kp.BSpline(intervals, extrapolation=policy)
     x = ends.clone().requires_grad_()
     y = getattr(kappa, way)(x, ends).unflatten(-1, (-1, 500))
     torch.testing.assert_close(y.sum(-2), torch.ones_like(ends), rtol=1e-5, atol=1e-5)
@@ -446,7 +446,7 @@ def test_both_ends_belong_to_the_range_whatever_is_rounded(way, policy, interval
 @pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
 def test_second_derivatives_at_the_ends_are_those_of_the_last_pieces(policy) -> None:
     x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64, requires_grad=True)
-    y = kp.BSpline(4, out_of_range=policy)(x, {"range": torch.tensor([[-1.0], [1.0]], dtype=torch.float64)}).dense()
+    y = kp.BSpline(4, extrapolation=policy)(x, {"range": torch.tensor([[-1.0], [1.0]], dtype=torch.float64)}).dense()
     (first,) = torch.autograd.grad(y[:, [0, 6]].sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second, torch.full_like(x, 4.0))  # (1 - t)³ / 6 in intervals of a half
@@ -455,7 +455,7 @@ def test_second_derivatives_at_the_ends_are_those_of_the_last_pieces(policy) -> 
 @pytest.mark.parametrize("intervals", [200, 10_000])
 @pytest.mark.parametrize("policy", ["linear", "extended", "clamp", "zero"])
 def test_splines_far_from_zero_are_as_exact_as_near_it(policy, intervals) -> None:
-    kappa, ends = kp.BSpline(intervals, out_of_range=policy), torch.tensor([[1000.0], [1001.0]])
+    kappa, ends = kp.BSpline(intervals, extrapolation=policy), torch.tensor([[1000.0], [1001.0]])
     x = 1000 + torch.rand(200, 1, generator=torch.Generator().manual_seed(0))
     expected = kappa(x.double(), {"range": ends.double()}).dense()
     torch.testing.assert_close(kappa(x, {"range": ends}).dense().double(), expected, rtol=0, atol=1e-6)
@@ -463,9 +463,9 @@ def test_splines_far_from_zero_are_as_exact_as_near_it(policy, intervals) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_jacobians_of_many_directions_at_once(recompute, strategy) -> None:
-    head, x = spline_head(recompute, dtype=torch.float64, intervals=4), torch.rand(2, 64, dtype=torch.float64)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_jacobians_of_many_directions_at_once(checkpoint, strategy) -> None:
+    head, x = spline_head(checkpoint, dtype=torch.float64, intervals=4), torch.rand(2, 64, dtype=torch.float64)
     made = torch.autograd.functional.jacobian(head, x, vectorize=True, strategy=strategy)
     torch.testing.assert_close(made, torch.autograd.functional.jacobian(head, x))
 
@@ -502,9 +502,9 @@ def kept_by(call) -> int:
     return sum(storages.values())
 
 
-def spline_head(recompute: bool | None, *, intervals: int = 50, dtype=torch.float32, **options) -> kp.Head:
+def spline_head(checkpoint: bool | None, *, intervals: int = 50, dtype=torch.float32, **options) -> kp.Head:
     spec = kp.HeadSpec(
-        kp.BSpline(intervals, recompute=recompute, **options), kp.Dense(), kp.LinearRemainder(before="silu")
+        kp.BSpline(intervals, checkpoint=checkpoint, **options), kp.Dense(), kp.LinearRemainder(before="silu")
     )
     return kp.Head(64, 64, spec, seed=0, dtype=dtype)
 
@@ -533,9 +533,9 @@ def test_large_layers_are_recomputed_by_themselves(intervals) -> None:
     "options",
     [
         {},
-        {"out_of_range": "extended"},
-        {"out_of_range": "clamp", "degree": 1},
-        {"out_of_range": "zero", "degree": 2},
+        {"extrapolation": "extended"},
+        {"extrapolation": "clamp", "degree": 1},
+        {"extrapolation": "zero", "degree": 2},
         {"degree": 0},
         {"knots": "quantile"},
     ],
@@ -546,8 +546,8 @@ def test_large_layers_are_recomputed_by_themselves(intervals) -> None:
 @pytest.mark.parametrize("channels", [1, 2])
 def test_recomputed_heads_equal_others(options, reconciliation, channels) -> None:
     results = []
-    for recompute in (True, False):
-        kappa = kp.BSpline(5, **{"degree": 3, **options}, recompute=recompute)
+    for checkpoint in (True, False):
+        kappa = kp.BSpline(5, **{"degree": 3, **options}, checkpoint=checkpoint)
         outputs = 12 * kappa.factors(1)[0] if reconciliation == kp.Eye() else 6
         spec = kp.HeadSpec(kappa, reconciliation, channels=channels, after=("layer_norm",) if channels == 2 else ())
         head = kp.Head(12, outputs, spec, seed=1, dtype=torch.float64)
@@ -565,7 +565,7 @@ def test_recomputed_heads_equal_others(options, reconciliation, channels) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_recomputed_heads_go_through_the_transforms() -> None:
-    head, other = (spline_head(recompute, dtype=torch.float64, intervals=4) for recompute in (True, False))
+    head, other = (spline_head(checkpoint, dtype=torch.float64, intervals=4) for checkpoint in (True, False))
     x = torch.rand(3, 64, dtype=torch.float64) * 2.4 - 1.2
     weights = dict(head.named_parameters())
 
@@ -589,7 +589,7 @@ def test_recomputed_heads_go_through_the_transforms() -> None:
 @pytest.mark.parametrize("policy", ["linear", "clamp", "zero", "extended"])
 @pytest.mark.parametrize("shape", [(600, 8), (2, 300, 8)])
 def test_without_gradients_many_intervals_are_gathered(policy, shape) -> None:
-    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, out_of_range=policy)), seed=0)
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, extrapolation=policy)), seed=0)
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
     expected = torch.nn.functional.linear(head.expand(x).dense(), head.weights().dense()[0])
     with torch.no_grad():
@@ -605,9 +605,9 @@ def test_without_gradients_many_intervals_are_gathered(policy, shape) -> None:
 )
 def test_a_head_of_splines_that_refuse_begins_like_others(wrap) -> None:
     refusing, clamping = (
-        kp.Head(2, 3, kp.HeadSpec(wrap(kp.BSpline(out_of_range=policy)), remainder=remainder), seed=0)
-        for policy, remainder in (("error", kp.ExpansionRemainder(kp.BSpline(out_of_range="error"))), ("clamp", None))
-        for remainder in (remainder or kp.ExpansionRemainder(kp.BSpline(out_of_range="clamp")),)
+        kp.Head(2, 3, kp.HeadSpec(wrap(kp.BSpline(extrapolation=policy)), remainder=remainder), seed=0)
+        for policy, remainder in (("error", kp.ExpansionRemainder(kp.BSpline(extrapolation="error"))), ("clamp", None))
+        for remainder in (remainder or kp.ExpansionRemainder(kp.BSpline(extrapolation="clamp")),)
     )
     x = torch.rand(5, 2) * 2 - 1
     torch.testing.assert_close(refusing(x), clamping(x), rtol=0, atol=0)
@@ -635,13 +635,13 @@ def test_gathered_splines_go_through_the_transforms(monkeypatch) -> None:
 
 
 def test_gathered_splines_refuse_what_is_out_of_range() -> None:
-    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, out_of_range="error")), seed=0)
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, extrapolation="error")), seed=0)
     with torch.no_grad(), pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 1"):
         head(torch.cat((torch.zeros(599, 8), torch.eye(8)[:1] * 1.75)))
 
 
 def test_rounding_steps_beyond_the_range_are_no_error() -> None:
-    kappa = kp.BSpline(3, out_of_range="error")
+    kappa = kp.BSpline(3, extrapolation="error")
     model = kp.Model(kp.ModelSpec((3, 5, 2), (kp.LayerSpec((kp.HeadSpec(kappa),)),) * 2), seed=0, dtype=torch.float64)
     x = torch.rand(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 7 + 100
     kp.calibrate(model, x)

@@ -107,47 +107,47 @@ def test_functions_keep_their_identities() -> None:
 # ------------------------------------------------------------------------------------------------ beyond the domains
 
 
-@pytest.mark.parametrize("pole", [0.01, 0.3])
-def test_tangent_is_bridged_across_its_poles(pole) -> None:
-    kappa = kp.Trigonometric(pole)
-    seam = math.atan(1 / pole)
+@pytest.mark.parametrize("eps", [0.01, 0.3])
+def test_tangent_is_bridged_across_its_poles(eps) -> None:
+    kappa = kp.Trigonometric(eps)
+    seam = math.atan(1 / eps)
     for turns in (-1, 0, 3):
         shift = turns * math.pi
         smooth_at(kappa, seam + shift, 1e-4)
         smooth_at(kappa, math.pi - seam + shift, 1e-4)
         np.testing.assert_allclose(values(kappa, seam - 1e-6 + shift)[0, 2], math.tan(seam - 1e-6), rtol=1e-9)
-        assert abs(values(kappa, math.pi / 2 + shift)[0, 2]) < 1e-9 / pole**2
+        assert abs(values(kappa, math.pi / 2 + shift)[0, 2]) < 1e-9 / eps**2
     # It repeats, and is bounded: the cubic has its peak √(32/27)/ε at c = √(2/3) ε.
     x = np.linspace(-math.pi, math.pi, 20001)
     largest = np.abs(values(kappa, *x)[:, 2]).max()
-    assert 1 / pole < largest <= math.sqrt(32 / 27) / pole * (1 + 1e-12)
+    assert 1 / eps < largest <= math.sqrt(32 / 27) / eps * (1 + 1e-12)
     assert np.isfinite(slopes(kappa, *x)).all()
 
 
-@pytest.mark.parametrize("nearest", [0.01, 0.3])
-def test_reciprocal_is_bridged_across_zero(nearest) -> None:
-    kappa = kp.Reciprocal(nearest)
-    smooth_at(kappa, nearest, 1e-4)
-    smooth_at(kappa, -nearest, 1e-4)
+@pytest.mark.parametrize("eps", [0.01, 0.3])
+def test_reciprocal_is_bridged_across_zero(eps) -> None:
+    kappa = kp.Reciprocal(eps)
+    smooth_at(kappa, eps, 1e-4)
+    smooth_at(kappa, -eps, 1e-4)
     assert values(kappa, 0.0).item() == 0
-    assert slopes(kappa, 0.0).item() == pytest.approx(2 / nearest**2)
+    assert slopes(kappa, 0.0).item() == pytest.approx(2 / eps**2)
     x = np.linspace(-3, 3, 6001)
     ours = values(kappa, *x)[:, 0]
-    exact = np.abs(x) >= nearest
+    exact = np.abs(x) >= eps
     np.testing.assert_allclose(ours[exact], 1 / x[exact], rtol=1e-14)
-    np.testing.assert_allclose(ours, -ours[::-1], rtol=0, atol=1e-12 / nearest)
-    assert np.abs(ours).max() <= math.sqrt(32 / 27) / nearest
+    np.testing.assert_allclose(ours, -ours[::-1], rtol=0, atol=1e-12 / eps)
+    assert np.abs(ours).max() <= math.sqrt(32 / 27) / eps
 
 
-@pytest.mark.parametrize("turn", [0.1, 2.0, 16.0, 30.0])
-def test_hyperbolic_functions_go_on_linearly(turn) -> None:
-    kappa = kp.Hyperbolic(turn)
-    for end in (-turn, turn):
+@pytest.mark.parametrize("cutoff", [0.1, 2.0, 16.0, 30.0])
+def test_hyperbolic_functions_go_on_linearly(cutoff) -> None:
+    kappa = kp.Hyperbolic(cutoff)
+    for end in (-cutoff, cutoff):
         smooth_at(kappa, end, 1e-7)
         far = values(kappa, end, end * 1.5, end * 2)
         np.testing.assert_allclose(np.diff(far[:, :2], 2, axis=0) / far[2, :2], 0, atol=1e-14)
-    assert slopes(kappa, 3 * turn)[0, :2] == pytest.approx([math.sinh(turn), math.cosh(turn)])
-    assert slopes(kappa, -3 * turn)[0, :2] == pytest.approx([-math.sinh(turn), math.cosh(turn)])
+    assert slopes(kappa, 3 * cutoff)[0, :2] == pytest.approx([math.sinh(cutoff), math.cosh(cutoff)])
+    assert slopes(kappa, -3 * cutoff)[0, :2] == pytest.approx([-math.sinh(cutoff), math.cosh(cutoff)])
     far = columns(kappa, torch.tensor([-1000.0, 1000.0]))
     assert bool(far.square().isfinite().all())
 
@@ -258,9 +258,9 @@ def test_a_matrix_in_a_specification_is_plain_data() -> None:
         (lambda: kp.Fourier(0.0), "period must be at least 1e-06"),
         (lambda: kp.Fourier(1e300), "period must be at most 1000000000000000"),
         (lambda: kp.Fourier(harmonics=0), "harmonics must be at least 1"),
-        (lambda: kp.Reciprocal(0.0), "nearest must be at least 1e-06"),
-        (lambda: kp.Trigonometric(2.0), "pole must be at most 1.0"),
-        (lambda: kp.Hyperbolic(88.0), "turn must be at most 30.0"),
+        (lambda: kp.Reciprocal(0.0), "eps must be at least 1e-06"),
+        (lambda: kp.Trigonometric(2.0), "eps must be at most 1.0"),
+        (lambda: kp.Hyperbolic(88.0), "cutoff must be at most 30.0"),
         (lambda: kp.InverseHyperbolic(0.0), "margin must be at least 1e-06"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -115,7 +115,7 @@ def test_options_of_the_specification() -> None:
     assert kan.spec([2, 1], base=None).layers[0].heads[0].remainder == kp.ZeroRemainder()
     assert kan.spec([2, 1], base="tanh").layers[0].heads[0].remainder == kp.LinearRemainder(before="tanh")
     assert kan.spec([2, 1], bias=True).layers[0].heads[0].bias
-    expansion = kan.spec([2, 1], 7, 2, low=-3.0, high=4.0, knots="quantile", out_of_range="linear").layers[0].heads[0]
+    expansion = kan.spec([2, 1], 7, 2, low=-3.0, high=4.0, knots="quantile", extrapolation="linear").layers[0].heads[0]
     assert expansion.expansion == kp.BSpline(7, 2, -3.0, 4.0, "linear", "quantile")
     assert kan.spec([2, 1], knots=(0.0, 1.0, 3.0)).layers[0].heads[0].expansion.intervals == 2
     with pytest.raises(kp.SpecError, match="wobble"):
@@ -410,7 +410,7 @@ def without(model: kp.Model, layer: int, edges: list[tuple[int, int]], value: fl
 @pytest.mark.parametrize("value", [0.0, 0.7])
 def test_pruned_is_equal_where_what_goes_is_constant(fixed: bool, value: float) -> None:
     x = points(60, 3)
-    model = randomized(kan.spec([3, 5, 2], out_of_range="linear"))
+    model = randomized(kan.spec([3, 5, 2], extrapolation="linear"))
     kp.calibrate(model, x)
     # Nodes 0 and 3: no edge leaves them; node 4: none leads to it; another edge by itself.
     without(model, 1, [(o, i) for o in range(2) for i in (0, 3)], value)
@@ -467,7 +467,7 @@ def test_what_counts_little_goes() -> None:
 def test_several_heads_masks_and_means_are_pruned() -> None:
     x = points(50, 3)
     head = kp.HeadSpec(
-        kp.BSpline(3, out_of_range="extended"), kp.Masked(0.5), kp.LinearRemainder(bias=True), channels=2
+        kp.BSpline(3, extrapolation="extended"), kp.Masked(0.5), kp.LinearRemainder(bias=True), channels=2
     )
     other = kp.HeadSpec(kp.BSpline(5, 2), kp.Dense(), bias=True, before="tanh")
     spec = kp.ModelSpec((3, 4, 2), kp.LayerSpec((head, other), fusion="mean"))
@@ -518,7 +518,7 @@ def cubic(model: kp.Model) -> None:
 @pytest.mark.parametrize("knots", ["uniform", "quantile", (-3.0, -2.0, 0.5, 1.0, 2.0, 3.0)])
 @pytest.mark.parametrize("policy", ["extended", "linear", "error"])
 def test_a_grid_moves_to_the_data_and_what_the_new_one_can_be_is_kept(knots: Any, policy: str) -> None:
-    spec = kan.spec([2, 3], low=-3.0, high=3.0, knots=knots, out_of_range=policy)
+    spec = kan.spec([2, 3], low=-3.0, high=3.0, knots=knots, extrapolation=policy)
     model = kp.Model(spec, seed=0, dtype=F64)
     cubic(model)
     x = points(100, 2, 1) * torch.tensor([0.5, 2.0], dtype=F64) + 0.1
@@ -565,7 +565,7 @@ def test_empty_intervals_keep_the_function_too() -> None:
 
 @pytest.mark.parametrize("psi", [kp.LowRank(2), kp.Dense()])
 def test_other_reconciliations_and_heads_move_too(psi: kp.Reconciliation) -> None:
-    head = kp.HeadSpec(kp.BSpline(4, out_of_range="extended"), psi, channels=2)
+    head = kp.HeadSpec(kp.BSpline(4, extrapolation="extended"), psi, channels=2)
     spec = kp.ModelSpec((2, 3), kp.LayerSpec((head, head, kp.HeadSpec(kp.Chebyshev(2)))))
     model, x = randomized(spec), points(80, 2)
     wide = torch.stack((x.amin(0), x.amax(0)))
@@ -759,7 +759,7 @@ def test_the_formula_of_a_whole_network() -> None:
 
 def test_constant_edges_and_biases_are_in_the_formula() -> None:
     x = points(100, 2)
-    model = kp.Model(kan.spec([2, 1], bias=True, base=None, out_of_range="linear"), seed=0, dtype=F64)
+    model = kp.Model(kan.spec([2, 1], bias=True, base=None, extrapolation="linear"), seed=0, dtype=F64)
     head = model.layers[0].heads[0]
     matrix = torch.zeros(1, 8, 2, dtype=F64)
     matrix[0, :, 1] = 0.25

@@ -182,7 +182,7 @@ def test_additive_fitted() -> None:
     x, y, _ = data((2, 1, 0), rows=200)
     transformer = SplineTransformer(5, extrapolation="constant")
     estimator = make_pipeline(transformer, Ridge(0.3)).fit(x, y)
-    model = kp.calibrate(blank(2, 1, "additive", intervals=4, out_of_range="clamp"), torch.tensor(x))
+    model = kp.calibrate(blank(2, 1, "additive", intervals=4, extrapolation="clamp"), torch.tensor(x))
     assert_predicts(regression.fit_linear(model, x, y, alpha=0.3), estimator, x)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kapsi.contraction import contract_sum
-from kapsi.expansion.base import Expansion, spread, within_domain
+from kapsi.expansion.base import Expansion, clamp_to_domain, rms
 from kapsi.features import Features
 from kapsi.weights import Weights
 
@@ -30,7 +30,7 @@ def probe(expansion: Expansion, in_features: int, out_features: int) -> Tensor:
     rows = min(enough, 2**21 // max(in_features, columns), 2**27 // (columns * out_features))
     generator = torch.Generator().manual_seed(PROBE_SEED)
     x = torch.randn(max(8, rows), in_features, generator=generator, dtype=torch.float32, device="cpu")
-    return within_domain(expansion, x)
+    return clamp_to_domain(expansion, x)
 
 
 def output_spread(expansion: Expansion, features: Features, weights: Weights) -> float:
@@ -38,7 +38,7 @@ def output_spread(expansion: Expansion, features: Features, weights: Weights) ->
 
     Measured on the outputs and not on κ alone: a product of a few random factors is seldom as large as its expectation.
     """
-    measured = spread(expansion, contract_sum(features, weights))
+    measured = rms(expansion, contract_sum(features, weights))
     # Rows of ψ have a norm of about one. An output far below that is nothing but rounding, as of the sum of a basis
     # that adds up to a constant, after a layer norm.
     # Of a heavy-tailed κ the middle row counts, as the middle half of the outputs does.

@@ -383,7 +383,7 @@ class Head(nn.Module):
         measured = copy.copy(owner)
         steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
         measured._modules = {**owner._modules, **steps}
-        measured.spec = replace(owner.spec, expansion=owner.spec.expansion.forgiving())
+        measured.spec = replace(owner.spec, expansion=owner.spec.expansion.clamped())
         for module in (*steps["before"].modules(), *steps["after"].modules()):
             module.train(not isinstance(module, nn.Dropout))
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)

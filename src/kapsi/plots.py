@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import FileError, KapsiError, SpecError
-from kapsi.expansion.base import Expansion, common_range
+from kapsi.expansion.base import Expansion, common_domain
 from kapsi.files import atomic
 from kapsi.function import Function, Params, flatten
 from kapsi.fusion import Fusion
@@ -126,7 +126,7 @@ def _columns(expansion: Expansion, x: Tensor) -> Tensor:
 
 def _range(expansion: Expansion, in_features: int) -> tuple[float, float]:
     """Return the range of inputs in which all columns are well behaved, infinite where that is farther than is shown."""
-    low, high = common_range(expansion, in_features)
+    low, high = common_domain(expansion, in_features)
     if not low < high:  # columns that share no range: what any of them has
         bounds = expansion.domain(in_features)
         low, high = min(low for _, low, _ in bounds), max(high for _, _, high in bounds)

@@ -27,7 +27,7 @@ def refine(model: Model, intervals: int) -> Model:
     Each interval of every spline is divided into equal parts (knot insertion), and ψ is carried over exactly. Heads without
     a spline are copied as they are; so are types, devices, what is frozen, and training or evaluation mode.
 
-    The function is the same on the range of every spline, and beyond it by every `out_of_range` policy but one: with uniform
+    The function is the same on the range of every spline, and beyond it by every `extrapolation` policy but one: with uniform
     knots and `extended` the knots beyond the range move with the width of the intervals, and with them what lies there.
 
     Args:

@@ -244,7 +244,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
             made = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
-            size = output_spread(self.expansion, self.expansion.forgiving()(x, kappa), made)
+            size = output_spread(self.expansion, self.expansion.clamped()(x, kappa), made)
             self.reconciliation.scale(weights, gain / size)
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:

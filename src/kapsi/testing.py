@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kapsi.contraction import Route, contract, contract_sum
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
-from kapsi.expansion.base import spread, within_domain
+from kapsi.expansion.base import clamp_to_domain, rms
 from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Function, catalogue, flatten, options_of, to_dict
 from kapsi.fusion import Fusion
@@ -1009,9 +1009,9 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
         for seed in range(7):
             head.reset_parameters(seed)
             with torch.no_grad():
-                x = within_domain(expansion, torch.randn(1024, 8, generator=_generator(1000 + seed)))
+                x = clamp_to_domain(expansion, torch.randn(1024, 8, generator=_generator(1000 + seed)))
                 y = head(x)
-                spreads.append(spread(expansion, y - y.mean()))
+                spreads.append(rms(expansion, y - y.mean()))
         middle = sorted(spreads)[len(spreads) // 2]
         _require(1 / 3 <= middle <= 3, f"8 → 8, {channels} channels: the standard deviation is {middle:.3g}")
     head = Head(1, 1, HeadSpec(expansion, reconciliation), seed=0)
@@ -1021,9 +1021,9 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
     for seed in range(15):
         head.reset_parameters(seed)
         with torch.no_grad():
-            x = within_domain(expansion, torch.randn(1024, 1, generator=_generator(2000 + seed)))
+            x = clamp_to_domain(expansion, torch.randn(1024, 1, generator=_generator(2000 + seed)))
             outputs.append(head(x))
-    pooled = spread(expansion, torch.cat(outputs))
+    pooled = rms(expansion, torch.cat(outputs))
     _require(1 / 3 <= pooled <= 3, f"1 → 1: the standard deviation is {pooled:.3g}")
 
 

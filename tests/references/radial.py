@@ -35,7 +35,7 @@ def columns(bump: Bump, slope: Bump) -> Callable[[Any, ndarray, Any], ndarray]:
     def values(f: Any, x: ndarray, t: Any) -> ndarray:
         width = np.exp(t["log_width"])
         near = x
-        if f.out_of_range == "linear":
+        if f.extrapolation == "linear":
             near = np.clip(x, (t["centers"] - width).min(0), (t["centers"] + width).max(0))
         made = []
         for g in range(f.centers):

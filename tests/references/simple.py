@@ -13,7 +13,7 @@ from references.base import Reference, Table
 
 
 def reciprocal(f: Any, x: ndarray, t: Any) -> ndarray:
-    e = f.nearest
+    e = f.eps
     # Four conditions, value and slope at both ends, make the cubic.
     bridge = CubicHermiteSpline([-e, e], [-1 / e, 1 / e], [-1 / e**2, -1 / e**2])
     inside = np.abs(x) < e

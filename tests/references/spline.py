@@ -16,7 +16,7 @@ def b_spline_column(f: Any, x: ndarray, knots: ndarray) -> ndarray:
     count = f.intervals + f.degree
     low, high = knots[f.degree], knots[count]
     basis = [BSpline(knots, np.eye(count)[i], f.degree) for i in range(count)]
-    if f.out_of_range == "extended":
+    if f.extrapolation == "extended":
         # Each function lives on its own degree + 2 knots and is zero beyond; the last step takes its upper end.
         own = [BSpline.basis_element(knots[i : i + f.degree + 2], extrapolate=False) for i in range(count)]
         values = np.stack([np.nan_to_num(b(x)) for b in own], -1)
@@ -27,10 +27,10 @@ def b_spline_column(f: Any, x: ndarray, knots: ndarray) -> ndarray:
     # SciPy is right-continuous: just inside of the upper end the last interval's functions are the ones.
     near = np.clip(x, low, high)
     values = np.stack([b(np.minimum(near, high - 1e-14 * (f.degree == 0))) for b in basis], -1)
-    if f.out_of_range == "linear" and f.degree:
+    if f.extrapolation == "linear" and f.degree:
         slopes = np.stack([b(near, nu=1) for b in basis], -1)
         return values + slopes * (x - near)[:, None]
-    if f.out_of_range == "zero":
+    if f.extrapolation == "zero":
         return values * (near == x)[:, None]
     return values
 

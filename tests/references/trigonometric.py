@@ -33,18 +33,18 @@ def line_beyond_both(function: Callable[[ndarray], ndarray], x: ndarray, end: fl
 
 def trigonometric(f: Any, x: ndarray, t: Any) -> ndarray:
     cotangent = 1 / np.tan(np.where(x == 0, 1, x))
-    inside = (np.abs(cotangent) < f.pole) & (x != 0)
+    inside = (np.abs(cotangent) < f.eps) & (x != 0)
     # The odd cubic that meets 1/c in value and slope at c = ε, solved for: p ε + q ε³ = 1/ε, p + 3q ε² = −1/ε².
-    e = f.pole
+    e = f.eps
     p, q = np.linalg.solve([[e, e**3], [1, 3 * e**2]], [1 / e, -1 / e**2])
     tangent = np.where(inside, p * cotangent + q * cotangent**3, np.tan(x))
     return np.concatenate([np.cos(x), np.sin(x), tangent], -1)
 
 
 def hyperbolic(f: Any, x: ndarray, t: Any) -> ndarray:
-    turn = f.turn
-    cosine = line_beyond(np.cosh, np.abs(x), turn, np.sinh(turn), upper=True)  # even
-    sine = line_beyond_both(np.sinh, x, turn, np.cosh(turn))
+    cutoff = f.cutoff
+    cosine = line_beyond(np.cosh, np.abs(x), cutoff, np.sinh(cutoff), upper=True)  # even
+    sine = line_beyond_both(np.sinh, x, cutoff, np.cosh(cutoff))
     return np.concatenate([cosine, sine, np.tanh(x)], -1)
 
 

@@ -20,18 +20,12 @@ __all__ = [
     "Interval",
     "KnownDerivatives",
     "Refinement",
-    "bounded_ratio",
-    "columns_of_basis",
-    "common_range",
-    "data_range",
-    "decay",
-    "spread",
-    "within_domain",
-    "within_reach",
-    "working_precision",
+    "clamp_to_domain",
+    "common_domain",
+    "rms",
 ]
 
-QUARTILES = 1.3489795003921634
+NORMAL_IQR = 1.3489795003921634
 """The distance of the quartiles of a standard normal distribution."""
 
 Interval: TypeAlias = tuple[int, float, float]
@@ -81,7 +75,7 @@ class Expansion(Function, role="expansion"):
         """
         return False
 
-    def forgiving(self) -> Expansion:
+    def clamped(self) -> Expansion:
         """Return the expansion that stands for this one where initial outputs are measured: it refuses no input."""
         return self
 
@@ -169,81 +163,24 @@ class KnownDerivatives(OwnDerivatives):
         return KnownDerivatives.apply(x.movedim(in_dims[0], 0), order, evaluate), 0
 
 
-def within_domain(expansion: Expansion, x: Tensor) -> Tensor:
+def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:
     """Return inputs moved into the domain of a heavy-tailed expansion; of any other as they are."""
     if not expansion.heavy_tailed():
         return x
-    return x.clamp(*common_range(expansion, x.shape[-1]))
+    return x.clamp(*common_domain(expansion, x.shape[-1]))
 
 
-def common_range(expansion: Expansion, in_features: int) -> tuple[float, float]:
+def common_domain(expansion: Expansion, in_features: int) -> tuple[float, float]:
     """Return the range in which all columns are well behaved; the lower end is above the upper where they share none."""
     bounds = expansion.domain(in_features)
     return max(low for _, low, _ in bounds), min(high for _, _, high in bounds)
 
 
-def spread(expansion: Expansion, y: Tensor) -> float:
+def rms(expansion: Expansion, y: Tensor) -> float:
     """Return the root mean square of outputs; of a heavy-tailed expansion that of a normal one with its middle half."""
     values = y.double().flatten()
     if expansion.heavy_tailed() and values.numel() > 1:
         low, high = torch.quantile(values[: 2**20], values.new_tensor([0.25, 0.75])).tolist()
         if high > low:
-            return float(high - low) / QUARTILES
+            return float(high - low) / NORMAL_IQR
     return float(values.square().mean().sqrt())
-
-
-def data_range(x: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of each input in data `(rows, m)`, with room around a constant input.
-
-    Args:
-        x: the data.
-        cells: into how many parts the range will be cut; each must be wider than rounding.
-    """
-    most, coarse = torch.finfo(x.dtype).max, torch.finfo(x.dtype).eps
-    x = working_precision(x)
-    info = torch.finfo(x.dtype)
-    low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
-    # At a width of few rounding steps the parts would vanish, or both ends become one in the type that they are kept in.
-    largest = torch.maximum(low.abs(), high.abs())
-    least = (largest * max(64 * cells * info.eps, 4 * coarse)).clamp_min(info.tiny * 64 * cells)
-    margin = torch.where(high - low > least, torch.zeros_like(low), least.clamp_min(0.5))
-    return (low - margin).clamp_min(-most), (high + margin).clamp_max(most)
-
-
-def working_precision(x: Tensor) -> Tensor:
-    """Return x in float32 if it comes in a 16-bit type: bases lose all their digits there (a cubic has an error of 0.25)."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def columns_of_basis(values: list[Tensor]) -> Tensor:
-    """Return [φ₁(x), φ₂(x), …], basis-major, from a list of `(..., m)`."""
-    return torch.cat(values, -1) if len(values) > 1 else values[0]
-
-
-def decay(z: Tensor) -> Tensor:
-    """Return exp(−z), zero from where it would be a denormal number: those make a product take 30 times as long."""
-    return torch.exp(-torch.where(z > _reach(z), math.inf, z))
-
-
-def within_reach(u: Tensor) -> Tensor:
-    """Return u moved to where exp(−u²/2) is a normal number."""
-    most = math.sqrt(2 * _reach(u))
-    return u.clamp(-most, most)
-
-
-def _reach(like: Tensor) -> float:
-    return -0.9 * math.log(torch.finfo(like.dtype).tiny)
-
-
-def bounded_ratio(top: Tensor, bottom: Tensor, nearest: float) -> Tensor:
-    """Return top / bottom where that is at most 1/ε, ε = `nearest`, and a smooth bridge across the pole.
-
-    With c = bottom / top the ratio is 1/c for |c| ≥ ε and the odd 2c/ε² − c³/ε⁴ for |c| < ε: equal in value and slope at
-    the seams, zero at the pole. Top and bottom must not both be zero.
-    """
-    inside = bottom.abs() < nearest * top.abs()
-    one = torch.ones_like(top)
-    # Each branch with arguments that are safe for it: a NaN in the branch that is not taken would spoil the gradient.
-    outer = top / torch.where(inside, one, bottom)
-    c = torch.where(inside, bottom, 0 * one) / torch.where(inside, top, one) / nearest
-    return torch.where(inside, (2 - c.square()) * c / nearest, outer)

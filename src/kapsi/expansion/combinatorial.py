@@ -13,8 +13,9 @@ import torch
 from torch import Generator, Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, columns_of_basis, working_precision
+from kapsi.expansion.base import Expansion
 from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING, deviation
+from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import LARGEST_FORMED, DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -181,12 +182,12 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
         covariance, least = lower @ lower.T, scale.square()
         if self.subsets is None:
             combinations: Iterable[Tensor] = all_combinations(x.shape[-1], self.order, x.device)
-            columns = columns_of_basis([_log_density(centered, c, covariance, least) for c in combinations])
+            columns = concat_basis([_log_density(centered, c, covariance, least) for c in combinations])
             return DenseFeatures(columns.to(x.dtype))
         sizes = sorted({len(subset) for subset in self.subsets})
         order = [[i for i, subset in enumerate(self.subsets) if len(subset) == size] for size in sizes]
         combinations = (torch.tensor([sorted(self.subsets[i]) for i in places], device=x.device).T for places in order)
-        columns = columns_of_basis([_log_density(centered, c, covariance, least) for c in combinations])
+        columns = concat_basis([_log_density(centered, c, covariance, least) for c in combinations])
         places = [i for group in order for i in group]
         back = sorted(range(len(places)), key=places.__getitem__)
         return DenseFeatures(columns.index_select(-1, torch.tensor(back, device=x.device)).to(x.dtype))
@@ -221,7 +222,7 @@ class StateCombinations(Combinations):
             )
         return found
 
-    def forgiving(self) -> Self:
+    def clamped(self) -> Self:
         return replace(self, outside="nearest")
 
     def sizes(self, in_features: int) -> tuple[int, ...]:

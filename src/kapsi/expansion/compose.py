@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement, common_range
+from kapsi.expansion.base import Expansion, Interval, Refinement, common_domain
 from kapsi.expansion.simple import Identity
 from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, SparseFeatures, formed, side_by_side
 from kapsi.function import Params, Tensors
@@ -54,8 +54,8 @@ class Extended(Expansion, name="extended"):
     def heavy_tailed(self) -> bool:
         return any(part.heavy_tailed() for part in self.parts)
 
-    def forgiving(self) -> Expansion:
-        return replace(self, parts=tuple(part.forgiving() for part in self.parts))
+    def clamped(self) -> Expansion:
+        return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self.parts for interval in part.domain(in_features))
@@ -153,12 +153,12 @@ class Nested(Expansion, name="nested"):
     def heavy_tailed(self) -> bool:
         return any(part.heavy_tailed() for part in self.parts)
 
-    def forgiving(self) -> Expansion:
-        return replace(self, parts=tuple(part.forgiving() for part in self.parts))
+    def clamped(self) -> Expansion:
+        return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the range of the first part, for all columns: what goes into the others is not the input."""
-        return ((self.out_features(in_features), *common_range(self.parts[0], in_features)),)
+        return ((self.out_features(in_features), *common_domain(self.parts[0], in_features)),)
 
     def params(self, in_features: int) -> Params:
         widths = self._widths(in_features)

@@ -10,8 +10,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from kapsi.expansion.base import Expansion, working_precision
+from kapsi.expansion.base import Expansion
 from kapsi.expansion.kernel import cluster_centers, square_distances
+from kapsi.expansion.numerics import working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 

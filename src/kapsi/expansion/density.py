@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, columns_of_basis, working_precision
+from kapsi.expansion.base import Expansion, Interval
+from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -475,7 +476,7 @@ class NaiveMixed(Expansion, name="naive_mixed"):
         return {kind: part.calibrate(x, params[kind], y) for kind, part in self._parts.items()}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        return DenseFeatures(columns_of_basis([p(x, params[kind]).dense() for kind, p in self._parts.items()]))
+        return DenseFeatures(concat_basis([p(x, params[kind]).dense() for kind, p in self._parts.items()]))
 
 
 # ------------------------------------------------------------------------------------------------ what they share

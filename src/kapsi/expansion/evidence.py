@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, working_precision
+from kapsi.expansion.base import Expansion
+from kapsi.expansion.numerics import working_precision
 from kapsi.features import Features, SparseFeatures, features_of
 from kapsi.function import Param, Params, Tensors, option
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, columns_of_basis, working_precision
+from kapsi.expansion.base import Expansion
+from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
 
@@ -55,7 +56,7 @@ class Fourier(Expansion, name="fourier"):
             period = self.period / k
             angle = _within_half_a_period(values, period) * (2 * math.pi / period)
             waves += [torch.cos(angle), torch.sin(angle)]
-        return DenseFeatures(columns_of_basis(waves).to(x.dtype))
+        return DenseFeatures(concat_basis(waves).to(x.dtype))
 
 
 def _within_half_a_period(x: Tensor, period: float) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, decay, working_precision
+from kapsi.expansion.base import Expansion
+from kapsi.expansion.numerics import exp_neg, working_precision
 from kapsi.expansion.taylor import monomials
 from kapsi.features import DenseFeatures, Features, ProductFeatures
 from kapsi.function import LARGEST_EXPANSION, Param, Params, Tensors, option
@@ -327,7 +328,7 @@ def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None,
     if kernel == "linear" or gamma is None:
         return F.linear(x, centers)
     if kernel == "rbf":
-        return decay(gamma * square_distances(x, centers))
+        return exp_neg(gamma * square_distances(x, centers))
     inner = gamma * F.linear(x, centers) + coef0
     if kernel == "sigmoid":
         return torch.tanh(inner)

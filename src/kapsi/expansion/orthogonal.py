@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, KnownDerivatives, columns_of_basis, working_precision
+from kapsi.expansion.base import Expansion, Interval, KnownDerivatives
+from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
 
@@ -156,7 +157,7 @@ class ThreeTerm(Expansion):
         if ends.slopes_high:
             above = torch.where(values > ends.high, values - ends.high, 0.0)
             basis = [p + slope * above for p, slope in zip(basis, ends.slopes_high, strict=True)]
-        return columns_of_basis(basis)
+        return concat_basis(basis)
 
     def _recurrence(self, x: Number) -> Iterator[Number]:
         """Yield P₁(x), …, P_d(x)."""

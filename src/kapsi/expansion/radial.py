@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, data_range, decay, working_precision
+from kapsi.expansion.base import Expansion, Interval
+from kapsi.expansion.numerics import data_range, exp_neg, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -35,7 +36,7 @@ class RadialBasis(Expansion):
             is constant between the centers to within a percent; less separates them, more smooths.
         placement: how `kapsi.calibrate` places centers: `uniform`, evenly over the range of the data; `quantile`, with an
             equal share of the data around each, and widths by the distances to its neighbors.
-        out_of_range: what happens farther than one width beyond all centers. `formula`: the bumps decay as they say, a
+        extrapolation: what happens farther than one width beyond all centers. `formula`: the bumps decay as they say, a
             Gaussian until it is zero and has no gradient; `linear`: every bump goes on as its tangent there.
         learnable: whether centers and widths are trained.
     """
@@ -45,14 +46,14 @@ class RadialBasis(Expansion):
     high: float = option(2.0, minimum=-1e15, maximum=1e15)
     overlap: float = option(1.0, minimum=0.01, maximum=100.0)
     placement: Literal["uniform", "quantile"] = "uniform"
-    out_of_range: Literal["formula", "linear"] = "formula"
+    extrapolation: Literal["formula", "linear"] = "formula"
     learnable: bool = False
 
     examples = (
         {},
         {"centers": 3, "learnable": True, "overlap": 0.7},
-        {"centers": 2, "out_of_range": "linear", "low": -0.5, "high": 0.4, "overlap": 0.8, "learnable": True},
-        {"centers": 1, "out_of_range": "linear", "placement": "quantile"},
+        {"centers": 2, "extrapolation": "linear", "low": -0.5, "high": 0.4, "overlap": 0.8, "learnable": True},
+        {"centers": 1, "extrapolation": "linear", "placement": "quantile"},
         {"centers": 4, "placement": "quantile", "low": -1.0, "high": 1.5},
     )
 
@@ -106,7 +107,7 @@ class RadialBasis(Expansion):
         values, centers = working_precision(x).unsqueeze(-2), working_precision(params["centers"])
         log_width = working_precision(params["log_width"])
         epsilon = torch.exp(-log_width)
-        if self.out_of_range == "formula":
+        if self.extrapolation == "formula":
             # The difference first: it is exact near a center, however far both are from zero.
             bumps = self._profile((values - centers) * epsilon)
         else:
@@ -126,14 +127,14 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
 
     Centers and widths are buffers `centers` and `log_width` = −log ε, `(G, m)`; `kapsi.calibrate` sets them from data. Far
     from all centers value and gradient vanish, as the formula says: in float32 from ten widths on. Calibrate, or choose
-    `out_of_range="linear"`, where inputs may lie there.
+    `extrapolation="linear"`, where inputs may lie there.
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
         low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
-        out_of_range: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
+        extrapolation: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
             tangent there.
         learnable: whether centers and widths are trained.
 
@@ -147,7 +148,7 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
     """
 
     def _profile(self, u: Tensor) -> Tensor:
-        return decay(u.square())
+        return exp_neg(u.square())
 
     def _slope(self, u: Tensor, profile: Tensor) -> Tensor:
         return -2 * u * profile
@@ -165,7 +166,7 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
         low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
-        out_of_range: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
+        extrapolation: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
             tangent there.
         learnable: whether centers and widths are trained.
 

@@ -11,7 +11,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, bounded_ratio, working_precision
+from kapsi.expansion.base import Expansion
+from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
 
@@ -89,19 +90,19 @@ class Reciprocal(Expansion, name="reciprocal"):
     stay within 1.1/ε, and an input of zero gives zero.
 
     Args:
-        nearest: ε, the smallest `|x|` whose reciprocal is exact, 10⁻⁶ to 1,000, in units of the inputs.
+        eps: ε, the smallest `|x|` whose reciprocal is exact, 10⁻⁶ to 1,000, in units of the inputs.
 
     Source: arXiv 2407.04819, "Identity and Reciprocal Data Expansion".
 
     Example:
         >>> import torch
-        >>> Reciprocal(nearest=0.5)(torch.tensor([2.0, -0.5, 0.25, 0.0]), {}).dense()
+        >>> Reciprocal(eps=0.5)(torch.tensor([2.0, -0.5, 0.25, 0.0]), {}).dense()
         tensor([ 0.5000, -2.0000,  1.7500,  0.0000])
     """
 
-    examples = ({}, {"nearest": 0.5})
+    examples = ({}, {"eps": 0.5})
 
-    nearest: float = option(0.01, minimum=1e-6, maximum=1e3)
+    eps: float = option(0.01, minimum=1e-6, maximum=1e3)
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return 1, in_features
@@ -115,7 +116,7 @@ class Reciprocal(Expansion, name="reciprocal"):
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x)
-        return DenseFeatures(bounded_ratio(torch.ones_like(values), values, self.nearest).to(x.dtype))
+        return DenseFeatures(bounded_ratio(torch.ones_like(values), values, self.eps).to(x.dtype))
 
 
 @dataclass(frozen=True)

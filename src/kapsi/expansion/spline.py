@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from kapsi.derivatives import OwnDerivatives
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement, data_range, working_precision
+from kapsi.expansion.base import Expansion, Interval, Refinement
+from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.features import BLOCK, DenseFeatures, Features, RecomputedFeatures, RecomputedProduct, apply_matrix
 from kapsi.function import Param, Params, Tensors, option
 
@@ -50,7 +51,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         intervals: number of intervals of the range, 1 to 100,000; with given knots one less than there are.
         degree: degree of the pieces, 0 (steps) to 16; 3 is the cubic spline.
         low, high: the range before calibration, in units of the inputs; with given knots the first and the last.
-        out_of_range: what happens outside of the range. `linear`: every function goes on as its tangent at the end;
+        extrapolation: what happens outside of the range. `linear`: every function goes on as its tangent at the end;
             `extended`: the formula on the knots beyond the range, zero beyond those; `clamp`: the value at the end; `zero`:
             zero; `error`: a ValueError (eager mode only, it looks at values), but for some rounding steps, which are clamped.
         knots: where the breakpoints are. `uniform`: equally far apart; `quantile`: so at first, and calibrated at quantiles of
@@ -58,7 +59,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             at least two, strictly increasing, the same for every input at first.
         uniform_share: share of the uniform breakpoints in those calibrated at quantiles, 0 to 1. More than nothing keeps
             intervals from being very narrow where many inputs are nearly equal.
-        recompute: whether κ(x) is made anew in the backward pass, so that x is all that is kept: the memory of a layer does not
+        checkpoint: whether κ(x) is made anew in the backward pass, so that x is all that is kept: the memory of a layer does not
             grow with the intervals, and κ(x) is evaluated twice. None: where κ(x) has more than 2²⁴ numbers, from where on it
             takes no longer. A compiled model leaves the choice to the compiler.
 
@@ -80,26 +81,26 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     examples = (
         {},
         {"intervals": 3, "degree": 0},
-        {"intervals": 4, "degree": 1, "out_of_range": "extended"},
-        {"intervals": 1, "degree": 2, "out_of_range": "clamp"},
-        {"intervals": 4, "degree": 5, "out_of_range": "zero", "low": -2.0, "high": 3.0},
-        {"intervals": 6, "degree": 3, "out_of_range": "extended"},
+        {"intervals": 4, "degree": 1, "extrapolation": "extended"},
+        {"intervals": 1, "degree": 2, "extrapolation": "clamp"},
+        {"intervals": 4, "degree": 5, "extrapolation": "zero", "low": -2.0, "high": 3.0},
+        {"intervals": 6, "degree": 3, "extrapolation": "extended"},
         {"knots": (-1.0, -0.4, 0.3, 1.2), "degree": 2},
-        {"knots": (-1.5, 0.2, 0.7), "degree": 0, "out_of_range": "extended"},
-        {"knots": "quantile", "intervals": 4, "out_of_range": "extended"},
-        {"knots": "quantile", "intervals": 3, "degree": 1, "out_of_range": "zero", "uniform_share": 0.0},
-        {"intervals": 4, "recompute": True},
-        {"knots": (-1.0, 0.1, 1.0), "recompute": True},
+        {"knots": (-1.5, 0.2, 0.7), "degree": 0, "extrapolation": "extended"},
+        {"knots": "quantile", "intervals": 4, "extrapolation": "extended"},
+        {"knots": "quantile", "intervals": 3, "degree": 1, "extrapolation": "zero", "uniform_share": 0.0},
+        {"intervals": 4, "checkpoint": True},
+        {"knots": (-1.0, 0.1, 1.0), "checkpoint": True},
     )
 
     intervals: int = option(5, minimum=1, maximum=MOST_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
     low: float = -1.0
     high: float = 1.0
-    out_of_range: Literal["linear", "extended", "clamp", "zero", "error"] = "linear"
+    extrapolation: Literal["linear", "extended", "clamp", "zero", "error"] = "linear"
     knots: Literal["uniform", "quantile"] | tuple[float, ...] = "uniform"
     uniform_share: float = option(0.02, minimum=0.0, maximum=1.0)
-    recompute: bool | None = None
+    checkpoint: bool | None = None
 
     def check(self) -> None:
         if isinstance(self.knots, tuple):
@@ -157,8 +158,8 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         if not bool((low < high).all()):
             raise SpecError("BSpline: each lower end of the range must be below the upper one")
 
-    def forgiving(self) -> BSpline:
-        return replace(self, out_of_range="clamp") if self.out_of_range == "error" else self
+    def clamped(self) -> BSpline:
+        return replace(self, extrapolation="clamp") if self.extrapolation == "error" else self
 
     # -------------------------------------------------------------------------------- calibration
 
@@ -207,10 +208,12 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         # A compiler decides by itself what it makes anew.
         if not torch.compiler.is_compiling():
             wanted = (
-                x.numel() * (self.intervals + self.degree) > LARGEST_KEPT if self.recompute is None else self.recompute
+                x.numel() * (self.intervals + self.degree) > LARGEST_KEPT
+                if self.checkpoint is None
+                else self.checkpoint
             )
-            recompute = wanted and torch.is_grad_enabled()
-            if recompute or self._gathers(x):
+            checkpoint = wanted and torch.is_grad_enabled()
+            if checkpoint or self._gathers(x):
                 return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
         return DenseFeatures(self._columns(x, ends))
 
@@ -242,15 +245,15 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
             and not torch.is_autocast_enabled("cpu")
             and self.knots == "uniform"
             and self.degree > 0
-            and self.out_of_range != "extended"
+            and self.extrapolation != "extended"
         )
 
     def _on_range(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` on uniform knots."""
         n, degree, inputs = self.intervals, self.degree, x.shape[-1]
         low, rate = self._range(x, ends)
-        if self.out_of_range != "extended":
-            made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.forgiving().out_of_range, 0)
+        if self.extrapolation != "extended":
+            made: Tensor = _UniformBasis.apply(x, low, rate, n, degree, self.clamped().extrapolation, 0)
             return made
         # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
         made = _UniformBasis.apply(x, low, rate, n + 2 * degree, degree, "zero", degree)
@@ -259,7 +262,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
     def _range(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lower ends and the intervals a unit of each input, after a check of x where that is the policy."""
         low, high = working_precision(ends).unbind(0)
-        if self.out_of_range == "error":
+        if self.extrapolation == "error":
             self._refuse_outside(x, low, high)
         return low, _rate(low, high, self.intervals)
 
@@ -267,7 +270,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         """Return all columns `(..., D)` by operations that torch differentiates."""
         degree = self.degree
         # The knots beyond the range make a wider one, of which the functions that the range does not need are cut off.
-        wider = degree if self.out_of_range == "extended" else 0
+        wider = degree if self.extrapolation == "extended" else 0
         if self.knots == "uniform":
             low, high = working_precision(ends).unbind(0)
             position = (values - low) * _rate(low, high, self.intervals)  # in intervals from the lower end
@@ -281,12 +284,12 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
                 knots = torch.cat((knots[:1].expand(wider, -1), knots, knots[-1:].expand(wider, -1)))
             position = values
             near, cell, pieces, lower = _on_knots(position, knots, degree)
-        if self.out_of_range == "error":
+        if self.extrapolation == "error":
             self._refuse_outside(values, low, high)
-        if self.out_of_range == "linear" and degree:
+        if self.extrapolation == "linear" and degree:
             slopes = F.pad(lower, (0, 0, 1, 0)) - F.pad(lower, (0, 0, 0, 1))
             pieces = pieces + (position - near).unsqueeze(-2) * slopes
-        elif self.out_of_range in ("zero", "extended"):
+        elif self.extrapolation in ("zero", "extended"):
             pieces = pieces * (position == near).unsqueeze(-2)
         rows = cell.unsqueeze(-2) + torch.arange(degree + 1, device=values.device).unsqueeze(-1)
         height = self.intervals + degree + 2 * wider
@@ -305,7 +308,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         if bool(outside.any()):
             first = x[outside][0].item()
             raise SpecError(
-                f"BSpline(out_of_range='error'): {int(outside.sum()):,} inputs are out of range, the first is {first:.6g}"
+                f"BSpline(extrapolation='error'): {int(outside.sum()):,} inputs are out of range, the first is {first:.6g}"
             )
 
     # -------------------------------------------------------------------------------- a finer grid
@@ -387,7 +390,7 @@ class _GatheredProduct(RecomputedProduct):
     @staticmethod
     def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
         low, rate = spline._range(x, ends)
-        outside = spline.forgiving().out_of_range
+        outside = spline.clamped().extrapolation
         table = matrix.mT.contiguous()
         made = x.new_empty(x.shape[:-1].numel(), len(matrix))
         rows = max(1, BLOCK // ((spline.degree + 1) * x.shape[-1]))

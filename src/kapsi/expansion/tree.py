@@ -13,7 +13,8 @@ import torch
 from torch import Generator, Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, working_precision
+from kapsi.expansion.base import Expansion
+from kapsi.expansion.numerics import working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval, bounded_ratio, working_precision
+from kapsi.expansion.base import Expansion, Interval
+from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
 
@@ -42,7 +43,7 @@ class Trigonometric(_Three, name="trigonometric"):
     2c/ε² − c³/ε⁴, which meets 1/c in value and slope: values stay within 1.1/ε, and the pole itself gives zero.
 
     Args:
-        pole: ε, about the distance from a pole at which the tangent leaves its formula, 10⁻⁶ to 1, in radians.
+        eps: ε, about the distance from a pole at which the tangent leaves its formula, 10⁻⁶ to 1, in radians.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
 
@@ -52,9 +53,9 @@ class Trigonometric(_Three, name="trigonometric"):
         tensor([0.5403, 0.8415, 1.5574])
     """
 
-    examples = ({}, {"pole": 0.5})
+    examples = ({}, {"eps": 0.5})
 
-    pole: float = option(0.01, minimum=1e-6, maximum=1.0)
+    eps: float = option(0.01, minimum=1e-6, maximum=1.0)
 
     def heavy_tailed(self) -> bool:
         """Return True: the tangent has a pole in every period, so no range of inputs is free of large values."""
@@ -62,7 +63,7 @@ class Trigonometric(_Three, name="trigonometric"):
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         cosine, sine = torch.cos(x), torch.sin(x)
-        return cosine, sine, bounded_ratio(sine, cosine, self.pole)
+        return cosine, sine, bounded_ratio(sine, cosine, self.eps)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Hyperbolic(_Three, name="hyperbolic"):
     float32 for `|x|` up to 1,000; in float16, which ends at 65,504, choose p of at most 4 for such inputs.
 
     Args:
-        turn: p, up to where cosh and sinh are exact, 0.1 to 30.
+        cutoff: p, up to where cosh and sinh are exact, 0.1 to 30.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
 
@@ -83,12 +84,12 @@ class Hyperbolic(_Three, name="hyperbolic"):
         tensor([1.5431, 1.1752, 0.7616])
     """
 
-    examples = ({}, {"turn": 1.5})
+    examples = ({}, {"cutoff": 1.5})
 
-    turn: float = option(16.0, minimum=0.1, maximum=30.0)
+    cutoff: float = option(16.0, minimum=0.1, maximum=30.0)
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ends, high, low = (-self.turn, self.turn), math.cosh(self.turn), math.sinh(self.turn)
+        ends, high, low = (-self.cutoff, self.cutoff), math.cosh(self.cutoff), math.sinh(self.cutoff)
         cosine = _tangent_beyond(x, torch.cosh, ends, (-low, low))
         return cosine, _tangent_beyond(x, torch.sinh, ends, (high, high)), torch.tanh(x)
 

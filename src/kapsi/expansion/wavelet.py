@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval, KnownDerivatives, data_range, within_reach, working_precision
+from kapsi.expansion.base import Expansion, Interval, KnownDerivatives
+from kapsi.expansion.numerics import clamp_gaussian_input, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -140,7 +141,7 @@ class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
     examples = ({}, {"scales": 2, "shifts": 3, "dilation": 1.5, "learnable": True})
 
     def _mother(self, u: Tensor) -> Tensor:
-        square = within_reach(u).square()
+        square = clamp_gaussian_input(u).square()
         return (1 - square) * torch.exp(square * -0.5) * (2 / (math.sqrt(3) * math.pi**0.25))
 
 
@@ -178,7 +179,7 @@ class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", 
     order: int = option(1, minimum=1, maximum=20)
 
     def _mother(self, u: Tensor) -> Tensor:
-        u = within_reach(u)
+        u = clamp_gaussian_input(u)
         # He_{k+1} = u He_k − k He_{k−1}, with the Gaussian and the norm in all terms.
         before = torch.exp(u.square() * -0.5) * (-1 / math.sqrt(math.gamma(self.order + 0.5)))
         last = u * before

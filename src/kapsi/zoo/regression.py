@@ -26,7 +26,7 @@ __all__ = ["PARITY", "factorization_machine", "fit_linear", "fit_logistic", "fro
 KINDS = {
     "linear": (),
     "polynomial": ("degree",),
-    "additive": ("intervals", "degree", "knots", "out_of_range", "low", "high"),
+    "additive": ("intervals", "degree", "knots", "extrapolation", "low", "high"),
     "factorization_machine": ("rank",),
 }
 """The options of κ and ψ, by kind."""
@@ -53,7 +53,7 @@ def spec(inputs: int, outputs: int = 1, kind: str = "linear", **options: Any) ->
         inputs: m, at least 1.
         outputs: n, at least 1.
         kind: `linear`, `polynomial`, `additive` or `factorization_machine`.
-        **options: `degree` of `polynomial` (2); `intervals` (5), `degree` (3), `knots`, `low`, `high` and `out_of_range` of
+        **options: `degree` of `polynomial` (2); `intervals` (5), `degree` (3), `knots`, `low`, `high` and `extrapolation` of
             `additive`, as of `kapsi.BSpline`; `rank` of `factorization_machine` (8).
 
     Raises:
@@ -301,7 +301,7 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
         intervals=functions - degree,
         degree=degree,
         knots="quantile",
-        out_of_range=OUTSIDE[step.extrapolation],
+        extrapolation=OUTSIDE[step.extrapolation],
     )
     return _filled(made, table.transpose(1, 2).flatten(1), bias, knots=knots)
 

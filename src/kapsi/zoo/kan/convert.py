@@ -39,7 +39,7 @@ def spec(
     low: float = -1.0,
     high: float = 1.0,
     knots: str | tuple[float, ...] = "uniform",
-    out_of_range: str = "extended",
+    extrapolation: str = "extended",
     base: str | None = "silu",
     bias: bool = False,
 ) -> ModelSpec:
@@ -49,7 +49,7 @@ def spec(
 
     Args:
         widths: numbers of nodes, from the inputs to the outputs.
-        intervals, degree, low, high, knots, out_of_range: of the splines, as in `BSpline`. `extended` is the formula of the
+        intervals, degree, low, high, knots, extrapolation: of the splines, as in `BSpline`. `extended` is the formula of the
             paper of these networks: the spline ends with its knots, and beyond them the base function is all there is.
         base: σ, the name of an activation; None: no remainder.
         bias: whether each node has a bias.
@@ -67,7 +67,7 @@ def spec(
         [(4, 5, 2), (4, 1, 5)]
     """
     given: Any = {"intervals": intervals, "degree": degree, "low": low, "high": high, "knots": knots}
-    splines = BSpline(out_of_range=out_of_range, **given)  # type: ignore[arg-type]
+    splines = BSpline(extrapolation=extrapolation, **given)  # type: ignore[arg-type]
     remainder: Remainder = ZeroRemainder() if base is None else LinearRemainder(before=base)  # type: ignore[arg-type]
     return rpn(widths, splines, Dense(), remainder, bias=bias)
 
@@ -137,7 +137,7 @@ class _Layer:
         grid, degree = _values(layer.grid, f"{where}.grid"), int(layer.k)
         intervals = grid.shape[1] - 1 - 2 * degree
         self.expansion = BSpline(
-            intervals, degree, out_of_range="extended", knots="quantile", uniform_share=float(layer.grid_eps)
+            intervals, degree, extrapolation="extended", knots="quantile", uniform_share=float(layer.grid_eps)
         )
         self.bias, self.remainder = bias, remainder
         # What has no width has no spline: every function is not a number there, for which pykan puts zero.

@@ -120,7 +120,7 @@ def _moved(head: Head, x: Tensor) -> ChangeOfBasis:
     def functions(points: Tensor) -> Tensor:
         """Return all functions at some points of each input, `(m, points, q)`, in float64, which not every device has."""
         tensors = {name: tensor.to("cpu", torch.float64) for name, tensor in _named(head)}
-        return expansion.forgiving()(points, tensors).dense().unflatten(-1, (-1, m)).permute(2, 0, 1)
+        return expansion.clamped()(points, tensors).dense().unflatten(-1, (-1, m)).permute(2, 0, 1)
 
     old = {name: tensor.clone() for name, tensor in _named(head)}
     new = expansion.calibrate(inputs, head.kappa)

@@ -109,7 +109,7 @@ def _expansion(kind: str, where: str, always: Mapping[str, Any], options: Mappin
     if isinstance(categories, bool) or not isinstance(categories, int) or categories < 1:
         raise SpecError(f"{where}: categories={categories!r}: expected an integer of at least 1")
     # A step around each whole number.
-    return BSpline(categories, degree=0, low=-0.5, high=categories - 0.5, out_of_range="zero")
+    return BSpline(categories, degree=0, low=-0.5, high=categories - 0.5, extrapolation="zero")
 
 
 def learned(model: Model) -> Model:
