@@ -18,7 +18,7 @@ from measure import Report, Table, Target, options, progress
 from torch import Tensor
 
 import kapsi as kp
-from kapsi.data.functions import FunctionProblem, functions
+from kapsi.data.problems import FunctionProblem, problems
 from kapsi.paper.expected import load_expected
 from kapsi.paper.experiment import load_shipped
 
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 def _cases() -> dict[str, Case]:
     printed = load_expected(load_shipped("elementary"))
     found = {}
-    for problem in functions("elementary"):
+    for problem in problems("elementary"):
         paper = printed.rows[problem.name]["rpn_ext"].mean
         if paper is None:
             raise RuntimeError(f"{problem.name}: the paper's figure is missing")

@@ -243,8 +243,8 @@ def test_sympy_and_latex() -> None:
 
 def test_sympy_is_loaded_only_for_expressions() -> None:
     code = (
-        "import sys; from kapsi.data.functions import function; before = 'sympy' in sys.modules;"
-        "function('I.9.18').sample(10, seed=0); print(before, 'sympy' in sys.modules)"
+        "import sys; from kapsi.data.problems import problem; before = 'sympy' in sys.modules;"
+        "problem('I.9.18').sample(10, seed=0); print(before, 'sympy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -17,20 +17,20 @@ import torch
 from sympy.parsing.sympy_parser import parse_expr
 
 from kapsi.cli import main
-from kapsi.data.functions import (
+from kapsi.data.problems import (
     ALIASES,
     GROUPS,
     FunctionProblem,
     Variable,
-    function,
-    functions,
+    problem,
     problem_from,
+    problems,
     read_variable,
 )
 from kapsi.data.tabular import read_table
 from kapsi.errors import FormulaError
 
-EVERY = [problem for group in GROUPS for problem in functions(group)]
+EVERY = [problem for group in GROUPS for problem in problems(group)]
 EACH = pytest.mark.parametrize("problem", EVERY, ids=[problem.name for problem in EVERY])
 
 # ---------------------------------------------------------------- the functions
@@ -111,22 +111,22 @@ def test_every_variable_is_in_the_formula(problem) -> None:
 
 
 def test_how_many_there_are() -> None:
-    assert [len(functions(group)) for group in GROUPS] == [17, 17, 100, 20, 27]
+    assert [len(problems(group)) for group in GROUPS] == [17, 17, 100, 20, 27]
     names = [problem.name for problem in EVERY]
     assert len(set(names)) == len(names) == 181
     assert names[:17] == [f"E.{number}" for number in range(17)]
     assert names[17:34] == [f"C.{number}" for number in range(17)]
-    assert [problem.name for problem in functions("feynman_bonus")] == [f"test_{number}" for number in range(1, 21)]
-    assert all(problem.title for problem in functions("feynman_bonus"))
+    assert [problem.name for problem in problems("feynman_bonus")] == [f"test_{number}" for number in range(1, 21)]
+    assert all(problem.title for problem in problems("feynman_bonus"))
 
 
 def test_the_papers_numbers() -> None:
     assert list(ALIASES) == [f"F.{number}" for number in range(27)]
-    assert function("F.0").name == "I.6.2"
-    assert function("F.12").name == "I.30.5"
-    assert function("F.26") is function("III.17.37")
+    assert problem("F.0").name == "I.6.2"
+    assert problem("F.12").name == "I.30.5"
+    assert problem("F.26") is problem("III.17.37")
     # The same 27, in the same order, without dimensions.
-    assert [f"D.{name}" for name in ALIASES.values()] == [p.name for p in functions("feynman_dimensionless")]
+    assert [f"D.{name}" for name in ALIASES.values()] == [p.name for p in problems("feynman_dimensionless")]
 
 
 @pytest.mark.parametrize(
@@ -145,28 +145,28 @@ def test_the_papers_numbers() -> None:
     ],
 )
 def test_ranges(name, ranges) -> None:
-    assert function(name).ranges == ranges
+    assert problem(name).ranges == ranges
 
 
 def test_the_data_of_the_paper_rather_than_its_table() -> None:
-    assert function("C.12").formula == "exp((x+y)+exp(x+y))"
-    assert function("test_9").values([[1.0, 1.0, 1.0, 1.0, 1.0]])[0] == pytest.approx(-64 / 5)
+    assert problem("C.12").formula == "exp((x+y)+exp(x+y))"
+    assert problem("test_9").values([[1.0, 1.0, 1.0, 1.0, 1.0]])[0] == pytest.approx(-64 / 5)
 
 
 def test_unknown_names() -> None:
     with pytest.raises(FormulaError, match=r"no group of functions 'feynmann'; did you mean feynman\? there are elem"):
-        functions("feynmann")
+        problems("feynmann")
     with pytest.raises(FormulaError, match=r"no function 'I\.9\.19'; did you mean I\.9\.18"):
-        function("I.9.19")
+        problem("I.9.19")
     with pytest.raises(FormulaError, match=r"no function 'qqqq'; there are E\.0 to E\.16"):
-        function("qqqq")
+        problem("qqqq")
 
 
 # ---------------------------------------------------------------- drawing
 
 
 def test_a_seed_gives_the_same_rows_everywhere() -> None:
-    x, y = function("I.9.18").sample(2, seed=0)
+    x, y = problem("I.9.18").sample(2, seed=0)
     assert x[0].tolist() == [
         1.6369616873214543,
         1.2697867137638703,
@@ -178,38 +178,38 @@ def test_a_seed_gives_the_same_rows_everywhere() -> None:
         3.7294965609839985,
         1.543624991465423,
     ]
-    again = function("F.2").sample(2, seed=0)
+    again = problem("F.2").sample(2, seed=0)
     assert np.array_equal(again[0], x)
     assert np.array_equal(again[1], y)
-    assert not np.array_equal(function("I.9.18").sample(2, seed=1)[0], x)
+    assert not np.array_equal(problem("I.9.18").sample(2, seed=1)[0], x)
 
 
 def test_functions_of_equally_many_variables_get_the_same_uniform_numbers() -> None:
-    first, _ = function("E.0").sample(50, seed=3)
-    second, _ = function("E.8").sample(50, seed=3)
+    first, _ = problem("E.0").sample(50, seed=3)
+    second, _ = problem("E.8").sample(50, seed=3)
     np.testing.assert_allclose(second, first / 2, rtol=1e-15)
 
 
 def test_the_global_random_states_are_not_touched() -> None:
     before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    function("E.3").split(seed=5, noise=0.1)
+    problem("E.3").split(seed=5, noise=0.1)
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 def test_split_is_the_sample_cut_in_two() -> None:
-    problem = function("E.3")
-    x, y = problem.sample(2000, seed=4)
-    parts = problem.split(seed=4)
+    task = problem("E.3")
+    x, y = task.sample(2000, seed=4)
+    parts = task.split(seed=4)
     assert [part.shape for part in parts] == [(1000, 2), (1000,), (1000, 2), (1000,)]
     assert np.array_equal(np.vstack([parts[0], parts[2]]), x)
     assert np.array_equal(np.concatenate([parts[1], parts[3]]), y)
-    assert [len(part) for part in problem.split(50, 40, seed=4)] == [40, 40, 10, 10]
+    assert [len(part) for part in task.split(50, 40, seed=4)] == [40, 40, 10, 10]
 
 
 def test_noise_is_a_share_of_how_the_target_varies_and_leaves_x_alone() -> None:
-    problem = function("II.38.3")
-    x, y = problem.sample(20_000, seed=6)
-    noisy_x, noisy = problem.sample(20_000, seed=6, noise=0.25)
+    task = problem("II.38.3")
+    x, y = task.sample(20_000, seed=6)
+    noisy_x, noisy = task.sample(20_000, seed=6, noise=0.25)
     assert np.array_equal(x, noisy_x)
     error = (noisy - y) / y.std()
     assert error.std() == pytest.approx(0.25, rel=0.03)
@@ -277,13 +277,13 @@ def test_few_rows_are_judged_by_more() -> None:
 )
 def test_arguments_out_of_range(arguments, message) -> None:
     with pytest.raises(FormulaError, match=message):
-        function("test_9").sample(**({"rows": 10, "seed": 0} | arguments))
+        problem("test_9").sample(**({"rows": 10, "seed": 0} | arguments))
 
 
 @pytest.mark.parametrize(("rows", "train"), [(1, 1), (10, 0), (10, 10), (10, 11)])
 def test_a_split_has_rows_in_both_parts(rows, train) -> None:
     with pytest.raises(FormulaError, match=r"rows 1:|train"):
-        function("E.3").split(rows, train, seed=0)
+        problem("E.3").split(rows, train, seed=0)
 
 
 def test_noise_of_a_very_small_or_large_target() -> None:
@@ -340,7 +340,7 @@ def test_problems_that_do_not_fit() -> None:
     one_by_one = (Variable(name, 0, 1) for name in "xy")
     assert FunctionProblem("f", "x+y", one_by_one).variables == (Variable("x", 0, 1), Variable("y", 0, 1))
     with pytest.raises(FormulaError, match="there is no function"):
-        function(["E.3"])
+        problem(["E.3"])
     assert read_variable("x:-1e-3:.5") == Variable("x", -0.001, 0.5)
     assert read_variable(" x : 0 : +1 ") == Variable("x", 0, 1)
 
@@ -349,8 +349,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
     variable = Variable("x", np.float32(0.5), np.int64(2))
     assert variable == Variable("x", 0.5, 2.0)
     assert type(variable.low) is type(variable.high) is float
-    noisy = function("E.3").sample(5, seed=0, noise=np.float32(0.5))[1]
-    assert np.array_equal(noisy, function("E.3").sample(5, seed=0, noise=0.5)[1])
+    noisy = problem("E.3").sample(5, seed=0, noise=np.float32(0.5))[1]
+    assert np.array_equal(noisy, problem("E.3").sample(5, seed=0, noise=0.5)[1])
 
 
 # ---------------------------------------------------------------- the command line
@@ -377,7 +377,7 @@ def test_rows_on_the_terminal_are_csv(kapsi, words) -> None:
     assert (code, err) == (0, "")
     header, *rows = csv.reader(io.StringIO(out))
     assert header == ["m1", "m2", "G", "x1", "x2", "y1", "y2", "z1", "z2", "target"]
-    x, y = function("I.9.18").sample(20, seed=3)
+    x, y = problem("I.9.18").sample(20, seed=3)
     assert np.array_equal(np.array(rows, dtype=float), np.column_stack([x, y]))
 
 
@@ -387,7 +387,7 @@ def test_rows_in_a_file(kapsi, name) -> None:
     assert (code, err) == (0, "")
     assert out == f"data: {name} (2,000 rows, target column z: E.3 = exp(x+y))\n"
     table = read_table(name)
-    x, y = function("E.3").sample(2000, seed=0, noise=0.1)
+    x, y = problem("E.3").sample(2000, seed=0, noise=0.1)
     assert list(table.columns) == ["x", "y", "z"]
     assert np.array_equal(np.column_stack([table.columns[n].numbers for n in "xyz"]), np.column_stack([x, y]))
 
@@ -472,15 +472,15 @@ def test_lists(kapsi) -> None:
     assert (code, err) == (0, "")
     assert kapsi("data", "list") == (0, out, "")
     for group in GROUPS:
-        assert re.search(rf"^{group} +{len(functions(group))}  ", out, re.MULTILINE)
+        assert re.search(rf"^{group} +{len(problems(group))}  ", out, re.MULTILINE)
         code, listed, _ = kapsi("data", group)
         assert kapsi("data", "list", group) == (0, listed, "")
         lines = listed.splitlines()
-        assert len(lines) == 1 + len(functions(group))
-        for line, problem in zip(lines[1:], functions(group), strict=True):
-            assert line.split()[0] == problem.name
-            assert problem.formula in line
-            assert line.endswith(problem.ranges)
+        assert len(lines) == 1 + len(problems(group))
+        for line, task in zip(lines[1:], problems(group), strict=True):
+            assert line.split()[0] == task.name
+            assert task.formula in line
+            assert line.endswith(task.ranges)
     assert re.search(r"^I\.9\.18 +F\.2 ", kapsi("data", "feynman")[1], re.MULTILINE)
     assert "Rutherford scattering" in kapsi("data", "feynman_bonus")[1]
 

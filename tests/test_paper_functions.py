@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.data.functions import FunctionProblem
+from kapsi.data.problems import FunctionProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.modules import trained_count
 from kapsi.paper.experiment import Outcome, Run, load_shipped
@@ -56,9 +56,9 @@ def test_the_score_is_the_mean_square_on_rows_that_were_not_trained_on() -> None
 
 
 def kp_split(name: str, rows: int, train: int, seed: int) -> Any:
-    from kapsi.data.functions import function
+    from kapsi.data.problems import problem
 
-    return function(name).split(rows, train, seed=seed)
+    return problem(name).split(rows, train, seed=seed)
 
 
 def test_runs_are_deterministic_and_leave_the_global_state_alone() -> None:

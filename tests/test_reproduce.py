@@ -145,10 +145,10 @@ def test_only_some_runs(tmp_path, only: str, wanted: set[str]) -> None:
 
 
 def test_rows_by_group_of_functions(tmp_path) -> None:
-    from kapsi.data.functions import functions
+    from kapsi.data.problems import problems
 
     text = BASE.replace("rows: [a, b, c]", "rows: {functions: elementary, except: [E.1]}")
-    names = [problem.name for problem in functions("elementary")]
+    names = [problem.name for problem in problems("elementary")]
     assert [row.name for row in tiny(tmp_path, "", text).rows] == [name for name in names if name != "E.1"]
 
 

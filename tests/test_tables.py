@@ -18,22 +18,15 @@ from sklearn.metrics import accuracy_score, log_loss, mean_squared_error, r2_sco
 from sklearn.preprocessing import StandardScaler
 
 import kapsi as kp
-from kapsi.data.tabular import folds, make_problem, read_table, split, write_table
+from kapsi.data.tabular import Preprocessing, folds, make_problem, read_table, split, write_table
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
-from kapsi.training import selection, tables
+from kapsi.training import selection
 from kapsi.training.config import TrainConfig
-from kapsi.training.tables import (
-    RunConfig,
-    Scores,
-    TableConfig,
-    classification_scores,
-    default_spec,
-    fit_table,
-    load_config,
-    load_run,
-    regression_scores,
-    summarize,
-)
+from kapsi.training.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
+from kapsi.training.tables.configuration import settle
+from kapsi.training.tables.fitting import fit_rows
+from kapsi.training.tables.run_folder import load_config
+from kapsi.training.tables.scores import classification_scores, regression_scores, summarize
 
 QUICK = TrainConfig(penalty=0.01, epochs=4)
 """Without the search for a penalty: a fit takes some hundredths of a second."""
@@ -326,8 +319,8 @@ def test_the_configuration_of_a_run_reproduces_it(tmp_path, monkeypatch):
     width = len(kp.Model(default_spec(7).sized(7, 1), device="meta").layers)
     assert width == 1
     problem = make_problem(read_table(path), "y")
-    settled = tables.settle(problem, config())
-    inputs = len(tables.Preprocessing.fit(problem.features).names())
+    settled = settle(problem, config())
+    inputs = len(Preprocessing.fit(problem.features).names())
     count = sum(p.numel() for p in kp.Model(settled.model.sized(inputs, 1), device="meta").parameters())
     monkeypatch.setattr(selection, "SMALL_PRODUCT", 40 * count - 1)
     fit_table(path, config(folds=5), tmp_path / "a")
@@ -341,7 +334,7 @@ def test_the_configuration_of_a_run_reproduces_it(tmp_path, monkeypatch):
     for name in ("config.yaml", "metrics.jsonl", "model.safetensors", "predictions.csv", "preprocessing.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     widths = {
-        fold: len(tables.Preprocessing.fit(problem.features, np.setdiff1d(np.arange(40), test)).names())
+        fold: len(Preprocessing.fit(problem.features, np.setdiff1d(np.arange(40), test)).names())
         for fold, test in enumerate(folds(problem.y, 5, classes=False, seed=0))
     }
     assert len(set(widths.values())) > 1
@@ -790,4 +783,4 @@ def test_evaluation_agrees_with_scikit_learn_and_leaves_out_missing_targets(tmp_
 def test_fit_rows_wants_a_settled_configuration(numbers):
     problem = make_problem(read_table(numbers), "y")
     with pytest.raises(SpecError, match="take the one of settle"):
-        tables.fit_rows(problem, np.arange(60), config())
+        fit_rows(problem, np.arange(60), config())

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from kapsi.data import tabular
+import kapsi
 from kapsi.data.tabular import (
     CategoryColumn,
     Column,
@@ -34,6 +34,7 @@ from kapsi.data.tabular import (
     target_of,
     write_table,
 )
+from kapsi.data.tabular.read import MISSING_WORDS
 from kapsi.errors import FileError, TableError
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -276,7 +277,7 @@ def test_bad_parquet_is_refused(tmp_path):
 # ---------------------------------------------------------------- writing
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-words = names.filter(lambda word: word.strip(" \t\r\n") not in tabular.MISSING_WORDS)
+words = names.filter(lambda word: word.strip(" \t\r\n") not in MISSING_WORDS)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".parquet"])
@@ -848,6 +849,6 @@ for name, folder in (("kapsi", sys.argv[1]), ("kapsi.data", sys.argv[1] + "/data
 import kapsi.data.tabular
 print([name for name in ("torch", "sklearn", "pyarrow", "pandas") if name in sys.modules])
 """
-    package = str(Path(tabular.__file__).parents[1])
+    package = str(Path(kapsi.__file__).parent)
     done = subprocess.run([sys.executable, "-c", code, package], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -76,7 +76,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
 
 def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, str, str]]:
     """Return a header and one row a model: its name and both scores, mean ± standard deviation over folds."""
-    from kapsi.training.tables import METRICS, summarize
+    from kapsi.training.tables.scores import METRICS, summarize
 
     first, second = METRICS[task]
     rows = [("", "R²" if first == "r2" else first, second.upper() if second == "rmse" else second)]
@@ -94,7 +94,7 @@ def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
 
 def machine_line(task: str, found: list[Scores], rows: str) -> str:
     """Return the last line of output, for machines: `accuracy: 0.9927 ± 0.0061 (10 folds)`."""
-    from kapsi.training.tables import METRICS, summarize
+    from kapsi.training.tables.scores import METRICS, summarize
 
     (mean, std), _ = summarize(found)
     several = len(found) > 1

@@ -11,7 +11,7 @@ from kapsi.cli.common import new_file, note, table
 from kapsi.errors import FormulaError, did_you_mean
 
 if TYPE_CHECKING:
-    from kapsi.data.functions import FunctionProblem
+    from kapsi.data.problems import FunctionProblem
 
 ABOUT = {
     "elementary": "one function of x+y each, E.0 to E.16, of the paper",
@@ -137,7 +137,7 @@ def data(
 
 
 def _own(given: list[str], variables: list[str]) -> FunctionProblem:
-    from kapsi.data.functions import problem_from
+    from kapsi.data.problems import problem_from
 
     if len(given) != 1:
         raise FormulaError(f"data formula: {len(given)} formulas were given; give one, in quotes")
@@ -148,49 +148,50 @@ def _own(given: list[str], variables: list[str]) -> FunctionProblem:
 
 def _named(what: str, given: list[str]) -> FunctionProblem | None:
     """Return the function that the words name, None where they ask for a list."""
-    from kapsi.data.functions import ALIASES, GROUPS, function, functions
+    from kapsi.data.problems import ALIASES, GROUPS, problems
+    from kapsi.data.problems import problem as find_problem
 
     if len(given) > 1:
         raise FormulaError(f"data: unexpected extra argument {given[1]!r}; give a group and the name of one function")
     if what == "list" and given and given[0] not in GROUPS:
-        functions(given[0])  # says what there is
+        problems(given[0])  # says what there is
     if what == "list" or (what in GROUPS and not given):
         return None
     if what in GROUPS:
-        problem = function(given[0])
+        problem = find_problem(given[0])
         home = _group_of(problem)
         if home != what:
             raise FormulaError(f"data: {given[0]} is not in {what}; write kapsi data {home} {given[0]}")
         return problem
-    if not given and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in functions(group))):
-        return function(what)
+    if not given and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in problems(group))):
+        return find_problem(what)
     known = ["list", "formula", *GROUPS, *data_set.names()]
     hint = did_you_mean(
-        what, [*known, *ALIASES, *(problem.name for group in GROUPS for problem in functions(group))], quoted=False
+        what, [*known, *ALIASES, *(problem.name for group in GROUPS for problem in problems(group))], quoted=False
     )
     raise FormulaError(f"data: there is no {what!r}; {hint}there are {', '.join(known)}")
 
 
 def _group_of(problem: FunctionProblem) -> str:
-    from kapsi.data.functions import GROUPS, functions
+    from kapsi.data.problems import GROUPS, problems
 
-    return next(group for group in GROUPS if problem in functions(group))
+    return next(group for group in GROUPS if problem in problems(group))
 
 
 def _list(what: str) -> None:
-    from kapsi.data.functions import ALIASES, GROUPS, functions
+    from kapsi.data.problems import ALIASES, GROUPS, problems
 
     if what == "list":
-        table([("group", "functions", ""), *((g, str(len(functions(g))), ABOUT[g]) for g in GROUPS)], right=(1,))
+        table([("group", "functions", ""), *((g, str(len(problems(g))), ABOUT[g]) for g in GROUPS)], right=(1,))
         typer.echo("kapsi data GROUP lists a group; kapsi data GROUP NAME draws rows of a function.")
         typer.echo()
         data_set.show_all()
         return
     numbers = {name: number for number, name in ALIASES.items()}
-    about = [problem.title or numbers.get(problem.name, "") for problem in functions(what)]
+    about = [problem.title or numbers.get(problem.name, "") for problem in problems(what)]
     rows = [
         (problem.name, *([text] if any(about) else []), problem.formula, problem.ranges)
-        for problem, text in zip(functions(what), about, strict=True)
+        for problem, text in zip(problems(what), about, strict=True)
     ]
     table([("name", *([""] if any(about) else []), "formula", "ranges"), *rows])
 

@@ -137,7 +137,8 @@ def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list
     from kapsi.function import to_dict
     from kapsi.spec import ModelSpec, from_dict
     from kapsi.training.config import TrainConfig
-    from kapsi.training.tables import RunConfig, TableConfig, default_for
+    from kapsi.training.tables import RunConfig, TableConfig
+    from kapsi.training.tables.configuration import default_for
 
     data: dict[str, Any] = {"table": table, "model": None, "training": {}}
     if spec is not None:

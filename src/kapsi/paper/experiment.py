@@ -821,7 +821,7 @@ class _Reader:
 
     def functions(self, data: dict[str, Any]) -> list[Row]:
         """Return one row a function of a group, or of several groups; `except` and `only` name functions or a group."""
-        from kapsi.data.functions import functions
+        from kapsi.data.problems import problems
 
         data = self.keys(data, "rows", ("functions", "except", "only"))
         groups = data["functions"] if isinstance(data["functions"], list) else [data["functions"]]
@@ -829,7 +829,7 @@ class _Reader:
         for i, group in enumerate(groups):
             self.text(group, f"rows.functions[{i}]")
             try:
-                found = functions(group)
+                found = problems(group)
             except KapsiError as error:
                 raise self.fail("rows.functions", str(error)) from None
             rows += [Row(problem.name) for problem in found]
@@ -839,7 +839,7 @@ class _Reader:
                 given = data[key]
                 try:
                     chosen = (
-                        {problem.name for problem in functions(given)}
+                        {problem.name for problem in problems(given)}
                         if isinstance(given, str)
                         else set(self.names(given, f"rows.{key}", names))
                     )

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.data.functions import function
+from kapsi.data.problems import problem
 from kapsi.errors import KapsiError, SpecError, did_you_mean
 from kapsi.modules import Head, Layer, Model, calibrate, trained_count
 from kapsi.paper.experiment import Outcome, Run
@@ -265,7 +265,7 @@ def run(run: Run) -> Outcome:
 
 def _drawn(run: Run, options: Options) -> tuple[_Rows, _Rows]:
     """Return training and test rows, moved by what is known of the training rows."""
-    drawn = function(options.function).split(options.rows, options.train, seed=run.seed, noise=options.noise)
+    drawn = problem(options.function).split(options.rows, options.train, seed=run.seed, noise=options.noise)
     x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(part)) for part in drawn)
     low, high = x.amin(0), x.amax(0)
     middle, half = (low + high) / 2, ((high - low) / 2).clamp_min(torch.finfo(x.dtype).tiny)
@@ -587,7 +587,7 @@ def _options(run: Run) -> Options:
     given = dict(run.options)
     name = _text(given.get("function", run.row), _where(run, "function"))
     try:
-        inputs = function(name).inputs
+        inputs = problem(name).inputs
     except KapsiError as error:
         raise SpecError(f"{_where(run, 'function')}: {error}") from None
     for name in given:

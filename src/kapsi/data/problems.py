@@ -26,7 +26,7 @@ import numpy.typing as npt
 from kapsi.data.formulas import NUMBER, Formula, check_names, parse, quoted
 from kapsi.errors import FormulaError, did_you_mean, nearest
 
-__all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Rows", "Variable", "function", "functions"]
+__all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Rows", "Variable", "problem", "problem_from", "problems"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -272,7 +272,7 @@ class FunctionProblem:
         return deviation
 
 
-def functions(group: str) -> tuple[FunctionProblem, ...]:
+def problems(group: str) -> tuple[FunctionProblem, ...]:
     """Return the functions of a group, in the order of their source.
 
     Args:
@@ -282,7 +282,7 @@ def functions(group: str) -> tuple[FunctionProblem, ...]:
         FormulaError: there is no such group.
 
     Example:
-        >>> [problem.name for problem in functions("elementary")][:3]
+        >>> [problem.name for problem in problems("elementary")][:3]
         ['E.0', 'E.1', 'E.2']
     """
     if group not in GROUPS:
@@ -291,7 +291,7 @@ def functions(group: str) -> tuple[FunctionProblem, ...]:
     return _read(group)
 
 
-def function(name: str) -> FunctionProblem:
+def problem(name: str) -> FunctionProblem:
     """Return a function by its name, or by the paper's number: F.2 is I.9.18.
 
     Args:
@@ -301,7 +301,7 @@ def function(name: str) -> FunctionProblem:
         FormulaError: there is no such function.
 
     Example:
-        >>> function("F.2").name, function("I.9.18").formula
+        >>> problem("F.2").name, problem("I.9.18").formula
         ('I.9.18', 'G*m1*m2/((x2-x1)**2+(y2-y1)**2+(z2-z1)**2)')
     """
     wanted = ALIASES.get(str(name), name)
@@ -347,7 +347,7 @@ def problem_from(formula: str, variables: Sequence[str], name: str = "f") -> Fun
 def _read(group: str) -> tuple[FunctionProblem, ...]:
     from importlib.resources import files
 
-    text = (files("kapsi.data") / "functions" / f"{group}.csv").read_text(encoding="utf-8")
+    text = (files("kapsi.data") / "equations" / f"{group}.csv").read_text(encoding="utf-8")
     return tuple(
         FunctionProblem(
             row["name"],

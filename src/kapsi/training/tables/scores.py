@@ -1,0 +1,106 @@
+"""Scores of predictions, and of the baseline models."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.tabular import (
+    Preprocessing,
+    Problem,
+    TargetScale,
+)
+
+__all__ = ["Scores"]
+
+
+Floats = npt.NDArray[np.float64]
+
+
+LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
+
+
+class Scores(NamedTuple):
+    """Scores of one part of the rows: accuracy and log loss, or R² and root mean square error."""
+
+    main: float
+    loss: float
+
+
+METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
+
+
+def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Scores:
+    """Return accuracy and mean −log p of the true class, from probabilities `(rows, classes)`."""
+    chosen = probabilities[np.arange(len(codes)), codes]
+    # The smallest normal float64: a class that was thought impossible costs 708, not infinity.
+    return Scores(float((probabilities.argmax(1) == codes).mean()), float(-np.log(np.maximum(chosen, 2.3e-308)).mean()))
+
+
+def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
+    """Return R² and root mean square error; R² of a constant target is 1 for exact predictions, else 0."""
+    residual, exponent = _distance(y, predicted)
+    with np.errstate(over="ignore"):
+        rmse = min(float(np.ldexp(residual, exponent)), LARGEST_FLOAT64)
+        if y.min() == y.max():  # its mean may be off by the last digit
+            return Scores(float(residual == 0), rmse)
+        total, total_exponent = _distance(y, np.full(len(y), (y / len(y)).sum()))
+        share = np.square(np.ldexp(residual / total, exponent - total_exponent))
+    return Scores(max(1 - float(share), -LARGEST_FLOAT64), rmse)
+
+
+def _distance(a: Floats, b: Floats) -> tuple[float, int]:
+    """Return the root mean square difference as a number and an exponent of two: squares of huge and tiny values are lost."""
+    exponent = math.frexp(max(float(np.abs(a).max()), float(np.abs(b).max())))[1]
+    return math.sqrt(float(np.square(np.ldexp(a, -exponent) - np.ldexp(b, -exponent)).mean())), exponent
+
+
+def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> dict[str, Scores]:
+    """Return the scores of a trivial and of a linear model on the same rows and inputs.
+
+    The trivial model says the shares of the classes, or the mean; the linear one is scikit-learn's logistic or ridge
+    regression with its default penalty.
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from threadpoolctl import threadpool_limits
+
+    preprocessing = Preprocessing.fit(problem.features, train)
+    x, x_test = preprocessing.transform(problem.features, train), preprocessing.transform(problem.features, test)
+    y, y_test = problem.y[train], problem.y[test]
+    if problem.classes is None:
+        scale = TargetScale.fit(y.astype(np.float64))
+        with threadpool_limits(1):
+            linear = scale.invert(Ridge().fit(x, scale.apply(y)).predict(x_test))
+        constant = np.full(len(test), scale.center)
+        return {"mean": regression_scores(constant, y_test), "ridge regression": regression_scores(linear, y_test)}
+    shares = np.bincount(y, minlength=len(problem.classes)) / len(y)
+    prior = np.tile(shares, (len(test), 1))
+    probabilities = prior.copy()
+    if len(np.unique(y)) > 1:
+        with warnings.catch_warnings(), threadpool_limits(1):
+            warnings.simplefilter("ignore")  # of convergence, and of many classes
+            logistic = LogisticRegression(max_iter=1000).fit(x, y)
+        probabilities[:] = 0
+        probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
+    return {
+        "most frequent class": classification_scores(prior, y_test),
+        "logistic regression": classification_scores(probabilities, y_test),
+    }
+
+
+def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return mean and standard deviation over the folds of both scores."""
+    return tuple(_center_and_spread(np.array(values, dtype=np.float64)) for values in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def _center_and_spread(values: Floats) -> tuple[float, float]:
+    exponent = math.frexp(float(np.abs(values).max()))[1]  # sums of huge values overflow, and so do their squares
+    scaled = np.ldexp(values, -exponent)
+    with np.errstate(over="ignore"):
+        center, spread = np.clip(np.ldexp([scaled.mean(), scaled.std()], exponent), -LARGEST_FLOAT64, LARGEST_FLOAT64)
+    return float(center), float(spread)
