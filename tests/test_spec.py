@@ -7,8 +7,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kapsi as kp
-from kapsi.function import Function, Spec, catalogue, lookup, options_of
+from kapsi.errors import SpecError
+from kapsi.function import Function, Spec, catalogue, coerce, lookup, option, options_of
 from kapsi.spec import parse_yaml, set_option, to_yaml
 from kapsi.testing import ROLE_TYPES
 
@@ -693,3 +694,42 @@ def test_texts_that_look_like_something_else_stay_texts(text) -> None:
         assert parse_yaml(to_yaml({"a": [text, 3, 1e-3, None, True]}, unicode=unicode), "text") == {
             "a": [text, 3, 1e-3, None, True]
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(Spec):
+    seeds: tuple[int, ...] = option((0,), read=lambda value, where: list(range(value)) if value == 3 else value)
+    mode: Literal["fast", "exact"] = "fast"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    named: Mapping[str, kp.HeadSpec] = dataclasses.field(default_factory=dict)
+
+
+def test_short_forms_and_mappings_of_options() -> None:
+    job = coerce(Job, {"seeds": 3, "options": {"a": [1, None]}, "named": {"x": {"channels": 2}}}, "job")
+    assert (job.seeds, job.options, job.named["x"].channels) == ((0, 1, 2), {"a": [1, None]}, 2)
+    assert kp.to_dict(job) == {
+        "seeds": [0, 1, 2],
+        "mode": "fast",
+        "options": {"a": [1, None]},
+        "named": {"x": kp.to_dict(job.named["x"])},
+    }
+    assert dataclasses.replace(job, mode="exact").seeds == job.seeds
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"mode": "exat"}, r"job\.mode: expected one of fast, exact, got 'exat'; did you mean 'exact'\?"),
+        ({"options": [1]}, r"job\.options: expected a mapping of options, got \[1\]"),
+        ({"options": {1: 2}}, r"job\.options\.1: expected text as a key"),
+        ({"options": {"a": [math.nan]}}, r"job\.options\.a\[0\]: expected a finite number"),
+        ({"options": {"a": {"b": object()}}}, r"job\.options\.a\.b: expected plain data"),
+        (
+            {"named": {"x": {"chanels": 2}}},
+            r"job\.named\.x: HeadSpec has no option 'chanels'; did you mean 'channels'\?",
+        ),
+    ],
+)
+def test_mappings_of_options_are_checked(data, message) -> None:
+    with pytest.raises(SpecError, match=message):
+        coerce(Job, data, "job")

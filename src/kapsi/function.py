@@ -254,9 +254,22 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
 # ------------------------------------------------------------------------------------------------ options and plain data
 
 
-def option(default: Any, *, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """Return a dataclass field with a default and an inclusive range, for an option of a function or a specification."""
-    return dataclasses.field(default=default, metadata={"minimum": minimum, "maximum": maximum})
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    read: Callable[[Any, str], Any] | None = None,
+) -> Any:
+    """Return a dataclass field for an option of a function or a specification.
+
+    Args:
+        default: value of an option left out; without a default the option is required.
+        minimum, maximum: inclusive range of a number.
+        read: expands short forms before the type is checked, `(value, where) -> value`; values already read pass through.
+    """
+    metadata = {"minimum": minimum, "maximum": maximum, "read": read}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Spec:
@@ -285,7 +298,7 @@ def _check_fields(instance: Any) -> None:
     hints = _hints(cls)
     for field in options_of(cls):
         value = getattr(instance, field.name)
-        coerced = coerce(hints[field.name], value, f"{cls.__name__}.{field.name}")
+        coerced = _coerce_field(field, hints[field.name], value, f"{cls.__name__}.{field.name}")
         low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
         if isinstance(coerced, int | float) and not isinstance(coerced, bool):
             given = f"{cls.__name__}({field.name}={coerced}): {field.name} must be"
@@ -295,6 +308,11 @@ def _check_fields(instance: Any) -> None:
                 raise SpecError(f"{given} at most {high}")
         if coerced is not value:
             object.__setattr__(instance, field.name, coerced)
+
+
+def _coerce_field(field: dataclasses.Field[Any], kind: Any, value: Any, where: str) -> Any:
+    read = field.metadata.get("read")
+    return coerce(kind, value if read is None else read(value, where), where)
 
 
 def coerce(kind: Any, value: Any, where: str) -> Any:
@@ -310,11 +328,17 @@ def coerce(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _coerce_union(get_args(kind), value, where)
     if origin is Literal:
-        if value in get_args(kind) and isinstance(value, str):
+        if isinstance(value, str) and value in get_args(kind):
             return value
-        raise SpecError(f"{where}: expected one of {', '.join(map(str, get_args(kind)))}, got {_short(value)}")
+        hint = f"; {did_you_mean(value, get_args(kind)).strip()}" if isinstance(value, str) else ""
+        allowed = ", ".join(map(str, get_args(kind)))
+        raise SpecError(f"{where}: expected one of {allowed}, got {_short(value)}{hint.rstrip('; ')}")
     if origin is tuple:
         return _coerce_tuple(get_args(kind), value, where)
+    if origin is Mapping:
+        return _coerce_mapping(get_args(kind)[1], value, where)
+    if kind is Any:
+        return _plain_data(value, where)
     if isinstance(kind, type) and issubclass(kind, Function):
         return _coerce_function(kind, value, where)
     if isinstance(kind, type) and issubclass(kind, Spec):
@@ -366,6 +390,31 @@ def _coerce_tuple(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any
     return tuple(coerce(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(members, value, strict=True)))
 
 
+def _coerce_mapping(kind: Any, value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where}: expected a mapping of options, got {_short(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise SpecError(f"{where}.{str(key)[:60]}: expected text as a key, got {_short(key)}")
+    coerced = {key: coerce(kind, item, f"{where}.{key[:60]}") for key, item in value.items()}
+    # The same object where nothing changed, as for every other type.
+    return value if all(coerced[key] is item for key, item in value.items()) else coerced
+
+
+def _plain_data(value: Any, where: str) -> Any:
+    """Return mappings, lists, finite numbers, texts and null unchanged; refuse anything else."""
+    if isinstance(value, Mapping):
+        return _coerce_mapping(Any, value, where)
+    if isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _plain_data(item, f"{where}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f"{where}: expected a finite number, got {value}")
+    elif value is not None and not isinstance(value, str | bool | int | float):
+        raise SpecError(f"{where}: expected plain data, got {_short(value)}")
+    return value
+
+
 def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if isinstance(value, kind):
         return value
@@ -405,7 +454,8 @@ def _build(cls: type, value: Any, where: str) -> Any:
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SpecError(f"{where}: {cls.__name__} needs {name!r}")
-    options = {key: coerce(_hints(cls)[key], item, f"{where}.{key}") for key, item in value.items()}
+    hints = _hints(cls)
+    options = {key: _coerce_field(fields[key], hints[key], item, f"{where}.{key}") for key, item in value.items()}
     try:
         return cls(**options)
     except SpecError as error:
@@ -447,7 +497,9 @@ def to_dict(value: Any) -> Any:
         return {"kind": value.name, **{f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}}
     if isinstance(value, Spec):
         return {f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        return {name: to_dict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
         return [to_dict(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
