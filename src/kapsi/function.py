@@ -156,6 +156,8 @@ class Function:
     role: ClassVar[str]
     name: ClassVar[str]
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    default_kind: ClassVar[str | None] = None
+    """Name of the function of a role that a mapping without `kind` stands for."""
 
     def __init_subclass__(
         cls, *, role: str | None = None, name: str | None = None, aliases: Sequence[str] = ()
@@ -195,6 +197,11 @@ class Function:
     def __post_init__(self) -> None:
         _check_fields(self)
         self.check()
+
+    @classmethod
+    def of_callable(cls, function: Callable[..., Any]) -> Self | None:
+        """Return a function of this role that calls a plain callable, None for roles without plain callables."""
+        return None
 
     def check(self) -> None:
         """Raise a `SpecError` where options of the right type and range do not go together."""
@@ -279,6 +286,11 @@ class Spec:
         _check_fields(self)
         self.check()
 
+    @classmethod
+    def owner_of(cls, option: str) -> str:
+        """Return a hint on the owner of an option that belongs elsewhere, empty if there is none."""
+        return ""
+
     def check(self) -> None:
         """Raise a `SpecError` where fields of the right type and range do not go together."""
 
@@ -356,7 +368,17 @@ def _short(value: Any) -> str:
 def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
+    words = [word for m in members if get_origin(m) is Literal for word in get_args(m)]
+    if isinstance(value, str) and value in words:
+        return value
     wanted = [m for m in members if m is not type(None)]
+    functions = [m for m in wanted if isinstance(m, type) and issubclass(m, Function)]
+    if len(functions) == 1 and len(wanted) == 1 + bool(words):
+        # Options without a kind, set beside a word such as `auto`, are those of the default kind.
+        if isinstance(value, Mapping) and value.get("kind") in words:
+            value = {name: item for name, item in value.items() if name != "kind"} or value["kind"]
+            return value if isinstance(value, str) else coerce(functions[0], value, where)
+        return coerce(functions[0], value, where)
     if len(wanted) == 1:
         return coerce(wanted[0], value, where)
     for member in wanted:
@@ -424,13 +446,17 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
         )
     if isinstance(value, type) and issubclass(value, Function):
         raise SpecError(f"{where}: expected a function, got the class {value.__name__}; call it: {value.__name__}()")
+    if callable(value):
+        wrapped = kind.of_callable(value)
+        if wrapped is not None:
+            return wrapped
     data = {"kind": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping):
         raise SpecError(
             f"{where}: expected the name of a function of role {kind.role}, or a mapping with a kind, got {_short(value)}"
         )
     options = dict(data)
-    name = options.pop("kind", None)
+    name = options.pop("kind", kind.default_kind)
     if not isinstance(name, str):
         raise SpecError(
             f"{where}: a function of role {kind.role} needs a kind; choose from {', '.join(sorted(ROLES[kind.role]))}"
@@ -450,6 +476,7 @@ def _build(cls: type, value: Any, where: str) -> Any:
         if key not in fields:
             hint = did_you_mean(str(key), fields)
             allowed = f"{hint}it has {', '.join(fields)}" if fields else "it has no options"
+            allowed = cls.owner_of(str(key)) or allowed if issubclass(cls, Spec) else allowed
             raise SpecError(f"{where}: {cls.__name__} has no option {key!r}; {allowed}")
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
