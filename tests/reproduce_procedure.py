@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kapsi.errors import DataError, SpecError, TableError
+from kapsi.errors import DataSetError, SpecError, TableError
 from kapsi.paper.experiment import Outcome, Run
 
 
@@ -26,7 +26,7 @@ def run(run: Run) -> Outcome:
         with open(options["log"], "a", encoding="utf-8") as log:
             log.write(f"{run.row} {run.method} {run.seed}\n")
     if run.row in options.get("missing", []):
-        raise DataError("data set 'nowhere' is not there; give --folder")
+        raise DataSetError("data set 'nowhere' is not there; give --folder")
     if run.row in options.get("unreadable", []):
         raise TableError("no words are left")
     if run.row in options.get("wrong", []):

@@ -44,14 +44,14 @@ class Scaled(OwnDerivatives):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         x, w = ctx.saved_tensors
-        of_w = x**ctx.power * gradient if ctx.needs_input_grad[2] else None
-        return None, ctx.power * x ** (ctx.power - 1) * w * gradient, of_w
+        grad_w = x**ctx.power * gradient if ctx.needs_input_grad[2] else None
+        return None, ctx.power * x ** (ctx.power - 1) * w * gradient, grad_w
 
     @staticmethod
-    def moved(ctx: Any, values: Any, *tangents: Any) -> Tensor:
+    def jvp_rule(ctx: Any, values: Any, *tangents: Any) -> Tensor:
         x, w = values
-        _, of_x, of_w = tangents
-        return ctx.power * x ** (ctx.power - 1) * w * of_x + x**ctx.power * of_w
+        _, grad_x, grad_w = tangents
+        return ctx.power * x ** (ctx.power - 1) * w * grad_x + x**ctx.power * grad_w
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

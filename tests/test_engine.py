@@ -12,10 +12,10 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import kapsi as kp
 from kapsi.errors import KapsiError, SpecError
+from kapsi.modules import scale_last_layer
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit, train
 from kapsi.training.prediction import predict
-from kapsi.training.selection import near_zero
 from kapsi.training.solvers import gradient
 
 LINEAR = kp.rpn([3, 1], bias=True)
@@ -119,7 +119,7 @@ def test_early_stopping_restores_the_best_epoch(solver):
         seen.append(epoch)
 
     config = TrainConfig(solver=solver, penalty=0.0, patience=7, learning_rate=0.05, batch_size=8)
-    records = fit(near_zero(model), (x, y), config, validation=held, progress=watch)
+    records = fit(scale_last_layer(model), (x, y), config, validation=held, progress=watch)
     assert records == seen
     assert [r.number for r in records] == list(range(1, len(records) + 1))
     losses = [r.validation_loss for r in records]

@@ -44,7 +44,7 @@ def test_pairs_equal_polynomial_features(m) -> None:
         (made.moments()[0], mean),
         (made.moments()[1], (expected - mean).square().mean(-1, keepdim=True)),
         (made.normalized(0.1).dense(), (expected - mean) / (expected.var(-1, correction=0, keepdim=True) + 0.1).sqrt()),
-        (made.kept().dense(), expected),
+        (made.materialize().dense(), expected),
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -169,7 +169,7 @@ def test_pairs_under_autocast_are_those_that_are_formed(dtype, inside, monkeypat
         inputs, weights = x.clone().requires_grad_(), matrix.clone().requires_grad_()
         pairs = kp.PairFeatures(inputs)
         with torch.autocast("cpu", dtype=dtype):
-            y = (pairs.kept() if kept else pairs).matmul(weights)
+            y = (pairs.materialize() if kept else pairs).matmul(weights)
             loss = y.float().square().mean()
             if inside:
                 loss.backward()
@@ -221,8 +221,8 @@ def test_what_is_used_many_times_is_kept() -> None:
     assert not any(isinstance(each, kp.RecomputedFeatures) for each in (made[1], *made[0].parts))
     torch.testing.assert_close(layer(x, made), layer(x), rtol=1e-12, atol=1e-12)
     normalized = layer.heads[0].expand(x).normalized(1e-5)
-    assert isinstance(normalized.kept().base.parts[0], kp.DenseFeatures)
-    torch.testing.assert_close(normalized.kept().dense(), normalized.dense())
+    assert isinstance(normalized.materialize().base.parts[0], kp.DenseFeatures)
+    torch.testing.assert_close(normalized.materialize().dense(), normalized.dense())
 
 
 def test_wide_symmetric_taylor_exports_for_any_batch() -> None:

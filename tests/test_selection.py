@@ -10,22 +10,25 @@ import torch
 from sklearn.linear_model import Ridge
 
 import kapsi as kp
+from kapsi.modules import scale_last_layer
 from kapsi.training import engine, selection
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
 from kapsi.training.losses import MeanSquaredError
 from kapsi.training.prediction import predict
-from kapsi.training.selection import Fits, choose_penalty, fit_selected, near_zero, solver_for
+from kapsi.training.selection import Fits, choose_penalty, fit_selected, solver_for
 from test_engine import LINEAR, MLP, model_of, numbers
 
 
 def test_near_zero_scales_the_last_layer_alone():
-    plain, small = model_of(MLP), near_zero(model_of(MLP))
+    plain, small = model_of(MLP), scale_last_layer(model_of(MLP))
     x = numbers()[0]
     assert torch.allclose(predict(small, x), predict(plain, x) / 100, rtol=1e-9)
     assert torch.equal(small.layers[0].heads[0].psi["matrix"], plain.layers[0].heads[0].psi["matrix"])
     product = kp.rpn([3, 1], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder())
-    assert torch.allclose(predict(near_zero(model_of(product)), x), predict(model_of(product), x) / 100, rtol=1e-9)
+    assert torch.allclose(
+        predict(scale_last_layer(model_of(product)), x), predict(model_of(product), x) / 100, rtol=1e-9
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the choice of a penalty
@@ -108,9 +111,11 @@ def test_the_choice_agrees_with_a_search_by_hand():
     spec = kp.rpn([3, 1], kp.Taylor(3, symmetric=True), bias=True)
     splits = thirds(60)(3)
     penalties = (10.0, 1.0, 0.1, 0.01)
-    choices = choose_penalty(lambda rows: near_zero(model_of(spec)), (x, y), splits, TrainConfig(), penalties=penalties)
+    choices = choose_penalty(
+        lambda rows: scale_last_layer(model_of(spec)), (x, y), splits, TrainConfig(), penalties=penalties
+    )
     held_out, epochs = {}, {}
-    models = [near_zero(model_of(spec)) for _ in splits]
+    models = [scale_last_layer(model_of(spec)) for _ in splits]
     for penalty in penalties:
         parts, counts = [], []
         for model, (kept, held) in zip(models, splits, strict=True):
@@ -138,7 +143,7 @@ def test_noise_takes_a_strong_penalty_and_a_clean_function_a_weak_one():
     chosen = []
     for y in (noise, x[:, 0] * x[:, 1]):
         model, records, choices = fit_selected(
-            lambda rows, spec=spec: near_zero(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
+            lambda rows, spec=spec: scale_last_layer(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
         )
         assert records
         chosen += [c.penalty for c in choices if c.chosen]
@@ -153,7 +158,7 @@ def test_one_layer_goes_on_and_more_layers_begin_anew():
 
     def make(spec):
         made.append(spec)
-        return near_zero(model_of(spec))
+        return scale_last_layer(model_of(spec))
 
     splits = thirds(30)(3)
     for spec, count in ((LINEAR, 3), (MLP, 3 + 2 * 3)):

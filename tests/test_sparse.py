@@ -501,7 +501,7 @@ def test_a_psi_too_large_to_train_is_refused_before_it_is_made() -> None:
 
 def test_sizes_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LARGEST_TRAINED == 2**29
-    monkeypatch.setattr("kapsi.modules.LARGEST_TRAINED", 60)
+    monkeypatch.setattr("kapsi.modules.head.LARGEST_TRAINED", 60)
     kp.Head(5, 12, kp.HeadSpec(kp.Identity(), kp.Dense()))
     with pytest.raises(kp.SpecError, match="120 trainable numbers"):
         kp.Head(5, 12, kp.HeadSpec(kp.Identity(), kp.Dense(), channels=2))
@@ -522,9 +522,9 @@ def test_too_many_products_of_entries_are_refused(monkeypatch: pytest.MonkeyPatc
     for reconciliation in (kp.LowRank(2), kp.KhatriRao(2)):
         head = kp.Head(50, 2, kp.HeadSpec(kp.Taylor(2), reconciliation), seed=0)
         expected = head(x)
-        monkeypatch.setattr("kapsi.features.LARGEST_ENTRIES", 4 * 11 * 10)
+        monkeypatch.setattr("kapsi.features.sparse.LARGEST_ENTRIES", 4 * 11 * 10)
         assert torch.equal(head(x), expected)
-        monkeypatch.setattr("kapsi.features.LARGEST_ENTRIES", 4 * 11 * 10 - 1)
+        monkeypatch.setattr("kapsi.features.sparse.LARGEST_ENTRIES", 4 * 11 * 10 - 1)
         if isinstance(reconciliation, kp.KhatriRao):
             assert torch.equal(head(x), expected)
         else:

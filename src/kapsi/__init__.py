@@ -1,8 +1,9 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
 from kapsi import expansion, plots, reconciliation, remainder, weights, zoo
+from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
-from kapsi.errors import FileError, KapsiError, RunError, SpecError, TableError
+from kapsi.errors import DataError, FileError, KapsiError, RunError, SpecError, TableError
 from kapsi.expansion import Expansion as Expansion
 from kapsi.expansion.adapter import *
 from kapsi.expansion.combinatorial import *
@@ -38,7 +39,7 @@ from kapsi.function import Function, Param, catalogue, option, to_dict
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
 from kapsi.listing import functions
 from kapsi.model_file import load, save
-from kapsi.modules import ExpansionModule, Head, Layer, Model, Store, calibrate
+from kapsi.modules import ExpansionModule, Head, Layer, Model, Store
 from kapsi.process import Activation, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
 from kapsi.reconciliation import Reconciliation as Reconciliation
 from kapsi.reconciliation.dense import *
@@ -68,6 +69,7 @@ __all__ = [
     "ConcatenatedFeatures",
     "Concatenation",
     "CsvLog",
+    "DataError",
     "DenseFeatures",
     "Dropout",
     "Epoch",

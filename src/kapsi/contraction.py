@@ -81,7 +81,7 @@ def _concatenated(features: ConcatenatedFeatures, weights: Weights) -> Tensor:
 
 def _mixed_product(features: OuterFeatures, weights: KroneckerWeights) -> Tensor:
     # (A ⊗ B)(u ⊗ v) = (A u) ⊗ (B v)
-    left, right = features.halves()
+    left, right = features.factors()
     return _outer(_product(left, weights.left), _product(right, weights.right))
 
 
@@ -149,7 +149,7 @@ def _kronecker_view(features: Features, weights: KroneckerWeights) -> Tensor:
     if weights.channels is None:
         return _product(DenseFeatures(half.transpose(-1, -2)), weights.left).transpose(-1, -2).flatten(-2)
     # half is (..., q, channels, s), A is (channels, p, q)
-    return weights.left.times(half.movedim(-2, -3)).flatten(-2)
+    return weights.left.matmul(half.movedim(-2, -3)).flatten(-2)
 
 
 def _rows(left: Tensor, half: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _check_entries(count: int, features: Features, weights: KroneckerWeights) ->
 
 def _product_of_factors(features: OuterFeatures, weights: KhatriRaoWeights) -> Tensor:
     # (c ⊗ b)(u ⊗ v) = (c u) (b v), for every row of C and B
-    left, right = features.halves()
+    left, right = features.factors()
     return _rows(weights.left, left.matmul(weights.first) * right.matmul(weights.second))
 
 

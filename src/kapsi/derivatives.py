@@ -36,10 +36,10 @@ def layer_norm(x: Tensor, epsilon: float, weight: Tensor | None = None, bias: Te
 
 
 class OwnDerivatives(torch.autograd.Function):
-    """A function with derivatives of its own: the forward one is `moved`, which may be differentiated forward again.
+    """A function with derivatives of its own: the forward one is `jvp_rule`, which may be differentiated forward again.
 
     Torch calls a `jvp` with forward derivatives off, those of an outer level as well: what it makes would count as constant
-    there, and second derivatives would silently be wrong. Here they are on, and the tensors that are given to `moved` have
+    there, and second derivatives would silently be wrong. Here they are on, and the tensors that are given to `jvp_rule` have
     lost their tangents of the own level, which would otherwise be counted twice. The rule that torch generates for `vmap`
     would call it where it cannot take those tangents away, so there is one here.
 
@@ -47,7 +47,7 @@ class OwnDerivatives(torch.autograd.Function):
     """
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Any:
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Any:
         """Return the derivative along tangents.
 
         Args:
@@ -60,7 +60,7 @@ class OwnDerivatives(torch.autograd.Function):
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         with forward_ad._set_fwd_grad_enabled(True):
-            return cls.moved(ctx, [forward_ad.unpack_dual(value).primal for value in ctx.saved_tensors], *tangents)
+            return cls.jvp_rule(ctx, [forward_ad.unpack_dual(value).primal for value in ctx.saved_tensors], *tangents)
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -123,7 +123,7 @@ class _Mapped(OwnDerivatives):
         return (None, None, *[None] * len(ctx.options), *every)
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Any:
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Any:
         none = [None] * len(ctx.options)
         of_tensors = tangents[2 + len(ctx.options) :]
         places = tuple(
@@ -132,6 +132,6 @@ class _Mapped(OwnDerivatives):
 
         def each(tensors: tuple[Tensor, ...], along: tuple[Tensor | None, ...]) -> Any:
             one = _Mapped._one(ctx, tensors)
-            return ctx.function.moved(one, one.saved_tensors, *none, *along)
+            return ctx.function.jvp_rule(one, one.saved_tensors, *none, *along)
 
         return torch.func.vmap(each, (ctx.places, places))(tuple(values), tuple(of_tensors))

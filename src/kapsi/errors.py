@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "DataError",
+    "DataSetError",
     "FileError",
     "FormulaError",
     "KapsiError",
@@ -26,12 +27,16 @@ class SpecError(KapsiError):
     """A function, a specification or a model file that does not fit."""
 
 
-class TableError(KapsiError):
-    """A table that cannot be read, fitted or predicted on."""
+class DataError(KapsiError):
+    """Data that do not fit: targets, values, types or shapes of arrays, tables."""
 
 
-class DataError(TableError):
-    """A public data set that is not there, or not as it should be."""
+class TableError(DataError):
+    """A table that cannot be read, fitted or predicted."""
+
+
+class DataSetError(TableError):
+    """A public data set that is missing or damaged."""
 
 
 class FormulaError(KapsiError):

@@ -34,6 +34,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kapsi.calibrate import calibrate
 from kapsi.contraction import Route, contract, contract_sum
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
@@ -42,7 +43,7 @@ from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Function, catalogue, flatten, options_of, to_dict
 from kapsi.fusion import Fusion
 from kapsi.model_file import load, save
-from kapsi.modules import Head, Model, calibrate
+from kapsi.modules import Head, Model
 from kapsi.process import LayerNorm, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import Remainder

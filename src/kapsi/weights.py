@@ -66,7 +66,7 @@ class Weights(ABC):
         """Return the weights of consecutive blocks of columns, or None where they have no structure of their own."""
         return None
 
-    def times(self, values: Tensor) -> Tensor:
+    def matmul(self, values: Tensor) -> Tensor:
         """Return ψ(w) V for columns V `(..., D, s)`, or `(..., channels, D, s)` where there is a channel axis."""
         return self.matrix() @ values
 
@@ -127,7 +127,7 @@ class LowRankWeights(Weights):
     def row_sums(self) -> Tensor:
         return (self.left @ self.right.sum(-1, keepdim=True)).squeeze(-1)
 
-    def times(self, values: Tensor) -> Tensor:
+    def matmul(self, values: Tensor) -> Tensor:
         return self.left @ (self.right @ values)
 
     def merged(self) -> Weights:
@@ -244,8 +244,8 @@ class SumWeights(Weights):
     def row_sums(self) -> Tensor:
         return add(part.row_sums() for part in self.parts)
 
-    def times(self, values: Tensor) -> Tensor:
-        return add(part.times(values) for part in self.parts)
+    def matmul(self, values: Tensor) -> Tensor:
+        return add(part.matmul(values) for part in self.parts)
 
     def merged(self) -> Weights:
         return SumWeights(tuple(part.merged() for part in self.parts))
@@ -283,7 +283,7 @@ class EyeWeights(Weights):
     def row_sums(self) -> Tensor:
         return self.value.unsqueeze(-1).expand(*self.value.shape, self.size)
 
-    def times(self, values: Tensor) -> Tensor:
+    def matmul(self, values: Tensor) -> Tensor:
         return self.value[..., None, None] * values
 
     def merged(self) -> Weights:
@@ -322,7 +322,7 @@ class ConstantWeights(Weights):
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         return [ConstantWeights(self.value, self.rows, size) for size in sizes]
 
-    def times(self, values: Tensor) -> Tensor:
+    def matmul(self, values: Tensor) -> Tensor:
         total = self.value[..., None, None] * values.sum(-2, keepdim=True)
         return total.expand(*total.shape[:-2], self.rows, total.shape[-1])
 

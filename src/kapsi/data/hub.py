@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.errors import DataError, nearest
+from kapsi.errors import DataSetError, nearest
 from kapsi.files import one_line
 
 __all__ = ["DATASETS", "PublicData", "Source", "Split", "find", "read_split"]
@@ -154,15 +154,15 @@ class Split:
     notes: tuple[str, ...]
 
 
-def _refuse(where: str, text: str) -> DataError:
-    return DataError(" ".join(f"{where}: {text}".split()))
+def _refuse(where: str, text: str) -> DataSetError:
+    return DataSetError(" ".join(f"{where}: {text}".split()))
 
 
 def known(name: str, kind: str) -> PublicData:
     """Return a data set of one kind by its name.
 
     Raises:
-        DataError: there is none of this name.
+        DataSetError: there is none of this name.
     """
     names = [data.name for data in DATASETS.values() if data.kind == kind]
     if name not in names:
@@ -182,7 +182,7 @@ def find(data: PublicData, folder: str | Path | None = None) -> Source:
         folder: the folder with a folder for each data set.
 
     Raises:
-        DataError: the folder is not there or has no files of the data set.
+        DataSetError: the folder is not there or has no files of the data set.
     """
     named = folder if folder is not None else os.environ.get("KAPSI_DATA") or None
     if named is None:
@@ -238,7 +238,7 @@ def read_split(source: Source, test: bool) -> Split:
         test: whether the test split is meant.
 
     Raises:
-        DataError: the files are damaged or of another data set, or the hub cannot be reached.
+        DataSetError: the files are damaged or of another data set, or the hub cannot be reached.
     """
     data, split = source.data, source.data.splits[test]
     where = f"{source.where} ({split})"

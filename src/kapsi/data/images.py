@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kapsi.data.cache import Arrays, digest, kept
 from kapsi.data.hub import PublicData, Split, find, known, read_split
 from kapsi.data.progress import terminal_line
-from kapsi.errors import DataError, TableError
+from kapsi.errors import DataSetError, TableError
 
 __all__ = ["ImageData", "load_images"]
 
@@ -97,7 +97,7 @@ def load_images(
         watch: called with the number of decoded images and of all; by default a line on a terminal says so.
 
     Raises:
-        DataError: there is no such data set, its files are damaged, or there is neither folder nor network.
+        DataSetError: there is no such data set, its files are damaged, or there is neither folder nor network.
     """
     data = known(name, "images")
     source = find(data, folder)
@@ -138,7 +138,7 @@ def _decoded(part: Split, data: PublicData, where: str, tell: Callable[[int], No
     try:
         from PIL import Image
     except ImportError:
-        raise DataError(
+        raise DataSetError(
             f'{data.name}: images are decoded by pillow, which is not there; pip install "kapsi[data]"'
         ) from None
     channels, height, width = SHAPES[data.name]
@@ -158,7 +158,9 @@ def _decoded(part: Split, data: PublicData, where: str, tell: Callable[[int], No
                     pixels = np.asarray(image)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 reason = " ".join(str(error).split())
-                raise DataError(f"{where}: image {row + 1} cannot be read ({reason}); save the files again") from None
+                raise DataSetError(
+                    f"{where}: image {row + 1} cannot be read ({reason}); save the files again"
+                ) from None
             out[row] = pixels if channels == 1 else pixels.transpose(2, 0, 1)
         return len(files)
 

@@ -155,7 +155,7 @@ def load_text(name: str, folder: str | Path | None = None) -> TextData:
         folder: that holds NAME/train.parquet and NAME/test.parquet (SST-2: validation.parquet), or files as the hub has them.
 
     Raises:
-        DataError: there is no such data set, its files are damaged, or there is neither folder nor network.
+        DataSetError: there is no such data set, its files are damaged, or there is neither folder nor network.
     """
     data = known(name, "text")
     source = find(data, folder)

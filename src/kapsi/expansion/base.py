@@ -153,10 +153,10 @@ class KnownDerivatives(OwnDerivatives):
         return product.sum(-2) if several else product, None, None
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
         slopes, several = KnownDerivatives._slopes(ctx, *values)
-        moved: Tensor = slopes * (tangents[0].unsqueeze(-2) if several else tangents[0])
-        return moved
+        tangent: Tensor = slopes * (tangents[0].unsqueeze(-2) if several else tangents[0])
+        return tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:

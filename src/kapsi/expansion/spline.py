@@ -444,7 +444,7 @@ class _UniformBasis(OwnDerivatives):
         return (each * slopes).sum(-2) * rate, None, None, None, None, None, None
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
         x, low, rate = values
         tangent: Tensor = tangents[0]
         places, slopes, rate = _uniform_slopes(x, low, rate, ctx.intervals, ctx.degree, *ctx.where, again=True)

@@ -91,7 +91,7 @@ class Taylor(Expansion, name="taylor"):
                 pairs = PairFeatures(x)
                 # The compiler is asked first: a comparison would bind its program to a size of the batch.
                 many = not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN
-                return pairs if many else pairs.kept()
+                return pairs if many else pairs.materialize()
             return DenseFeatures(torch.cat(monomials(x, self.degree), -1))
         power = x
         lower = [torch.ones_like(x[..., :1]), x]

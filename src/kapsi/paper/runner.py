@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kapsi.data.hub import OFFLINE
-from kapsi.errors import DataError, FileError, KapsiError, SpecError
+from kapsi.errors import DataSetError, FileError, KapsiError, SpecError
 from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, Store, key_of
@@ -214,7 +214,7 @@ def _do(run: Run, module: str) -> Result | Failure:
         result.data()  # what JSON does not have is a mistake of this run, and stops no other
         return result
     except KapsiError as error:
-        return Failure(run, " ".join(str(error).split()), isinstance(error, DataError))
+        return Failure(run, " ".join(str(error).split()), isinstance(error, DataSetError))
     except MemoryError:
         return Failure(run, "there is not enough memory")
     except Exception as error:

@@ -156,7 +156,7 @@ class _Contraction(OwnDerivatives):
         return (None, None, *made)
 
     @staticmethod
-    def moved(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
         terms = []
         for place, tangent in enumerate(tangents[2:]):
             if place != ctx.out and tangent is not None:

@@ -20,7 +20,7 @@ from kapsi.training.prediction import predict, widest
 from kapsi.training.records import Epoch
 from kapsi.training.solvers import reason_not_linear
 
-__all__ = ["Choice", "Fits", "choose_penalty", "fit_selected", "near_zero", "solver_for"]
+__all__ = ["Choice", "Fits", "choose_penalty", "fit_selected", "solver_for"]
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -36,8 +36,6 @@ CROSS_VALIDATED_ROWS = 5_000
 
 INNER_FOLDS = 3
 LEAST_EPOCHS = 6
-OUTPUT_SCALE = 0.01
-"""Scale of the last layer at first: a fit that stops early is then near a constant, not near a random function."""
 
 
 class Choice(NamedTuple):
@@ -99,18 +97,6 @@ class Fits:
         if records and records[-1].ended == INTERRUPTED:
             raise KeyboardInterrupt
         return records
-
-
-def near_zero(model: Model) -> Model:
-    """Scale the last layer of a new model to a hundredth, in place."""
-    with torch.no_grad():
-        for head in model.layers[-1].heads:  # type: ignore[union-attr]
-            weights = list(head.psi.parameters())
-            if weights:
-                head.spec.reconciliation.scale(weights, OUTPUT_SCALE)
-            for tensor in head.pi.parameters():
-                tensor.mul_(OUTPUT_SCALE)
-    return model
 
 
 def choose_penalty(

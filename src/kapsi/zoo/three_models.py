@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError
 from kapsi.expansion import CombinatorialNormal
 from kapsi.files import atomic
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec

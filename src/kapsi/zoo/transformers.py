@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError
 from kapsi.expansion import CenterDistances, Expansion, PrincipalComponents
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model
 from kapsi.reconciliation import Eye
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.zoo.base import Case, Comparison, tensor_of

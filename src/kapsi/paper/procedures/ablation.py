@@ -15,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.data.images import load_images
 from kapsi.errors import KapsiError, SpecError
 from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option, to_dict
-from kapsi.modules import Model, calibrate, trained_count
+from kapsi.modules import Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.rehearsal import rehearse
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError, did_you_mean
 from kapsi.expansion import Identity
 from kapsi.function import Spec, coerce, option
-from kapsi.modules import Model, calibrate, trained_count
+from kapsi.modules import Model, trained_count
 from kapsi.paper.experiment import merged
 from kapsi.paper.procedures.rehearsal import refuse, rehearse
 from kapsi.paper.procedures.sparse_kan import SparseKAN

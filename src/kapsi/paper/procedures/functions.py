@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.data.problems import problem
 from kapsi.errors import KapsiError, SpecError, did_you_mean
-from kapsi.modules import Head, Layer, Model, calibrate, trained_count
+from kapsi.modules import Head, Layer, Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
 from kapsi.paper.procedures.rehearsal import refuse, rehearse

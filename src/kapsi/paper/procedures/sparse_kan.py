@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError
 from kapsi.expansion.spline import BSpline
 from kapsi.features import SparseFeatures
-from kapsi.modules import Head, Layer, Model, calibrate
+from kapsi.modules import Head, Layer, Model
 from kapsi.process import SiLU
 from kapsi.remainder import LinearRemainder, ZeroRemainder
 

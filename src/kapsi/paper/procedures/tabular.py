@@ -31,11 +31,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.data.bundled import bundled
 from kapsi.data.tabular import folds, make_problem
 from kapsi.errors import SpecError, did_you_mean
 from kapsi.function import Spec, coerce, option
-from kapsi.modules import Model, calibrate, trained_count
+from kapsi.modules import Model, scale_last_layer, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifiers import Choice, Pair
@@ -43,7 +44,6 @@ from kapsi.paper.procedures.rehearsal import refuse, rehearse
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
-from kapsi.training.selection import near_zero
 from kapsi.zoo import bayesian_network, markov_network
 
 __all__ = ["Candidate", "Entry", "Models", "Networks", "Options", "Rule", "check", "first_good", "fitted", "run"]
@@ -410,7 +410,7 @@ def _made(candidate: Candidate, x: Floats, y: Rows, seed: int) -> tuple[_Fitted,
     model = calibrate(Model(candidate.spec, seed=seed, dtype=torch.float64), inputs, targets)
     if candidate.training.loss == "mse":
         return _Fitted(model, center, spread), inputs, targets.double().unsqueeze(1)
-    return _Fitted(near_zero(model), center, spread), inputs, targets
+    return _Fitted(scale_last_layer(model), center, spread), inputs, targets
 
 
 def fitted(candidate: Candidate, x: Floats, y: Rows, seed: int) -> _Fitted:

@@ -24,14 +24,15 @@ from kapsi.data.tabular import (
 )
 from kapsi.errors import RunError, SpecError, TableError
 from kapsi.files import plain, resolve, show
-from kapsi.modules import Model, calibrate
+from kapsi.calibrate import calibrate
+from kapsi.modules import Model, scale_last_layer
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.distributed import Group
 from kapsi.training.engine import MINI_BATCH, Watch
 from kapsi.training.logs import LogName
 from kapsi.training.records import Epoch
 from kapsi.training.run_folder import NewRun, free_path
-from kapsi.training.selection import Fits, Split, fit_selected, near_zero
+from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.tables.configuration import RunConfig, settle
 from kapsi.training.tables.model import Fitted, TableModel
 from kapsi.training.tables.run_folder import log_epochs, log_part, write_run
@@ -72,7 +73,7 @@ def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, f
     def make(part: torch.Tensor | slice) -> Model:
         # Class by class where there are classes, and never with a row that the choice of a penalty is to look at.
         labels = y[part] if scale is None else None
-        return near_zero(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
+        return scale_last_layer(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
 
     def splits(count: int) -> Sequence[Split]:
         # Where each class has a single row, there is nothing to spread.

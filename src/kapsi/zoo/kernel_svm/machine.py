@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, KernelMap, Nystrom, PolynomialMap, RandomFourier
 from kapsi.features import check_formed
-from kapsi.modules import Model, calibrate
+from kapsi.modules import Model
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.calibrate import calibrate
 from kapsi.errors import KapsiError, SpecError
 from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING
 from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
-from kapsi.modules import LARGEST_TRAINED, Model, calibrate
+from kapsi.modules import LARGEST_TRAINED, Model
 from kapsi.training.rows.stored import column_of
 from kapsi.zoo.base import tensor_of
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, filled, spec

@@ -1,0 +1,112 @@
+"""Set grids, centers and other buffers of expansions from data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.errors import DataError, SpecError
+from kapsi.modules import ExpansionModule, Head, Layer, Model, check_layout
+
+__all__ = ["calibrate"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@torch.no_grad()
+def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
+    """Set grids, centers and other buffers of all expansions from data, layer by layer, in place.
+
+    Each layer is calibrated on the outputs of the calibrated layers before. The function of the model may change.
+
+    Args:
+        model: a model, layer, head or expansion module.
+        x: inputs, `(rows, m)` or with more leading axes, or sparse as in `Head.forward`; at least one row, finite.
+        y: labels or targets, one a row, for expansions that use them.
+
+    Returns:
+        The same model.
+
+    Raises:
+        SpecError: no model with values.
+        DataError: no rows, a wrong number of columns, or values that are not finite.
+    """
+    if not isinstance(model, Model | Layer | Head | ExpansionModule):
+        hint = "; give the model that was compiled or wrapped" if isinstance(model, nn.Module) else ""
+        raise SpecError(f"calibrate: expected a kapsi Model, Layer or Head, got {type(model).__name__}{hint}")
+    x = _inputs(model, x)
+    if y is not None:
+        y = _targets(y, x)
+    with _all_or_nothing(model):
+        layers: list[nn.Module] = list(model.layers) if isinstance(model, Model) else [model]
+        for i, layer in enumerate(layers):
+            if isinstance(layer, ExpansionModule):
+                layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
+            for head in layer.heads if isinstance(layer, Layer) else [layer]:
+                if isinstance(head, Head):
+                    _calibrate_head(head, x, y)
+            if i + 1 < len(layers):  # the outputs of the last layer are not needed
+                x = layer(x)
+    return model
+
+
+def _calibrate_head(head: Head, x: Tensor, y: Tensor | None) -> None:
+    if x.layout != torch.strided:
+        head.check_inputs(x)
+    if not head._owner:
+        if x.shape[-1] != head.in_features:
+            raise DataError(f"calibrate: expected inputs of shape (rows, {head.in_features}), got {tuple(x.shape)}")
+        head.kappa.assign(head.spec.expansion.calibrate(head.before(x), head.kappa, y), "calibrate")
+    head.pi.assign(head.spec.remainder.calibrate(x, head.pi, y), "calibrate")
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Evaluate a model in evaluation mode; after an exception all its tensors have their old values."""
+    training = model.training
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.eval()
+    try:
+        yield
+    except Exception:
+        model.load_state_dict(before)
+        raise
+    finally:
+        model.train(training)
+
+
+def _inputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Return inputs `(rows, m)` on the device and in the type of a model, after a check."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise DataError(f"calibrate: expected inputs as a floating-point tensor, got {given}")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise SpecError("calibrate: the model is on the meta device and has no values")
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), x)
+    x = x.to(like.device, like.dtype)
+    if x.dim() == 0 or x.numel() == 0:
+        raise DataError(f"calibrate: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
+    sparse = x.layout != torch.strided
+    if sparse:
+        check_layout("calibrate", x, x.shape[-1], not isinstance(model, ExpansionModule))
+    if not bool(torch.isfinite(x.values() if sparse else x).all()):
+        raise DataError("calibrate: the inputs must be finite")
+    return x if sparse else x.reshape(-1, x.shape[-1])
+
+
+def _targets(y: Tensor, x: Tensor) -> Tensor:
+    """Return targets on the device of the inputs, after a check."""
+    try:
+        y = torch.as_tensor(y, device=x.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"calibrate: expected y as numbers, one a row, got {type(y).__name__}") from None
+    if y.is_complex():
+        raise DataError(f"calibrate: expected y as real numbers, got {y.dtype}")
+    if y.shape[:1] != x.shape[:1]:
+        raise DataError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
+    return y

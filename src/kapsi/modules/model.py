@@ -1,0 +1,258 @@
+"""Models: layers in sequence; and an expansion alone as a module of torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.contraction import Route
+from kapsi.errors import SpecError
+from kapsi.expansion.base import Expansion
+from kapsi.features import Features, check_formed
+from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
+from kapsi.modules.layer import Layer
+from kapsi.modules.store import Seed, Store, as_generator
+from kapsi.spec import HeadSpec, ModelSpec
+
+__all__ = [
+    "ExpansionModule",
+    "Model",
+    "scale_last_layer",
+    "trained_count",
+]
+
+
+class Model(nn.Module):
+    """Layers in sequence.
+
+    Args:
+        spec: what it is made of; all widths must be given.
+        seed: a seed or a generator for initial values; None draws from torch's default generator.
+        device, dtype: of the tensors.
+
+    Raises:
+        SpecError: a part does not fit; the message names it.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([4, 8, 3], expansion=kp.Taylor(2), reconciliation=kp.LowRank(2)), seed=0)
+        >>> model(torch.ones(5, 4)).shape
+        torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(spec, ModelSpec):
+            raise SpecError(f"Model: expected a ModelSpec, got {type(spec).__name__}; kp.rpn([…]) makes one")
+        check_dtype("Model", dtype)
+        self.spec = spec
+        generator = as_generator(seed)
+        layers = []
+        for i, (width, next_width, layer) in enumerate(spec.resolved()):
+            try:
+                layers.append(Layer(width, next_width, layer, seed=generator, device=device, dtype=dtype))
+            except SpecError as error:
+                raise SpecError(f"layers[{i}].{error}") from None
+        self.layers = nn.ModuleList(layers)
+
+    @property
+    def in_features(self) -> int:
+        """Return the number of inputs."""
+        return int(self.spec.widths[0] or 0)
+
+    @property
+    def out_features(self) -> int:
+        """Return the number of outputs."""
+        return int(self.spec.widths[-1] or 0)
+
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew, as after `to_empty` of a model that was made on the meta device."""
+        generator = as_generator(seed)
+        for layer in self.layers:
+            layer.reset_parameters(generator)  # type: ignore[operator]
+
+    def forward(self, x: Tensor, features: Mapping[int, Features] | None = None, *, route: Route = None) -> Tensor:
+        """Return y of shape `(..., n)`.
+
+        Args:
+            x: inputs, `(..., m)`.
+            features: those of the first layer, where they are known.
+            route: as in `Head.forward`, for all heads: `model(x, route="dense")` is what the model computes without structure.
+        """
+        for layer in self.layers:
+            x = layer(x) if features is None and route is None else layer(x, features, route=route)
+            features = None
+        return x
+
+    def heads(self) -> Iterator[tuple[str, Head]]:
+        """Yield all heads with their names, `layers.0.heads.0`."""
+        for name, module in self.named_modules():
+            if isinstance(module, Head):
+                yield name, module
+
+    def freeze(self, *patterns: str, frozen: bool = True) -> list[str]:
+        """Stop (or with `frozen=False` resume) the training of some parameters; saved with the model.
+
+        Args:
+            *patterns: names of parameters or of what holds them, as in `named_parameters()`, with `*` for any text:
+                `"layers.0"`, `"*.psi"`, `"layers.*.bias"`.
+            frozen: False to train them again.
+
+        Returns:
+            The names of the parameters.
+
+        Raises:
+            SpecError: a pattern that no parameter fits.
+        """
+        found: list[str] = []
+        names = [name for name, _ in self.named_parameters()]
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise SpecError(f"Model.freeze({pattern!r}): expected the name of a parameter or of what holds it")
+            fitting = [n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"{pattern}.*")]
+            if not fitting:
+                shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+                raise SpecError(f"Model.freeze({pattern!r}): fits no parameter; there are {shown}")
+            found += [name for name in fitting if name not in found]
+        for name in found:
+            self.get_parameter(name).requires_grad_(not frozen)
+        return found
+
+    def summary(self) -> str:
+        """Return a table of the model for people: a line a head, and the totals."""
+        rows: list[tuple[str, ...]] = [
+            ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
+        ]
+        for name, head in self.heads():
+            spec, tensors = head.spec, list(head.parameters())
+            frozen = sum(p.numel() for p in tensors if not p.requires_grad)
+            shown = [str(head.in_features), f"{math.prod(head.factors):,}", str(head.out_features)]
+            functions = [_brief(spec.expansion), _brief(spec.reconciliation), _brief(spec.remainder)]
+            if spec.channels > 1:
+                functions[1] = f"{spec.channels} × {functions[1]}"
+            if head._owner:
+                functions[0] += " (shared)"
+            rows.append(
+                (name, *shown, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
+            )
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        numeric = (1, 2, 3, 7, 8)
+        lines = [
+            "  ".join(
+                cell.rjust(w) if i in numeric else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        total = sum(p.numel() for p in self.parameters())
+        trained = trained_count(self)
+        buffers = sum(b.numel() for b in self.buffers())
+        footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
+        return "\n".join(line.rstrip() for line in (*lines, footer))
+
+    def extra_repr(self) -> str:
+        return f"widths={list(self.spec.widths)}"
+
+
+class ExpansionModule(nn.Module):
+    """An expansion by itself as a module, x → κ(x), for `nn.Sequential` and other models of torch.
+
+    Args:
+        in_features: m, at least 1.
+        expansion: κ; its columns are formed.
+        seed, device, dtype: as in `Head`.
+
+    Attributes:
+        out_features: D.
+        kappa: the store of the tensors of κ; `kapsi.calibrate` sets them from data.
+
+    Raises:
+        SpecError: κ has more columns than are formed.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> kappa = kp.ExpansionModule(4, kp.Chebyshev(3))
+        >>> model = torch.nn.Sequential(torch.nn.Tanh(), kappa, torch.nn.Linear(kappa.out_features, 2))
+        >>> model(torch.ones(5, 4)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        expansion: Expansion,
+        *,
+        seed: Seed = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        spec = HeadSpec(expansion)
+        where = f"ExpansionModule({in_features})"
+        self.in_features = check_width("ExpansionModule", "in_features", in_features)
+        self.expansion = spec.expansion
+        self.out_features = math.prod(self.expansion.factors(self.in_features))
+        check_formed(self.out_features, where)
+        check_dtype("ExpansionModule", dtype)
+        params = self.expansion.params(self.in_features)
+        self.kappa = Store(params, None, None if device is None else torch.device(device), dtype)
+        self.reset_parameters(seed)
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: Seed = None) -> None:
+        """Draw all tensors anew."""
+        if not any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
+            self.kappa.reset(as_generator(seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return κ(x), `(..., D)`, for x of shape `(..., m)`."""
+        check_tensor("ExpansionModule", x, self.in_features)
+        return self.expansion(x, self.kappa).dense()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} → {self.out_features}, {self.expansion}"
+
+
+@torch.no_grad()
+def scale_last_layer(model: Model, factor: float = 0.01) -> Model:
+    """Scale the last layer of a model, in place: with a small factor the first outputs are near zero."""
+    for head in model.layers[-1].heads:  # type: ignore[union-attr]
+        weights = list(head.psi.parameters())
+        if weights:
+            head.spec.reconciliation.scale(weights, factor)
+        for tensor in head.pi.parameters():
+            tensor.mul_(factor)
+    return model
+
+
+def trained_count(model: nn.Module) -> int:
+    """Return how many numbers of a module are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _brief(function: Any) -> str:
+    """Return a function as it is written, options that have their defaults left out."""
+    from kapsi.function import options_of
+
+    changed = [f for f in options_of(type(function)) if getattr(function, f.name) != f.default]
+    shown = []
+    for field in changed:
+        value = getattr(function, field.name)
+        if isinstance(value, tuple):
+            text = ", ".join(_brief(v) if hasattr(v, "role") else str(v) for v in value)
+            shown.append(f"({text})" if field.name == "parts" else f"{field.name}=({text})")
+        else:
+            shown.append(f"{field.name}={_brief(value) if hasattr(value, 'role') else value}")
+    return type(function).__name__ + (f"({', '.join(shown)})" if shown else "")
