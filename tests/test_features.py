@@ -19,10 +19,15 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def set_block(monkeypatch, size: int) -> None:
+    for module in ("pairs", "recomputed"):
+        monkeypatch.setattr(f"kapsi.features.{module}.BLOCK", size)
+
+
 @pytest.fixture(params=[1, 30, 2**20])
 def block(request, monkeypatch) -> int:
     """Set the numbers of κ(x) that are made at a time."""
-    monkeypatch.setattr(features, "BLOCK", request.param)
+    set_block(monkeypatch, request.param)
     return request.param
 
 
@@ -140,7 +145,7 @@ def test_recomputed_products_under_autocast(same, reduced, inside) -> None:
 @pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
 @pytest.mark.parametrize("reconciliation", [kp.Dense(), kp.LowRank(2)], ids=repr)
 def test_symmetric_taylor_of_wide_inputs_is_never_whole(reconciliation, after, monkeypatch) -> None:
-    monkeypatch.setattr(features, "BLOCK", 2**12)
+    set_block(monkeypatch, 2**12)
     spec = kp.HeadSpec(kp.Taylor(2, symmetric=True), reconciliation, channels=2, after=after)
     head = kp.Head(200, 3, spec, seed=0, dtype=torch.float64)
     x = normal(128, 200).requires_grad_()
@@ -162,7 +167,7 @@ def test_symmetric_taylor_of_wide_inputs_is_never_whole(reconciliation, after, m
 @pytest.mark.parametrize("inside", [True, False], ids=["backward inside", "backward outside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_pairs_under_autocast_are_those_that_are_formed(dtype, inside, monkeypatch) -> None:
-    monkeypatch.setattr(features, "BLOCK", 100)
+    set_block(monkeypatch, 100)
     x, matrix = normal(20, 12).float(), normal(3, 90, seed=1).float() / 9
     results = []
     for kept in (True, False):
@@ -185,7 +190,7 @@ def test_pairs_under_autocast_are_those_that_are_formed(dtype, inside, monkeypat
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 6e-3), (torch.float16, 8e-4)], ids=str)
 def test_pairs_in_16_bits_are_as_exact_in_many_blocks_as_in_one(dtype, error, monkeypatch) -> None:
-    monkeypatch.setattr(features, "BLOCK", 1)
+    set_block(monkeypatch, 1)
     x, matrix = normal(20, 300).to(dtype), (normal(4, 45450, seed=1) / 213).to(dtype)
     found = []
     for kind in (dtype, torch.float64):

@@ -489,7 +489,7 @@ def test_calibration_uses_no_dropout_and_moves_no_statistics() -> None:
 )
 def test_calibration_refuses_what_it_cannot_use(x, y, message) -> None:
     model = kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0)
-    with pytest.raises(kp.SpecError, match=message):
+    with pytest.raises(kp.DataError, match=message):
         kp.calibrate(model, x, y)
     assert torch.equal(model.layers[0].heads[0].kappa["range"], torch.tensor([[-1.0] * 3, [1.0] * 3]))
 
@@ -799,10 +799,10 @@ def test_what_cannot_be_calibrated_is_refused_and_left_as_it_was() -> None:
         with pytest.raises(kp.SpecError, match="expected a kapsi Model, Layer or Head"):
             kp.calibrate(wrong, torch.ones(3, 2))
     for wrong in (torch.ones(3, 2, dtype=torch.int64), [[1.0, 2.0]], None):
-        with pytest.raises(kp.SpecError, match="expected inputs as a floating-point tensor"):
+        with pytest.raises(kp.DataError, match="expected inputs as a floating-point tensor"):
             kp.calibrate(model, wrong)
     model.layers[1].heads[0].in_features = 99  # breaks after the first layer was done
-    with pytest.raises(kp.SpecError, match=r"\(rows, 99\)"):
+    with pytest.raises(kp.DataError, match=r"\(rows, 99\)"):
         kp.calibrate(model, torch.randn(10, 2) * 5)
     assert model.layers[0].heads[0].kappa["range"].tolist() == [[-1.0, -1.0], [1.0, 1.0]]
     model.layers[1].heads[0].in_features = 4
@@ -974,7 +974,7 @@ def test_the_share_of_a_rank_is_said_where_it_is_large() -> None:
 )
 def test_wrong_labels_are_refused(y, message) -> None:
     head = kp.Head(2, 1, kp.HeadSpec(kp.NaiveNormal(2)), seed=0)
-    with pytest.raises(kp.SpecError, match=message):
+    with pytest.raises(kp.DataError, match=message):
         kp.calibrate(head, torch.randn(4, 2), y)
 
 
@@ -1053,8 +1053,11 @@ def test_heads_that_are_alike_are_one_product_with_the_same_result(psi, channels
 def test_heads_together_make_fewer_products(monkeypatch) -> None:
     model = alike(kp.LowRank(2))
     calls = []
-    original = kp.modules.contract_sum
-    monkeypatch.setattr(kp.modules, "contract_sum", lambda *args, **kw: calls.append(1) or original(*args, **kw))
+    original = kp.contraction.contract_sum
+    for module in ("head", "layer"):
+        monkeypatch.setattr(
+            f"kapsi.modules.{module}.contract_sum", lambda *args, **kw: calls.append(1) or original(*args, **kw)
+        )
     model(inputs(5, 4))
     assert len(calls) == 3
     one_by_one(model)(inputs(5, 4))
@@ -1123,11 +1126,11 @@ def test_which_heads_are_contracted_together(model, groups) -> None:
 
 
 def test_large_heads_are_contracted_together_as_far_as_it_pays(monkeypatch) -> None:
-    monkeypatch.setattr(kp.modules, "LARGEST_JOINED", 3 * 6 * 4)
+    monkeypatch.setattr("kapsi.modules.layer.LARGEST_JOINED", 3 * 6 * 4)
     model = kp.Model(kp.rpn([4, 6], heads=8), seed=0)
     assert model.layers[0].groups() == [[0, 1, 2], [3, 4, 5], [6, 7]]
     torch.testing.assert_close(model(torch.ones(2, 4)), one_by_one(model)(torch.ones(2, 4)))
-    monkeypatch.setattr(kp.modules, "LARGEST_JOINED", 6 * 4 - 1)
+    monkeypatch.setattr("kapsi.modules.layer.LARGEST_JOINED", 6 * 4 - 1)
     assert kp.Model(kp.rpn([4, 6], heads=2), seed=0).layers[0].groups() == [[0], [1]]
 
 

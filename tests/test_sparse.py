@@ -649,7 +649,7 @@ def test_calibration() -> None:
     spline = kp.Model(kp.rpn([6, 2], kp.BSpline(3)), seed=0)
     with pytest.raises(kp.SpecError, match=r"BSpline.* no sparse inputs.*x\.to_dense\(\)"):
         kp.calibrate(spline, x.float().to_sparse_csr())
-    with pytest.raises(kp.SpecError, match="must be finite"):
+    with pytest.raises(kp.DataError, match="must be finite"):
         kp.calibrate(one, (x / 0).nan_to_num(1.0, torch.inf, torch.inf).to_sparse_csr())
     with pytest.raises(kp.SpecError, match=r"torch.sparse_coo"):
         kp.calibrate(one, x.to_sparse())
