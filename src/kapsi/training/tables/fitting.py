@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kapsi.calibrate import calibrate
 from kapsi.data.tabular import (
     Preprocessing,
     Problem,
@@ -24,7 +25,6 @@ from kapsi.data.tabular import (
 )
 from kapsi.errors import RunError, SpecError, TableError
 from kapsi.files import plain, resolve, show
-from kapsi.calibrate import calibrate
 from kapsi.modules import Model, scale_last_layer
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.distributed import Group
