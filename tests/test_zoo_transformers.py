@@ -14,6 +14,7 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from sklearn.exceptions import ConvergenceWarning
 
 import kapsi as kp
+from kapsi.errors import DataError
 from kapsi.zoo import transformers
 
 drawn = settings(max_examples=15, deadline=None, derandomize=True)
@@ -144,13 +145,13 @@ def test_refused() -> None:
     with pytest.raises(kp.SpecError, match="whiten is for principal_components"):
         transformers.spec(3, 2, "center_distances", whiten=True)
     for count in (0, 4, 2.0, True):
-        with pytest.raises(kp.SpecError, match="expected an integer from 1 to 3"):
+        with pytest.raises(kp.SpecError, match="expected an integer"):
             transformers.fit_components(x, count)
-    with pytest.raises(kp.SpecError, match="at least 2 rows"):
+    with pytest.raises(DataError, match="at least 2 rows"):
         transformers.fit_components(x[:1], 1)
-    with pytest.raises(kp.SpecError, match="finite"):
+    with pytest.raises(DataError, match="finite"):
         transformers.fit_components(x * np.nan, 1)
-    with pytest.raises(kp.SpecError, match="expected numbers"):
+    with pytest.raises(DataError, match="expected numbers"):
         transformers.fit_components([["a"]], 1)
 
 
@@ -180,7 +181,7 @@ def test_reversed_rows_are_rows() -> None:
 
 
 def test_sizes_that_are_no_integers() -> None:
-    with pytest.raises(kp.SpecError, match=r"outputs='a': expected an integer"):
+    with pytest.raises(kp.SpecError, match=r"outputs: expected an integer, got 'a'"):
         transformers.spec(4, "a")
-    with pytest.raises(kp.SpecError, match=r"inputs=2.0: expected an integer"):
+    with pytest.raises(kp.SpecError, match=r"inputs: expected an integer, got 2.0"):
         transformers.spec(2.0, 1)

@@ -1,53 +1,147 @@
-"""What the models of the zoo share: cases that compare an imported model with the one of the library that it comes from."""
+"""Shared parts of the zoo: parity cases, their data and deviations, and checks of the converters and fits."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kapsi.errors import DataError, SpecError
 from kapsi.modules import Model
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
-__all__ = ["Case", "Comparison", "cases", "tensor_of"]
+__all__ = [
+    "Case",
+    "Comparison",
+    "cases",
+    "check_estimator",
+    "deviation",
+    "finite_tensor",
+    "model_of",
+    "one_head",
+    "refuse",
+    "sizes",
+    "sklearn_rows",
+    "tensor_of",
+]
+
+
+# ------------------------------------------------------------------------------------------------ data and estimators
 
 
 def tensor_of(values: Any) -> Tensor:
-    """Return numbers as a tensor of their own type and device, without a gradient.
+    """Return numbers as a tensor of the same type and device, without a gradient.
 
-    Arrays that torch refuses or warns of are copied: reversed ones, those of another byte order, and those that cannot be written.
+    Reversed, read-only and foreign-endian arrays, refused by torch or a cause of warnings, are copied.
 
     Raises:
-        TypeError, ValueError: no numbers, or complex ones.
+        TypeError, ValueError: not numbers, or complex numbers.
     """
     if isinstance(values, Tensor):
-        made = values.detach()
+        tensor = values.detach()
     else:
         array = np.asarray(values)
         if min(array.strides, default=0) < 0 or not array.dtype.isnative or not array.flags.writeable:
             array = array.astype(array.dtype.newbyteorder("="), order="C")
-        made = torch.as_tensor(array)
-    if made.is_complex():
+        tensor = torch.as_tensor(array)
+    if tensor.is_complex():
         raise TypeError("complex numbers")
-    return made
+    return tensor
+
+
+def finite_tensor(values: Any, where: str) -> Tensor:
+    """Return finite numbers as a dense float64 tensor on the CPU.
+
+    Args:
+        values: a dense array, tensor or nested list.
+        where: start of the message, with the name of the argument.
+    """
+    try:
+        tensor = tensor_of(values).to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"{where}: expected numbers, got {type(values).__name__}") from None
+    if not bool(tensor.isfinite().all()):
+        raise DataError(f"{where}: expected finite numbers")
+    return tensor
+
+
+def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: str = "") -> str:
+    """Raise a `SpecError` unless an estimator of scikit-learn is fitted and exactly of one of some classes.
+
+    Returns:
+        `where` with the name of the class, for further messages.
+    """
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    classes = tuple(classes)
+    name = type(estimator).__name__
+    if type(estimator) not in classes:
+        if isinstance(estimator, classes):
+            hint = "a derived class may compute something else"
+        names = ", ".join(kind.__name__ for kind in classes)
+        raise SpecError(f"{where}: expected {names}; got {name}{hint and f'; {hint}'}")
+    where = f"{where}({name})"
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        raise SpecError(f"{where}: the {name} is not fitted; call fit first") from None
+    return where
+
+
+def refuse(where: str, *problems: tuple[bool, str]) -> None:
+    """Raise a `SpecError` with the text of the first present problem."""
+    for present, text in problems:
+        if present:
+            raise SpecError(f"{where}: {text}")
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def one_head(head: HeadSpec, in_features: int, out_features: int) -> ModelSpec:
+    """Return the specification of a model of one layer with one head."""
+    return ModelSpec((in_features, out_features), (LayerSpec((head,)),))
+
+
+def model_of(spec: ModelSpec, bias: Tensor | None = None, **roles: dict[str, Any]) -> Model:
+    """Return a one-head model in float64 on the CPU, in evaluation mode.
+
+    Args:
+        spec: of one layer and head.
+        bias: bias of the head, finite, `(n,)`.
+        **roles: tensors by role (`expansion`, `reconciliation`, `remainder`) and name.
+    """
+    model = Model(spec, seed=0, dtype=torch.float64, device="cpu")
+    ((_, head),) = model.heads()
+    for role, tensors in roles.items():
+        head.assign(role, **tensors)  # type: ignore[arg-type]
+    if bias is not None and head.bias is not None:
+        with torch.no_grad():
+            head.bias.copy_(finite_tensor(bias, "the intercept"))
+    return model.eval()
+
+
+# ------------------------------------------------------------------------------------------------ parity
 
 
 class Comparison(NamedTuple):
-    """What came of a comparison.
+    """Result of a parity case.
 
     Attributes:
-        deviation: largest absolute difference of what is compared, relative where values are larger than one.
-        ours: number of values in the model of kapsi that the mapping fills, parameters and buffers.
-        theirs: number of values in the other model.
-        model: the model of kapsi, to be saved, exported and trained further.
-        x: inputs for it, some rows.
-        y: targets that it can be trained on, with the loss `loss`.
-        loss: the name of a loss of `kapsi.fit`.
+        deviation: largest absolute difference; relative for values above 1.
+        ours: number of values of the kapsi model set by the conversion, parameters and buffers.
+        theirs: number of values of the other model.
+        model: the kapsi model.
+        x: inputs for the model, some rows.
+        y: targets for training with `loss`.
+        loss: name of a loss of `kapsi.fit`.
     """
 
     deviation: float
@@ -64,12 +158,12 @@ class Case:
     """A comparison with another library.
 
     Args:
-        model: what is compared, as people call it: `SVC, RBF kernel`.
-        quantity: what is compared of it: `decision_function`.
-        data: the data set, for people.
-        package: the name of the other library's distribution: `scikit-learn`.
-        tolerance: the largest deviation that is allowed.
-        compare: makes both models and compares them; it imports the other library itself. The argument is a seed, 0 in tables.
+        model: name of the model: `SVC, RBF kernel`.
+        quantity: compared quantity: `decision_function`.
+        data: name of the data set.
+        package: distribution of the other library: `scikit-learn`.
+        tolerance: largest allowed deviation.
+        compare: builds and compares both models for a seed (0 in tables); imports the other library on the call.
     """
 
     model: str
@@ -81,10 +175,39 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return the cases of all models of the zoo: the tuples `PARITY` of its files."""
+    """Return the parity cases of all families: their tuples `PARITY`."""
     import kapsi.zoo as zoo
 
-    found: list[Case] = []
-    for module in sorted(pkgutil.iter_modules(zoo.__path__), key=lambda each: each.name):
-        found += getattr(importlib.import_module(f"kapsi.zoo.{module.name}"), "PARITY", ())
-    return found
+    collected: list[Case] = []
+    for module in sorted(pkgutil.iter_modules(zoo.__path__), key=lambda module: module.name):
+        collected += getattr(importlib.import_module(f"kapsi.zoo.{module.name}"), "PARITY", ())
+    return collected
+
+
+def deviation(ours: Any, theirs: Any) -> float:
+    """Return the largest absolute difference; relative for values above 1."""
+    a, b = (torch.as_tensor(values).detach().double() for values in (ours, theirs))
+    return float(((a - b.reshape(a.shape)).abs() / b.reshape(a.shape).abs().clamp_min(1)).max())
+
+
+def sizes(model: nn.Module) -> int:
+    """Return the number of values of a model, parameters and buffers."""
+    return sum(tensor.numel() for tensor in model.state_dict().values())
+
+
+def sklearn_rows(name: str, seed: int, rows: int | None = None, *, scaled: bool = False) -> tuple[Any, Any]:
+    """Return a data set of scikit-learn in random order.
+
+    Args:
+        name: `iris`, `digits`, …
+        seed: of the order.
+        rows: number of rows; None: all.
+        scaled: standardize the inputs over all rows.
+    """
+    from sklearn import datasets
+
+    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(x))[:rows]
+    if scaled:
+        x = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)
+    return x[order], y[order]

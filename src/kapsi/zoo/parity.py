@@ -1,4 +1,4 @@
-"""The comparisons of all models of the zoo with the libraries that people use for them, as a table."""
+"""Parity table: the models of the zoo beside those of other libraries."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from importlib import metadata
 from typing import NamedTuple
 
 from kapsi.errors import SpecError
+from kapsi.function import coerce
 from kapsi.zoo.base import Case, cases
 
-__all__ = ["Row", "run", "table"]
+__all__ = ["ParityRow", "run", "table"]
 
 HEADER = ("model", "quantity", "data", "library", "deviation", "tolerance", "ours", "theirs", "")
 
 
-class Row(NamedTuple):
-    """What came of a case.
+class ParityRow(NamedTuple):
+    """Outcome of a case.
 
     Attributes:
-        case: what was compared.
-        version: of the other library; None where it is not installed.
-        deviation: the largest, as in `Comparison`; None where nothing came of it.
-        ours: number of values in the model of kapsi, parameters and buffers that the mapping fills.
-        theirs: number of values in the other model.
-        problem: why there is no deviation: `missing` where the library is not installed, else the line of the error.
+        case: the case.
+        version: version of the other library; None if not installed.
+        deviation: as in `Comparison`; None without a result.
+        ours: number of values of the kapsi model set by the conversion.
+        theirs: number of values of the other model.
+        problem: reason for a missing deviation: `missing` for a library not installed, else the line of the error.
     """
 
     case: Case
@@ -36,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def within(self) -> bool:
-        """Return whether the deviation is there and within the tolerance; what is not a number is not."""
+        """Return whether the deviation is known and within the tolerance; NaN is not."""
         return self.deviation is not None and self.deviation <= self.case.tolerance
 
     @property
@@ -45,56 +46,54 @@ class Row(NamedTuple):
         return self.problem or ("within" if self.within else "beyond")
 
 
-def run(seed: int = 0, only: str | None = None) -> list[Row]:
-    """Make all comparisons and return a row for each, in the order of the models' names.
+def run(seed: int = 0, only: str | None = None) -> list[ParityRow]:
+    """Run the parity cases and return a row each, sorted by family.
 
-    Nothing stops the others: a library that is not installed is `missing`, and an error is a line in its row.
+    Errors and missing libraries are reported in their rows; the other cases still run.
 
     Args:
-        seed: of what is random in the comparisons.
-        only: what the model, the quantity, the data or the library must contain; capital letters do not count.
+        seed: seed of the random parts, at least 0.
+        only: part of the model, quantity, data or library of the cases to run; case-insensitive.
 
     Raises:
-        SpecError: no case contains it.
+        SpecError: no matching case.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if coerce(int, seed, "parity.run(seed)") < 0:
         raise SpecError(f"parity.run(seed={seed!r}): expected an integer of at least 0")
-    found = every = cases()
-    if only is not None:
-        if not isinstance(only, str):
-            raise SpecError(f"parity.run(only={only!r}): expected a part of a name")
-        found = [case for case in every if only.casefold() in _text(case).casefold()]
-        if not found:
-            models = "; ".join(sorted({case.model for case in every}))
-            raise SpecError(f"parity.run(only={only!r}): no comparison is called so; there are {models}")
-    return [_row(case, seed) for case in found]
+    part = coerce(str | None, only, "parity.run(only)") or ""
+    available = cases()
+    chosen = [case for case in available if part.casefold() in _text(case).casefold()]
+    if not chosen:
+        models = "; ".join(sorted({case.model for case in available}))
+        raise SpecError(f"parity.run(only={only!r}): no matching case; available: {models}")
+    return [_row(case, seed) for case in chosen]
 
 
 def _text(case: Case) -> str:
     return "\n".join((case.model, case.quantity, case.data, case.package))
 
 
-def _row(case: Case, seed: int) -> Row:
+def _row(case: Case, seed: int) -> ParityRow:
     try:
         version = metadata.version(case.package)
     except metadata.PackageNotFoundError:
-        return Row(case, None, problem="missing")
+        return ParityRow(case, None, problem="missing")
     try:
-        made = case.compare(seed)
-        return Row(case, version, float(made.deviation), int(made.ours), int(made.theirs))
-    except Exception as error:  # whatever a library raises is what there is to say of it
+        result = case.compare(seed)
+        return ParityRow(case, version, float(result.deviation), int(result.ours), int(result.theirs))
+    except Exception as error:  # any error of a library is a line of the table
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        return Row(case, version, problem=f"{type(error).__name__}: {first}" if first else type(error).__name__)
+        return ParityRow(case, version, problem=f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def table(rows: Sequence[Row], *, markdown: bool = False) -> str:
-    """Return rows as an aligned table for people; the last line is `parity: k of n within tolerance`.
+def table(rows: Sequence[ParityRow], *, markdown: bool = False) -> str:
+    """Return rows as an aligned table with a last line `parity: k of n within tolerance`.
 
-    A library that is missing counts against k, since nothing was compared.
+    Missing libraries count against k.
 
     Args:
-        rows: what `run` returned.
-        markdown: a table of Markdown, which is as well aligned; the last line stands below it.
+        rows: result of `run`.
+        markdown: write a Markdown table.
     """
     lines = [HEADER, *(_cells(row) for row in rows)]
     if markdown:
@@ -119,7 +118,7 @@ def table(rows: Sequence[Row], *, markdown: bool = False) -> str:
     return "\n".join(text)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ParityRow) -> tuple[str, ...]:
     case = row.case
     library = case.package if row.version is None else f"{case.package} {row.version}"
     deviation = "" if row.deviation is None else _figure(row.deviation)
