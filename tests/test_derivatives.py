@@ -119,7 +119,7 @@ def test_dual_numbers_through_a_map() -> None:
 
 
 def pairs(x: Tensor, matrix: Tensor) -> Tensor:
-    return kp.PairFeatures(x).matmul(matrix)
+    return kp.features.PairFeatures(x).matmul(matrix)
 
 
 def spline(x: Tensor, matrix: Tensor, policy: str = "linear") -> Tensor:
@@ -136,7 +136,9 @@ def legendre(x: Tensor, matrix: Tensor) -> Tensor:
     return kp.Legendre(7)(x / 4, {}).dense() @ matrix.mT
 
 
-SPARSE = kp.SparseFeatures.of(torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]], dtype=torch.float64).to_sparse_csr())
+SPARSE = kp.features.SparseFeatures.of(
+    torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]], dtype=torch.float64).to_sparse_csr()
+)
 
 
 def sparse(x: Tensor, matrix: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def test_pairs_equal_polynomial_features(m) -> None:
     expected = torch.tensor(PolynomialFeatures(2, include_bias=False).fit_transform(x.numpy()))
     weights = [1.0] * m + [1.0 if i == j else math.sqrt(2) for i, j in combinations_with_replacement(range(m), 2)]
     expected *= torch.tensor(weights, dtype=torch.float64)
-    made = kp.PairFeatures(x)
+    made = kp.features.PairFeatures(x)
     assert made.columns == expected.shape[1]
     matrix = normal(3, made.columns, seed=1)
     mean = expected.mean(-1, keepdim=True)
@@ -60,9 +60,9 @@ def test_pairs_equal_polynomial_features(m) -> None:
 def test_products_and_derivatives_equal_those_of_the_dense_form(kind, channels, shape, block) -> None:
     x = normal(*shape).requires_grad_()
     made = (
-        kp.PairFeatures(x)
+        kp.features.PairFeatures(x)
         if kind == "pairs"
-        else kp.RecomputedFeatures(lambda v: torch.cat((v.sin(), v**2), -1), x, (), 10)
+        else kp.features.RecomputedFeatures(lambda v: torch.cat((v.sin(), v**2), -1), x, (), 10)
     )
     matrix = normal(*channels, 3, made.columns, seed=1).requires_grad_()
     results = []
@@ -83,11 +83,11 @@ def test_products_go_through_the_transforms(kind, block) -> None:
     x, matrix = normal(4, 5), normal(3, 20 if kind == "pairs" else 10, seed=1)
 
     def product(m: torch.Tensor, v: torch.Tensor, structured: bool = True) -> torch.Tensor:
-        made: kp.Features
+        made: kp.features.Features
         if kind == "pairs":
-            made = kp.PairFeatures(v)
+            made = kp.features.PairFeatures(v)
         else:
-            made = kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
+            made = kp.features.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
         return made.matmul(m) if structured else made.dense() @ m.T
 
     for transform in (
@@ -109,11 +109,11 @@ def test_products_go_through_the_transforms(kind, block) -> None:
 def test_products_have_forward_derivatives_in_dual_numbers(kind) -> None:
     x, moved, matrix = normal(4, 5), normal(4, 5, seed=2), normal(3, 20 if kind == "pairs" else 10, seed=1)
 
-    def made(v: torch.Tensor) -> kp.Features:
+    def made(v: torch.Tensor) -> kp.features.Features:
         return (
-            kp.PairFeatures(v)
+            kp.features.PairFeatures(v)
             if kind == "pairs"
-            else kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
+            else kp.features.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), v, (), 10)
         )
 
     _, expected = torch.func.jvp(lambda v: made(v).dense() @ matrix.T, (x,), (moved,))
@@ -130,7 +130,7 @@ def test_recomputed_products_under_autocast(same, reduced, inside) -> None:
     results = []
     for structured in (True, False):
         x, weights = start.clone().requires_grad_(), matrix.clone().requires_grad_()
-        made = kp.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), x, (), 10)
+        made = kp.features.RecomputedFeatures(lambda u: torch.cat((u.sin(), u**2), -1), x, (), 10)
         with torch.autocast("cpu", reduced):
             y = (made if structured else features.DenseFeatures(made.dense())).matmul(weights)
             if inside:
@@ -172,7 +172,7 @@ def test_pairs_under_autocast_are_those_that_are_formed(dtype, inside, monkeypat
     results = []
     for kept in (True, False):
         inputs, weights = x.clone().requires_grad_(), matrix.clone().requires_grad_()
-        pairs = kp.PairFeatures(inputs)
+        pairs = kp.features.PairFeatures(inputs)
         with torch.autocast("cpu", dtype=dtype):
             y = (pairs.materialize() if kept else pairs).matmul(weights)
             loss = y.float().square().mean()
@@ -195,9 +195,11 @@ def test_pairs_in_16_bits_are_as_exact_in_many_blocks_as_in_one(dtype, error, mo
     found = []
     for kind in (dtype, torch.float64):
         inputs = x.to(kind, copy=True).requires_grad_()
-        y = (kp.PairFeatures(inputs) if kind == dtype else kp.DenseFeatures(features.with_pairs(inputs))).matmul(
-            matrix.to(kind)
-        )
+        y = (
+            kp.features.PairFeatures(inputs)
+            if kind == dtype
+            else kp.features.DenseFeatures(features.with_pairs(inputs))
+        ).matmul(matrix.to(kind))
         found.append((y, *torch.autograd.grad(y.sum(), inputs)))
     for ours, exact in zip(*found, strict=True):
         assert ours.dtype == dtype
@@ -207,12 +209,12 @@ def test_pairs_in_16_bits_are_as_exact_in_many_blocks_as_in_one(dtype, error, mo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_moments_of_pairs_are_finite_where_their_sums_are_beyond_16_bits(dtype) -> None:
     x = (5 * normal(4, 300)).to(dtype)
-    pairs, exact = kp.PairFeatures(x), kp.DenseFeatures(features.with_pairs(x.double()))
+    pairs, exact = kp.features.PairFeatures(x), kp.features.DenseFeatures(features.with_pairs(x.double()))
     for ours, right in zip(pairs.moments(), exact.moments(), strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), right, rtol=1e-4, atol=1e-3)
-    small = kp.PairFeatures(x / 100)
-    right = kp.DenseFeatures(features.with_pairs(small.x.double()))
+    small = kp.features.PairFeatures(x / 100)
+    right = kp.features.DenseFeatures(features.with_pairs(small.x.double()))
     for ours, theirs in ((small.total(), right.total()), (small.square_norm(), right.square_norm())):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), theirs, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
@@ -223,10 +225,10 @@ def test_what_is_used_many_times_is_kept() -> None:
     layer = kp.Layer(6, 2, kp.LayerSpec((spec, kp.HeadSpec(kp.BSpline(checkpoint=True)))), seed=0, dtype=torch.float64)
     x = normal(9, 6)
     made = layer.fixed_features(x)
-    assert not any(isinstance(each, kp.RecomputedFeatures) for each in (made[1], *made[0].parts))
+    assert not any(isinstance(each, kp.features.RecomputedFeatures) for each in (made[1], *made[0].parts))
     torch.testing.assert_close(layer(x, made), layer(x), rtol=1e-12, atol=1e-12)
     normalized = layer.heads[0].expand(x).normalized(1e-5)
-    assert isinstance(normalized.materialize().base.parts[0], kp.DenseFeatures)
+    assert isinstance(normalized.materialize().base.parts[0], kp.features.DenseFeatures)
     torch.testing.assert_close(normalized.materialize().dense(), normalized.dense())
 
 
@@ -235,5 +237,5 @@ def test_wide_symmetric_taylor_exports_for_any_batch() -> None:
     batch = torch.export.Dim("batch", min=1, max=100_000)
     program = torch.export.export(model, (torch.ones(3, 60),), dynamic_shapes=({0: batch},)).module()
     x = normal(2000, 60).float()  # of which κ(x) has 3.8 million numbers: not kept by the model itself
-    assert isinstance(next(model.heads())[1].expand(x), kp.PairFeatures)
+    assert isinstance(next(model.heads())[1].expand(x), kp.features.PairFeatures)
     torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)

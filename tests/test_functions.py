@@ -303,7 +303,7 @@ def test_taylor_has_the_inner_product_of_the_polynomial_kernel(degree, symmetric
 def test_taylor_is_a_product_on_its_natural_grid() -> None:
     for degree in (2, 3):
         made = kp.Taylor(degree)(inputs(2, 4), {})
-        assert isinstance(made, kp.ProductFeatures)
+        assert isinstance(made, kp.features.ProductFeatures)
         assert (made.left.shape[-1], made.right.shape[-1]) == kp.Taylor(degree).factors(4)
         assert kp.Taylor(degree).factors(4)[1] == 4
 
@@ -342,7 +342,7 @@ def test_extended_is_the_concatenation() -> None:
 def test_a_folded_layer_norm_of_nearly_constant_rows_is_finite() -> None:
     # In float32 the difference of mean square and square mean is then rounding, as often below zero as above.
     size = torch.linspace(900, 1100, 200).reshape(-1, 1)
-    made = kp.ProductFeatures(size * torch.ones(5), size * torch.ones(7))
+    made = kp.features.ProductFeatures(size * torch.ones(5), size * torch.ones(7))
     variance = made.square_norm() / 35 - (made.total() / 35).square()
     assert bool((variance < -1).any())
     assert bool(made.normalized(1e-5).dense().isfinite().all())
@@ -351,11 +351,15 @@ def test_a_folded_layer_norm_of_nearly_constant_rows_is_finite() -> None:
 def test_structure_survives_composition() -> None:
     x = inputs(5, 3)
     assert isinstance(
-        kp.Head(3, 1, kp.HeadSpec(kp.Nested((kp.Chebyshev(2), kp.Taylor(2))))).expand(x.float()), kp.ProductFeatures
+        kp.Head(3, 1, kp.HeadSpec(kp.Nested((kp.Chebyshev(2), kp.Taylor(2))))).expand(x.float()),
+        kp.features.ProductFeatures,
     )
     made = kp.Extended((kp.Taylor(2), kp.Identity(), kp.Chebyshev(2)))(x, {"0": {}, "1": {}, "2": {}})
-    assert isinstance(made, kp.ConcatenatedFeatures)
-    assert [type(part) for part in made.parts] == [kp.ProductFeatures, kp.DenseFeatures]  # neighbors are joined
+    assert isinstance(made, kp.features.ConcatenatedFeatures)
+    assert [type(part) for part in made.parts] == [
+        kp.features.ProductFeatures,
+        kp.features.DenseFeatures,
+    ]  # neighbors are joined
 
 
 def test_domains_say_where_columns_are_well_behaved() -> None:

@@ -222,15 +222,15 @@ def test_sums_of_blocks_are_those_of_the_columns_however_they_lie(grids) -> None
     parts = []
     for i, grid in enumerate(grids):
         if isinstance(grid, int):
-            parts.append(kp.DenseFeatures(inputs(4, grid, seed=i)))
+            parts.append(kp.features.DenseFeatures(inputs(4, grid, seed=i)))
         else:
-            parts.append(kp.ProductFeatures(*(inputs(4, size, seed=i + size) for size in grid)))
-    features = kp.ConcatenatedFeatures(tuple(parts)) if len(parts) > 1 else parts[0]
+            parts.append(kp.features.ProductFeatures(*(inputs(4, size, seed=i + size) for size in grid)))
+    features = kp.features.ConcatenatedFeatures(tuple(parts)) if len(parts) > 1 else parts[0]
     for width in (size for size in range(1, features.columns + 1) if features.columns % size == 0):
-        ones = kp.ConstantWeights(torch.ones(3, dtype=torch.float64), 1, width)
-        eye = kp.EyeWeights(torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64), features.columns // width)
+        ones = kp.weights.ConstantWeights(torch.ones(3, dtype=torch.float64), 1, width)
+        eye = kp.weights.EyeWeights(torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64), features.columns // width)
         expected = features.dense().unflatten(-1, (-1, width)).sum(-1).unsqueeze(-2) * eye.value.unsqueeze(-1)
-        made = kp.contract(features, kp.KroneckerWeights(eye, ones))
+        made = kp.contract(features, kp.weights.KroneckerWeights(eye, ones))
         torch.testing.assert_close(made, expected, rtol=0, atol=1e-12)
 
 
@@ -384,7 +384,7 @@ def expansion_of(call: Callable[..., Any], **methods: Any) -> type[kp.Expansion]
             return 3, in_features
 
         def __call__(self, x, params):
-            return kp.DenseFeatures(call(self, x))
+            return kp.features.DenseFeatures(call(self, x))
 
     return finished(Outside, methods)
 
@@ -433,7 +433,7 @@ def test_a_broken_expansion_fails_its_law(registry, name) -> None:
         check(expansion_of(BROKEN[name]), laws=[name])
 
 
-class Off(kp.DenseFeatures):
+class Off(kp.features.DenseFeatures):
     """Features whose shortcuts are wrong."""
 
     def total(self):
@@ -451,11 +451,11 @@ def test_wrong_shortcuts_of_features_fail(registry) -> None:
         check_pairs(outside, laws=["contraction"])
 
 
-class Formed(kp.ProductFeatures):
+class Formed(kp.features.ProductFeatures):
     """A product that is multiplied out."""
 
     def matmul(self, matrix):
-        return kp.DenseFeatures(self.dense()).matmul(matrix)
+        return kp.features.DenseFeatures(self.dense()).matmul(matrix)
 
 
 def test_a_product_that_is_formed_fails_the_sizes(registry) -> None:
@@ -477,7 +477,7 @@ def test_a_product_that_is_formed_fails_the_sizes(registry) -> None:
 def test_weights_that_are_formed_fail_the_sizes(registry) -> None:
     forming = reconciliation_of(
         params=lambda self, n, factors: kp.LowRank(2).params(n, factors),
-        __call__=lambda self, params, n, factors: kp.DenseWeights(params["left"] @ params["right"]),
+        __call__=lambda self, params, n, factors: kp.weights.DenseWeights(params["left"] @ params["right"]),
     )
     for kappa in (kp.Identity(), kp.Taylor(2)):
         with pytest.raises(AssertionError, match=r"law 'sizes' fails for .* elements, .·D is "):
@@ -500,12 +500,12 @@ def reconciliation_of(**methods: Any) -> type[kp.Reconciliation]:
             return {"matrix": kp.Param((out_features, factors[0] * factors[1]), 0.1)}
 
         def __call__(self, params, out_features, factors):
-            return kp.DenseWeights(params["matrix"])
+            return kp.weights.DenseWeights(params["matrix"])
 
     return finished(OutsideWeights, methods)
 
 
-class OffWeights(kp.DenseWeights):
+class OffWeights(kp.weights.DenseWeights):
     def row_sums(self):
         return self.values.sum(-1) + 1
 

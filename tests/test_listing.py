@@ -142,7 +142,7 @@ def test_options_of_a_family_are_documented_by_its_base() -> None:
             return 1, in_features
 
         def __call__(self, x, params):
-            return kp.DenseFeatures(x)
+            return kp.features.DenseFeatures(x)
 
     try:
         entry = listing.entry_of(Member)

@@ -819,7 +819,11 @@ def test_the_fusion_of_one_head_is_applied() -> None:
 
 def test_classes_that_forget_something_are_refused_when_they_are_used() -> None:
     def complete(**namespace: object) -> dict[str, object]:
-        return {"factors": lambda self, m: (1, m), "__call__": lambda self, x, p: kp.DenseFeatures(x), **namespace}
+        return {
+            "factors": lambda self, m: (1, m),
+            "__call__": lambda self, x, p: kp.features.DenseFeatures(x),
+            **namespace,
+        }
 
     unnamed = dataclasses.dataclass(frozen=True)(type("Unnamed", (kp.Taylor,), {}))
     with pytest.raises(kp.SpecError, match="a function has a name of its own"):
@@ -838,7 +842,7 @@ def test_classes_that_forget_something_are_refused_when_they_are_used() -> None:
             dataclasses.dataclass(frozen=True)(half)()
         for made, said in (
             (lambda x: x, "returned Tensor"),
-            (lambda x: kp.DenseFeatures(x[..., :2]), "returned 2 columns"),
+            (lambda x: kp.features.DenseFeatures(x[..., :2]), "returned 2 columns"),
         ):
             space = complete(__call__=lambda self, x, p, made=made: made(x))
             wrong = types.new_class(
@@ -1225,7 +1229,7 @@ def test_what_a_route_forms() -> None:
 @pytest.mark.parametrize("route", ["fast", "Dense", 1, True, [], ""])
 def test_a_route_that_is_none_is_refused(route) -> None:
     model = kp.Model(kp.rpn([3, 2]), seed=0)
-    features, weights = kp.DenseFeatures(torch.ones(5, 3)), kp.DenseWeights(torch.ones(2, 3))
+    features, weights = kp.features.DenseFeatures(torch.ones(5, 3)), kp.weights.DenseWeights(torch.ones(2, 3))
     for call in (
         lambda: model(torch.ones(5, 3), route=route),
         lambda: model.layers[0].heads[0](torch.ones(5, 3), route=route),

@@ -216,8 +216,12 @@ def test_a_folded_layer_norm_of_inputs_far_from_zero_keeps_its_scale(psi, dtype,
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1e4])
 def test_moments_are_those_of_the_formed_expansion(offset) -> None:
     u, v, w = (inputs(5, size, seed=size) * 1e-3 + offset for size in (4, 7, 3))
-    product = kp.ProductFeatures(u, v)
-    for made in (product, kp.ConcatenatedFeatures((product, kp.DenseFeatures(w))), product.normalized(1e-30)):
+    product = kp.features.ProductFeatures(u, v)
+    for made in (
+        product,
+        kp.features.ConcatenatedFeatures((product, kp.features.DenseFeatures(w))),
+        product.normalized(1e-30),
+    ):
         variance, mean = torch.var_mean(made.dense(), -1, correction=0, keepdim=True)
         ours = made.moments()
         torch.testing.assert_close(ours[0], mean, rtol=1e-9, atol=1e-7)
@@ -228,8 +232,8 @@ def test_moments_of_16_bits_do_not_overflow() -> None:
     values = torch.tensor([[300.0, -300.0, 100.0]], dtype=torch.float16)  # 300² is beyond float16
     wide = values.double()
     for made, dense in (
-        (kp.DenseFeatures(values), wide),
-        (kp.ProductFeatures(values, values), kp.ProductFeatures(wide, wide).dense()),
+        (kp.features.DenseFeatures(values), wide),
+        (kp.features.ProductFeatures(values, values), kp.features.ProductFeatures(wide, wide).dense()),
     ):
         variance, mean = torch.var_mean(dense, -1, correction=0)
         ours = made.moments()

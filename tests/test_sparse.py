@@ -216,7 +216,7 @@ class _Empty:
 def test_a_layer_norm_far_from_zero_keeps_its_digits() -> None:
     """As a difference of the mean square and the square of the mean the variance would lose them all."""
     x = 1e6 + torch.randn(3, 5_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mean, variance = kp.SparseFeatures.of(x.float().to_sparse_csr()).moments()
+    mean, variance = kp.features.SparseFeatures.of(x.float().to_sparse_csr()).moments()
     torch.testing.assert_close(
         variance.double(), x.float().double().var(-1, keepdim=True, correction=0), rtol=1e-3, atol=0
     )
@@ -227,21 +227,24 @@ def test_weights_on_a_grid_of_their_own() -> None:
     """Entry by entry, where weights by themselves lie on a grid that κ has not."""
     x = some_zeros(5, 6)
     for several in ((), (2,)):
-        khatri_rao = kp.KhatriRaoWeights(inputs(*several, 4, 3), inputs(*several, 3, 2), inputs(*several, 3, 3))
-        eyes = kp.KroneckerWeights(
-            kp.EyeWeights(inputs(*several), 2), kp.LowRankWeights(inputs(*several, 2, 1), inputs(*several, 1, 3))
+        khatri_rao = kp.weights.KhatriRaoWeights(inputs(*several, 4, 3), inputs(*several, 3, 2), inputs(*several, 3, 3))
+        eyes = kp.weights.KroneckerWeights(
+            kp.weights.EyeWeights(inputs(*several), 2),
+            kp.weights.LowRankWeights(inputs(*several, 2, 1), inputs(*several, 1, 3)),
         )
         for weights in (khatri_rao, eyes):
-            sparse = kp.contract(kp.SparseFeatures.of(x.to_sparse_csr()), weights)
-            is_same(sparse, kp.contract(kp.DenseFeatures(x), weights))
+            sparse = kp.contract(kp.features.SparseFeatures.of(x.to_sparse_csr()), weights)
+            is_same(sparse, kp.contract(kp.features.DenseFeatures(x), weights))
 
 
 def test_features_beside_each_other() -> None:
     x, z = some_zeros(5, 6), some_zeros(5, 3, seed=8)
-    both = [kp.SparseFeatures.of(part.to_sparse_csr()) for part in (x, z, x)]
+    both = [kp.features.SparseFeatures.of(part.to_sparse_csr()) for part in (x, z, x)]
     is_same(side_by_side(both).dense(), torch.cat((x, z, x), -1))
-    product = kp.SparseProductFeatures(both[0], both[1])
-    is_same(entries_of(kp.ConcatenatedFeatures((product, both[2]))).dense(), torch.cat((product.dense(), x), -1))
+    product = kp.features.SparseProductFeatures(both[0], both[1])
+    is_same(
+        entries_of(kp.features.ConcatenatedFeatures((product, both[2]))).dense(), torch.cat((product.dense(), x), -1)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ rows, types, derivatives
@@ -280,8 +283,8 @@ def test_sums_over_many_rows_keep_their_digits_in_16_bits() -> None:
     head(x).sum().backward()
     assert torch.equal(head.psi["matrix"].grad, torch.full((3_000, 3), 1000.0, dtype=torch.bfloat16))
     ones = torch.ones(1, 1000, dtype=torch.bfloat16).to_sparse_csr()
-    assert float(kp.SparseFeatures.of(ones).matmul(ones.to_dense())) == 1000
-    assert float(kp.SparseFeatures.of(ones).total()) == 1000
+    assert float(kp.features.SparseFeatures.of(ones).matmul(ones.to_dense())) == 1000
+    assert float(kp.features.SparseFeatures.of(ones).total()) == 1000
 
 
 def test_other_types_of_indices() -> None:
@@ -605,7 +608,7 @@ def test_it_is_refused_before_anything_is_computed() -> None:
     assert watch.largest == 0
     head = kp.Head(4, 4, second, seed=0)
     with pytest.raises(kp.SpecError, match="IdentityRemainder"):
-        head(x, kp.DenseFeatures(x.to_dense()))
+        head(x, kp.features.DenseFeatures(x.to_dense()))
 
 
 def test_a_module_of_columns_takes_dense_inputs() -> None:
@@ -619,9 +622,9 @@ def test_a_module_of_columns_takes_dense_inputs() -> None:
 def test_features_have_no_gradient() -> None:
     x = csr(2, 4)
     with pytest.raises(kp.SpecError, match="no gradient"):
-        kp.SparseFeatures(x.crow_indices(), x.col_indices(), x.values().requires_grad_(), 4)
+        kp.features.SparseFeatures(x.crow_indices(), x.col_indices(), x.values().requires_grad_(), 4)
     with pytest.raises(kp.SpecError, match="all sparse"):
-        entries_of(kp.DenseFeatures(torch.ones(2, 3)))
+        entries_of(kp.features.DenseFeatures(torch.ones(2, 3)))
 
 
 def test_sparse_batches_cannot_be_mapped_over() -> None:
@@ -629,7 +632,7 @@ def test_sparse_batches_cannot_be_mapped_over() -> None:
     matrix = torch.ones(3, 4)
 
     def call(values: Tensor) -> Tensor:
-        return kp.SparseFeatures(x.crow_indices(), x.col_indices(), values, 4).matmul(matrix)
+        return kp.features.SparseFeatures(x.crow_indices(), x.col_indices(), values, 4).matmul(matrix)
 
     with pytest.raises(kp.SpecError, match="map over the parameters"):
         torch.func.vmap(call)(torch.ones(5, 8))
@@ -693,7 +696,7 @@ def test_wide_factors_are_kept_column_by_column() -> None:
     assert several.psi.first.shape == (6, 4, 2)
     # The factor of all channels is one without a copy, either way round.
     merged = several.weights().merged()
-    assert isinstance(merged, kp.KhatriRaoWeights)
+    assert isinstance(merged, kp.weights.KhatriRaoWeights)
     assert merged.first.data_ptr() == several.psi.first.data_ptr()
     assert merged.first.mT.is_contiguous()
     assert {

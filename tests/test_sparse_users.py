@@ -92,8 +92,8 @@ def test_a_matrix_of_scipy() -> None:
 
 
 def test_pairs_of_entries() -> None:
-    left = kp.SparseFeatures(torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 1]), torch.ones(3), 2)
-    right = kp.SparseFeatures(torch.tensor([0, 1, 3, 5]), torch.tensor([0, 1, 2, 0, 1]), torch.ones(5), 3)
+    left = kp.features.SparseFeatures(torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 1]), torch.ones(3), 2)
+    right = kp.features.SparseFeatures(torch.tensor([0, 1, 3, 5]), torch.tensor([0, 1, 2, 0, 1]), torch.ones(5), 3)
     starts, first, second = entry_pairs(left, right)
     assert starts.tolist() == [0, 2, 2, 4]
     assert first.tolist() == [0, 1, 2, 2]

@@ -523,7 +523,7 @@ def test_a_recomputed_layer_keeps_its_inputs_and_no_more() -> None:
 def test_large_layers_are_recomputed_by_themselves(intervals) -> None:
     x = torch.rand(2048, 64, requires_grad=True)  # 26.6 million numbers of κ(x) with 200 intervals
     head = spline_head(None, intervals=intervals)
-    is_small = isinstance(head.expand(x), kp.DenseFeatures)
+    is_small = isinstance(head.expand(x), kp.features.DenseFeatures)
     assert is_small == (intervals == 5)
     with torch.no_grad():
         torch.testing.assert_close(head(x), spline_head(False, intervals=intervals)(x), rtol=1e-4, atol=1e-4)
@@ -594,7 +594,7 @@ def test_without_gradients_many_intervals_are_gathered(policy, shape) -> None:
     expected = torch.nn.functional.linear(head.expand(x).dense(), head.weights().dense()[0])
     with torch.no_grad():
         made = head.expand(x)
-        assert isinstance(made, kp.DenseFeatures) == (policy == "extended")
+        assert isinstance(made, kp.features.DenseFeatures) == (policy == "extended")
         torch.testing.assert_close(head(x), expected.detach(), rtol=1e-5, atol=1e-5)
         assert torch.isnan(head(torch.full(shape, torch.nan))).all() or policy == "zero"
         torch.testing.assert_close(made.dense(), head.expand(x.double()).dense().float(), rtol=1e-5, atol=1e-5)
@@ -621,7 +621,7 @@ def test_gathered_splines_go_through_the_transforms(monkeypatch) -> None:
     x = torch.rand(3, 600, 8, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
     expected, slopes = torch.func.jvp(head, (x,), (x,))
     with torch.no_grad():
-        assert not isinstance(head.expand(x[0]), kp.DenseFeatures)
+        assert not isinstance(head.expand(x[0]), kp.features.DenseFeatures)
         for made in (torch.func.vmap(head)(x), head(x.mT.contiguous().mT)):
             torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(torch.func.jvp(head, (x,), (x,)), (expected, slopes), rtol=1e-5, atol=1e-5)

@@ -1,6 +1,6 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
-from kapsi import expansion, plots, reconciliation, remainder, weights, zoo
+from kapsi import expansion, features, plots, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, SpecError, TableError
@@ -23,18 +23,6 @@ from kapsi.expansion.tree import *
 from kapsi.expansion.trigonometric import *
 from kapsi.expansion.wavelet import *
 from kapsi.explain import explain
-from kapsi.features import (
-    ConcatenatedFeatures,
-    DenseFeatures,
-    Features,
-    NormalizedFeatures,
-    OuterFeatures,
-    PairFeatures,
-    ProductFeatures,
-    RecomputedFeatures,
-    SparseFeatures,
-    SparseProductFeatures,
-)
 from kapsi.function import Function, Param, catalogue, option, to_dict
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
 from kapsi.listing import functions
@@ -58,7 +46,6 @@ from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
 from kapsi.training.prediction import predict, predict_log_proba, predict_proba
 from kapsi.training.records import Epoch
 from kapsi.version import __version__
-from kapsi.weights import *
 
 # The functions of the catalogue are public by their families' own lists: a new one is written in one place. Type checkers see them
 # by the imports from each family above, and the rest by this list.
@@ -66,15 +53,12 @@ __all__ = [
     "Activation",
     "BatchNorm",
     "Checkpoints",
-    "ConcatenatedFeatures",
     "Concatenation",
     "CsvLog",
     "DataError",
-    "DenseFeatures",
     "Dropout",
     "Epoch",
     "ExpansionModule",
-    "Features",
     "FileError",
     "Function",
     "Fusion",
@@ -89,17 +73,10 @@ __all__ = [
     "Mean",
     "Model",
     "ModelSpec",
-    "NormalizedFeatures",
-    "OuterFeatures",
-    "PairFeatures",
     "Param",
     "ParquetRows",
     "Process",
-    "ProductFeatures",
-    "RecomputedFeatures",
     "RunError",
-    "SparseFeatures",
-    "SparseProductFeatures",
     "SpecError",
     "Store",
     "Sum",
@@ -112,6 +89,7 @@ __all__ = [
     "catalogue",
     "contract",
     "explain",
+    "features",
     "fit",
     "from_dict",
     "functions",
@@ -129,9 +107,9 @@ __all__ = [
     "save_spec",
     "to_dict",
     "train",
+    "weights",
     "zoo",
 ]
 __all__ += expansion.__all__
 __all__ += reconciliation.__all__
 __all__ += remainder.__all__
-__all__ += weights.__all__

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kapsi import DenseFeatures, Expansion, Param, option
+from kapsi import Expansion, Param, option
+from kapsi.features import DenseFeatures
 
 
 @dataclass(frozen=True)
@@ -12,8 +13,8 @@ class SoftSteps(Expansion, name="soft_steps"):
     """Soft steps of each input: κ(x) = [tanh((x − c₁)/s), …, tanh((x − c_G)/s)], D = m·G.
 
     Args:
-        steps: G, 1 to 1,000; the places c of the steps are the quantiles of the data after `kapsi.calibrate`.
-        width: s, the width of a step, in units of the inputs.
+        steps: G, number of steps, 1 to 1,000; `kapsi.calibrate` sets their positions c to quantiles of the data.
+        width: s, width of a step in units of the inputs.
 
     Source: the hidden units of a perceptron with fixed weights.
     """
@@ -27,13 +28,12 @@ class SoftSteps(Expansion, name="soft_steps"):
         return self.steps, in_features
 
     def params(self, in_features):
-        places = tuple((2 * k + 1) / self.steps - 1 for k in range(self.steps))
-        return {"places": Param((self.steps, in_features), places, trainable=False)}
+        positions = tuple((2 * k + 1) / self.steps - 1 for k in range(self.steps))
+        return {"positions": Param((self.steps, in_features), positions, trainable=False)}
 
     def calibrate(self, x, params, y=None):
         levels = (torch.arange(self.steps, device=x.device, dtype=x.dtype) + 0.5) / self.steps
-        return {"places": torch.quantile(x, levels, dim=0)}
+        return {"positions": torch.quantile(x, levels, dim=0)}
 
     def __call__(self, x, params):  # x: (..., m)
-        steps = torch.tanh((x.unsqueeze(-2) - params["places"]) / self.width)
-        return DenseFeatures(steps.flatten(-2))
+        return DenseFeatures(torch.tanh((x.unsqueeze(-2) - params["positions"]) / self.width).flatten(-2))
