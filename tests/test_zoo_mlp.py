@@ -15,6 +15,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from torch import nn
 
 import kapsi as kp
+from kapsi.errors import DataError
 from kapsi.zoo import mlp
 
 drawn = settings(max_examples=15, deadline=None, derandomize=True)
@@ -163,17 +164,16 @@ REFUSED = {
     r"1\.0 \(Conv1d\): has no counterpart": lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Conv1d(2, 2, 1))),
     r"0 \(Scaled\): has no counterpart": lambda: nn.Sequential(Scaled(2, 2)),
     r"1 \(Residual\): has no counterpart": lambda: nn.Sequential(nn.Linear(2, 2), Residual(nn.Linear(2, 2))),
-    "takes 4 inputs, what comes before it has 3": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 1)),
-    "has 4 features, what comes before it has 3": lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(4)),
+    "expects 4 features, the module before has 3": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 1)),
+    "LayerNorm.*: expects 4 features, the module before has 3": lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(4)),
     "normalizes over 2 axes": lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm((2, 3))),
     "track_running_stats=True": lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False)),
     "momentum=None": lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, momentum=None)),
     "shares a parameter with 0": lambda: nn.Sequential(LINEAR, nn.Tanh(), LINEAR),
     "has hooks": hooked,
-    "weight of linear map 0: expected finite numbers": infinite,
     "meta device": lambda: nn.Linear(2, 2, device="meta"),
     "expected real numbers, got torch.complex64": lambda: nn.Linear(2, 2, dtype=torch.complex64),
-    r"0 \(LazyLinear\) has hooks": lambda: nn.Sequential(nn.LazyLinear(2)),
+    r"0 \(LazyLinear\): has hooks": lambda: nn.Sequential(nn.LazyLinear(2)),
 }
 
 
@@ -181,6 +181,11 @@ REFUSED = {
 def test_refused(message) -> None:
     with pytest.raises(kp.SpecError, match=message):
         mlp.from_torch(REFUSED[message]())
+
+
+def test_weights_that_are_not_finite() -> None:
+    with pytest.raises(DataError, match="weight of linear map 0: expected finite numbers"):
+        mlp.from_torch(infinite())
 
 
 def test_parametrized_is_refused() -> None:
@@ -263,7 +268,7 @@ def test_refused_estimators() -> None:
     x, y = np.arange(12.0).reshape(6, 2), np.arange(6) + 1
     with pytest.raises(kp.SpecError, match="not fitted"):
         mlp.from_sklearn(MLPClassifier())
-    with pytest.raises(kp.SpecError, match="expected MLPClassifier or MLPRegressor, got ndarray"):
+    with pytest.raises(kp.SpecError, match="expected MLPClassifier, MLPRegressor; got ndarray"):
         mlp.from_sklearn(x)
     poisson = fitted(MLPRegressor(hidden_layer_sizes=(2,), loss="poisson", max_iter=2), x, y)
     with pytest.raises(kp.SpecError, match="outputs go through exp"):
@@ -287,7 +292,7 @@ def test_spec() -> None:
 def test_a_forward_of_its_own_is_refused() -> None:
     linear = nn.Linear(3, 2)
     linear.forward = torch.zeros_like
-    with pytest.raises(kp.SpecError, match=r"0 \(Linear\) has a forward of its own"):
+    with pytest.raises(kp.SpecError, match=r"0 \(Linear\): has a forward of its own"):
         mlp.from_torch(nn.Sequential(linear))
 
 
@@ -295,5 +300,5 @@ def test_widths_and_activations_that_are_none() -> None:
     with pytest.raises(kp.SpecError, match=r"widths=None\): expected numbers of features"):
         mlp.spec(None)
     for wrong in (None, 3):
-        with pytest.raises(kp.SpecError, match="expected a name, a function or several of them"):
+        with pytest.raises(kp.SpecError, match="expected a name, a function or a sequence of both"):
             mlp.spec([3, 2], wrong)
