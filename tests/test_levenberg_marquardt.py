@@ -4,22 +4,84 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
 import kapsi as kp
+import kapsi.weights
+from kapsi import testing
+from kapsi.function import ROLES
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import make_rows
 from kapsi.training.distributed import Group
 from kapsi.training.losses import make_loss
 from kapsi.training.penalties import Penalties
+from kapsi.training.solvers import jacobian
 from kapsi.training.solvers import levenberg_marquardt as module
 from kapsi.training.solvers.base import NotFinite, Task
 from kapsi.training.solvers.levenberg_marquardt import LevenbergMarquardt
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@dataclass(frozen=True)
+class OuterWeights(kp.weights.Weights):
+    """ψ(w) = a bᵀ, a structure of a third party."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+    @property
+    def channels(self):
+        return None if self.left.dim() == 1 else len(self.left)
+
+    @property
+    def columns(self):
+        return self.right.shape[-1]
+
+    def matrix(self):
+        return self.left.unsqueeze(-1) * self.right.unsqueeze(-2)
+
+    def row_sums(self):
+        return self.left * self.right.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Outer(kp.Reconciliation, name="levenberg_marquardt_test_outer"):
+    """A ψ of a third party."""
+
+    multilinear = True
+
+    def params(self, out_features, factors):
+        columns = factors[0] * factors[1]
+        return {"left": kp.Param((out_features,)), "right": kp.Param((columns,), columns**-0.5)}
+
+    def __call__(self, params, out_features, factors):
+        return OuterWeights(params["left"], params["right"])
+
+
+OUTER = Outer()
+ROLES["reconciliation"].pop(OUTER.name)  # no other test meets it
+
+
+def test_the_declaration_is_checked_by_a_law() -> None:
+    @dataclass(frozen=True)
+    class Squares(kp.Reconciliation, name="levenberg_marquardt_test_squares"):
+        multilinear = True
+
+        def params(self, out_features, factors):
+            return {"matrix": kp.Param((out_features, factors[0] * factors[1]))}
+
+        def __call__(self, params, out_features, factors):
+            return kp.weights.DenseWeights(params["matrix"].square())
+
+    testing.check(OUTER, laws=["multilinear"])
+    with pytest.raises(AssertionError, match="2a − b"):
+        testing.check(Squares(), laws=["multilinear"])
+    ROLES["reconciliation"].pop(Squares.name)
 
 
 def spline_model(widths=(2, 2, 1), seed=0, dtype=torch.float64) -> kp.Model:
@@ -91,11 +153,10 @@ def test_gradient_and_matrix_are_those_of_the_objective(name, chunk, monkeypatch
     weight = torch.rand(len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
     solver = solver_for(model, (x, y, weight), loss=name, penalty=0.3, smoothness=0.02)
     if chunk:
-        monkeypatch.setattr(module, "LARGEST_JACOBIAN", chunk * vector(model).numel() * 2)
-    solver._begin()
-    assert solver._kept == (chunk is None)
+        monkeypatch.setattr(jacobian, "LARGEST_JACOBIAN", chunk * vector(model).numel() * 2)
+    assert solver.objective.keep_jacobian == (chunk is None)
     theta = vector(model)
-    point = solver._expand(theta.unsqueeze(0))
+    point = solver.objective.expand(theta.unsqueeze(0))
 
     def penalties(named):
         total = sum(0.15 * value.square().sum() for value in named.values())
@@ -119,7 +180,7 @@ def test_gradient_and_matrix_are_those_of_the_objective(name, chunk, monkeypatch
         named = {key: part.view(shape) for (key, shape), part in zip(names, v.split(split), strict=True)}
         return torch.func.functional_call(model, named, (x,))
 
-    jacobian = torch.func.jacfwd(outputs)(theta)
+    derivative = torch.func.jacfwd(outputs)(theta)
     output = model(x).detach()
     if name in ("gaussian", "huber"):
         _, factors = loss.curvature(output, y)
@@ -132,17 +193,17 @@ def test_gradient_and_matrix_are_those_of_the_objective(name, chunk, monkeypatch
             ]
         )
     weight = weight / weight.mean() / len(x)
-    expected = torch.einsum("b,bip,bij,bjq->pq", weight, jacobian, curvature, jacobian)
+    expected = torch.einsum("b,bip,bij,bjq->pq", weight, derivative, curvature, derivative)
     of_penalties = objective(model, (x, y, torch.ones_like(weight)), _NoLoss(), penalties)
     expected = expected + torch.func.hessian(of_penalties)(theta)
     torch.testing.assert_close(point.matrix[0], expected, rtol=1e-8, atol=1e-10)
     # The products of conjugate gradients are the same matrix, and the loss without J the same loss.
     tangent = torch.randn(len(theta), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    torch.testing.assert_close(solver._times(theta, tangent), expected @ tangent, rtol=1e-8, atol=1e-10)
-    large = solver._slopes(theta.unsqueeze(0))
+    torch.testing.assert_close(solver.objective.product(theta, tangent), expected @ tangent, rtol=1e-8, atol=1e-10)
+    large = solver.objective.slopes(theta.unsqueeze(0))
     torch.testing.assert_close(large.gradient, point.gradient, **TIGHT)
     torch.testing.assert_close(large.total, point.total, **TIGHT)
-    torch.testing.assert_close(solver._losses(theta.unsqueeze(0))[1], point.total, **TIGHT)
+    torch.testing.assert_close(solver.objective.losses(theta.unsqueeze(0))[1], point.total, **TIGHT)
 
 
 class _NoLoss:
@@ -186,20 +247,19 @@ def test_acceleration_is_half_of_the_second_derivative_pulled_back() -> None:
     model = spline_model()
     x, y = data()
     solver = solver_for(model, (x, y))
-    solver._first()
-    theta = solver._theta
-    point = solver._point = solver._expand(theta)
+    theta = solver.starts.theta
+    point = solver._point = solver.objective.expand(theta)
     scale = torch.ones_like(theta)
     step = 1e-4 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     factor = torch.linalg.cholesky(point.matrix + torch.eye(theta.shape[1], dtype=torch.float64))
     bent = solver._acceleration(theta, step, scale, factor, point)
 
     def along(t):
-        return solver._of_rows(theta[0] + t * step[0], x)
+        return solver.objective.outputs_of_start(theta[0] + t * step[0], x)
 
     second = torch.func.jacfwd(torch.func.jacrev(along))(torch.zeros((), dtype=torch.float64))
-    jacobian = torch.func.jacrev(lambda v: solver._of_rows(v, x))(theta[0]).flatten(0, 1)
-    pull = jacobian.T @ second.flatten() * (2 / len(x))
+    derivative = torch.func.jacrev(lambda v: solver.objective.outputs_of_start(v, x))(theta[0]).flatten(0, 1)
+    pull = derivative.T @ second.flatten() * (2 / len(x))
     expected = -0.5 * torch.linalg.solve(point.matrix[0] + torch.eye(theta.shape[1], dtype=torch.float64), pull)
     assert float(expected.norm()) > 0
     torch.testing.assert_close(bent[0], expected, rtol=1e-3, atol=1e-3 * float(expected.norm()))
@@ -216,11 +276,10 @@ def test_forward_and_reverse_mode_agree() -> None:
 
     x, y = data(n=5)
     solver = solver_for(Wide(), (x, y), starts=1)
-    solver._first()
-    vectors = torch.cat([solver._theta, solver._theta + 0.1])
-    outputs, forward = solver._jacobian(vectors, x)
-    solver._count = 100  # more than the outputs: the other mode
-    again, reverse = solver._jacobian(vectors, x)
+    vectors = torch.cat([solver.starts.theta, solver.starts.theta + 0.1])
+    outputs, forward = solver.objective.jacobian(vectors, x)
+    solver.objective.count = 100  # more than the outputs: the other mode
+    again, reverse = solver.objective.jacobian(vectors, x)
     assert forward.shape == (2, 60, 5, 2)
     torch.testing.assert_close(outputs, again, **TIGHT)
     torch.testing.assert_close(forward, reverse, **TIGHT)
@@ -236,6 +295,12 @@ def test_forward_and_reverse_mode_agree() -> None:
         kp.rpn([2, 2], expansion=kp.Taylor(2), bias=True, after="layer_norm"),
         kp.rpn([2, 3, 2], expansion=kp.Taylor(2), reconciliation=kp.LowRank(1), remainder=kp.LinearRemainder()),
         kp.rpn([2, 2, 2], expansion=kp.BSpline(4), remainder=kp.LinearRemainder(before="silu"), bias=True),
+        kp.rpn([2, 3, 2], expansion="identity", reconciliation=kp.Kronecker(terms=2), output="tanh"),
+        kp.rpn([2, 3, 2], expansion=kp.Taylor(2), reconciliation=kp.Masked(0.5)),
+        kp.rpn([2, 3, 2], expansion="identity", reconciliation=kp.RandomAdaption(4)),
+        kp.rpn([2, 3, 1], expansion=kp.Taylor(4), reconciliation=kp.Kronecker()),
+        kp.rpn([2, 3, 2], expansion=kp.Taylor(2), reconciliation=OUTER, bias=True),
+        kp.rpn([2, 3, 1], expansion=kp.Taylor(2), reconciliation=kp.HyperNet(4)),
         kp.rpn([2, 3, 1], expansion=kp.Taylor(2), remainder=kp.LinearRemainder(after="tanh")),
         kp.rpn([2, 3, 1], expansion=kp.Taylor(2), remainder=kp.LinearRemainder(bias=True)),
         kp.rpn([2, 3, 1], expansion=kp.Taylor(2), channels=2),
@@ -244,14 +309,19 @@ def test_forward_and_reverse_mode_agree() -> None:
 def test_layer_by_layer_is_the_same_as_row_by_row(spec) -> None:
     x, y = data(n=spec.widths[-1])
     solver = solver_for(kp.Model(spec, seed=0, dtype=torch.float64), (x, y), starts=3)
-    solver._first()
-    stored = solver._stored[0].x
-    layered = solver._layered
+    stored = solver.objective.stored[0].x
+    layered = solver.objective.layered
     plain = spec.widths[1:] == (3, 1)
     assert (layered is None) == plain
-    made = solver._jacobian(solver._theta, stored), solver._of_starts(solver._theta, stored)
-    solver._layered = None
-    expected = solver._jacobian(solver._theta, stored), solver._of_starts(solver._theta, stored)
+    made = (
+        solver.objective.jacobian(solver.starts.theta, stored),
+        solver.objective.outputs_of(solver.starts.theta, stored),
+    )
+    solver.objective.layered = None
+    expected = (
+        solver.objective.jacobian(solver.starts.theta, stored),
+        solver.objective.outputs_of(solver.starts.theta, stored),
+    )
     torch.testing.assert_close(made, expected, **TIGHT)
     torch.testing.assert_close(made[0][0], made[1], **TIGHT)
 
@@ -278,12 +348,12 @@ def test_the_first_start_is_the_model_and_the_best_one_is_kept() -> None:
     for epoch in range(1, 9):
         run(starts, 1, epoch)
         # It takes the same steps among others, some of them an iteration or more later.
-        first = float(starts._data[0])
+        first = float(starts.starts.data[0])
         assert min(abs(first / loss - 1) for loss in by_itself) < 1e-5
-        assert starts.report().loss == float(starts._data.min())
-        assert torch.equal(vector(several), starts._theta[starts._data.argmin()])
+        assert starts.report().loss == float(starts.starts.data.min())
+        assert torch.equal(vector(several), starts.starts.theta[starts.starts.data.argmin()])
     assert first < by_itself[0]
-    assert len(set(starts._damping.tolist())) > 1
+    assert len(set(starts.starts.damping.tolist())) > 1
 
 
 def test_starts_differ_repeat_keep_what_kappa_has_learned_and_touch_no_generator() -> None:
@@ -293,17 +363,14 @@ def test_starts_differ_repeat_keep_what_kappa_has_learned_and_touch_no_generator
     first = vector(model)
     state = torch.get_rng_state()
     solver = solver_for(model, (x, y), starts=3, seed=7)
-    solver._first()
     assert torch.equal(torch.get_rng_state(), state)
     again = solver_for(model, (x, y), starts=3, seed=7)
-    again._first()
     other = solver_for(model, (x, y), starts=3, seed=8)
-    other._first()
-    assert torch.equal(solver._theta, again._theta)
-    assert torch.equal(solver._theta[0], first)
-    assert not torch.equal(solver._theta[1], solver._theta[2])
-    assert not torch.equal(solver._theta[1], other._theta[1])
-    assert all(torch.equal(tensor, before[name]) for name, tensor in solver._model.named_buffers())
+    assert torch.equal(solver.starts.theta, again.starts.theta)
+    assert torch.equal(solver.starts.theta[0], first)
+    assert not torch.equal(solver.starts.theta[1], solver.starts.theta[2])
+    assert not torch.equal(solver.starts.theta[1], other.starts.theta[1])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in solver.objective.model.named_buffers())
 
 
 def test_modules_of_torch_can_have_several_starts() -> None:
@@ -314,18 +381,17 @@ def test_modules_of_torch_can_have_several_starts() -> None:
     losses = run(solver, 20)
     assert torch.equal(torch.get_rng_state(), state)
     assert losses[-1] < 0.1 * losses[0]
-    assert len({float(v) for v in solver._theta[:, 0]}) == 4
+    assert len({float(v) for v in solver.starts.theta[:, 0]}) == 4
 
 
 def test_a_start_that_is_not_finite_is_dropped() -> None:
     x, y = data()
     model = spline_model()
     solver = solver_for(model, (x, y), starts=3)
-    solver._first()
-    solver._theta[1] = math.nan
+    solver.starts.theta[1] = math.nan
     run(solver, 3)
     assert solver.report().details["starts"] == 2
-    assert solver._reason[1] == module.DROPPED
+    assert solver.starts.reasons[1] == module.DROPPED
     assert bool(vector(model).isfinite().all())
 
 
@@ -340,9 +406,9 @@ def test_a_start_that_is_not_finite_is_dropped() -> None:
 )
 def test_resuming_is_exact(dtype, way, monkeypatch) -> None:
     if way == "chunks":
-        monkeypatch.setattr(module, "LARGEST_JACOBIAN", 3_000)
+        monkeypatch.setattr(jacobian, "LARGEST_JACOBIAN", 3_000)
     if way == "conjugate":
-        monkeypatch.setattr(module, "LARGEST_DIRECT", 5)
+        monkeypatch.setattr(jacobian, "LARGEST_DIRECT", 5)
     x, y = data(dtype=dtype)
     model = spline_model(dtype=dtype)
     if way == "rows":  # row by row, as the models that are not taken layer by layer
@@ -362,7 +428,7 @@ def test_resuming_is_exact(dtype, way, monkeypatch) -> None:
         solver.restore((tensors, plain))
         assert list(solver.steps(epoch, 1)) == []
     assert torch.equal(vector(model), vector(whole))
-    assert torch.equal(solver._theta, straight._theta)
+    assert torch.equal(solver.starts.theta, straight.starts.theta)
     assert solver.report() == straight.report()
 
 
@@ -399,10 +465,10 @@ def test_conjugate_gradients_find_the_same_optimum(monkeypatch) -> None:
     direct, conjugate = (nn.Sequential(nn.Linear(3, 2)).double() for _ in range(2))
     conjugate.load_state_dict(direct.state_dict())
     first = run(solver_for(direct, (x, y), loss="cross_entropy", penalty=0.01), 60)
-    monkeypatch.setattr(module, "LARGEST_DIRECT", 2)
+    monkeypatch.setattr(jacobian, "LARGEST_DIRECT", 2)
     solver = solver_for(conjugate, (x, y), loss="cross_entropy", penalty=0.01)
     second = run(solver, 60)
-    assert not solver._direct
+    assert not solver.objective.direct
     torch.testing.assert_close(first[-1], second[-1], rtol=1e-7, atol=0)
     torch.testing.assert_close(vector(direct), vector(conjugate), rtol=0, atol=1e-4)
 

@@ -8,6 +8,7 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sklearn.linear_model import Ridge as Reference
 from torch import Tensor, nn
 
 import kapsi as kp
+from kapsi.function import ROLES, Params, Tensors
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import make_rows
 from kapsi.training.distributed import Group
@@ -26,6 +28,7 @@ from kapsi.training.penalties import Penalties
 from kapsi.training.solvers import ridge
 from kapsi.training.solvers.base import NotFinite, Report, Task
 from kapsi.training.solvers.ridge import Ridge, reason_not_linear
+from kapsi.weights import DenseWeights, Weights
 
 WAYS = ("Stored", "Streamed", "Dual")
 
@@ -209,6 +212,58 @@ def test_nothing_changes_the_objective_at_the_solution(
     settled = task_of(model, (x, y, weight), penalty=details["penalty"])
     assert slope(settled) < 1e-11 < 0.01 * before
     assert report.loss == pytest.approx(float((objective(settled) - settled.penalties.value()).detach()), rel=1e-12)
+
+
+@dataclass(frozen=True)
+class FreeMatrix(kp.Reconciliation, name="ridge_test_matrix"):
+    """ψ of a third party: one matrix of parameters."""
+
+    multilinear = True
+
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
+        return {"entries": kp.Param((out_features, factors[0] * factors[1]))}
+
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
+        return DenseWeights(params["entries"])
+
+
+@dataclass(frozen=True)
+class Scaled(kp.Reconciliation, name="ridge_test_scaled"):
+    """ψ of a third party: a product of two tensors."""
+
+    multilinear = True
+
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
+        columns = factors[0] * factors[1]
+        return {"scale": kp.Param((out_features, 1)), "entries": kp.Param((out_features, columns), columns**-0.5)}
+
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
+        return DenseWeights(params["scale"] * params["entries"])
+
+
+@dataclass(frozen=True)
+class Undeclared(Scaled, name="ridge_test_undeclared"):
+    multilinear = False
+
+
+FREE_MATRIX, SCALED, UNDECLARED = FreeMatrix(), Scaled(), Undeclared()
+for function in (FREE_MATRIX, SCALED, UNDECLARED):  # no other test meets them
+    ROLES["reconciliation"].pop(function.name)
+
+
+def test_third_party_reconciliations_are_supported_by_their_declaration() -> None:
+    x, y = numbers(40, 3), numbers(40, 2, seed=1)
+    own, dense = made([3, 2], kp.Taylor(2), FREE_MATRIX, bias=True), made([3, 2], kp.Taylor(2), bias=True)
+    assert reason_not_linear(own) is None
+    for model in (own, dense):
+        solve(model, (x, y), penalty=0.05)
+    torch.testing.assert_close(own(x), dense(x))
+    model = made([3, 2], kp.Taylor(2), SCALED)
+    task = task_of(model, (x, y), penalty=0.01, tolerance=0.0)
+    run(Ridge(task), 300)
+    assert slope(task) < 1e-6
+    with pytest.raises(kp.SpecError, match="does not declare that it is linear in each of its tensors"):
+        solve(made([3, 2], kp.Taylor(2), UNDECLARED), (x, y))
 
 
 def test_frozen_parts_are_left_as_they_are() -> None:

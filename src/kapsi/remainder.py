@@ -35,6 +35,14 @@ __all__ = [
 class Remainder(Function, role="remainder"):
     """π: a remainder, `(..., m) → (..., n)`."""
 
+    @property
+    def multilinear(self) -> bool:
+        """Whether π is affine in each trainable tensor, the others fixed, as needed by `ridge`.
+
+        False by default; a subclass declares it by `multilinear = True`.
+        """
+        return False
+
     def params(self, in_features: int, out_features: int) -> Params:
         """Return the tensors that π needs."""
         return {}
@@ -168,6 +176,10 @@ class LinearRemainder(Remainder, name="linear"):
     before: Activation | None = None
     after: Activation | None = None
     bias: bool = False
+
+    @property
+    def multilinear(self) -> bool:
+        return self.after is None
 
     def params(self, in_features: int, out_features: int) -> Params:
         matrix = Param((out_features, in_features), in_features**-0.5)

@@ -40,7 +40,7 @@ from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.expansion.base import clamp_to_domain, rms
 from kapsi.features import DenseFeatures, Features, RecomputedFeatures
-from kapsi.function import Function, catalogue, flatten, options_of, to_dict
+from kapsi.function import Function, Params, catalogue, flatten, options_of, to_dict
 from kapsi.fusion import Fusion
 from kapsi.model_file import load, save
 from kapsi.modules import Head, Model
@@ -773,14 +773,12 @@ def _fits(function: Reconciliation, n: int, factors: tuple[int, int]) -> bool:
     return True
 
 
-def _weights(
-    function: Reconciliation, n: int, factors: tuple[int, int], channels: int
-) -> tuple[Weights, dict[str, Tensor]]:
-    """Return ψ(w) with random trainable tensors, and those."""
+def _drawn(params: Params, channels: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return random tensors of a declaration in float64, nested and by dotted names."""
     generator = _generator(6)
     tensors: dict[str, Tensor] = {}
     nested: dict[str, Any] = {}
-    for name, param in flatten(function.params(n, factors)):
+    for name, param in flatten(params):
         value = param.draw(None if channels == 1 else channels, generator)
         if param.dtype is None:
             value = value.double()
@@ -790,7 +788,41 @@ def _weights(
         for part in path:
             place = place.setdefault(part, {})
         place[last] = tensors[name]
+    return nested, tensors
+
+
+def _weights(
+    function: Reconciliation, n: int, factors: tuple[int, int], channels: int
+) -> tuple[Weights, dict[str, Tensor]]:
+    """Return ψ(w) with random trainable tensors, and those."""
+    nested, tensors = _drawn(function.params(n, factors), channels)
     return function(nested, n, factors), tensors
+
+
+@law("function", "reconciliation", "remainder")
+@torch.no_grad()
+def multilinear(function: Reconciliation | Remainder) -> None:
+    """ψ that declares `multilinear` is linear in each trainable tensor, the others fixed; π is affine."""
+    for n, factors in ((4, (3, 4)), (6, (1, 5)), (6, (6, 2)), (1, (1, 1))) if function.multilinear else ():
+        if isinstance(function, Remainder):
+            nested, tensors = _drawn(function.params(4, n), 1)
+            x = torch.randn(5, 4, generator=_generator(7), dtype=torch.float64)
+            value = functools.partial(function, x, nested, n)
+        elif _fits(function, n, factors):
+            nested, tensors = _drawn(function.params(n, factors), 1)
+            value = functools.partial(lambda *arguments: function(*arguments).dense(), nested, n, factors)
+        else:
+            continue
+        for name, tensor in tensors.items():
+            if tensor.requires_grad:
+                first, second = tensor.clone(), torch.randn(tensor.shape, generator=_generator(8)).double()
+                points = (first, second, 2 * first - second, torch.zeros_like(first), first)
+                at_first, at_second, beyond, zero, _ = [
+                    value().clone() for point in points if tensor.copy_(point) is tensor
+                ]
+                _close(beyond, 2 * at_first - at_second, f"the value at {name} = 2a − b")
+                if isinstance(function, Reconciliation):
+                    _close(zero, torch.zeros_like(zero), f"the value at {name} = 0")
 
 
 @law("function", "reconciliation")

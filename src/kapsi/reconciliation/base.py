@@ -47,8 +47,16 @@ class Reconciliation(Function, role="reconciliation"):
     """ψ: a parameter reconciliation, from l parameters to weights `(channels, n, D)`.
 
     The initial values that a reconciliation declares give every row of ψ an expected square norm of one; the head then
-    divides by the measured spread of its outputs. Weights must be a product of the trainable tensors (linear in each).
+    divides by the measured spread of its outputs.
     """
+
+    @property
+    def multilinear(self) -> bool:
+        """Whether ψ is linear in each trainable tensor, the others fixed: needed by `ridge` and smoothness penalties.
+
+        False by default; a subclass declares it by `multilinear = True`.
+        """
+        return False
 
     @abstractmethod
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:

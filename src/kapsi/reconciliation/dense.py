@@ -28,6 +28,8 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
         60
     """
 
+    multilinear = True
+
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]
         return {"matrix": Param((out_features, columns), columns**-0.5)}
@@ -59,6 +61,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
     """
 
     examples = ({}, {"ratio": 0.3}, {"ratio": 1.0})
+    multilinear = True
 
     ratio: float = option(0.5, minimum=0.0, maximum=1.0)
 
@@ -87,6 +90,8 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
 @dataclass(frozen=True)
 class _Filled(Reconciliation):
     """ψ(w) = c·1: a constant, kept as a buffer that carries type and device."""
+
+    multilinear = True
 
     def _constant(self) -> float:
         raise NotImplementedError
@@ -172,6 +177,7 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
     """
 
     examples = ({"blocks": True}, {})
+    multilinear = True
 
     blocks: bool = False
 

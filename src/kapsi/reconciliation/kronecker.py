@@ -44,6 +44,8 @@ class _Hypercomplex(Reconciliation):
     With several terms every tensor has a leading axis for them, after that of the channels.
     """
 
+    multilinear = True
+
     def _options(self) -> tuple[int | None, int | None, int]:
         """Return p and q as given, and the number of terms."""
         own: Any = self
@@ -238,6 +240,7 @@ class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding
     """
 
     examples = ({}, {"rows": 1, "columns": 1}, {"ratio": 0.5})
+    multilinear = True
 
     rows: int | None = option(None, minimum=1)
     columns: int | None = option(None, minimum=1)

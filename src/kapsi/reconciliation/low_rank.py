@@ -27,6 +27,7 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
     """
 
     examples = ({}, {"rank": 1}, {"rank": 5})
+    multilinear = True
 
     rank: int = option(2, minimum=1, maximum=2**40)
 
@@ -64,6 +65,7 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
     """
 
     examples = ({}, {"rank": 1}, {"rank": 5})
+    multilinear = True
 
     rank: int = option(2, minimum=1, maximum=2**40)
 
@@ -106,6 +108,7 @@ class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
     """
 
     examples = ({}, {"rank": 1})
+    multilinear = True
 
     rank: int = option(16, minimum=1, maximum=2**40)
 

@@ -19,7 +19,7 @@ from kapsi.process import Activation, BatchNorm, Dropout, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import ExpansionRemainder
 from kapsi.training.config import TrainConfig
-from kapsi.weights import ActingWeights, DenseWeights, LowRankWeights, Weights
+from kapsi.weights import DenseWeights, LowRankWeights, Weights
 
 __all__ = ["REMAINDER_SHARE", "Penalties"]
 
@@ -149,7 +149,7 @@ class Penalties:
         self.only_quadratic = (
             not (self._l1 and self.quadratic)
             and not self._edges
-            and all(len(part.trained()) == 1 and _is_linear(part) for part, _ in self._splines)
+            and all(len(part.trained()) == 1 and part.reconciliation.multilinear for part, _ in self._splines)
         )
 
     # -------------------------------------------------------------------------------- values
@@ -255,7 +255,7 @@ class Penalties:
         """Return how the Hessian of smoothness in one tensor multiplies a vector: it is the gradient there, as for any xᵀH x/2."""
         owners = [(part, blocks) for part, blocks in self._splines if any(p is parameter for p in part.trained())]
         for part, _ in owners:
-            if not _is_linear(part):
+            if not part.reconciliation.multilinear:
                 raise SpecError(
                     f"TrainConfig(smoothness={self._smoothness}): {part.name}: {part.reconciliation} is not linear in each "
                     "of its tensors; take another ψ, or a gradient solver (adamw, sgd, lbfgs)"
@@ -321,12 +321,6 @@ def _parts(model: nn.Module) -> Iterator[_Part]:
             psi = store["reconciliation"]
             yield _Part(where, remainder.expansion, remainder.reconciliation, psi, width, outputs, ())
             remainder, store, where = remainder.remainder, store["remainder"], f"{where}.remainder"
-
-
-def _is_linear(part: _Part) -> bool:
-    """Return whether ψ is linear in each of its tensors, which is the rule but for weights that act by themselves."""
-    with torch.no_grad():
-        return not isinstance(part.weights(), ActingWeights)
 
 
 def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:

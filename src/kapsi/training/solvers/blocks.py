@@ -306,10 +306,7 @@ class TensorBlock(Block):
         width = self.strength.shape[1]
         base = outputs(torch.zeros(width, dtype=torch.float64, device=inputs.device))
         basis = torch.eye(width, dtype=torch.float64, device=inputs.device)
-        if self.found.masked:
-            made = torch.stack([outputs(unit) for unit in basis])
-        else:
-            made = torch.cat([vmap(outputs)(part) for part in basis.split(BASIS_AT_ONCE)])
+        made = torch.cat([vmap(outputs)(part) for part in basis.split(BASIS_AT_ONCE)])
         return (made - base).movedim(0, -1), base
 
     def outputs(self, design: Any, unknowns: Tensor) -> Tensor:

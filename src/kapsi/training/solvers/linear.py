@@ -16,43 +16,20 @@ from kapsi.features import formed
 from kapsi.fusion import Mean, Sum
 from kapsi.modules import Head, Layer, Model, Store
 from kapsi.process import BatchNorm, Process
-from kapsi.reconciliation import (
-    Dense,
-    DualLowRankKronecker,
-    Duplicated,
-    KhatriRao,
-    Kronecker,
-    LowRank,
-    LowRankKronecker,
-    Masked,
-    RandomAdaption,
-    Reconciliation,
-    ZeroReconciliation,
-)
+from kapsi.reconciliation import Masked, Reconciliation, ZeroReconciliation
 from kapsi.remainder import ExpansionRemainder, LinearRemainder, Remainder, ZeroRemainder
 from kapsi.training.config import TrainConfig
 from kapsi.training.penalties import Penalties
+from kapsi.weights import DenseWeights, Weights
 
 __all__ = [
     "LinearDesign",
     "NotLinear",
     "Structure",
     "reason_not_linear",
-    "reason_not_multilinear",
     "structure",
     "widened",
 ]
-
-MULTILINEAR = (
-    LowRank,
-    KhatriRao,
-    RandomAdaption,
-    Kronecker,
-    LowRankKronecker,
-    DualLowRankKronecker,
-    Duplicated,
-)
-"""ψ that are linear in each of their tensors, but not one matrix of free entries."""
 
 Make = Callable[[Tensor], Tensor]
 
@@ -100,7 +77,6 @@ class Structure:
         parts: columns that are linear in their parameters.
         factors: for each ψ that is linear in each of its tensors, those that are trained.
         fixed: whether there is something that training does not change.
-        masked: whether a masked ψ is trained, which `vmap` has no rule for.
     """
 
     prefix: list[nn.Module]
@@ -109,7 +85,6 @@ class Structure:
     parts: dict[Any, Part] = field(default_factory=dict)
     factors: list[list[nn.Parameter]] = field(default_factory=list)
     fixed: bool = False
-    masked: bool = False
 
     def part(self, key: Any, make: Make | None, columns: int) -> Part:
         """Return the part of a key, made where it is not there yet."""
@@ -173,14 +148,13 @@ def _survey_head(found: Structure, head: Head, where: str, owner: int) -> None:
     for name, module in (("κ", head.kappa), ("processing before κ", head.before), ("processing after κ", head.after)):
         if _trained(module):
             raise NotLinear(f"{name} of {where} is trained")
-    columns = head.factors[0] * head.factors[1]
 
     def make(x: Tensor) -> Tensor:
         return formed(head.expand(x), where)
 
-    _survey_psi(found, spec.reconciliation, head.psi, make, columns, ("psi", owner), where)
+    _survey_psi(found, spec.reconciliation, head.psi, make, head.out_features, head.factors, ("psi", owner), where)
     _survey_bias(found, head.bias)
-    _survey_remainder(found, spec.remainder, head.pi, head.in_features, where)
+    _survey_remainder(found, spec.remainder, head.pi, (head.in_features, head.out_features), where)
 
 
 def _survey_bias(found: Structure, bias: nn.Parameter | None) -> None:
@@ -193,25 +167,36 @@ def _survey_bias(found: Structure, bias: nn.Parameter | None) -> None:
 
 
 def _survey_psi(
-    found: Structure, psi: Reconciliation, store: Store, make: Make, columns: int, key: Any, where: str
+    found: Structure,
+    psi: Reconciliation,
+    store: Store,
+    make: Make,
+    outputs: int,
+    factors: tuple[int, int],
+    key: Any,
+    where: str,
 ) -> None:
+    columns = factors[0] * factors[1]
     trained = _trained(store)
-    found.masked |= bool(trained) and isinstance(psi, Masked)
     if not trained:
         found.fixed |= not isinstance(psi, ZeroReconciliation)
-    elif isinstance(psi, Dense):
-        found.part(key, make, columns).members.append(Member(trained[0]))
     elif isinstance(psi, Masked) and key[0] == "psi":
         found.part(key, make, columns).members.append(Member(trained[0], store["mask"]))
-    elif isinstance(
-        psi, (Masked, *MULTILINEAR)
-    ):  # the kept values of a masked remainder are without a penalty, as biases are
+    elif not psi.multilinear:
+        raise NotLinear(f"{psi} of {where} does not declare that it is linear in each of its tensors")
+    elif len(trained) == 1 and _is_matrix(psi(store, outputs, factors), trained[0]):
+        found.part(key, make, columns).members.append(Member(trained[0]))
+    else:  # among them masked remainders: their values have no penalty, as biases
         found.factors.append(trained)
-    else:
-        raise NotLinear(f"{psi} of {where} is not known to be linear in each of its tensors")
 
 
-def _survey_remainder(found: Structure, pi: Remainder, store: Any, in_features: int, where: str) -> None:
+def _is_matrix(weights: Weights, parameter: nn.Parameter) -> bool:
+    """Return whether ψ is one matrix of free entries, the parameter itself."""
+    return isinstance(weights, DenseWeights) and weights.values is parameter
+
+
+def _survey_remainder(found: Structure, pi: Remainder, store: Any, sizes: tuple[int, int], where: str) -> None:
+    in_features, out_features = sizes
     if isinstance(pi, ZeroRemainder):
         return
     if not _trained(store):
@@ -230,15 +215,18 @@ def _survey_remainder(found: Structure, pi: Remainder, store: Any, in_features: 
         kappa = store["expansion"]
         if _trained(kappa):
             raise NotLinear(f"κ of the remainder of {where} is trained")
-        expansion, columns = pi.expansion, pi.expansion.out_features(in_features)
+        expansion, factors = pi.expansion, pi.expansion.factors(in_features)
 
         def expanded(x: Tensor) -> Tensor:
             return formed(expansion(x, kappa), where)
 
-        _survey_psi(found, pi.reconciliation, store["reconciliation"], expanded, columns, ("pi", id(store)), where)
-        _survey_remainder(found, pi.remainder, store["remainder"], in_features, where)
+        psi, key = store["reconciliation"], ("pi", id(store))
+        _survey_psi(found, pi.reconciliation, psi, expanded, out_features, factors, key, where)
+        _survey_remainder(found, pi.remainder, store["remainder"], sizes, where)
+    elif pi.multilinear:
+        found.factors.append(_trained(store))
     else:
-        raise NotLinear(f"{pi} of {where} is not known to be linear in its parameters")
+        raise NotLinear(f"{pi} of {where} does not declare that it is linear in each of its tensors")
 
 
 def reason_not_linear(model: nn.Module) -> str | None:
@@ -261,15 +249,6 @@ def reason_not_linear(model: nn.Module) -> str | None:
         return "a ψ is a product of tensors, or has entries that are tied"
     if not any(part.members for part in found.parts.values()):
         return "it has no parameters that are trained"
-    return None
-
-
-def reason_not_multilinear(model: nn.Module) -> str | None:
-    """Return why a model is not linear in each of its trained tensors, the others fixed, or None where it is."""
-    try:
-        structure(model)
-    except NotLinear as reason:
-        return str(reason)
     return None
 
 
