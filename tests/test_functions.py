@@ -15,15 +15,15 @@ from scipy.interpolate import BSpline as SciPySpline
 from sklearn.preprocessing import PolynomialFeatures
 
 import kapsi as kp
-from kapsi.function import ROLES, catalogue, flatten, lookup
+from kapsi.function import ROLES, catalogue, flatten, lookup, short_form
 from kapsi.process import pipeline
-from kapsi.testing import describe, inputs, instances
+from kapsi.testing import inputs, instances
 from references import REFERENCES
 from references.compare import cases, deviation
 
 
 def each(role: str) -> list[Any]:
-    return [pytest.param(function, id=f"{role}-{describe(function)}") for function in instances(role)]
+    return [pytest.param(function, id=f"{role}-{short_form(function)}") for function in instances(role)]
 
 
 def close(ours: torch.Tensor, reference: np.ndarray, tolerance: float = 1e-10) -> None:

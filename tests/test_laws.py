@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.function import ALIASES, ROLES, catalogue, to_dict
+from kapsi.function import ALIASES, ROLES, catalogue, short_form
+from kapsi.spec import to_dict
 from kapsi.testing import (
     LAWS,
     WatchSizes,
     _made,
     check,
     check_pairs,
-    describe,
     examples_of,
     has_structure,
     inputs,
@@ -39,7 +39,7 @@ def extent(*functions: Any) -> Any:
 
 
 SINGLE = [
-    pytest.param(law, function, id=f"{law.name}-{function.role}-{describe(function)}", marks=extent(function))
+    pytest.param(law, function, id=f"{law.name}-{function.role}-{short_form(function)}", marks=extent(function))
     for law in LAWS.values()
     if law.over == "function"
     for function in instances()
@@ -111,7 +111,7 @@ PAIRS = [
         law,
         expansion,
         reconciliation,
-        id=f"{law.name}-{describe(expansion)}-{describe(reconciliation)}",
+        id=f"{law.name}-{short_form(expansion)}-{short_form(reconciliation)}",
         marks=pairing(law, expansion, reconciliation, turn),
     )
     for expansion, reconciliation, turn in pairs()
@@ -185,7 +185,7 @@ STRUCTURED = [
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     ("expansion", "reconciliation", "unmade", "sizes"),
-    [pytest.param(*case, id=f"{describe(case[0])}-{describe(case[1])}") for case in STRUCTURED],
+    [pytest.param(*case, id=f"{short_form(case[0])}-{short_form(case[1])}") for case in STRUCTURED],
 )
 def test_nothing_of_the_size_of_the_dense_form_is_made(
     expansion, reconciliation, unmade, sizes, channels, after
@@ -241,7 +241,7 @@ def test_large_product_layer_stays_small() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("kappa", [kp.Taylor(2), kp.Identity(), MIXED], ids=describe)
+@pytest.mark.parametrize("kappa", [kp.Taylor(2), kp.Identity(), MIXED], ids=short_form)
 def test_hypernet_makes_neither_expansion_nor_weights(kappa, channels, monkeypatch) -> None:
     # Blocks of 2,048 entries, so that a small case has many of them, in both directions of the grid.
     monkeypatch.setattr("kapsi.reconciliation.hypernet.BLOCK", 2048)
@@ -397,7 +397,7 @@ def test_an_outside_expansion_passes_all_laws(registry) -> None:
     outside = expansion_of(good)
     check(outside)
     check_pairs(outside, laws=["contraction", "pair_gradients", "initial_scale", "folded_layer_norm"])
-    assert describe(outside(3.0)) == "outside(scale=3.0)"
+    assert short_form(outside(3.0)) == "outside(scale=3.0)"
     assert outside() in instances("expansion")
 
 

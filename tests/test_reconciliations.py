@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 import kapsi as kp
+from kapsi.function import short_form
 from kapsi.reconciliation import hypernet
 from kapsi.reconciliation.base import divisors, listed_divisors
-from kapsi.testing import describe, inputs
+from kapsi.testing import inputs
 
 # ------------------------------------------------------------------------------------------------ lengths and grids
 
@@ -59,7 +60,7 @@ NORMED = (KAPPAS[0], KAPPAS[2])
         pytest.param(
             *case,
             after,
-            id=f"{describe(case[0])}-{'layer_norm' if after else 'plain'}",
+            id=f"{short_form(case[0])}-{'layer_norm' if after else 'plain'}",
             marks=pytest.mark.slow if after and case not in NORMED else (),
         )
         for case in KAPPAS
@@ -185,7 +186,7 @@ PSIS = [
 
 @pytest.mark.parametrize("after", [(), ("layer_norm",)], ids=["plain", "layer_norm"])
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("psi", PSIS, ids=describe)
+@pytest.mark.parametrize("psi", PSIS, ids=short_form)
 def test_mixed_precision_works_forward_and_backward(psi, channels, after) -> None:
     head = kp.Head(6, 4, kp.HeadSpec(kp.Taylor(2), psi, channels=channels, after=after), seed=0)
     x = inputs(9, 6, dtype=torch.float32).requires_grad_()
@@ -203,7 +204,7 @@ def test_mixed_precision_works_forward_and_backward(psi, channels, after) -> Non
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.6), (torch.float16, 0.1)])
-@pytest.mark.parametrize("psi", [kp.Dense(), kp.LowRank(2), kp.Kronecker(), kp.HyperNet(8)], ids=describe)
+@pytest.mark.parametrize("psi", [kp.Dense(), kp.LowRank(2), kp.Kronecker(), kp.HyperNet(8)], ids=short_form)
 def test_a_folded_layer_norm_of_inputs_far_from_zero_keeps_its_scale(psi, dtype, tolerance) -> None:
     # The rows of κ are nearly constant: variances that are differences of mean squares would be rounding.
     head = kp.Head(8, 4, kp.HeadSpec(kp.Taylor(2), psi, after=("layer_norm",)), seed=0).to(dtype)
@@ -245,7 +246,7 @@ def test_moments_of_16_bits_do_not_overflow() -> None:
 # ------------------------------------------------------------------------------------------------ initial scale
 
 
-@pytest.mark.parametrize("expansion", [kp.Identity(), kp.Chebyshev(3)], ids=describe)
+@pytest.mark.parametrize("expansion", [kp.Identity(), kp.Chebyshev(3)], ids=short_form)
 def test_initial_scale_of_many_inputs_is_that_of_every_seed(expansion) -> None:
     # A seed that draws the same numbers for ψ as for the inputs that ψ is measured with made ψ seem large.
     x = torch.randn(200, 5000, generator=torch.Generator().manual_seed(1000))
@@ -285,7 +286,7 @@ def test_masks_and_patterns_of_ones_own() -> None:
     assert torch.equal(copies.weights().dense()[0], crossed)
 
 
-@pytest.mark.parametrize("psi", [kp.RandomAdaption(32), kp.HyperNet(64), kp.HyperNet(32, hidden=64)], ids=describe)
+@pytest.mark.parametrize("psi", [kp.RandomAdaption(32), kp.HyperNet(64), kp.HyperNet(32, hidden=64)], ids=short_form)
 def test_frozen_random_weights_are_trained_by_what_is_left(psi) -> None:
     x = inputs(128, 4, dtype=torch.float32)
     y = torch.stack((x[:, 0] * x[:, 1], x[:, 2]), -1)

@@ -23,7 +23,7 @@ from kapsi.expansion.tree import *
 from kapsi.expansion.trigonometric import *
 from kapsi.expansion.wavelet import *
 from kapsi.explain import explain
-from kapsi.function import Function, Param, catalogue, option, to_dict
+from kapsi.function import Function, Param, catalogue, option
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
 from kapsi.listing import functions
 from kapsi.model_file import load, save
@@ -36,7 +36,7 @@ from kapsi.reconciliation.kronecker import *
 from kapsi.reconciliation.low_rank import *
 from kapsi.refine import refine
 from kapsi.remainder import *
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import ParquetRows

@@ -1,9 +1,13 @@
-"""The errors that kapsi raises on purpose: each is one line that says where, what was given, what is allowed, what to do."""
+"""Errors raised on purpose, with one-line messages: place, given value, allowed values, remedy; and validators of arguments."""
 
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
+import operator
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 __all__ = [
     "DataError",
@@ -14,17 +18,23 @@ __all__ = [
     "RunError",
     "SpecError",
     "TableError",
+    "check_choice",
+    "check_integer",
+    "check_number",
     "did_you_mean",
     "nearest",
+    "refuse",
+    "shown",
+    "unknown",
 ]
 
 
 class KapsiError(ValueError):
-    """An error that the caller can mend; the command line prints it as one line and exits with code 2."""
+    """An error that the caller can correct; the command line prints one line and exits with code 2."""
 
 
 class SpecError(KapsiError):
-    """A function, a specification or a model file that does not fit."""
+    """A function, specification, option or call that does not fit."""
 
 
 class DataError(KapsiError):
@@ -40,7 +50,7 @@ class DataSetError(TableError):
 
 
 class FormulaError(KapsiError):
-    """A formula that cannot be read or has no values, or a function that is not there."""
+    """A formula that cannot be read or evaluated, or an unknown function in a formula."""
 
 
 class FileError(KapsiError):
@@ -48,11 +58,20 @@ class FileError(KapsiError):
 
 
 class RunError(FileError):
-    """A run folder that is damaged, of a newer version, in the way, or not a run folder."""
+    """A run folder that is damaged, of a newer version, in use, or no run folder."""
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+def shown(value: Any) -> str:
+    """Return the repr of a value for a message, at most 60 letters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """Return the choices most like a misspelled word, the best first; letters' case does not count.
+    """Return the choices most similar to a misspelled word, the best first; case is ignored.
 
     Example:
         >>> nearest("Tailor", ["taylor", "b_spline", "identity"])
@@ -66,7 +85,7 @@ def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, quoted: bool = True) -> str:
-    """Return a question with the choice most like a misspelled word and a space after it, or nothing where none is like it.
+    """Return "did you mean …? " with the choice most similar to a misspelled word, empty if none is similar.
 
     Example:
         >>> did_you_mean("Tailor", ["taylor", "b_spline", "identity"])
@@ -78,3 +97,98 @@ def did_you_mean(word: str, choices: Iterable[str], *, quoted: bool = True) -> s
     if not close:
         return ""
     return f"did you mean {close[0]!r}? " if quoted else f"did you mean {close[0]}? "
+
+
+def unknown(what: str, name: Any, choices: Iterable[str]) -> str:
+    """Return the message on an unknown name: a suggestion for a typo, and all choices.
+
+    Example:
+        >>> unknown("role", "expansio", ["expansion", "fusion"])
+        "there is no role 'expansio'; did you mean 'expansion'? choose from expansion, fusion"
+    """
+    choices = list(choices)
+    listed = f"choose from {', '.join(choices)}" if choices else "there are none"
+    return f"there is no {what} {shown(name)}; {did_you_mean(str(name), choices)}{listed}"
+
+
+# ------------------------------------------------------------------------------------------------ validators of arguments
+
+
+def refuse(where: str, wanted: str, value: Any, error: type[KapsiError] = SpecError) -> NoReturn:
+    """Raise an error of the form "WHERE: expected WANTED, got VALUE"."""
+    raise error(f"{where}: expected {wanted}, got {shown(value)}")
+
+
+def check_integer(
+    where: str,
+    value: Any,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    wanted: str = "",
+    error: type[KapsiError] = SpecError,
+) -> int:
+    """Return an integer of Python or NumPy as one of Python, within an inclusive range.
+
+    Args:
+        where: beginning of the message, such as `rpn(heads=0)`.
+        value: the argument.
+        minimum, maximum: the range; None for no bound.
+        wanted: the allowed values in the message, by default an integer and its range.
+        error: class of the error.
+
+    Example:
+        >>> check_integer("explain(batch)", 5, 0)
+        5
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not _within(number, minimum, maximum):
+        refuse(where, wanted or _range("an integer", minimum, maximum), value, error)
+    return number
+
+
+def check_number(
+    where: str,
+    value: Any,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    *,
+    wanted: str = "",
+    error: type[KapsiError] = SpecError,
+) -> float:
+    """Return a finite number as a float, within an inclusive range; arguments as in `check_integer`."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not _within(value, minimum, maximum):
+        refuse(where, wanted or _range("a finite number", minimum, maximum), value, error)
+    return float(value)
+
+
+def check_choice(where: str, value: Any, choices: Iterable[str], *, error: type[KapsiError] = SpecError) -> str:
+    """Return a text that is one of the choices.
+
+    Example:
+        >>> check_choice("fit(log)", "csv", ["csv", "jsonl"])
+        'csv'
+    """
+    choices = list(choices)
+    if isinstance(value, str) and value in choices:
+        return value
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+    raise error(f"{where}: expected one of {', '.join(choices)}, got {shown(value)}{f'; {hint}'.rstrip('; ')}")
+
+
+def _within(number: float, minimum: float | None, maximum: float | None) -> bool:
+    return (minimum is None or number >= minimum) and (maximum is None or number <= maximum)
+
+
+def _range(kind: str, minimum: float | None, maximum: float | None) -> str:
+    if minimum is not None and maximum is not None:
+        return f"{kind} from {minimum:,} to {maximum:,}"
+    return (
+        kind
+        if minimum is maximum
+        else f"{kind} of at {f'least {minimum:,}' if maximum is None else f'most {maximum:,}'}"
+    )

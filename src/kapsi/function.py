@@ -1,4 +1,4 @@
-"""Functions as data: the protocol of κ, ψ, π and their fusion, the closed registry of names, and plain data from and to options.
+"""Functions as data: the protocol of catalogue functions, the registry of names, options and their types.
 
 A *function* is a frozen dataclass with a registered name. It holds options, declares the tensors it needs (`Param`) and
 owns none, so the same object is code, configuration, hash key and YAML entry.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get
 import torch
 from torch import Generator, Tensor
 
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import SpecError, check_choice, check_integer, check_number, did_you_mean, refuse, shown, unknown
 from kapsi.installed import load_installed
 
 __all__ = [
@@ -31,11 +30,11 @@ __all__ = [
     "catalogue",
     "lookup",
     "option",
-    "to_dict",
+    "short_form",
 ]
 
 Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
-"""Draws one tensor of a given shape, from a generator or from torch's default one."""
+"""Draw a tensor of a shape from a generator, or from torch's default generator."""
 
 NAMED_INITIALIZERS: dict[str, Initializer] = {
     "zeros": lambda shape, generator: torch.zeros(shape, device="cpu"),
@@ -45,26 +44,26 @@ NAMED_INITIALIZERS: dict[str, Initializer] = {
 }
 
 LARGEST_TENSOR = 2**36
-"""Elements of the largest single tensor that a function may declare; more is a slip in a specification, not a model."""
+"""Elements of the largest single tensor that a function may declare; more is a typo in a specification."""
 
 LARGEST_EXPANSION = 2**53
-"""Columns of the widest κ, formed or not: up to here a float counts them."""
+"""Columns of the widest κ, formed or not: the largest exact count of a float."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """A tensor that a function needs; the head owns it.
+    """A tensor declared by a function and owned by the head.
 
     Args:
-        shape: its shape, without the leading channel axis that a head with several channels adds.
-        init: a standard deviation; constant values (one for all elements, one for each row, or all of them); the name of
-            an initializer (`zeros`, `ones`, `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`,
-            which must be a function of a module (or a partial of one) if the model is to be pickled.
-        trainable: False for a buffer, which is saved with the model but not trained: masks, grid ends, centers, constants.
-        dtype: the type of a tensor that does not follow the model's, such as `torch.bool` for a mask.
-        transposed: whether it is kept with its last axis first (before that of the channels): one row of memory a column of
-            ψ, which is what sparse inputs gather. The parameter itself, and with it `state_dict`, has the exchanged shape;
-            by its name a store gives it in the declared one.
+        shape: without the leading channel axis of a head with several channels.
+        init: a standard deviation; constants (1, one a row, or all elements); the name of an initializer (`zeros`, `ones`,
+            `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`, for a picklable model a function
+            of a module or a partial of a function.
+        trainable: False for a buffer, saved with the model and not trained: masks, grid ends, centers, constants.
+        dtype: a type independent of the model's, such as `torch.bool` for a mask.
+        transposed: store the tensor with the last axis first (before the channel axis): one row of memory a column of ψ,
+            as sparse inputs gather rows. The parameter and `state_dict` have the exchanged shape; `store["name"]` has the
+            declared shape.
     """
 
     shape: tuple[int, ...]
@@ -74,29 +73,32 @@ class Param:
     transposed: bool = False
 
     def __post_init__(self) -> None:
+        problem = self._problem()
+        if problem:
+            raise SpecError(f"Param({problem}")
+
+    def _problem(self) -> str:
+        """Return the end of a message on the first argument that does not fit, empty if all fit."""
         shape, init = self.shape, self.init
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-            raise SpecError(f"Param(shape={shape!r}): expected a tuple of integers of at least 0")
+            return f"shape={shape!r}): expected a tuple of integers of at least 0"
         if isinstance(init, str) and init not in NAMED_INITIALIZERS:
-            raise SpecError(f"Param(init={init!r}): choose from {', '.join(NAMED_INITIALIZERS)}, or give a number")
+            return f"init={init!r}): choose from {', '.join(NAMED_INITIALIZERS)}, or give a number"
         if self.transposed and len(shape) < 2:
-            raise SpecError(f"Param(shape={shape!r}, transposed=True): expected a shape of at least two axes")
+            return f"shape={shape!r}, transposed=True): expected a shape of at least two axes"
         numbers = init if isinstance(init, tuple) else () if isinstance(init, str) or callable(init) else (init,)
         if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-            raise SpecError(f"Param(init={init!r}): expected finite numbers, a name, or a callable")
+            return f"init={init!r}): expected finite numbers, a name, or a callable"
         rows = shape[0] if shape else 1
         if isinstance(init, tuple) and len(init) not in (1, rows, self.numel):
-            raise SpecError(
-                f"Param(init=…): {len(init)} constants for shape {shape}; give 1, {rows} (rows) or {self.numel}"
-            )
+            return f"init=…): {len(init)} constants for shape {shape}; give 1, {rows} (rows) or {self.numel}"
         if self.trainable and self.dtype is not None and not self.dtype.is_floating_point:
-            raise SpecError(
-                f"Param(dtype={self.dtype}): only floating-point tensors can be trained; set trainable=False"
-            )
+            return f"dtype={self.dtype}): only floating-point tensors can be trained; set trainable=False"
+        return ""
 
     @property
     def numel(self) -> int:
-        """Return the number of elements, a Python integer that cannot overflow."""
+        """Return the number of elements, a Python integer without overflow."""
         return math.prod(self.shape)
 
     def draw(self, channels: int | None, generator: Generator | None) -> Tensor:
@@ -112,7 +114,7 @@ class Param:
         if isinstance(self.init, str):
             return NAMED_INITIALIZERS[self.init](self.shape, generator)
         if isinstance(self.init, tuple):
-            # In float64, so that constants such as grid ends are exact in every type of model.
+            # In float64: constants such as grid ends are exact in every type of model.
             values = torch.tensor(self.init, dtype=torch.float64, device="cpu")
             if len(self.init) == self.numel:
                 return values.reshape(self.shape)
@@ -123,11 +125,11 @@ class Param:
 
 
 Params: TypeAlias = "Mapping[str, Param | Params]"
-"""What a function declares: parameters by name; nested for functions made of functions."""
+"""Parameters declared by a function, by name; nested for functions made of functions."""
 
 
 class Tensors(typing.Protocol):
-    """The tensors of a function by name, as `Store` and plain dictionaries give them."""
+    """The tensors of a function by name, in a `Store` or a plain dictionary."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -139,25 +141,25 @@ ALIASES: dict[str, dict[str, str]] = {}
 
 
 class Function:
-    """Base of everything that a specification can name: options in, tensors in, tensors out.
+    """Base of everything with a name in specifications: options in, tensors in, tensors out.
 
-    A subclass is a frozen dataclass; `name=` registers it under its role, `aliases=` gives further names::
+    A subclass is a frozen dataclass; `name=` registers the class under its role, `aliases=` adds further names::
 
         @dataclass(frozen=True)
         class Cubes(Expansion, name="cubes"):
             ...
 
     Attributes:
-        role: `expansion`, `reconciliation`, `remainder`, `fusion` or `process`.
+        role: such as `expansion`, `reconciliation`, `remainder`, `fusion` or `process`.
         name: the registered name.
-        examples: options of further instances that the laws are run on, beside the one with all defaults.
+        examples: options of further instances tested by the laws, beside all defaults.
+        default_kind: name of the function meant by a mapping without `kind`.
     """
 
     role: ClassVar[str]
     name: ClassVar[str]
     examples: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     default_kind: ClassVar[str | None] = None
-    """Name of the function of a role that a mapping without `kind` stands for."""
 
     def __init_subclass__(
         cls, *, role: str | None = None, name: str | None = None, aliases: Sequence[str] = ()
@@ -170,18 +172,12 @@ class Function:
         if name is None:
             return
         if isinstance(aliases, str) or not all(isinstance(word, str) and word for word in (name, *aliases)):
-            raise SpecError(
-                f"{cls.__name__}(name={name!r}, aliases={aliases!r}): expected a name, and a tuple of names"
-            )
+            refuse(f"{cls.__name__}(name={name!r}, aliases=…)", "a name, and a tuple of names", aliases)
         known, other_names = ROLES[cls.role], ALIASES[cls.role]
         for word in (name, *aliases):
             holder = known.get(word) or known.get(other_names.get(word, ""))
-            same_place = holder is not None and (holder.__module__, holder.__qualname__) == (
-                cls.__module__,
-                cls.__qualname__,
-            )
-            # The same definition again is a notebook cell run twice, or a module that was reloaded.
-            if holder is not None and not same_place:
+            # The same definition again is a notebook cell run twice, or a reloaded module.
+            if holder is not None and (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise SpecError(
                     f"{cls.__name__}: the {cls.role} name {word!r} is taken by {holder.__module__}.{holder.__name__}"
                 )
@@ -204,26 +200,27 @@ class Function:
         return None
 
     def check(self) -> None:
-        """Raise a `SpecError` where options of the right type and range do not go together."""
+        """Raise a `SpecError` if options of the right type and range contradict each other."""
 
     def validate(self, tensors: Tensors) -> None:
-        """Raise a `SpecError` where tensors that a user sets have the right shapes and still are not allowed."""
+        """Raise a `SpecError` if tensors of the right shapes have values that are not allowed."""
 
 
 @functools.cache
 def _check_definition(cls: Any) -> None:
-    """Raise a `SpecError` where a class forgets what would only be missed later, such as in a file that cannot be read."""
+    """Raise a `SpecError` for an incomplete class at the first instance, before a file with it is written."""
     own = cls.__dict__.get("__dataclass_params__")
-    if own is None or not own.frozen:
-        raise SpecError(
-            f"{cls.__name__}: a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
-        )
     registered: Any = ROLES.get(cls.role, {}).get(cls.__dict__.get("name", ""))
-    if registered is not cls:
-        raise SpecError(f'{cls.__name__}: a function has a name of its own; write class {cls.__name__}(…, name="…")')
     missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
-    if missing:
-        raise SpecError(f"{cls.__name__}: a function of role {cls.role} defines {', '.join(missing)}")
+    if own is None or not own.frozen:
+        problem = "a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
+    elif registered is not cls:
+        problem = f'a function has a name of its own; write class {cls.__name__}(…, name="…")'
+    elif missing:
+        problem = f"a function of role {cls.role} defines {', '.join(missing)}"
+    else:
+        return
+    raise SpecError(f"{cls.__name__}: {problem}")
 
 
 def catalogue(role: str | None = None) -> list[type[Function]]:
@@ -234,31 +231,30 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
         ['concatenation', 'mean', 'sum', 'weighted_sum']
     """
     if role is not None and role not in ROLES:
-        raise SpecError(f"there is no role {role!r}; there are {', '.join(ROLES)}")
+        raise SpecError(unknown("role", role, ROLES))
     roles = ROLES if role is None else [role]
     return [known[name] for r in roles for known in [ROLES[r]] for name in sorted(known)]
 
 
 def lookup(role: str, name: str, where: str = "") -> type[Function]:
-    """Return the function of a role by its name or alias; packages that are installed are asked for a name that is not known.
+    """Return the function of a role by name or alias; an unknown name loads the functions of installed packages.
 
     Raises:
-        SpecError: no such name; the message lists those there are, and the packages that cannot be loaded.
+        SpecError: no such name; the message lists the names, and packages that cannot be loaded.
     """
-    known, prefix = ROLES[role], f"{where}: " if where else ""
-    found = known.get(name) or known.get(ALIASES[role].get(name, ""))
-    if found is not None:
-        return found
-    failures = load_installed()
-    found = known.get(name) or known.get(ALIASES[role].get(name, ""))
-    if found is None:
-        hint = did_you_mean(name, [*known, *ALIASES[role]])
+    known, aliases = ROLES[role], ALIASES[role]
+    failures: tuple[str, ...] = ()
+    if name not in known and name not in aliases:
+        failures = load_installed()
+    function = known.get(name) or known.get(aliases.get(name, ""))
+    if function is None:
+        hint = did_you_mean(name, [*known, *aliases])
         allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}", *failures))
-        raise SpecError(f"{prefix}no {role} is called {name!r}; {allowed}")
-    return found
+        raise SpecError(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
+    return function
 
 
-# ------------------------------------------------------------------------------------------------ options and plain data
+# ------------------------------------------------------------------------------------------------ options and their types
 
 
 def option(
@@ -280,7 +276,7 @@ def option(
 
 
 class Spec:
-    """Base of the dataclasses that a specification is made of, beside functions: checked and coerced when they are made."""
+    """Base of the dataclasses of a specification beside functions; fields are checked and coerced at construction."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -292,7 +288,7 @@ class Spec:
         return ""
 
     def check(self) -> None:
-        """Raise a `SpecError` where fields of the right type and range do not go together."""
+        """Raise a `SpecError` if fields of the right type and range contradict each other."""
 
 
 @functools.cache
@@ -313,11 +309,10 @@ def _check_fields(instance: Any) -> None:
         coerced = _coerce_field(field, hints[field.name], value, f"{cls.__name__}.{field.name}")
         low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
         if isinstance(coerced, int | float) and not isinstance(coerced, bool):
-            given = f"{cls.__name__}({field.name}={coerced}): {field.name} must be"
-            if low is not None and coerced < low:
-                raise SpecError(f"{given} at least {low}")
-            if high is not None and coerced > high:
-                raise SpecError(f"{given} at most {high}")
+            below = low is not None and coerced < low
+            if below or (high is not None and coerced > high):
+                bound = f"at least {low}" if below else f"at most {high}"
+                raise SpecError(f"{cls.__name__}({field.name}={coerced}): {field.name} must be {bound}")
         if coerced is not value:
             object.__setattr__(instance, field.name, coerced)
 
@@ -328,10 +323,10 @@ def _coerce_field(field: dataclasses.Field[Any], kind: Any, value: Any, where: s
 
 
 def coerce(kind: Any, value: Any, where: str) -> Any:
-    """Return a value as the annotated type of an option wants it, from Python objects or from plain data.
+    """Return a value in the annotated type of an option, from Python objects or from plain data.
 
-    Lists become tuples, integers become floats where floats are wanted, names and mappings with a `kind` become functions,
-    mappings become parts of a specification, one part becomes a tuple of one. Nothing else is converted.
+    Lists become tuples, integers become floats for a float, names and mappings with a `kind` become functions, mappings
+    become parts of a specification, one part becomes a tuple of one. Nothing else is converted.
 
     Raises:
         SpecError: a wrong type, an unknown name or option; the message begins with `where`.
@@ -340,11 +335,7 @@ def coerce(kind: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _coerce_union(get_args(kind), value, where)
     if origin is Literal:
-        if isinstance(value, str) and value in get_args(kind):
-            return value
-        hint = f"; {did_you_mean(value, get_args(kind)).strip()}" if isinstance(value, str) else ""
-        allowed = ", ".join(map(str, get_args(kind)))
-        raise SpecError(f"{where}: expected one of {allowed}, got {_short(value)}{hint.rstrip('; ')}")
+        return check_choice(where, value, map(str, get_args(kind)))
     if origin is tuple:
         return _coerce_tuple(get_args(kind), value, where)
     if origin is Mapping:
@@ -354,15 +345,8 @@ def coerce(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Function):
         return _coerce_function(kind, value, where)
     if isinstance(kind, type) and issubclass(kind, Spec):
-        if isinstance(value, kind):
-            return value
-        return _build(kind, value, where)
+        return value if isinstance(value, kind) else _build(kind, value, where)
     return _coerce_scalar(kind, value, where)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -374,7 +358,7 @@ def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     wanted = [m for m in members if m is not type(None)]
     functions = [m for m in wanted if isinstance(m, type) and issubclass(m, Function)]
     if len(functions) == 1 and len(wanted) == 1 + bool(words):
-        # Options without a kind, set beside a word such as `auto`, are those of the default kind.
+        # Options beside a word such as `auto`, without a kind, belong to the default kind.
         if isinstance(value, Mapping) and value.get("kind") in words:
             value = {name: item for name, item in value.items() if name != "kind"} or value["kind"]
             return value if isinstance(value, str) else coerce(functions[0], value, where)
@@ -386,7 +370,7 @@ def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
             return coerce(member, value, where)
         except SpecError:
             continue
-    raise SpecError(f"{where}: expected {' or '.join(_type_name(m) for m in members)}, got {_short(value)}")
+    return refuse(where, " or ".join(_type_name(m) for m in members), value)
 
 
 def _type_name(kind: Any) -> str:
@@ -399,27 +383,25 @@ def _type_name(kind: Any) -> str:
 
 
 def _coerce_tuple(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if len(members) == 2 and members[1] is Ellipsis:
-        element = members[0]
-        part = isinstance(element, type) and issubclass(element, Function | Spec)
-        if part and isinstance(value, str | Mapping | element):
+    open_ended = len(members) == 2 and members[1] is Ellipsis
+    if open_ended:
+        part = isinstance(members[0], type) and issubclass(members[0], Function | Spec)
+        if part and isinstance(value, str | Mapping | members[0]):
             value = (value,)
-        if not isinstance(value, list | tuple):
-            raise SpecError(f"{where}: expected a list, got {_short(value)}")
-        return tuple(coerce(element, item, f"{where}[{i}]") for i, item in enumerate(value))
-    if not isinstance(value, list | tuple) or len(value) != len(members):
-        raise SpecError(f"{where}: expected a list of {len(members)}, got {_short(value)}")
-    return tuple(coerce(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(members, value, strict=True)))
+    if not isinstance(value, list | tuple) or (not open_ended and len(value) != len(members)):
+        refuse(where, "a list" if open_ended else f"a list of {len(members)}", value)
+    kinds = members[:1] * len(value) if open_ended else members
+    return tuple(coerce(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
 
 
 def _coerce_mapping(kind: Any, value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where}: expected a mapping of options, got {_short(value)}")
+        refuse(where, "a mapping of options", value)
     for key in value:
         if not isinstance(key, str):
-            raise SpecError(f"{where}.{str(key)[:60]}: expected text as a key, got {_short(key)}")
+            refuse(f"{where}.{str(key)[:60]}", "text as a key", key)
     coerced = {key: coerce(kind, item, f"{where}.{key[:60]}") for key, item in value.items()}
-    # The same object where nothing changed, as for every other type.
+    # The same object if nothing changed, as for every other type.
     return value if all(coerced[key] is item for key, item in value.items()) else coerced
 
 
@@ -430,47 +412,42 @@ def _plain_data(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _plain_data(item, f"{where}[{i}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise SpecError(f"{where}: expected a finite number, got {value}")
-    elif value is not None and not isinstance(value, str | bool | int | float):
-        raise SpecError(f"{where}: expected plain data, got {_short(value)}")
+    elif isinstance(value, float):
+        check_number(where, value)
+    elif value is not None and not isinstance(value, str | bool | int):
+        refuse(where, "plain data", value)
     return value
 
 
 def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if isinstance(value, kind):
         return value
-    if isinstance(value, Function):
-        raise SpecError(
-            f"{where}: expected a function of role {kind.role}, got the {value.role} {type(value).__name__}"
-        )
-    if isinstance(value, type) and issubclass(value, Function):
-        raise SpecError(f"{where}: expected a function, got the class {value.__name__}; call it: {value.__name__}()")
-    if callable(value):
-        wrapped = kind.of_callable(value)
-        if wrapped is not None:
-            return wrapped
+    wrapped = kind.of_callable(value) if callable(value) and not isinstance(value, type | Function) else None
+    if wrapped is not None:
+        return wrapped
     data = {"kind": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping):
-        raise SpecError(
-            f"{where}: expected the name of a function of role {kind.role}, or a mapping with a kind, got {_short(value)}"
-        )
+        wanted = f"the name of a function of role {kind.role}, or a mapping with a kind"
+        if isinstance(value, Function):
+            given = f"expected a function of role {kind.role}, got the {value.role} {type(value).__name__}"
+        elif isinstance(value, type) and issubclass(value, Function):
+            given = f"expected a function, got the class {value.__name__}; call it: {value.__name__}()"
+        else:
+            given = f"expected {wanted}, got {shown(value)}"
+        raise SpecError(f"{where}: {given}")
     options = dict(data)
     name = options.pop("kind", kind.default_kind)
-    if not isinstance(name, str):
-        raise SpecError(
-            f"{where}: a function of role {kind.role} needs a kind; choose from {', '.join(sorted(ROLES[kind.role]))}"
-        )
-    cls = lookup(kind.role, name, where)
-    if not issubclass(cls, kind):
+    cls = lookup(kind.role, name, where) if isinstance(name, str) else None
+    if cls is None or not issubclass(cls, kind):
+        given = f"a function of role {kind.role} needs a kind" if cls is None else f"{name!r} is not allowed here"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
-        raise SpecError(f"{where}: {name!r} cannot stand here; choose from {', '.join(allowed)}")
+        raise SpecError(f"{where}: {given}; choose from {', '.join(allowed)}")
     return typing.cast(Function, _build(cls, options, where))
 
 
 def _build(cls: type, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where}: expected a mapping of {cls.__name__}, got {_short(value)}")
+        refuse(where, f"a mapping of {cls.__name__}", value)
     fields = {f.name: f for f in options_of(cls)}
     for key in value:
         if key not in fields:
@@ -478,11 +455,11 @@ def _build(cls: type, value: Any, where: str) -> Any:
             allowed = f"{hint}it has {', '.join(fields)}" if fields else "it has no options"
             allowed = cls.owner_of(str(key)) or allowed if issubclass(cls, Spec) else allowed
             raise SpecError(f"{where}: {cls.__name__} has no option {key!r}; {allowed}")
+    hints = _hints(cls)
+    options = {key: _coerce_field(fields[key], hints[key], item, f"{where}.{key}") for key, item in value.items()}
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise SpecError(f"{where}: {cls.__name__} needs {name!r}")
-    hints = _hints(cls)
-    options = {key: _coerce_field(fields[key], hints[key], item, f"{where}.{key}") for key, item in value.items()}
     try:
         return cls(**options)
     except SpecError as error:
@@ -490,16 +467,10 @@ def _build(cls: type, value: Any, where: str) -> Any:
 
 
 def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is bool and isinstance(value, bool):
-        return value
-    if kind is str and isinstance(value, str):
+    if kind in (bool, str) and isinstance(value, kind):
         return value
     if kind is int and not isinstance(value, bool | float | str):
-        # Index protocol: NumPy's integers are as good as Python's.
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
+        return check_integer(where, value)
     if kind is float and not isinstance(value, bool | str):
         try:
             number = float(value)
@@ -508,29 +479,35 @@ def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:
         if math.isfinite(number):
             return number
         if isinstance(value, float):
-            raise SpecError(f"{where}: expected a finite number, got {value}")
-    raise SpecError(f"{where}: expected {_type_name(kind)}, got {_short(value)}")
+            refuse(where, "a finite number", value)
+    return refuse(where, _type_name(kind), value)
 
 
-def to_dict(value: Any) -> Any:
-    """Return a function or a specification as plain data: mappings, lists, numbers, text, nothing else.
+# ------------------------------------------------------------------------------------------------ notation
+
+
+def short_form(value: Any) -> str:
+    """Return a function, or plain data, in the notation of a specification on one line; options with defaults are left out.
 
     Example:
         >>> import kapsi as kp
-        >>> kp.to_dict(kp.Taylor(3))
-        {'kind': 'taylor', 'degree': 3, 'symmetric': False}
+        >>> short_form(kp.Extended((kp.Taylor(3), kp.Identity())))
+        'extended(parts=[taylor(degree=3), identity])'
+        >>> short_form({"kind": "taylor", "degree": 3})
+        'taylor(degree=3)'
     """
     if isinstance(value, Function):
-        return {"kind": value.name, **{f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}}
-    if isinstance(value, Spec):
-        return {f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}
+        fields = ((f.name, getattr(value, f.name), f.default) for f in options_of(type(value)))
+        value = {"kind": value.name, **{name: item for name, item, default in fields if item != default}}
     if isinstance(value, Mapping):
-        return {name: to_dict(item) for name, item in value.items()}
+        if "kind" not in value:
+            return f"{{{', '.join(f'{name}: {short_form(item)}' for name, item in value.items())}}}"
+        options = ", ".join(f"{name}={short_form(item)}" for name, item in value.items() if name != "kind")
+        return f"{value['kind']}({options})" if options else str(value["kind"])
     if isinstance(value, list | tuple):
-        return [to_dict(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise SpecError(f"to_dict: expected a function or a specification, got {type(value).__name__}")
+        return f"[{', '.join(map(short_form, value))}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:

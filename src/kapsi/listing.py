@@ -17,12 +17,12 @@ from typing import Any, Literal, Self, get_args, get_origin, overload
 
 from kapsi.errors import SpecError, did_you_mean, nearest
 from kapsi.expansion.base import Expansion
-from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, to_dict
+from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, short_form
 from kapsi.installed import load_installed
 from kapsi.process import Process
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder
-from kapsi.spec import from_dict
+from kapsi.spec import from_dict, to_dict
 
 __all__ = ["Entry", "Listing", "Option", "entry_of", "functions"]
 
@@ -92,26 +92,6 @@ def _arguments(lines: list[str]) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------ values as text
-
-
-def written(value: Any) -> str:
-    """Return a value as a specification writes it, functions in short: their name and the options that are not defaults.
-
-    Example:
-        >>> import kapsi as kp
-        >>> written(kp.Extended((kp.Taylor(3), kp.Identity())))
-        'extended(parts=[taylor(degree=3), identity])'
-    """
-    if isinstance(value, Function):
-        shown = [
-            (f.name, getattr(value, f.name)) for f in options_of(type(value)) if getattr(value, f.name) != f.default
-        ]
-        return value.name + (f"({', '.join(f'{name}={written(item)}' for name, item in shown)})" if shown else "")
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(written, value))}]"
-    return str(value)
 
 
 def number(value: float) -> str:
@@ -439,8 +419,8 @@ class Entry:
 
 def _default(field: dataclasses.Field[Any]) -> str | None:
     if field.default is not dataclasses.MISSING:
-        return written(field.default)
-    return None if field.default_factory is dataclasses.MISSING else written(field.default_factory())
+        return short_form(field.default)
+    return None if field.default_factory is dataclasses.MISSING else short_form(field.default_factory())
 
 
 def public_name(cls: type) -> str:

@@ -10,9 +10,8 @@ import torch
 
 from kapsi.errors import FileError, SpecError
 from kapsi.files import atomic
-from kapsi.function import to_dict
 from kapsi.modules import Model
-from kapsi.spec import ModelSpec, from_dict
+from kapsi.spec import ModelSpec, from_dict, to_dict
 from kapsi.version import __version__
 
 __all__ = ["FORMAT_VERSION", "load", "save"]

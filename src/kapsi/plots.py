@@ -17,9 +17,8 @@ from torch import Tensor
 from kapsi.errors import FileError, KapsiError, SpecError
 from kapsi.expansion.base import Expansion, common_domain
 from kapsi.files import atomic
-from kapsi.function import Function, Params, flatten
+from kapsi.function import Function, Params, flatten, short_form
 from kapsi.fusion import Fusion
-from kapsi.listing import written
 from kapsi.modules import Store
 from kapsi.process import Activation, Process
 from kapsi.reconciliation.base import Reconciliation
@@ -105,7 +104,7 @@ def picture(instance: Function) -> Curves | Maps:
     if isinstance(instance, Process):
         return _activation(instance) if isinstance(instance, Activation) else _step(instance)
     called = f"; call it: {instance.__name__}()" if isinstance(instance, type) else ""
-    raise SpecError(f"plots: expected a function of the catalogue, got {written(instance)[:60]}{called}")
+    raise SpecError(f"plots: expected a function of the catalogue, got {short_form(instance)[:60]}{called}")
 
 
 def _store(params: Params) -> Store:
@@ -293,7 +292,7 @@ def _over(title: str, x: Tensor, values: Tensor, labels: tuple[str, ...], y_labe
 
 
 def _title(instance: Function) -> str:
-    text = written(instance)
+    text = short_form(instance)
     return text if len(text) <= 48 else f"{text[:47]}…"
 
 

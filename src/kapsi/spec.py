@@ -11,7 +11,7 @@ from typing import Any
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity
 from kapsi.files import atomic, plain
-from kapsi.function import Function, Spec, coerce, option, to_dict
+from kapsi.function import Function, Spec, coerce, option, options_of
 from kapsi.fusion import Fusion, Sum
 from kapsi.process import Process
 from kapsi.reconciliation import Dense, Reconciliation
@@ -27,6 +27,7 @@ __all__ = [
     "rpn",
     "save_spec",
     "set_option",
+    "to_dict",
 ]
 
 
@@ -196,6 +197,27 @@ def rpn(
     layers = (last,) if hidden == last or count < 2 else (hidden,) * (count - 1) + (last,)
     spec: ModelSpec = coerce(ModelSpec, {"widths": tuple(widths), "layers": layers}, "rpn")
     return spec
+
+
+def to_dict(value: Any) -> Any:
+    """Return a function or a specification as plain data: mappings, lists, numbers, text, nothing else.
+
+    Example:
+        >>> import kapsi as kp
+        >>> kp.to_dict(kp.Taylor(3))
+        {'kind': 'taylor', 'degree': 3, 'symmetric': False}
+    """
+    if isinstance(value, Function):
+        return {"kind": value.name, **{f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}}
+    if isinstance(value, Spec):
+        return {f.name: to_dict(getattr(value, f.name)) for f in options_of(type(value))}
+    if isinstance(value, Mapping):
+        return {name: to_dict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_dict(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise SpecError(f"to_dict: expected a function or a specification, got {type(value).__name__}")
 
 
 def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:

@@ -40,14 +40,14 @@ from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.expansion.base import clamp_to_domain, rms
 from kapsi.features import DenseFeatures, Features, RecomputedFeatures
-from kapsi.function import Function, Params, catalogue, flatten, options_of, to_dict
+from kapsi.function import Function, Params, catalogue, flatten, options_of
 from kapsi.fusion import Fusion
 from kapsi.model_file import load, save
 from kapsi.modules import Head, Model
 from kapsi.process import LayerNorm, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import Remainder
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, parse_yaml
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, parse_yaml, to_dict
 from kapsi.weights import ActingWeights, Weights
 
 __all__ = [
@@ -56,7 +56,6 @@ __all__ = [
     "WatchSizes",
     "check",
     "check_pairs",
-    "describe",
     "examples_of",
     "instances",
     "layer_with",
@@ -96,26 +95,6 @@ def _example(cls: type[Function], options: Mapping[str, Any]) -> Function:
 def instances(role: str | None = None) -> list[Function]:
     """Return an instance for each example of every registered function of one role, or of all roles."""
     return [instance for cls in catalogue(role) for instance in examples_of(cls)]
-
-
-def describe(function: Function) -> str:
-    """Return a function in short: its name and the options that differ from their defaults.
-
-    Example:
-        >>> import kapsi as kp
-        >>> describe(kp.Extended((kp.Taylor(3), kp.Identity())))
-        'extended(taylor(degree=3)+identity)'
-    """
-    shown = []
-    for field in options_of(type(function)):
-        value = getattr(function, field.name)
-        if value == field.default:
-            continue
-        if isinstance(value, tuple) and value and all(isinstance(part, Function) for part in value):
-            shown.append("+".join(describe(part) for part in value))
-        else:
-            shown.append(f"{field.name}={describe(value) if isinstance(value, Function) else value}")
-    return function.name + (f"({','.join(shown)})" if shown else "")
 
 
 def layer_with(*functions: Function) -> LayerSpec:

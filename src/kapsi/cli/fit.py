@@ -134,8 +134,7 @@ def configuration(path: str, table: dict[str, Any], spec: str | None, sets: list
     Raises:
         SpecError: a file or an option that does not fit.
     """
-    from kapsi.function import to_dict
-    from kapsi.spec import ModelSpec, from_dict
+    from kapsi.spec import ModelSpec, from_dict, to_dict
     from kapsi.training.config import TrainConfig
     from kapsi.training.tables import RunConfig, TableConfig
     from kapsi.training.tables.configuration import default_for

@@ -101,8 +101,7 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
 
 def _settings(entry: Entry, sets: list[str]) -> dict[str, Any]:
     """Return options as plain data with those of the command line set."""
-    from kapsi.function import to_dict
-    from kapsi.spec import parse_yaml, set_option
+    from kapsi.spec import parse_yaml, set_option, to_dict
 
     data = to_dict(entry.function)
     name = data.pop("kind")

@@ -115,9 +115,8 @@ def _show_run(manifest: dict[str, Any]) -> None:
 def _specified(path: str, sets: list[str]) -> Any:
     from kapsi.cli.fit import apply_settings, read_configuration, split_setting
     from kapsi.errors import SpecError
-    from kapsi.function import to_dict
     from kapsi.modules import Model
-    from kapsi.spec import ModelSpec, from_dict
+    from kapsi.spec import ModelSpec, from_dict, to_dict
 
     data = {"model": to_dict(read_configuration(path)["model"]), "training": {}}
     apply_settings(data, [split_setting(text) for text in sets])

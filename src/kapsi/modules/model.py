@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from kapsi.contraction import Route
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
+from kapsi.function import short_form
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, as_generator
@@ -139,7 +139,7 @@ class Model(nn.Module):
             spec, tensors = head.spec, list(head.parameters())
             frozen = sum(p.numel() for p in tensors if not p.requires_grad)
             shown = [str(head.in_features), f"{math.prod(head.factors):,}", str(head.out_features)]
-            functions = [_brief(spec.expansion), _brief(spec.reconciliation), _brief(spec.remainder)]
+            functions = [short_form(spec.expansion), short_form(spec.reconciliation), short_form(spec.remainder)]
             if spec.channels > 1:
                 functions[1] = f"{spec.channels} × {functions[1]}"
             if head._owner:
@@ -240,19 +240,3 @@ def scale_last_layer(model: Model, factor: float = 0.01) -> Model:
 def trained_count(model: nn.Module) -> int:
     """Return how many numbers of a module are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _brief(function: Any) -> str:
-    """Return a function as it is written, options that have their defaults left out."""
-    from kapsi.function import options_of
-
-    changed = [f for f in options_of(type(function)) if getattr(function, f.name) != f.default]
-    shown = []
-    for field in changed:
-        value = getattr(function, field.name)
-        if isinstance(value, tuple):
-            text = ", ".join(_brief(v) if hasattr(v, "role") else str(v) for v in value)
-            shown.append(f"({text})" if field.name == "parts" else f"{field.name}=({text})")
-        else:
-            shown.append(f"{field.name}={_brief(value) if hasattr(value, 'role') else value}")
-    return type(function).__name__ + (f"({', '.join(shown)})" if shown else "")

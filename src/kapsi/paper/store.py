@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from kapsi.errors import FileError
 from kapsi.files import one_line, plain, show, sync
+from kapsi.function import short_form
 from kapsi.paper.experiment import Outcome, Run
 
 __all__ = ["Result", "Store", "canonical", "configuration_hash", "machine", "short", "versions"]
@@ -56,20 +57,9 @@ def configuration_hash(run: Run) -> str:
 
 def short(run: Run) -> str:
     """Return the options of a run in a short readable form."""
-    text = _written(run.options)
+    text = short_form(run.options)
     text = text[1:-1] if text.startswith("{") else text
     return text if len(text) <= SHORTEST else f"{text[: SHORTEST - 1]}…"
-
-
-def _written(data: Any) -> str:
-    if isinstance(data, Mapping):
-        if "kind" in data:
-            rest = ", ".join(f"{key}={_written(value)}" for key, value in data.items() if key != "kind")
-            return f"{data['kind']}({rest})" if rest else str(data["kind"])
-        return "{" + ", ".join(f"{key}: {_written(value)}" for key, value in data.items()) + "}"
-    if isinstance(data, list | tuple):
-        return "[" + ", ".join(map(_written, data)) + "]"
-    return {True: "true", False: "false", None: "null"}[data] if data is None or isinstance(data, bool) else str(data)
 
 
 @functools.cache

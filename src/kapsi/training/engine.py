@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.errors import KapsiError, SpecError, did_you_mean
-from kapsi.function import to_dict
 from kapsi.modules import Model, trained_count
+from kapsi.spec import to_dict
 from kapsi.training.checkpoint import Checkpoints, Saved, differences
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import Rows, make_rows

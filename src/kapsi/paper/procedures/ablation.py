@@ -19,11 +19,11 @@ from kapsi.calibrate import calibrate
 from kapsi.data.images import load_images
 from kapsi.errors import KapsiError, SpecError
 from kapsi.explain import explain
-from kapsi.function import Spec, coerce, option, to_dict
+from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.rehearsal import rehearse
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, to_dict
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
 

@@ -24,9 +24,8 @@ from kapsi.data.tabular import (
 )
 from kapsi.errors import KapsiError, RunError, TableError
 from kapsi.files import append_line, write_json
-from kapsi.function import to_dict
 from kapsi.model_file import load, save
-from kapsi.spec import from_dict
+from kapsi.spec import from_dict, to_dict
 from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
 from kapsi.training.records import Epoch
 from kapsi.training.run_folder import NewRun, open_run
