@@ -597,13 +597,13 @@ def test_summary_has_a_line_for_each_head_and_the_totals() -> None:
         parameters = sum(p.numel() for p in head.parameters())
         assert line.startswith(name)
         assert f" {parameters} " in line
-        assert type(head.spec.expansion).__name__ in line
-        assert type(head.spec.reconciliation).__name__ in line
+        assert head.spec.expansion.name in line
+        assert head.spec.reconciliation.name in line
     assert "(shared)" not in model.summary()
     shared = shared_model().summary().splitlines()
     assert ["(shared)" in line for line in shared] == [False, False, False, True, False]
-    assert "2 × Masked" in lines[1]
-    assert "Extended((Taylor, BSpline(intervals=2)))" in lines[3]
+    assert "2 × masked" in lines[1]
+    assert "extended(parts=[taylor, b_spline(intervals=2)])" in lines[3]
     frozen = sum(p.numel() for p in model.layers[1].parameters())
     assert lines[4].split()[-2:] == [str(frozen), str(frozen)]
     total = sum(p.numel() for p in model.parameters())

@@ -274,7 +274,7 @@ WRONG: dict[str, tuple[Any, str, list[str]]] = {
     "norm for an activation": (
         model_data(remainder={"kind": "linear", "before": "layer_norm"}),
         "layers[0].heads[1].remainder.before",
-        ["'layer_norm' cannot stand here", "relu"],
+        ["'layer_norm' is not allowed here", "relu"],
     ),
     "unknown process": (model_data(before=["relu", "relo"]), "layers[0].heads[1].before[1]", ["'relo'", "'relu'"]),
     "unknown option of a head": (
@@ -671,7 +671,7 @@ def test_specs_are_functions_of_their_fields_alone() -> None:
         (lambda: kp.rpn({3, 4}), "expected a list of widths"),
         (lambda: kp.rpn("34"), "expected a list of widths"),
         (lambda: kp.rpn([3, 4], heads=True), "expected an integer of at least 1"),
-        (lambda: kp.catalogue("foo"), "there is no role 'foo'; there are expansion"),
+        (lambda: kp.catalogue("foo"), "there is no role 'foo'; choose from expansion"),
         (lambda: kp.from_dict("taylor", "expansion"), "expected ModelSpec"),
         (lambda: kp.from_dict("taylor", kp.Function), "expected ModelSpec"),
         (lambda: kp.from_dict({"degree": 2}, kp.Expansion), "a function of role expansion needs a kind"),

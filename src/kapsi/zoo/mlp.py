@@ -63,9 +63,9 @@ def spec(
     Example:
         >>> import kapsi as kp
         >>> print(kp.Model(spec([4, 8, 3], "tanh"), seed=0).summary())
-                          in  D  out  expansion  reconciliation  remainder      parameters  frozen
-        layers.0.heads.0   4  4    8  Identity   Dense           ZeroRemainder          40       -
-        layers.1.heads.0   8  8    3  Identity   Dense           ZeroRemainder          27       -
+                          in  D  out  expansion  reconciliation  remainder  parameters  frozen
+        layers.0.heads.0   4  4    8  identity   dense           zero               40       -
+        layers.1.heads.0   8  8    3  identity   dense           zero               27       -
         67 parameters, 67 of them trained; 0 values in buffers
     """
     if not isinstance(widths, Iterable):
