@@ -18,5 +18,5 @@ def test_every_law_of_pairs():
 def test_calibration_puts_the_steps_at_the_quantiles():
     spec = kp.rpn([1, 1], expansion=SoftSteps(2))
     model = kp.calibrate(kp.Model(spec, seed=0), torch.arange(101.0).unsqueeze(1))
-    places = model.layers[0].heads[0].kappa["places"]
-    assert torch.equal(places, torch.tensor([[25.0], [75.0]]))
+    positions = model.layers[0].heads[0].kappa["positions"]
+    assert torch.equal(positions, torch.tensor([[25.0], [75.0]]))
