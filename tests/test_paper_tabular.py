@@ -12,7 +12,7 @@ from sklearn.naive_bayes import GaussianNB
 
 import kapsi as kp
 from kapsi.data.bundled import bundled
-from kapsi.data.tabular import folds, make_problem
+from kapsi.data.tabular import make_problem
 from kapsi.paper.experiment import Run, load_shipped
 from kapsi.paper.procedures import tabular
 
@@ -52,7 +52,7 @@ def test_the_first_that_is_not_surely_worse() -> None:
 def test_naive_bayes_is_that_of_scikit_learn_in_every_fold() -> None:
     x, y = iris()
     wanted = []
-    for test in folds(y, 10, classes=True, seed=4):
+    for test in tabular.stratified_folds(y, 10, 4):
         kept = np.setdiff1d(np.arange(len(y)), test)
         wanted.append(float((GaussianNB().fit(x[kept], y[kept]).predict(x[test]) == y[test]).mean()))
     made = tabular.run(run(seed=4, classifier="naive_bayes_gaussian"))
@@ -80,7 +80,7 @@ def test_a_linear_model_is_logistic_regression() -> None:
 def test_the_rows_of_a_fold_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With other classes in the rows of the first fold its candidates and its model are the same."""
     x, y = iris()
-    (first, *_) = folds(y, 5, classes=True, seed=0)
+    (first, *_) = tabular.stratified_folds(y, 5, 0)
     options = {"folds": 5, "inner": 3, "limit_folds": 1, "candidates": [linear(1.0, 0.01)], "training": {"epochs": 5}}
     made = tabular.run(run(**options))
     kept = np.setdiff1d(np.arange(len(y)), first)
@@ -159,3 +159,9 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(kp.SpecError) as before:
         tabular.check(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
     assert str(before.value) == str(error.value)
+
+
+def test_the_folds_of_the_stored_results() -> None:
+    y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 0, 0, 2])
+    parts = tabular.stratified_folds(y, 3, seed=5)
+    assert [part.tolist() for part in parts] == [[1, 2, 3, 9], [4, 5, 6, 8], [0, 7, 10]]

@@ -464,7 +464,7 @@ def test_the_default_model_learns_products_and_falls_back_to_the_linear_part(tmp
         ("penalty", None, 1.0, {}),
         ("solver", "lbfgs", "adamw", {}),
         ("epochs", 1, 2, {}),
-        ("patience", 1, 5, {"solver": "adamw", "learning_rate": 0.3, "epochs": 30}),
+        ("patience", 1, 9, {"solver": "adamw", "learning_rate": 1.0, "epochs": 60}),
         ("batch_size", 8, 16, {"solver": "adamw"}),
         ("learning_rate", 0.01, 0.02, {"solver": "adamw"}),
     ],

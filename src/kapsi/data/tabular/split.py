@@ -1,7 +1,8 @@
-"""Folds of the cross-validation, and a single held-out part."""
+"""Folds of a cross-validation and a single held-out set, drawn by scikit-learn."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,20 @@ import numpy.typing as npt
 from kapsi.data.tabular.types import Ints
 from kapsi.errors import TableError
 
-__all__ = [
-    "folds",
-    "split",
-]
+__all__ = ["folds", "split"]
 
 
 def folds(y: npt.NDArray[Any], k: int, *, classes: bool, seed: int) -> list[Ints]:
-    """Return the test rows of k folds: shuffled, their sizes differing by at most one.
+    """Return the test rows of k shuffled folds, as drawn by `StratifiedKFold` or `KFold`.
 
     Args:
-        y: (rows,) the target.
-        k: the number of folds, 2 to the number of rows.
-        classes: whether y holds class codes; each class is then spread over the folds as evenly as possible.
-        seed: the shuffle's seed.
+        y: target, (rows,).
+        k: number of folds, from 2 to the number of rows.
+        classes: stratify by the class codes in y, unless every class has fewer than k rows.
+        seed: `random_state` of the shuffle, 0 to 2³² − 1.
+
+    Returns:
+        k arrays of ascending row numbers; sizes differ by at most one.
 
     Raises:
         TableError: k is out of range.
@@ -33,45 +34,47 @@ def folds(y: npt.NDArray[Any], k: int, *, classes: bool, seed: int) -> list[Ints
         >>> [len(fold) for fold in folds(np.array([0, 0, 0, 1, 1]), 2, classes=True, seed=0)]
         [3, 2]
     """
+    from sklearn.model_selection import KFold, StratifiedKFold
+
     if not 2 <= k <= len(y):
-        raise TableError(f"folds: {k} folds of {len(y)} rows; give 2 folds or more, and no more than there are rows")
-    order = np.random.default_rng(seed).permutation(len(y))
-    if classes:
-        order = order[np.argsort(y[order], kind="stable")]
-    fold_of = np.empty(len(y), dtype=np.int64)
-    fold_of[order] = np.arange(len(y)) % k
-    return [np.flatnonzero(fold_of == fold).astype(np.int64) for fold in range(k)]
+        raise TableError(f"folds: {k} folds of {len(y)} rows; give 2 folds or more, at most one per row")
+    stratify = classes and np.unique(y, return_counts=True)[1].max() >= k
+    splitter = (StratifiedKFold if stratify else KFold)(k, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on classes with fewer rows than folds
+        return [test.astype(np.int64) for _, test in splitter.split(y, y)]
 
 
-def split(y: npt.NDArray[Any], share: float, *, classes: bool, seed: int) -> tuple[Ints, Ints]:
-    """Return the rows to train on and the rows held out, each in ascending order and not empty.
+def split(y: npt.NDArray[Any], fraction: float, *, classes: bool, seed: int) -> tuple[Ints, Ints]:
+    """Return training rows and held-out rows, as drawn by `train_test_split`.
 
     Args:
-        y: (rows,) the target.
-        share: the share of rows to hold out, above 0 and below 1; at least one row is held out.
-        classes: whether y holds class codes; each class then gives its share, and keeps a row to train on.
-        seed: the shuffle's seed.
+        y: target, (rows,).
+        fraction: fraction of held-out rows, above 0 and below 1; at least one row is held out.
+        classes: stratify by the class codes in y; every class keeps a training row.
+        seed: `random_state` of the draw, 0 to 2³² − 1.
+
+    Returns:
+        Two non-empty arrays of ascending row numbers.
 
     Raises:
-        TableError: the share is out of range, or too few rows are there.
+        TableError: the fraction is out of range, or no row can be held out.
     """
-    if not 0.0 < share < 1.0:
-        raise TableError(f"split: the share held out is {share!r}; it must be above 0 and below 1")
-    order = np.random.default_rng(seed).permutation(len(y))
-    codes = np.unique(y, return_inverse=True)[1] if classes else np.zeros(len(y), dtype=np.int64)
-    sizes = np.bincount(codes, minlength=1)
-    most = np.maximum(sizes - 1, 0)
-    total = min(max(1, round(share * len(y))), int(most.sum()))
-    if total < 1:
-        kept = "each class keeps one row to train on" if classes else "one row is needed to train on"
-        raise TableError(f"split: {len(y)} rows leave none to hold out, since {kept}; give more rows")
-    quota = np.minimum(np.floor(share * sizes).astype(np.int64), most)
-    # Largest remainders first; shuffled before, so that ties do not favor the first classes.
-    ranked = np.random.default_rng(seed).permutation(len(sizes))
-    ranked = ranked[np.argsort(-(share * sizes - quota)[ranked], kind="stable")]
-    while (lacking := total - int(quota.sum())) > 0:
-        quota[ranked[quota[ranked] < most[ranked]][:lacking]] += 1
-    held = np.zeros(len(y), dtype=np.bool_)
-    for code, count in enumerate(quota):
-        held[order[codes[order] == code][:count]] = True
-    return np.flatnonzero(~held).astype(np.int64), np.flatnonzero(held).astype(np.int64)
+    from sklearn.model_selection import train_test_split
+
+    if not 0.0 < fraction < 1.0:
+        raise TableError(f"split: the held-out fraction is {fraction!r}; it must be above 0 and below 1")
+    _, codes, sizes = np.unique(y if classes else np.zeros(len(y)), return_inverse=True, return_counts=True)
+    rows = np.flatnonzero(sizes[codes] > 1)  # a class of a single row stays in training
+    groups = int((sizes > 1).sum())
+    count = min(max(1, round(fraction * len(y))), len(rows) - groups)
+    if count < 1:
+        reason = "each class keeps one training row" if classes else "one training row is needed"
+        raise TableError(f"split: {len(y)} rows leave none to hold out: {reason}; give more rows")
+    stratify = codes[rows] if groups <= count else None
+    _, held = train_test_split(rows, test_size=count, stratify=stratify, random_state=seed)
+    kept = np.ones(len(y), dtype=np.bool_)
+    kept[held] = False
+    for code in np.setdiff1d(codes, codes[kept]):
+        kept[held[codes[held] == code][0]] = True
+    return np.flatnonzero(kept).astype(np.int64), np.flatnonzero(~kept).astype(np.int64)

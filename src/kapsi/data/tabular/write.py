@@ -2,100 +2,87 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.read import CSV_DELIMITERS, PARQUET_SUFFIXES, checked_suffix
+from kapsi.data.tabular.read import CSV_DELIMITERS, checked_suffix
 from kapsi.data.tabular.types import refuse, short
 from kapsi.files import atomic, plain
 
-__all__ = [
-    "csv_text",
-    "write_table",
-]
+__all__ = ["csv_text", "write_table"]
 
-# Any delimiter is quoted, since the reader tells the delimiter from the header; a leading U+FEFF would be a BOM.
-NEEDS_QUOTES = re.compile('[,;\t|"\r\n\ufeff]')
+Columns: TypeAlias = Mapping[str, list[Any] | npt.NDArray[Any]]
 
 
-def write_table(path: str | Path, columns: Mapping[str, list[Any] | npt.NDArray[Any]]) -> None:
-    """Write a CSV or Parquet file, by suffix; an interrupted write leaves the old file as it was.
+def write_table(path: str | Path, columns: Columns) -> None:
+    """Write a CSV or Parquet file, by suffix; an interrupted write leaves the old file unchanged.
 
     Args:
-        path: the file to write; its folder exists.
-        columns: values by column name, all of the same length; None and NaN are missing.
+        path: file to write, in an existing folder.
+        columns: values by column name, all of one length; None and NaN are missing.
 
     Raises:
-        TableError: the folder, the suffix or the columns do not fit.
+        TableError: folder, suffix or columns do not fit.
         FileError: the file cannot be written.
     """
     path = Path(path)
     suffix = checked_suffix(path)
     if not path.parent.is_dir():
-        there = path.parent.exists()
-        what = "is not a folder; give another path" if there else "does not exist; create it first"
-        raise refuse(str(path), f"{'' if there else 'the folder '}{short(str(path.parent))} {what}")
-    lists = _lists(columns, path)
-    data = (
-        _parquet_bytes(lists, path) if suffix in PARQUET_SUFFIXES else _csv_bytes(lists, path, CSV_DELIMITERS[suffix])
-    )
+        exists = path.parent.exists()
+        problem = "is not a folder; give another path" if exists else "does not exist; create it first"
+        raise refuse(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
+    data = _encode(columns, str(path), CSV_DELIMITERS.get(suffix))
     with atomic(path) as beside, plain(path, "write the file"):
         beside.write_bytes(data)
 
 
-def csv_text(columns: Mapping[str, list[Any] | npt.NDArray[Any]]) -> str:
-    """Return what `write_table` writes to a CSV file, as text.
+def csv_text(columns: Columns) -> str:
+    """Return the text of the CSV file that `write_table` writes.
 
     Args:
-        columns: values by column name, all of the same length; None and NaN are missing.
+        columns: values by column name, all of one length; None and NaN are missing.
 
     Raises:
         TableError: the columns do not fit.
     """
-    where = Path("CSV")
-    return _csv_bytes(_lists(columns, where), where, ",").decode("utf-8")
+    return _encode(columns, "CSV", ",").decode("utf-8")
 
 
-def _lists(columns: Mapping[str, list[Any] | npt.NDArray[Any]], path: Path) -> dict[str, list[Any]]:
-    lists = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in columns.items()}
-    if len({len(values) for values in lists.values()}) != 1:
-        raise refuse(str(path), "there must be at least one column, and all columns must be of the same length")
-    return lists
-
-
-def _csv_bytes(columns: dict[str, list[Any]], path: Path, delimiter: str) -> bytes:
-    cells = [[_cell(name), *map(_cell, values)] for name, values in columns.items()]
-    # A blank line is no row, so in a single column a missing value is an empty quoted one.
-    lines = [line or '""' for line in map(delimiter.join, zip(*cells, strict=True))]
-    try:
-        return "".join(f"{line}\n" for line in lines).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise refuse(str(path), f"a text cannot be written as UTF-8 ({error.reason})") from None
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or value != value:  # NaN
-        return ""
-    if isinstance(value, float | int):
-        return repr(value)  # the shortest spelling that reads back exactly
-    text = str(value)
-    return '"' + text.replace('"', '""') + '"' if NEEDS_QUOTES.search(text) else text
-
-
-def _parquet_bytes(columns: dict[str, list[Any]], path: Path) -> bytes:
+def _encode(columns: Columns, where: str, delimiter: str | None) -> bytes:
+    """Return the content of a CSV file, or of a Parquet file if the delimiter is None."""
     import pyarrow as pa
+    import pyarrow.csv as pa_csv
     import pyarrow.parquet as pq
 
+    if len({len(values) for values in columns.values()}) != 1:
+        raise refuse(where, "there must be at least one column, and all columns must be of the same length")
     sink = pa.BufferOutputStream()
     try:
-        pq.write_table(pa.table([pa.array(values) for values in columns.values()], names=list(columns)), sink)
+        arrays = [pa.array(values, from_pandas=True) for values in columns.values()]  # NaN becomes null
+        if delimiter is None:
+            pq.write_table(pa.table(arrays, names=list(columns)), sink)
+        else:
+            # Arrow ignores blank lines, hence a word for missing values of a single column.
+            options = pa_csv.WriteOptions(delimiter=delimiter, null_string="NA" if len(arrays) == 1 else "")
+            pa_csv.write_csv(pa.table([_with_points(a) for a in arrays], names=list(columns)), sink, options)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
-        raise refuse(str(path), f"the columns cannot be written as Parquet ({error})") from None
+        raise refuse(
+            where, f"the columns cannot be written as {'Parquet' if delimiter is None else 'CSV'} ({error})"
+        ) from None
     return bytes(sink.getvalue().to_pybytes())
+
+
+def _with_points(column: Any) -> Any:
+    """Return floats without fractional part as text, since Arrow writes 2.0 as 2, an integer."""
+    import pyarrow as pa
+
+    if not pa.types.is_floating(column.type):
+        return column
+    numbers = column.drop_null().to_numpy(zero_copy_only=False)
+    if not np.all(numbers == np.trunc(numbers)):
+        return column
+    return pa.array([None if number is None else repr(number) for number in column.to_pylist()], pa.string())

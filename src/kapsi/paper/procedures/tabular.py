@@ -33,7 +33,7 @@ from torch import Tensor
 
 from kapsi.calibrate import calibrate
 from kapsi.data.bundled import bundled
-from kapsi.data.tabular import folds, make_problem
+from kapsi.data.tabular import make_problem
 from kapsi.errors import SpecError, did_you_mean
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, scale_last_layer, trained_count
@@ -240,6 +240,16 @@ def check(run: Run) -> None:
     _options(run)
 
 
+def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Rows]:
+    """Return the test rows of k folds: rows shuffled by the seed, sorted by class and dealt out in turn.
+
+    The stored results are scores on these rows, so the rows do not follow `kapsi.data.tabular.folds`.
+    """
+    order = np.random.default_rng(seed).permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    return [np.sort(order[fold::k]).astype(np.int64) for fold in range(k)]
+
+
 def run(run: Run) -> Outcome:
     """Fit one classifier in every fold, and score it on the rows of the fold.
 
@@ -252,7 +262,7 @@ def run(run: Run) -> Outcome:
     x, y, classes = _table(own.table)
     started = time.process_time()
     scores, validations, chosen, parameters = [], [], [], []
-    for test in folds(y, own.folds, classes=True, seed=run.seed)[: own.limit_folds]:
+    for test in stratified_folds(y, own.folds, run.seed)[: own.limit_folds]:
         kept = np.setdiff1d(np.arange(len(y)), test)
         fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, own.inner, run.where)
         if isinstance(classifier, Models):
@@ -305,7 +315,7 @@ class _Fold:
     def parts(self) -> list[tuple[Rows, Rows]]:
         """Return (rows to fit, rows to judge on) of each inner fold."""
         count = min(self.inner, len(self.y))
-        held = folds(self.y, count, classes=True, seed=self.seed)
+        held = stratified_folds(self.y, count, self.seed)
         return [(np.setdiff1d(np.arange(len(self.y)), part), part) for part in held]
 
 

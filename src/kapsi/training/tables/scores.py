@@ -43,21 +43,16 @@ def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Sco
 
 
 def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
-    """Return R² and root mean square error; R² of a constant target is 1 for exact predictions, else 0."""
-    residual, exponent = _distance(y, predicted)
-    with np.errstate(over="ignore"):
-        rmse = min(float(np.ldexp(residual, exponent)), LARGEST_FLOAT64)
-        if y.min() == y.max():  # its mean may be off by the last digit
-            return Scores(float(residual == 0), rmse)
-        total, total_exponent = _distance(y, np.full(len(y), (y / len(y)).sum()))
-        share = np.square(np.ldexp(residual / total, exponent - total_exponent))
-    return Scores(max(1 - float(share), -LARGEST_FLOAT64), rmse)
-
-
-def _distance(a: Floats, b: Floats) -> tuple[float, int]:
-    """Return the root mean square difference as a number and an exponent of two: squares of huge and tiny values are lost."""
-    exponent = math.frexp(max(float(np.abs(a).max()), float(np.abs(b).max())))[1]
-    return math.sqrt(float(np.square(np.ldexp(a, -exponent) - np.ldexp(b, -exponent)).mean())), exponent
+    """Return R² and RMSE; R² of a constant target is 1 for exact predictions, else 0."""
+    # Scaled to at most 1: squares of huge numbers overflow, those of tiny numbers vanish.
+    size = float(np.abs(y).max())
+    largest = max(size, float(np.abs(predicted).max())) or 1.0
+    error = math.sqrt(float(np.square(y / largest - predicted / largest).mean()))
+    rmse = min(error * largest, LARGEST_FLOAT64)
+    if y.min() == y.max():
+        return Scores(float(error == 0), rmse)
+    ratio = error / float((y / size).std()) * (largest / size)
+    return Scores(max(1 - ratio * ratio, -LARGEST_FLOAT64), rmse)
 
 
 def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> dict[str, Scores]:
@@ -95,12 +90,11 @@ def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[
 
 def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and standard deviation over the folds of both scores."""
-    return tuple(_center_and_spread(np.array(values, dtype=np.float64)) for values in zip(*found, strict=True))  # type: ignore[return-value]
-
-
-def _center_and_spread(values: Floats) -> tuple[float, float]:
-    exponent = math.frexp(float(np.abs(values).max()))[1]  # sums of huge values overflow, and so do their squares
-    scaled = np.ldexp(values, -exponent)
+    values = np.array(found, dtype=np.float64)
+    largest = np.abs(values).max(0)
+    largest[largest == 0] = 1.0
+    scaled = values / largest  # sums and squares of huge values overflow
     with np.errstate(over="ignore"):
-        center, spread = np.clip(np.ldexp([scaled.mean(), scaled.std()], exponent), -LARGEST_FLOAT64, LARGEST_FLOAT64)
-    return float(center), float(spread)
+        center = np.clip(scaled.mean(0) * largest, -LARGEST_FLOAT64, LARGEST_FLOAT64)
+        spread = np.clip(scaled.std(0) * largest, 0, LARGEST_FLOAT64)
+    return (float(center[0]), float(spread[0])), (float(center[1]), float(spread[1]))
