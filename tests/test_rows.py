@@ -675,7 +675,7 @@ def test_no_share_of_a_stream_is_held_out(make, kind) -> None:
 
 def test_shares_that_are_none(make) -> None:
     for share in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(SpecError, match="fit: split: the share held out is"):
+        with pytest.raises(SpecError, match="fit: split: the held-out fraction is"):
             make("tensors").divide(share, 0)
     with pytest.raises(SpecError, match="leave none to hold out"):
         make_rows((X[:1], Y[:1])).divide(0.2, 0)
