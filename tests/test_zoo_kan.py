@@ -246,10 +246,10 @@ def test_what_cannot_be_carried_over_is_refused(pykan: Any) -> None:
         kan.from_pykan(model)
     model = network(pykan, [2, 1], grid=4)
     model.act_fun[0].coef.data[0, 0, 0] = float("nan")
-    with pytest.raises(kp.SpecError, match=r"act_fun\[0\].coef: expected finite numbers"):
+    with pytest.raises(kp.DataError, match=r"act_fun\[0\].coef: expected finite numbers"):
         kan.from_pykan(model)
     for width in (True, 1, 2.0):
-        with pytest.raises(kp.SpecError, match="expected an integer of at least 2"):
+        with pytest.raises(kp.SpecError, match="expected an integer"):
             kan.from_pykan(network(pykan, [2, 1], grid=3), in_features=width)
     model = network(pykan, [2, 1], grid=3)
     model.input_id = torch.tensor([1, 1])

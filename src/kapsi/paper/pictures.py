@@ -229,7 +229,7 @@ def _learning(
 
 def _dependency(table: Table, found: Mapping[tuple[str, str], Sequence[Result]]) -> list[tuple[str, str, Any]]:
     """Draw the graph of each method, of the first seed."""
-    from kapsi.zoo.three_models import Graph, drawn
+    from kapsi.zoo.three_models import Graph, draw
 
     made = []
     for line in table.lines:
@@ -242,7 +242,7 @@ def _dependency(table: Table, found: Mapping[tuple[str, str], Sequence[Result]])
         if graphs:
             # A name may have a slash, or what a link does not take.
             file = re.sub(r"[^A-Za-z0-9_.-]+", "-", line.row.name)
-            made.append((f"{table.experiment.title}: {line.row.name}", f"-{file}", drawn(graphs)))
+            made.append((f"{table.experiment.title}: {line.row.name}", f"-{file}", draw(graphs)))
     return made
 
 

@@ -87,7 +87,7 @@ def spec(
 
 
 @dataclass
-class _Part:
+class _LinearBlock:
     """A linear map (None: the inputs) and the modules behind it.
 
     Attributes:
@@ -180,11 +180,11 @@ def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def _parts(module: nn.Module) -> list[_Part]:
+def _parts(module: nn.Module) -> list[_LinearBlock]:
     """Return the modules before the first linear map, then each linear map with the modules behind it."""
     if not isinstance(module, nn.Sequential | nn.Linear):
         raise SpecError(f"from_torch: expected a torch.nn.Sequential or Linear, got {type(module).__name__}")
-    parts, owners, width = [_Part(None)], dict[int, str](), None
+    parts, owners, width = [_LinearBlock(None)], dict[int, str](), None
     for name, child in _flat(module, "module"):
         where = f"from_torch: {name} ({type(child).__name__})"
         tensors: list[Tensor] = list(child.parameters())
@@ -205,7 +205,7 @@ def _parts(module: nn.Module) -> list[_Part]:
             width = features
         if type(child) is nn.Linear:
             width = child.out_features
-            parts.append(_Part(child))
+            parts.append(_LinearBlock(child))
         elif step is not None:
             if tensors or list(child.buffers()):
                 parts[-1].modules[len(parts[-1].steps)] = child
@@ -266,7 +266,7 @@ def _copy(ours: Tensor, theirs: Tensor, where: str) -> None:
         ours.copy_(finite_tensor(theirs, where))
 
 
-def _copy_steps(ours: nn.Module, part: _Part, where: str) -> list[str]:
+def _copy_steps(ours: nn.Module, part: _LinearBlock, where: str) -> list[str]:
     """Copy the tensors of norms; return the names of the frozen parameters."""
     frozen = []
     for position, theirs in part.modules.items():

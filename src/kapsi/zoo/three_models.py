@@ -1,4 +1,4 @@
-"""Iris with naive Bayes, Bayesian network, Markov network and RPN: accuracy, and their dependency graphs side by side."""
+"""Naive Bayes, Bayesian network, Markov network and RPN on iris: accuracy and dependency graphs side by side."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kapsi.calibrate import calibrate
 from kapsi.errors import SpecError
 from kapsi.expansion import CombinatorialNormal
 from kapsi.files import atomic
+from kapsi.function import coerce
 from kapsi.modules import Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import LinearRemainder
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["NODES", "Graph", "Score", "drawn", "figure", "graphs", "save", "scores"]
+__all__ = ["NODES", "Graph", "Score", "draw", "figure", "graphs", "save", "scores"]
 
 NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
 LABEL = 4
 BINS = 3
 
 Fitted = Callable[[Tensor], Tensor]
-"""From inputs to the numbers of classes."""
+"""Class numbers of inputs."""
 
 
 class Score(NamedTuple):
-    """Accuracy on the rows that were left out, over the folds.
+    """Accuracy on held-out rows.
 
     Attributes:
-        model: what was fitted.
-        mean, deviation: of the accuracy, the standard deviation over the folds.
+        model: name of the model.
+        mean, deviation: mean and standard deviation of the accuracy over the folds.
     """
 
     model: str
@@ -51,12 +52,12 @@ class Score(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What depends on what, by the numbers of `NODES`.
+    """Dependency graph, with nodes as indices of `NODES`.
 
     Attributes:
-        model: whose graph it is.
-        arrows: pairs (from, to).
-        lines: pairs without a direction.
+        model: name of the model.
+        arrows: directed pairs (from, to).
+        lines: undirected pairs.
     """
 
     model: str
@@ -65,44 +66,43 @@ class Graph(NamedTuple):
 
 
 def scores(folds: int = 10, seed: int = 0, models: Sequence[str] | None = None) -> list[Score]:
-    """Return the accuracy of five models by stratified cross-validation; bins are those of the rows of training.
+    """Return the accuracy of five models by stratified cross-validation; bins use training rows only.
 
     Args:
-        folds: in how many parts the rows are divided.
+        folds: number of folds.
         seed: of the order of the rows.
-        models: names of those that are wanted, all by default.
+        models: names of models; default: all.
     """
-    unknown = [name for name in models or () if name not in _MODELS]
-    if unknown:
-        raise SpecError(f"scores(models=…): there is no {unknown[0]!r}; there are {', '.join(_MODELS)}")
+    for name in models or ():
+        if name not in _MODELS:
+            raise SpecError(f"scores(models=…): unknown model {name!r}; available: {', '.join(_MODELS)}")
     from sklearn.model_selection import StratifiedKFold
 
     x, y = _iris()
-    parts = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x.numpy(), y.numpy()))
-    found = []
-    for name, make in _MODELS.items():
-        if models is not None and name not in models:
-            continue
-        right = []
-        for train, test in parts:
-            classes = make(x[train], y[train])(x[test])
-            right.append(float((classes == y[test]).double().mean()))
-        mean = sum(right) / len(right)
-        found.append(Score(name, mean, math.sqrt(sum((each - mean) ** 2 for each in right) / len(right))))
-    return found
+    splits = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(x.numpy(), y.numpy()))
+    results = []
+    for name, train_model in _MODELS.items():
+        if models is None or name in models:
+            accuracy = [
+                float((train_model(x[train], y[train])(x[test]) == y[test]).double().mean()) for train, test in splits
+            ]
+            mean = sum(accuracy) / folds
+            results.append(Score(name, mean, math.sqrt(sum((value - mean) ** 2 for value in accuracy) / folds)))
+    return results
 
 
 def graphs(strongest: int = 2) -> list[Graph]:
-    """Return the dependency graphs of four models that are fitted to all rows.
+    """Return the dependency graphs of four models fitted to all rows.
 
-    Naive Bayes and the Markov network are as they are specified: every input depends on the species alone; all nodes depend on each
-    other. The structure of the Bayesian network is found by hill climbing on the Bayesian information criterion. Of the RPN those
-    combinations of inputs count that have the largest entries of ψ, each times the standard deviation of its column.
+    Naive Bayes and the Markov network have the specified structure: each input depends on the species alone; all nodes depend on
+    each other. Hill climbing on the Bayesian information criterion sets the structure of the Bayesian network. The RPN shows the
+    combinations of inputs with the largest entries of ψ, each times the standard deviation of its column.
 
     Args:
-        strongest: how many combinations with the largest positive, and as many with the largest negative entries are taken.
+        strongest: number of combinations with the largest positive entries, and of combinations with the largest negative
+            entries, at least 1.
     """
-    if not (isinstance(strongest, int) and strongest >= 1):
+    if coerce(int, strongest, "graphs(strongest)") < 1:
         raise SpecError(f"graphs(strongest={strongest!r}): expected a number of combinations, at least 1")
     x, y = _iris()
     parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=(BINS,) * 4 + (3,))
@@ -116,35 +116,35 @@ def graphs(strongest: int = 2) -> list[Graph]:
     near = sorted({pair for subset in chosen for pair in itertools.combinations(subset, 2)})
     return [
         Graph("naive Bayes", tuple((LABEL, i) for i in range(4)), ()),
-        Graph("Bayesian network", tuple((p, i) for i, given in enumerate(parents) for p in given), ()),
+        Graph("Bayesian network", tuple((p, i) for i, sources in enumerate(parents) for p in sources), ()),
         Graph("Markov network", (), tuple(itertools.combinations(range(5), 2))),
         Graph("RPN", tuple((i, LABEL) for i in sorted({i for subset in chosen for i in subset})), tuple(near)),
     ]
 
 
 def figure(strongest: int = 2) -> Figure:
-    """Return the dependency graphs side by side, as a figure of matplotlib."""
-    return drawn(graphs(strongest))
+    """Return the dependency graphs side by side, as a matplotlib figure."""
+    return draw(graphs(strongest))
 
 
-def drawn(found: Sequence[Graph]) -> Figure:
-    """Return graphs side by side, as a figure of matplotlib."""
+def draw(graphs: Sequence[Graph]) -> Figure:
+    """Return graphs side by side, as a matplotlib figure."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(3.2 * len(found), 3.4), layout="constrained")
-    for axes, graph in zip(made.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+    picture = Figure(figsize=(3.2 * len(graphs), 3.4), layout="constrained")
+    for axes, graph in zip(picture.subplots(1, len(graphs), squeeze=False)[0], graphs, strict=True):
         _draw(axes, graph)
-    return made
+    return picture
 
 
 def save(path: str | Path, strongest: int = 2) -> None:
-    """Write the figure to a file: SVG, PNG or PDF by its ending."""
+    """Write the figure to a file: SVG, PNG or PDF by extension."""
     target = Path(path)
     if target.suffix not in (".svg", ".png", ".pdf"):
-        raise SpecError(f"save: expected a file that ends with .svg, .png or .pdf, got {target.name}")
+        raise SpecError(f"save: expected a file name with .svg, .png or .pdf, got {target.name}")
     from matplotlib import rc_context
 
-    # The same bits each time.
+    # Bitwise identical files.
     with rc_context({"svg.hashsalt": "kapsi"}), atomic(target) as part:
         metadata = {"Date": None} if target.suffix == ".svg" else None
         figure(strongest).savefig(part, format=target.suffix[1:], metadata=metadata)
@@ -178,12 +178,12 @@ def _iris() -> tuple[Tensor, Tensor]:
 
 
 def _edges(x: Tensor) -> Tensor:
-    """Return the inner ends of bins with about as many rows each, `(4, bins − 1)`."""
+    """Return the inner edges of bins with about equally many rows, `(4, bins − 1)`."""
     return torch.quantile(x, torch.arange(1, BINS, dtype=torch.float64) / BINS, dim=0).T.contiguous()
 
 
 def _binned(x: Tensor, y: Tensor | None, edges: Tensor) -> Tensor:
-    """Return the numbers of the bins, and of the species, if it is given, behind them."""
+    """Return the bin numbers of the inputs, followed by the species if given."""
     codes = torch.searchsorted(edges, x.T.contiguous()).T.double()
     return codes if y is None else torch.cat((codes, y.double().unsqueeze(1)), 1)
 
@@ -215,7 +215,7 @@ def _markov(x: Tensor, y: Tensor) -> Fitted:
 
 
 def _trained(x: Tensor, y: Tensor) -> Model:
-    """Return an RPN with the joint normal densities of one to three inputs, trained on the species."""
+    """Return an RPN of the joint normal densities of 1 to 3 inputs, trained on the species."""
     head = HeadSpec(CombinatorialNormal(3), Dense(), LinearRemainder(), bias=True)
     model = calibrate(Model(ModelSpec((4, 3), (LayerSpec((head,)),)), seed=0, dtype=torch.float64), x)
     fit(model, (x, y), loss="cross_entropy", solver="lbfgs", penalty=1e-3, epochs=50)

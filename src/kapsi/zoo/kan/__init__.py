@@ -1,13 +1,15 @@
-"""Kolmogorov–Arnold networks: B-splines of each input, a dense ψ, and W·SiLU(x) as the remainder.
+"""Kolmogorov–Arnold networks: B-splines of each input, a dense ψ, and W·SiLU(x) as remainder.
 
-A layer is y_o = Σ_i φ_oi(x_i) with φ_oi(x) = Σ_g c_oig B_g(x) + w_oi SiLU(x): an edge for each input and output.
+A layer is y_o = Σ_i φ_oi(x_i) with φ_oi(x) = Σ_g c_oig B_g(x) + w_oi SiLU(x): an edge for each pair of input and output.
 """
 
 from __future__ import annotations
 
-from kapsi.zoo.kan.convert import PARITY, from_pykan, spec
+from kapsi.zoo.kan.convert import from_pykan
 from kapsi.zoo.kan.edges import Attribution, Edges, attribution, edge_functions, prune
 from kapsi.zoo.kan.grid import update_grid
+from kapsi.zoo.kan.model import spec
+from kapsi.zoo.kan.parity import PARITY
 from kapsi.zoo.kan.symbolic import FUNCTIONS, Formula, Formulas, formulas
 
 __all__ = [
