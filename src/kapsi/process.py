@@ -241,7 +241,7 @@ class BatchNorm(Process, name="batch_norm"):
 
     affine: bool = False
     momentum: float = option(0.1, minimum=0.0, maximum=1.0)
-    epsilon: float = option(1e-5, minimum=0.0)
+    epsilon: float = option(1e-5, minimum=1e-30)
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         return _BatchNorm(features, self.epsilon, self.momentum, self.affine, device=device, dtype=dtype)

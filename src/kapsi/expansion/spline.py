@@ -95,8 +95,8 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     intervals: int = option(5, minimum=1, maximum=MOST_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
-    low: float = -1.0
-    high: float = 1.0
+    low: float = option(-1.0, minimum=-1e30, maximum=1e30)
+    high: float = option(1.0, minimum=-1e30, maximum=1e30)
     extrapolation: Literal["linear", "extended", "clamp", "zero", "error"] = "linear"
     knots: Literal["uniform", "quantile"] | tuple[float, ...] = "uniform"
     uniform_share: float = option(0.02, minimum=0.0, maximum=1.0)
