@@ -13,6 +13,7 @@ ROOT = Path(kapsi.__file__).parent
 # From the ground up: a module imports from those before it and from its own folder.
 ORDER = [
     "errors",
+    "text",
     "migrate",
     "version",
     "files",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kapsi.errors import FileError
+from kapsi.text import text_table
 
 if TYPE_CHECKING:
     from kapsi.training.records import Epoch
@@ -66,12 +67,8 @@ def new_file(output: str, overwrite: bool) -> None:
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Write rows of text in aligned columns; `right` are the columns that are aligned to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        typer.echo("  ".join(cells).rstrip())
+    for line in text_table(rows, right):
+        typer.echo(line)
 
 
 def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, str, str]]:

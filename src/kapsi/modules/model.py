@@ -18,6 +18,7 @@ from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, as_generator
 from kapsi.spec import HeadSpec, ModelSpec
+from kapsi.text import text_table
 
 __all__ = [
     "ExpansionModule",
@@ -147,20 +148,12 @@ class Model(nn.Module):
             rows.append(
                 (name, *shown, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
             )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        numeric = (1, 2, 3, 7, 8)
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i in numeric else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        lines = text_table(rows, right=(1, 2, 3, 7, 8))
         total = sum(p.numel() for p in self.parameters())
         trained = trained_count(self)
         buffers = sum(b.numel() for b in self.buffers())
         footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
-        return "\n".join(line.rstrip() for line in (*lines, footer))
+        return "\n".join((*lines, footer))
 
     def extra_repr(self) -> str:
         return f"widths={list(self.spec.widths)}"

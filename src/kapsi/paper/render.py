@@ -6,13 +6,14 @@ import base64
 import html
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from kapsi.paper.expected import LABELS, Printed
 from kapsi.paper.experiment import Method
 from kapsi.paper.tables import Line, Statistic, Table
+from kapsi.text import text_table
 
 __all__ = ["as_html", "as_markdown", "as_text", "duration", "overview", "readme"]
 
@@ -238,21 +239,13 @@ def as_text(table: Table, width: int = 120) -> str:
         text += textwrap.wrap(line, width, subsequent_indent="  ")
     text.append("")
     if any(len(column.cells) for column in columns) and len(columns) > 1:
-        above: list[str] = []
-        for heading in ("heading", "below"):
-            cells = [getattr(column, heading) for column in columns]
-            above.append(_aligned(cells, columns, wide))
-        text += [*above, "─" * min(width, sum(wide(column) + 2 for column in columns) - 2)]
-        text += [_aligned([column.cells[i] for column in columns], columns, wide) for i in range(len(lines))]
+        cells = list(zip(*((column.heading, column.below, *column.cells) for column in columns), strict=True))
+        above, under, *rest = text_table(cells, [i for i, column in enumerate(columns) if column.right])
+        text += [above, under, "─" * min(width, sum(wide(column) + 2 for column in columns) - 2), *rest]
     else:
         text.append("no results yet")
     for _, rows in _axis_tables(table):
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        text.append("")
-        text += [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
+        text += ["", *text_table(rows, range(1, len(rows[0])))]
     text.append("")
     below = table.summary()
     if part:
@@ -262,13 +255,6 @@ def as_text(table: Table, width: int = 120) -> str:
     for line in [*below, *_footnotes(table)]:
         text += textwrap.wrap(line, width, subsequent_indent="  ")
     return "\n".join(line.rstrip() for line in text).rstrip() + "\n"
-
-
-def _aligned(cells: Sequence[str], columns: Sequence[_Column], wide: Callable[[_Column], int]) -> str:
-    return "  ".join(
-        cell.rjust(wide(column)) if column.right else cell.ljust(wide(column))
-        for cell, column in zip(cells, columns, strict=True)
-    )
 
 
 def as_markdown(table: Table, pictures: Sequence[tuple[str, str]] = ()) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kapsi.errors import SpecError
 from kapsi.function import coerce
+from kapsi.text import align, text_table
 from kapsi.zoo.base import Case, cases
 
 __all__ = ["ParityRow", "run", "table"]
@@ -98,18 +99,14 @@ def table(rows: Sequence[ParityRow], *, markdown: bool = False) -> str:
     lines = [HEADER, *(_cells(row) for row in rows)]
     if markdown:
         lines = [tuple(cell.replace("|", "\\|") for cell in line) for line in lines]
-    widths = [max(3 if markdown else 0, *(len(line[i]) for line in lines)) for i in range(len(HEADER))]
     right = range(4, 8)
-    padded = [
-        [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    ]
     if markdown:
-        rule = ["-" * (w - 1) + ":" if i in right else "-" * w for i, w in enumerate(widths)]
-        text = [f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:])]
+        header, *cells = align(lines, right, least=3)
+        rule = ["-" * (len(cell) - 1) + ":" if i in right else "-" * len(cell) for i, cell in enumerate(header)]
+        text = [f"| {' | '.join(line)} |" for line in (header, rule, *cells)]
         text.append("")
     else:
-        text = ["  ".join(line).rstrip() for line in padded]
+        text = text_table(lines, right)
     missing = sorted({row.case.package for row in rows if row.problem == "missing"})
     if missing:
         text.append(f"not installed: {', '.join(missing)}")
