@@ -19,6 +19,7 @@ from sklearn.linear_model import Ridge as Reference
 from torch import Tensor, nn
 
 import kapsi as kp
+from kapsi.errors import DataError
 from kapsi.function import ROLES, Params, Tensors
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import make_rows
@@ -75,7 +76,7 @@ def solve(model: Any, data: tuple[Any, ...], loss: str = "mse", epochs: int = 20
 
 def forced(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Have sizes that lead to one way of solving."""
-    monkeypatch.setattr(ridge._Closed, "_way", lambda self: getattr(ridge, way))
+    monkeypatch.setattr(ridge._Closed, "_choose_method", lambda self: getattr(ridge, way))
 
 
 def objective(task: Task) -> Tensor:
@@ -262,7 +263,7 @@ def test_third_party_reconciliations_are_supported_by_their_declaration() -> Non
     task = task_of(model, (x, y), penalty=0.01, tolerance=0.0)
     run(Ridge(task), 300)
     assert slope(task) < 1e-6
-    with pytest.raises(kp.SpecError, match="does not declare that it is linear in each of its tensors"):
+    with pytest.raises(kp.SpecError, match="is not declared linear in each tensor"):
         solve(made([3, 2], kp.Taylor(2), UNDECLARED), (x, y))
 
 
@@ -550,7 +551,7 @@ def test_separated_classes_end_with_a_message(loss: str) -> None:
     assert "set penalty above 0" in (reports[-1].ended or "")
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     held = made([2, 2 if loss == "cross_entropy" else 1], bias=True)
-    assert "separated" not in (solve(held, data, loss, penalty=0.01)[-1].ended or "")
+    assert "separable" not in (solve(held, data, loss, penalty=0.01)[-1].ended or "")
 
 
 def test_classes_that_one_group_of_rows_separates_end_with_a_message() -> None:
@@ -563,7 +564,7 @@ def test_classes_that_one_group_of_rows_separates_end_with_a_message() -> None:
     assert "set penalty above 0" in (reports[-1].ended or "")
     overlapping = made([2, 1], bias=True)
     y[0] = 0
-    assert "separated" not in (solve(overlapping, (x, y), "bernoulli", penalty=0.0)[-1].ended or "")
+    assert "separable" not in (solve(overlapping, (x, y), "bernoulli", penalty=0.0)[-1].ended or "")
 
 
 # ------------------------------------------------------------------------------------------------ alternating least squares
@@ -761,19 +762,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         {},
         "processing after κ of layers.0.heads.0 is trained",
     ),
-    "dropout": (lambda: made([3, 2], before="dropout"), {}, "not the same function"),
-    "batch norm": (lambda: made([3, 2], before="batch_norm"), {}, "not the same function"),
-    "after": (lambda: made([3, 2], remainder=kp.LinearRemainder(after="tanh")), {}, "activation after its matrix"),
+    "dropout": (lambda: made([3, 2], before="dropout"), {}, "differs between passes"),
+    "batch norm": (lambda: made([3, 2], before="batch_norm"), {}, "differs between passes"),
+    "after": (lambda: made([3, 2], remainder=kp.LinearRemainder(after="tanh")), {}, "activation after the matrix"),
     "fusion": (lambda: made([3, 2], heads=2, fusion=kp.WeightedSum()), {}, "neither Sum nor Mean"),
-    "output": (lambda: layered(3, 2, kp.HeadSpec(), output=("tanh",)), {}, "processing of its output"),
+    "output": (lambda: layered(3, 2, kp.HeadSpec(), output=("tanh",)), {}, "output processing"),
     "hinge": (lambda: made([3, 2]), {"loss": "hinge"}, "hinge has no curvature"),
     "l1": (lambda: made([3, 2]), {"l1": 0.1}, "l1 is not quadratic"),
     "group": (lambda: made([3, 2]), {"group_sparsity": 0.1}, "group_sparsity is not quadratic"),
-    "smooth": (lambda: made([3, 2], kp.BSpline(), kp.LowRank(1)), {"smoothness": 0.1}, "dense and masked"),
+    "smooth": (lambda: made([3, 2], kp.BSpline(), kp.LowRank(1)), {"smoothness": 0.1}, "dense or masked"),
     "smooth heads": (
         lambda: layered(3, 2, kp.HeadSpec(kp.BSpline()), kp.HeadSpec(kp.BSpline(), channels=2)),
         {"smoothness": 0.1},
-        "equally many channels",
+        "equal numbers of channels",
     ),
 }
 
@@ -792,7 +793,7 @@ def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
         data = (numbers(rows, 3), numbers(rows, 2, seed=1))
         work = Ridge(task_of(made([3, 2], kp.Taylor(2)), data, group=group, **options)).work
         assert isinstance(work, ridge._Closed)
-        return work.way.__name__
+        return work.method.__name__
 
     assert way(20) == "Stored"
     monkeypatch.setattr(ridge, "LARGEST_STORED", 100)
@@ -809,7 +810,7 @@ def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ridge.reason_not_closed(model, None) or "").startswith("it has 12 columns; at most 10")
     assert (ridge.reason_not_closed(model, 8, 2) or "").startswith("it has 12 columns; at most 10")
     assert ridge.reason_not_closed(made([3, 3, 2]), 8) == reason_not_linear(made([3, 3, 2]))
-    with pytest.raises(kp.SpecError, match=r"the model has 12 columns; at most 10 .* take solver lbfgs or adamw"):
+    with pytest.raises(kp.SpecError, match=r"the model has 12 columns; at most 10 .* use solver lbfgs or adamw"):
         way(20)
     with pytest.raises(kp.SpecError, match="the model has 12 columns"):
         way(8, several)
@@ -818,10 +819,10 @@ def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_systems_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kapsi.training.solvers.blocks.LARGEST_SYSTEM", 25)
     x = numbers(20, 3)
-    with pytest.raises(kp.SpecError, match=r"3 outputs × 13 columns are 39 unknowns of one system, at most 25"):
+    with pytest.raises(kp.SpecError, match=r"3 outputs × 13 columns give a linear system of 39 unknowns; at most 25"):
         solve(made([3, 3], kp.Taylor(2), bias=True), (x, classes(20, 3)), "cross_entropy")
     solve(made([3, 3], kp.Taylor(2), bias=True), (x, numbers(20, 3).sign().clamp_min(0)), "bernoulli")
-    with pytest.raises(kp.SpecError, match=r"psi.right \(12, 3\) are 36 unknowns of one system, at most 25"):
+    with pytest.raises(kp.SpecError, match=r"psi.right \(12, 3\) give a linear system of 36 unknowns; at most 25"):
         solve(made([3, 3], kp.Taylor(2), kp.LowRank(3)), (x, numbers(20, 3)))
     # What is linear by itself has a turn of its own where it does not fit beside the others.
     model = made([3, 3], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder())
@@ -833,7 +834,7 @@ def test_systems_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_inputs_with_more_axes_are_refused() -> None:
-    with pytest.raises(kp.SpecError, match=r"inputs of shape \(rows, m\)"):
+    with pytest.raises(DataError, match=r"inputs of shape \(rows, m\)"):
         solve(made([3, 2]), (numbers(5, 4, 3), numbers(5, 2)))
 
 

@@ -1,4 +1,4 @@
-"""Damped Newton steps in parameters that outputs are linear in: all of them, or one group after another, the others fixed."""
+"""Damped Newton steps in blocks of parameters with linear outputs: all parameters, or a few tensors with the others fixed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.modules import Layer
 from kapsi.training.data import Batch
 from kapsi.training.losses import Loss
@@ -21,34 +21,34 @@ from kapsi.training.solvers.linear import LinearDesign, Structure
 __all__ = ["LARGEST_SYSTEM", "Block", "ColumnBlock", "TensorBlock", "rows_at_once", "tensor_blocks"]
 
 LARGEST_SYSTEM = 6_000
-"""Unknowns of the largest system that is solved at once: 288 MB in float64, and some seconds."""
+"""Unknowns of the largest linear system: 288 MB in float64, and some seconds."""
 
 CHUNK = 2**22
-"""Numbers of a design that are there at a time: 32 MiB in float64."""
+"""Numbers of a design in memory: 32 MiB in float64."""
 
 BASIS_AT_ONCE = 64
-"""Unknowns whose columns are made in one pass."""
+"""Unknowns per forward pass of a design."""
 
 SEPARATE = ("mse", "huber", "bernoulli")
-"""Losses whose curvature has nothing beside the diagonal."""
+"""Losses with a diagonal curvature."""
 
 LEAST_PIVOT = 1e-6
-"""Pivot of a system with a diagonal of ones below which columns are looked at for whether they depend on each other."""
+"""Smallest Cholesky pivot of a system with unit diagonal; below it, linearly dependent columns are removed by eigenvalues."""
 
 
 def rows_at_once(numbers: int) -> int:
-    """Return how many rows of so many numbers are taken at a time."""
+    """Return the number of rows per chunk, for `numbers` numbers a row."""
     return max(1, CHUNK // max(1, numbers))
 
 
 @dataclass
 class Totals:
-    """Sums over rows at some values of the unknowns.
+    """Sums over rows at the current unknowns.
 
     Attributes:
         loss: Σ w · loss.
-        gradient: of that in the unknowns, `(groups, T)`.
-        curvature: `(groups, T, T)`.
+        gradient: gradient of the loss in the unknowns, `(groups, T)`.
+        curvature: Gauss–Newton matrix, `(groups, T, T)`.
     """
 
     loss: Tensor
@@ -57,26 +57,26 @@ class Totals:
 
 
 class Block(ABC):
-    """Unknowns `(groups, T)` that outputs are linear in; different groups have no curvature in common."""
+    """Unknowns `(groups, T)` with linear outputs; the curvature is block diagonal in the groups."""
 
     strength: Tensor
-    """Weight of each unknown's square in the penalty, `(groups, T)`."""
+    """L2 weight of each unknown, `(groups, T)`."""
     rough: Tensor | None = None
-    """Second derivative of further penalties, `(groups, T, T)`."""
+    """Hessian of the smoothness penalty, `(groups, T, T)`."""
     numbers: int
-    """Numbers of the design of a row."""
+    """Numbers per row of the design."""
 
     @abstractmethod
     def get(self) -> Tensor:
-        """Return the unknowns of the present parameters."""
+        """Return the unknowns from the current parameters."""
 
     @abstractmethod
     def put(self, unknowns: Tensor) -> None:
-        """Set the parameters."""
+        """Set the parameters from unknowns."""
 
     @abstractmethod
     def design(self, x: Tensor) -> Any:
-        """Return what the outputs of some rows are made with."""
+        """Return the design of some rows, the argument of `outputs` and `gather`."""
 
     @abstractmethod
     def outputs(self, design: Any, unknowns: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Block(ABC):
         """Add the weighted gradient `(b, n)` and the factors `(b, k, n)` of the weighted curvature to the totals."""
 
     def add(self, batch: Batch, loss: Loss, unknowns: Tensor, totals: Totals, design: Any) -> Tensor:
-        """Add what some rows give to the totals; return their losses."""
+        """Add loss, gradient and curvature of some rows to the totals; return the losses."""
         output = self.outputs(design, unknowns)
         weight = torch.ones(len(output), dtype=output.dtype) if batch.weight is None else batch.weight
         weight = weight.to(output.device, output.dtype)
@@ -100,56 +100,56 @@ class Block(ABC):
         return losses
 
     def totals(self) -> Totals:
-        """Return zeros."""
+        """Return totals of zero."""
         zero = torch.zeros_like(self.strength)
         groups, width = zero.shape
         return Totals(zero.new_zeros(()), zero, zero.new_zeros(groups, width, width))
 
     @abstractmethod
     def penalty(self, factor: float) -> Tensor:
-        """Return the penalty of all present parameters, λ being `factor`."""
+        """Return the penalty of all current parameters for λ = `factor`."""
 
-    def _bent(self, unknowns: Tensor) -> Tensor:
+    def _smoothness_gradient(self, unknowns: Tensor) -> Tensor:
         if self.rough is None:
             return torch.zeros_like(unknowns)
         return (self.rough @ unknowns[..., None])[..., 0]
 
     def step(self, unknowns: Tensor, totals: Totals, count: float, factor: float) -> tuple[Tensor, float]:
-        """Return the Newton step from some unknowns, −(curvature)⁻¹ gradient of the penalized mean loss, and what it promises."""
-        gradient = totals.gradient / count + factor * self.strength * unknowns + self._bent(unknowns)
+        """Return the Newton step, −(curvature)⁻¹ gradient of the penalized mean loss, and the predicted decrease."""
+        gradient = totals.gradient / count + factor * self.strength * unknowns + self._smoothness_gradient(unknowns)
         matrix = totals.curvature / count
         matrix.diagonal(dim1=-2, dim2=-1).add_(factor * self.strength)
         if self.rough is not None:
             matrix += self.rough
         size = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        nothing = size == 0
-        size = size.masked_fill(nothing, 1)
+        unused = size == 0
+        size = size.masked_fill(unused, 1)
         matrix /= size[:, :, None] * size[:, None, :]
-        matrix.diagonal(dim1=-2, dim2=-1).add_(nothing.double())
-        step = -_solved(matrix, gradient / size) / size
+        matrix.diagonal(dim1=-2, dim2=-1).add_(unused.double())
+        step = -_solve(matrix, gradient / size) / size
         return step, -0.5 * float((step * gradient).sum())
 
 
-def _solved(matrix: Tensor, known: Tensor) -> Tensor:
-    """Return M⁻¹ b of systems `(groups, T, T)`; directions that change nothing but by rounding stay out of it."""
+def _solve(matrix: Tensor, target: Tensor) -> Tensor:
+    """Return M⁻¹ b of systems `(groups, T, T)`, with the pseudo-inverse for singular ones."""
     lower, failed = torch.linalg.cholesky_ex(matrix)
     pivots = lower.diagonal(dim1=-2, dim2=-1)
     if not bool(failed.any()) and (not pivots.numel() or float(pivots.min()) > LEAST_PIVOT):
-        return torch.cholesky_solve(known[..., None], lower)[..., 0]
+        return torch.cholesky_solve(target[..., None], lower)[..., 0]
     values, vectors = torch.linalg.eigh(matrix)
     least = values[..., -1:] * 16 * values.shape[-1] * torch.finfo(values.dtype).eps
     inverse = torch.where(values > least, 1 / values, 0)
-    return (vectors @ (inverse * (vectors.mT @ known[..., None])[..., 0])[..., None])[..., 0]
+    return (vectors @ (inverse * (vectors.mT @ target[..., None])[..., 0])[..., None])[..., 0]
 
 
 class ColumnBlock(Block):
     """All coefficients of a linear model.
 
-    Where the outputs do not depend on each other in the loss, each is a group; else all of them are one.
+    Each output is a group for losses with a diagonal curvature; otherwise all outputs form one group.
 
     Args:
         design: the model.
-        loss: says whether outputs depend on each other, and whether the same number added to all of them changes anything.
+        loss: decides on the groups, and on invariance under a constant added to all outputs.
 
     Raises:
         SpecError: too many coefficients.
@@ -163,33 +163,33 @@ class ColumnBlock(Block):
         self.groups = [list(range(n))] if coupled else [[j] for j in range(n)]
         size = width * len(self.groups[0])
         if size > LARGEST_SYSTEM:
-            what = f"{n} outputs × {width:,} columns" if coupled else f"{width:,} columns"
+            product = f"{n} outputs × {width:,} columns" if coupled else f"{width:,} columns"
             raise SpecError(
-                f"ridge: {what} are {size:,} unknowns of one system, at most {LARGEST_SYSTEM:,} are solved at once; "
-                "take solver lbfgs or adamw"
+                f"ridge: {product} give a linear system of {size:,} unknowns; at most {LARGEST_SYSTEM:,} are supported; "
+                "use solver lbfgs or adamw"
             )
-        one = torch.ones(n, 1, dtype=torch.float64, device=design.device)
-        extra = [0 * one] if design.constant else []
+        ones = torch.ones(n, 1, dtype=torch.float64, device=design.device)
+        extra = [0 * ones] if design.constant else []
         strength = torch.cat([design.strength.expand(n, -1), *extra], 1)
-        there = torch.cat([(design.counts > 0).double().expand(n, -1), *(one for _ in extra)], 1)
-        self.there, self.strength = self._grouped(there), self._grouped(strength)
+        mask = torch.cat([(design.counts > 0).double().expand(n, -1), *(ones for _ in extra)], 1)
+        self.mask, self.strength = self._grouped(mask), self._grouped(strength)
         self.numbers = width
         if design.config.smoothness:
             self.rough = self._roughness(size, width)
 
     def _roughness(self, size: int, width: int) -> Tensor:
         design = self.linear
-        every = torch.arange(design.columns, device=design.device)
-        made = torch.zeros(len(self.groups), size, size, dtype=torch.float64, device=design.device)
-        piece = design.roughness(0, every)
+        columns = torch.arange(design.columns, device=design.device)
+        rough = torch.zeros(len(self.groups), size, size, dtype=torch.float64, device=design.device)
+        piece = design.roughness(0, columns)
         for i, group in enumerate(self.groups):
             for k, j in enumerate(group):
                 if design.masked and j:
-                    piece = design.roughness(j, every)
+                    piece = design.roughness(j, columns)
                 where = slice(k * width, k * width + design.columns)
                 if piece is not None:
-                    made[i, where, where] = piece
-        return made * self.there[:, :, None] * self.there[:, None, :]
+                    rough[i, where, where] = piece
+        return rough * self.mask[:, :, None] * self.mask[:, None, :]
 
     def _grouped(self, values: Tensor) -> Tensor:
         return values.reshape(len(self.groups), -1).clone()
@@ -217,7 +217,7 @@ class ColumnBlock(Block):
     def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:
         columns = design[0]
         width = columns.shape[1]
-        totals.gradient += self._grouped(gradient.T @ columns) * self.there
+        totals.gradient += self._grouped(gradient.T @ columns) * self.mask
         blocks = root.mT @ root
         for i, group in enumerate(self.groups):
             for k, first in enumerate(group):
@@ -230,42 +230,42 @@ class ColumnBlock(Block):
 
     def penalty(self, factor: float) -> Tensor:
         unknowns = self.get()
-        bent = factor * self.strength * unknowns + self._bent(unknowns)
-        return 0.5 * (unknowns * bent).sum()
+        slope = factor * self.strength * unknowns + self._smoothness_gradient(unknowns)
+        return 0.5 * (unknowns * slope).sum()
 
     def step(self, unknowns: Tensor, totals: Totals, count: float, factor: float) -> tuple[Tensor, float]:
-        """Return the Newton step; coefficients that are not there stay zero."""
+        """Return the Newton step; masked coefficients stay zero."""
         curvature = totals.curvature
-        curvature *= self.there[:, :, None] * self.there[:, None, :]
+        curvature *= self.mask[:, :, None] * self.mask[:, None, :]
         if not self.shifts:
             return super().step(unknowns, totals, count, factor)
-        # What is the same for all outputs changes no probability: where no penalty decides, it stays as it is. A curvature of
-        # its own, which meets no gradient, keeps the system regular.
+        # A change common to all outputs changes no probability. Without a penalty it stays zero; an added curvature, orthogonal to
+        # the gradient, keeps the system regular.
         n, width = self.linear.outputs, self.linear.columns + self.linear.constant
-        free = (factor * self.strength * self.there).reshape(n, -1).sum(0) == 0
-        free &= (self.there.reshape(n, -1) > 0).all(0)
+        free = (factor * self.strength * self.mask).reshape(n, -1).sum(0) == 0
+        free &= (self.mask.reshape(n, -1) > 0).all(0)
         if self.rough is not None:
             free[: self.linear.columns] = False
         for column in free.nonzero()[:, 0].tolist():
-            own = slice(column, None, width)
-            curvature[0, own, own] += curvature[0, own, own].diagonal().mean()
-        step, promise = super().step(unknowns, totals, count, factor)
+            same = slice(column, None, width)
+            curvature[0, same, same] += curvature[0, same, same].diagonal().mean()
+        step, decrease = super().step(unknowns, totals, count, factor)
         values = step.reshape(n, -1)
-        return self._grouped(values - values.mean(0) * free), promise
+        return self._grouped(values - values.mean(0) * free), decrease
 
 
 class TensorBlock(Block):
-    """Some tensors of a layer in each of whose products at most one of them stands.
+    """Tensors of a layer with outputs linear in all of them jointly: at most one from each product.
 
     Args:
-        found: the structure of the model.
-        names: of the parameters, as the layer calls them.
-        penalties: on the model.
+        structure: the structure of the model.
+        names: names of the parameters within the layer.
+        penalties: the penalties of the model.
     """
 
-    def __init__(self, found: Structure, names: list[str], penalties: Penalties) -> None:
-        self.found, self.names, self.penalties = found, names, penalties
-        layer: Any = found.layer
+    def __init__(self, structure: Structure, names: list[str], penalties: Penalties) -> None:
+        self.structure, self.names, self.penalties = structure, names, penalties
+        layer: Any = structure.layer
         self.layer: nn.Module = layer
         self.parameters = [layer.get_parameter(name) for name in names]
         self.sizes = [p.numel() for p in self.parameters]
@@ -294,8 +294,8 @@ class TensorBlock(Block):
         if x.layout != torch.strided:
             x = x.to_dense()
         if x.dim() != 2:
-            raise SpecError(f"ridge: expected inputs of shape (rows, m), got {tuple(x.shape)}")
-        inputs = self.found.inputs(x.to(self.strength.device, torch.float64))
+            raise DataError(f"ridge: expected inputs of shape (rows, m), got {tuple(x.shape)}")
+        inputs = self.structure.inputs(x.to(self.strength.device, torch.float64))
         features = self.layer.fixed_features(inputs) if isinstance(self.layer, Layer) else None
 
         def outputs(unknowns: Tensor) -> Tensor:
@@ -306,41 +306,41 @@ class TensorBlock(Block):
         width = self.strength.shape[1]
         base = outputs(torch.zeros(width, dtype=torch.float64, device=inputs.device))
         basis = torch.eye(width, dtype=torch.float64, device=inputs.device)
-        made = torch.cat([vmap(outputs)(part) for part in basis.split(BASIS_AT_ONCE)])
-        return (made - base).movedim(0, -1), base
+        columns = torch.cat([vmap(outputs)(part) for part in basis.split(BASIS_AT_ONCE)])
+        return (columns - base).movedim(0, -1), base
 
     def outputs(self, design: Any, unknowns: Tensor) -> Tensor:
-        made, base = design
-        return base + made @ unknowns[0]
+        columns, base = design
+        return base + columns @ unknowns[0]
 
     def gather(self, design: Any, gradient: Tensor, root: Tensor, totals: Totals) -> None:
-        made = design[0]
-        totals.gradient[0] += torch.einsum("bn,bnt->t", gradient, made)
-        rows = (root @ made).flatten(0, 1)
+        columns = design[0]
+        totals.gradient[0] += torch.einsum("bn,bnt->t", gradient, columns)
+        rows = (root @ columns).flatten(0, 1)
         totals.curvature[0].addmm_(rows.T, rows)
 
 
-def tensor_blocks(found: Structure, penalties: Penalties) -> Iterator[TensorBlock]:
-    """Yield the blocks of a sweep: one tensor of each ψ at a time, together with all that is linear by itself.
+def tensor_blocks(structure: Structure, penalties: Penalties) -> Iterator[TensorBlock]:
+    """Yield the blocks of a sweep: one tensor of each ψ at a time, together with all linear parameters.
 
     Raises:
         SpecError: a block has too many unknowns.
     """
-    layer = found.layer
+    layer = structure.layer
     names = {id(p): name for name, p in layer.named_parameters()}
-    linear = [member.parameter for part in found.parts.values() for member in part.members]
+    linear = [member.parameter for part in structure.parts.values() for member in part.members]
     alone = sum(p.numel() for p in linear)
-    turns = [[f[k % len(f)] for f in found.factors] for k in range(max(map(len, found.factors)))]
+    turns = [[f[k % len(f)] for f in structure.factors] for k in range(max(map(len, structure.factors)))]
     sizes = [sum(p.numel() for p in turn) for turn in turns]
-    joined = max(sizes) + alone <= LARGEST_SYSTEM
-    blocks = [turn + linear if joined else turn for turn in turns] + ([] if joined or not linear else [linear])
+    together = max(sizes) + alone <= LARGEST_SYSTEM
+    blocks = [turn + linear if together else turn for turn in turns] + ([] if together or not linear else [linear])
     for block in blocks:
         size = sum(p.numel() for p in block)
         if size > LARGEST_SYSTEM:
             shown = ", ".join(f"{names[id(p)]} {tuple(p.shape)}" for p in block[:3])
             raise SpecError(
-                f"ridge: {shown} are {size:,} unknowns of one system, at most {LARGEST_SYSTEM:,} are solved at once; take solver "
+                f"ridge: {shown} give a linear system of {size:,} unknowns; at most {LARGEST_SYSTEM:,} are supported; use solver "
                 "lbfgs or adamw, or a smaller rank or expansion"
             )
     for block in blocks:
-        yield TensorBlock(found, [names[id(p)] for p in block], penalties)
+        yield TensorBlock(structure, [names[id(p)] for p in block], penalties)

@@ -1,7 +1,7 @@
 """Penalized least squares in closed form: from the columns themselves, from sums over the rows, or from products of rows.
 
-All of it minimizes ‖√(cw)(y − Xθ)‖²/2 + θᵀ(λQ + H)θ/2 with c = 2/(nN), rows centered where there is a constant. In coordinates
-φ = √Q θ the penalty is λ‖φ‖²/2, and λ = 0 stands for the limit of small λ: the solution with the least ‖φ‖.
+The objective is ‖√(cw)(y − Xθ)‖²/2 + θᵀ(λQ + H)θ/2 with c = 2/(nN), rows centered where there is a constant. In coordinates
+φ = √Q θ the penalty is λ‖φ‖²/2; λ = 0 stands for the limit of small λ, the solution with the least ‖φ‖.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Columns", "Dual", "Factored", "Pattern", "Stored", "Streamed", "Sums
 
 
 class Columns(NamedTuple):
-    """Some rows as a design.
+    """A chunk of rows of the design matrix.
 
     Attributes:
         x: φ(x), `(b, P)`.
-        y: targets, less what is fixed, `(b, n)`.
-        weight: `(b,)`.
+        y: targets minus fixed terms, `(b, n)`.
+        weight: row weights, `(b,)`.
     """
 
     x: Tensor
@@ -34,7 +34,7 @@ class Columns(NamedTuple):
 
 
 Chunks = Callable[[], Iterator[Columns]]
-"""Goes through all rows of this process, each time from the beginning."""
+"""Returns a new iterator over all rows of this process."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Pattern:
     """Outputs with the same columns.
 
     Attributes:
-        outputs, columns: their numbers.
+        outputs, columns: indices.
         scale: 1/√Q of the columns.
-        rough: H in the coordinates φ, or None.
+        rough: H in the coordinates φ; None without smoothness.
     """
 
     outputs: Tensor
@@ -55,13 +55,13 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Sums:
-    """What the rows add up to.
+    """Sums over all rows.
 
     Attributes:
         total: N, the sum of the weights.
         outputs: n.
-        x, y: weighted means, zeros where there is no constant.
-        squares, products: c Σ w (x − x̄)(x − x̄)ᵀ and c Σ w (x − x̄)(y − ȳ)ᵀ; None where they were not asked for.
+        x, y: weighted means; zeros without a constant.
+        squares, products: c Σ w (x − x̄)(x − x̄)ᵀ and c Σ w (x − x̄)(y − ȳ)ᵀ; None if not requested.
     """
 
     total: float
@@ -77,7 +77,7 @@ class Sums:
         return 2 / (self.outputs * self.total)
 
     def centered(self, rows: Columns, pattern: Pattern) -> tuple[Tensor, Tensor, Tensor]:
-        """Return √(cw)(x − x̄)/√Q, √(cw)(y − ȳ), and √(cw), of the columns and outputs of a pattern."""
+        """Return √(cw)(x − x̄)/√Q, √(cw)(y − ȳ) and √(cw) for the columns and outputs of a pattern."""
         root = (self.factor * rows.weight).sqrt()[:, None]
         x = (rows.x[:, pattern.columns] - self.x[pattern.columns]) * pattern.scale
         y = rows.y[:, pattern.outputs] - self.y[pattern.outputs]
@@ -87,18 +87,18 @@ class Sums:
 def sums_of(
     chunks: Chunks, group: Group, constant: bool, width: int, outputs: int, like: Tensor, squares: bool
 ) -> Sums:
-    """Return what the rows of all processes add up to.
+    """Return the sums over the rows of all processes.
 
-    Squares of numbers far from zero lose their digits, so means of the first chunks are subtracted first, which are no exact
-    means; what is left of them is small, and its square is subtracted afterwards.
+    Squares of numbers far from zero lose digits. Approximate means, of the first chunk, are therefore subtracted before summation,
+    and the square of the small remaining means afterwards.
 
     Args:
         chunks: the rows.
         group: the processes.
-        constant: whether there is a constant, so that rows are centered.
+        constant: whether the model has a constant; rows are centered then.
         width, outputs: P and n.
-        like: gives type and device.
-        squares: whether products of columns are added up too.
+        like: a tensor with dtype and device of the result.
+        squares: whether to sum products of columns.
     """
     both = width + outputs
     shift = like.new_zeros(both)
@@ -134,7 +134,7 @@ class Factored(ABC):
     """The least squares of one pattern, factored for any λ.
 
     Attributes:
-        spectrum: eigenvalues of XᵀX + H in the coordinates φ, known after `factor`.
+        spectrum: eigenvalues of XᵀX + H in the coordinates φ, set by `factor`.
         width: number of columns.
     """
 
@@ -143,33 +143,33 @@ class Factored(ABC):
 
     @abstractmethod
     def factor(self) -> None:
-        """Make what the choice of λ needs."""
+        """Compute the decomposition for `leave_one_out`."""
 
     @abstractmethod
     def solve(self, penalty: float) -> Tensor:
         """Return φ, `(p, k)`."""
 
     @abstractmethod
-    def left_out(self, penalties: Tensor) -> Tensor:
-        """Return the sum over rows of the loss of each row, fitted without it, for each λ: exact, all else as it is.
+    def leave_one_out(self, penalties: Tensor) -> Tensor:
+        """Return the exact leave-one-out error, summed over rows, for each λ.
 
-        The prediction of a row by the fit to the others is off by e/(1 − h), e its residual and h its leverage.
+        The error of a row predicted from all others is e/(1 − h), with residual e and leverage h.
         """
 
 
 def _press(residuals: Tensor, leverage: Tensor) -> Tensor:
     """Return Σ (e/(1 − h))²/2 for residuals `(b, k)` and leverages `(b,)` of rows with the factor √(cw)."""
     rest = 1 - leverage
-    # A row that is fitted whatever it says: nothing is known of it from the others.
-    lost = rest < 1e-13
-    out = residuals / rest.masked_fill(lost, 1)[:, None]
-    return torch.where(lost[:, None], torch.inf, out.square()).sum() / 2
+    # A leverage of one: the other rows do not determine the prediction.
+    undetermined = rest < 1e-13
+    out = residuals / rest.masked_fill(undetermined, 1)[:, None]
+    return torch.where(undetermined[:, None], torch.inf, out.square()).sum() / 2
 
 
-def _least(x: Tensor, y: Tensor) -> Tensor:
-    """Return the φ with the least ‖y − Xφ‖, of several the one with the least ‖φ‖.
+def _least_norm(x: Tensor, y: Tensor) -> Tensor:
+    """Return the φ of least ‖φ‖ among the minimizers of ‖y − Xφ‖.
 
-    Whether columns depend on each other is looked for with all of them scaled to the same length.
+    The numerical rank is determined with columns scaled to equal length.
     """
     rows, columns = x.shape
     epsilon = torch.finfo(x.dtype).eps
@@ -182,26 +182,27 @@ def _least(x: Tensor, y: Tensor) -> Tensor:
     q, r = torch.linalg.qr(x / scale)
     left, s, right = torch.linalg.svd(r)
     kept = s > s[:1] * rows * epsilon
-    known = q.T @ y
+    target = q.T @ y
     if bool(kept.all()):
-        return torch.linalg.solve_triangular(r, known, upper=True) / scale[:, None]
-    found = (right[kept].T @ ((left[:, kept].T @ known) / s[kept, None])) / scale[:, None]
-    return _shortened(found, right[~kept].T / scale[:, None])
+        return torch.linalg.solve_triangular(r, target, upper=True) / scale[:, None]
+    solution = (right[kept].T @ ((left[:, kept].T @ target) / s[kept, None])) / scale[:, None]
+    return _without(solution, right[~kept].T / scale[:, None])
 
 
-def _shortened(found: Tensor, free: Tensor) -> Tensor:
-    """Return solutions less what they have in the space of directions that change nothing."""
-    basis, _ = torch.linalg.qr(free)
-    return found - basis @ (basis.T @ found)
+def _without(solution: Tensor, null_space: Tensor) -> Tensor:
+    """Return a solution minus the projection on the null space."""
+    basis, _ = torch.linalg.qr(null_space)
+    return solution - basis @ (basis.T @ solution)
 
 
 class Stored(Factored):
-    """From all rows at once, by orthogonal transformations: the most exact.
+    """All rows in memory, by orthogonal transformations: the most exact method.
 
     Args:
-        rows: all of them.
+        rows: all rows.
         sums: their means.
         pattern: the columns.
+        constant: whether the model has a constant.
     """
 
     def __init__(self, rows: Columns, sums: Sums, pattern: Pattern, constant: bool) -> None:
@@ -216,7 +217,7 @@ class Stored(Factored):
     def solve(self, penalty: float) -> Tensor:
         x, y = self.x, self.y
         if penalty == 0:
-            return _least(x, y)
+            return _least_norm(x, y)
         rows, columns = x.shape
         if rows < columns:
             left, s, right = torch.linalg.svd(x, full_matrices=False)
@@ -227,7 +228,7 @@ class Stored(Factored):
 
     def factor(self) -> None:
         rows, columns = self.x.shape
-        if rows > columns:  # a small decomposition after a cheap one
+        if rows > columns:  # a cheap decomposition before the small one
             q, r = torch.linalg.qr(self.x)
             left, s, _ = torch.linalg.svd(r)
             self.left = q @ left
@@ -235,33 +236,33 @@ class Stored(Factored):
             self.left, s, _ = torch.linalg.svd(self.x, full_matrices=False)
         self.spectrum = s.square()
 
-    def left_out(self, penalties: Tensor) -> Tensor:
-        return _left_out_of_rows(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)
+    def leave_one_out(self, penalties: Tensor) -> Tensor:
+        return _leave_one_out(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)
 
 
-def _left_out_of_rows(
+def _leave_one_out(
     left: Tensor, spectrum: Tensor, y: Tensor, leverage: Tensor, count: int, penalties: Tensor
 ) -> Tensor:
-    known, own = left.T @ y, left[:count]
-    squares, y = own.square(), y[:count]
-    # 1 − h without the difference of nearly equal numbers: what no column reaches, and what λ holds back.
+    target, basis = left.T @ y, left[:count]
+    squares, y = basis.square(), y[:count]
+    # 1 − h without cancellation: the part outside of the column space, plus the shrinkage by λ.
     beyond = 1 - leverage - squares.sum(1)
-    found = []
+    errors = []
     for penalty in penalties.tolist():
         share = spectrum / (spectrum + penalty)
         rest = beyond + squares @ (penalty / (spectrum + penalty))
-        found.append(_press(y - own @ (share[:, None] * known), 1 - rest))
-    return torch.stack(found)
+        errors.append(_press(y - basis @ (share[:, None] * target), 1 - rest))
+    return torch.stack(errors)
 
 
 class Streamed(Factored):
-    """From sums over the rows, which are gone through again for the choice of λ.
+    """Normal equations from sums over the rows; the choice of λ takes a second pass.
 
     Args:
         chunks: the rows.
-        sums: theirs, with squares.
+        sums: their sums, with squares.
         pattern: the columns.
-        constant: whether there is a constant.
+        constant: whether the model has a constant.
         group: the processes.
     """
 
@@ -269,13 +270,13 @@ class Streamed(Factored):
         self.chunks, self.sums, self.pattern, self.constant, self.group = chunks, sums, pattern, constant, group
         squares, products = sums.squares, sums.products
         if squares is None or products is None:
-            raise ValueError("sums without squares")
+            raise ValueError("Streamed: sums_of(…, squares=True) is required")
         columns, scale = pattern.columns, pattern.scale
         self.width = len(columns)
         self.matrix = squares[columns][:, columns] * scale[:, None] * scale
         if pattern.rough is not None:
             self.matrix = self.matrix + pattern.rough
-        self.known = products[columns][:, pattern.outputs] * scale[:, None]
+        self.target = products[columns][:, pattern.outputs] * scale[:, None]
 
     def solve(self, penalty: float) -> Tensor:
         matrix = self.matrix.clone()
@@ -284,22 +285,24 @@ class Streamed(Factored):
         size = size.masked_fill(size == 0, 1)
         matrix /= size[:, None] * size
         lower, failed = torch.linalg.cholesky_ex(matrix)
-        # Pivots below that are the rounding of the sums.
+        # Smaller pivots are rounding errors of the sums.
         if not int(failed) and (not len(matrix) or float(lower.diagonal().min()) > 1e-6):
-            return torch.cholesky_solve(self.known / size[:, None], lower) / size[:, None]
+            return torch.cholesky_solve(self.target / size[:, None], lower) / size[:, None]
         values, vectors = torch.linalg.eigh(matrix)
         kept = values > values[-1] * 16 * len(values) * torch.finfo(values.dtype).eps
         along = vectors[:, kept]
-        found = (along / values[kept]) @ (along.T @ (self.known / size[:, None])) / size[:, None]
-        return _shortened(found, vectors[:, ~kept] / size[:, None]) if penalty == 0 and not bool(kept.all()) else found
+        solution = (along / values[kept]) @ (along.T @ (self.target / size[:, None])) / size[:, None]
+        if penalty == 0 and not bool(kept.all()):
+            return _without(solution, vectors[:, ~kept] / size[:, None])
+        return solution
 
     def factor(self) -> None:
         values, self.vectors = torch.linalg.eigh(self.matrix)
         self.spectrum = values.clamp_min(0)
 
-    def left_out(self, penalties: Tensor) -> Tensor:
-        found = torch.zeros_like(penalties)
-        known = self.vectors.T @ self.known
+    def leave_one_out(self, penalties: Tensor) -> Tensor:
+        errors = torch.zeros_like(penalties)
+        target = self.vectors.T @ self.target
         inverse = 1 / (self.spectrum[:, None] + penalties)
         for rows in self.chunks():
             x, y, _root = self.sums.centered(rows, self.pattern)
@@ -308,18 +311,18 @@ class Streamed(Factored):
             if self.constant:
                 leverage += rows.weight[:, None] / self.sums.total
             for i in range(len(penalties)):
-                found[i] += _press(y - z @ (known * inverse[:, i, None]), leverage[:, i])
-        return self.group.sum(found)
+                errors[i] += _press(y - z @ (target * inverse[:, i, None]), leverage[:, i])
+        return self.group.sum(errors)
 
 
 class Dual(Factored):
-    """From the products of rows with each other, where rows are fewer than columns and these too many to keep.
+    """The Gram matrix of the rows, for fewer rows than columns, too many columns for memory.
 
     Args:
-        chunks: the rows, for the first and for the second of two.
+        chunks: the rows.
         sums: their means.
         pattern: the columns.
-        constant: whether there is a constant.
+        constant: whether the model has a constant.
     """
 
     def __init__(self, chunks: Chunks, sums: Sums, pattern: Pattern, constant: bool) -> None:
@@ -338,25 +341,25 @@ class Dual(Factored):
         self.y, weight = torch.cat(targets), torch.cat(weights)
         count = len(weight)
         lower = torch.cat([torch.nn.functional.pad(block, (0, count - block.shape[1])) for block in blocks])
-        values, self.left = torch.linalg.eigh(lower)  # of which it reads the lower half
-        # The centered rows add up to zero, so one eigenvalue is nothing but rounding.
+        values, self.left = torch.linalg.eigh(lower)  # reads the lower triangle
+        # Centered rows sum to zero, so one eigenvalue is a rounding error.
         self.spectrum = torch.where(values > values[-1] * 16 * count * torch.finfo(values.dtype).eps, values, 0)
         self.leverage = weight / sums.total if constant else torch.zeros_like(weight)
         self.count, self.width = count, len(pattern.columns)
 
     def factor(self) -> None:
-        """Do nothing: all that is needed is there."""
+        """Do nothing: the decomposition exists."""
 
     def solve(self, penalty: float) -> Tensor:
         inverse = self.spectrum + penalty
         inverse = torch.where(self.spectrum > 0, 1 / inverse.masked_fill(inverse == 0, 1), 0)
         coefficients = (self.left * inverse) @ (self.left.T @ self.y)
-        found, begin = torch.zeros(1, dtype=self.y.dtype, device=self.y.device), 0
+        solution, begin = torch.zeros(1, dtype=self.y.dtype, device=self.y.device), 0
         for rows in self.chunks():
             x = self.sums.centered(rows, self.pattern)[0]
-            found = found + x.T @ coefficients[begin : begin + len(x)]
+            solution = solution + x.T @ coefficients[begin : begin + len(x)]
             begin += len(x)
-        return found
+        return solution
 
-    def left_out(self, penalties: Tensor) -> Tensor:
-        return _left_out_of_rows(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)
+    def leave_one_out(self, penalties: Tensor) -> Tensor:
+        return _leave_one_out(self.left, self.spectrum, self.y, self.leverage, self.count, penalties)

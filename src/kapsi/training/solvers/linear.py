@@ -1,4 +1,4 @@
-"""Models that are linear in their trained parameters, or in each of their tensors: whether one is, and as a matrix of columns."""
+"""Models linear in their trained parameters, or in each trained tensor: detection, and the design matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.features import formed
 from kapsi.fusion import Mean, Sum
 from kapsi.modules import Head, Layer, Model, Store
@@ -31,20 +31,20 @@ __all__ = [
     "widened",
 ]
 
-Make = Callable[[Tensor], Tensor]
+Expand = Callable[[Tensor], Tensor]
 
 
 class NotLinear(Exception):
-    """Why a model is not linear in the parameters that are trained, nor in each tensor."""
+    """The reason why a model is not linear in each trained tensor."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter that is added to the coefficients of some columns.
+    """A parameter added to the coefficients of some columns.
 
     Attributes:
-        parameter: `(n, D)` or `(channels, n, D)`; `(n,)` for a bias; the kept values where there is a mask.
-        mask: of the entries that it has, `(n, D)` or `(channels, n, D)`; None for all.
+        parameter: `(n, D)` or `(channels, n, D)`; `(n,)` for a bias; the values of the true entries of a mask.
+        mask: trained entries, `(n, D)` or `(channels, n, D)`; None for all.
     """
 
     parameter: nn.Parameter
@@ -56,27 +56,27 @@ class Part:
     """Columns with the same coefficients: f = s Σ_members coefficients · φ(x) + ….
 
     Attributes:
-        make: φ, from the inputs of the layer to `(rows, columns)`; None for the constant one.
+        expand: φ, from the inputs of the layer to `(rows, columns)`; None for the constant column.
         columns: D.
-        members: what is added up to the coefficients.
+        members: summands of the coefficients.
     """
 
-    make: Make | None
+    expand: Expand | None
     columns: int
     members: list[Member] = field(default_factory=list)
 
 
 @dataclass
 class Structure:
-    """What the outputs of a model are made of.
+    """How the outputs of a model depend on its trained parameters.
 
     Attributes:
-        prefix: layers before the one that is trained.
-        layer: the layer that is trained, or the linear map of torch.
-        share: s, by which the sum of heads is multiplied.
-        parts: columns that are linear in their parameters.
-        factors: for each ψ that is linear in each of its tensors, those that are trained.
-        fixed: whether there is something that training does not change.
+        prefix: frozen layers before the trained one.
+        layer: the trained layer, or `nn.Linear`.
+        share: s, the factor of the sum of heads.
+        parts: columns with their linear coefficients.
+        factors: the trained tensors of each ψ (or π) linear in every tensor, the others fixed.
+        fixed: whether some terms have no trained parameters.
     """
 
     prefix: list[nn.Module]
@@ -86,12 +86,12 @@ class Structure:
     factors: list[list[nn.Parameter]] = field(default_factory=list)
     fixed: bool = False
 
-    def part(self, key: Any, make: Make | None, columns: int) -> Part:
-        """Return the part of a key, made where it is not there yet."""
-        return self.parts.setdefault(key, Part(make, columns))
+    def part(self, key: Any, expand: Expand | None, columns: int) -> Part:
+        """Return the part of a key; create it on first use."""
+        return self.parts.setdefault(key, Part(expand, columns))
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Return what the layer that is trained is given."""
+        """Return the inputs of the trained layer."""
         for layer in self.prefix:
             x = layer(x)
         return x
@@ -102,75 +102,75 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def structure(model: nn.Module) -> Structure:
-    """Return what the outputs of a model are made of.
+    """Return the structure of a model.
 
     Raises:
-        NotLinear: a trained tensor enters in another way than linearly.
+        NotLinear: the outputs are not linear in a trained tensor.
     """
     if isinstance(model, nn.Linear):
-        found = Structure([], model)
-        found.part("linear", lambda x: x, model.in_features)
+        result = Structure([], model)
+        result.part("linear", lambda x: x, model.in_features)
         if model.weight.requires_grad:
-            found.parts["linear"].members.append(Member(cast(nn.Parameter, model.weight)))
+            result.parts["linear"].members.append(Member(cast(nn.Parameter, model.weight)))
         else:
-            found.fixed = True
-        _survey_bias(found, model.bias)
-        return found
+            result.fixed = True
+        _add_bias(result, model.bias)
+        return result
     if not isinstance(model, Model):
-        raise NotLinear(f"the model is a {type(model).__name__}, no kapsi.Model, so it is not known to be linear")
+        raise NotLinear(f"the model is a {type(model).__name__}, not a kapsi.Model or nn.Linear")
     *before, last = cast(list[Layer], list(model.layers))
     for i, layer in enumerate(before):
         if _trained(layer):
             raise NotLinear(f"the model has {len(model.layers)} layers, and layers.{i} is trained")
         for head in cast(list[Head], layer.heads):
-            _require_fixed((*head.spec.before, *head.spec.after, *layer.spec.output), f"layers.{i}")
+            _require_deterministic((*head.spec.before, *head.spec.after, *layer.spec.output), f"layers.{i}")
     where = f"layers.{len(before)}"
     if last.spec.output:
-        raise NotLinear(f"{where} has processing of its output")
+        raise NotLinear(f"{where} has output processing")
     if not isinstance(last.spec.fusion, Sum | Mean):
         raise NotLinear(f"the fusion of {where} is {last.spec.fusion}, neither Sum nor Mean")
     share = 1 / len(last.heads) if isinstance(last.spec.fusion, Mean) else 1.0
-    found = Structure(list(before), last, share)
+    result = Structure(list(before), last, share)
     for i, head in enumerate(cast(list[Head], list(last.heads))):
-        _survey_head(found, head, f"{where}.heads.{i}", last._owners[i])
-    return found
+        _add_head(result, head, f"{where}.heads.{i}", last._owners[i])
+    return result
 
 
-def _require_fixed(steps: tuple[Process, ...], where: str) -> None:
+def _require_deterministic(steps: tuple[Process, ...], where: str) -> None:
     for step in steps:
         if step.random or isinstance(step, BatchNorm):
-            raise NotLinear(f"{step} of {where} is not the same function in each pass")
+            raise NotLinear(f"{step} of {where} differs between passes")
 
 
-def _survey_head(found: Structure, head: Head, where: str, owner: int) -> None:
+def _add_head(result: Structure, head: Head, where: str, owner: int) -> None:
     spec = head.spec
-    _require_fixed((*spec.before, *spec.after), where)
+    _require_deterministic((*spec.before, *spec.after), where)
     for name, module in (("κ", head.kappa), ("processing before κ", head.before), ("processing after κ", head.after)):
         if _trained(module):
             raise NotLinear(f"{name} of {where} is trained")
 
-    def make(x: Tensor) -> Tensor:
+    def expand(x: Tensor) -> Tensor:
         return formed(head.expand(x), where)
 
-    _survey_psi(found, spec.reconciliation, head.psi, make, head.out_features, head.factors, ("psi", owner), where)
-    _survey_bias(found, head.bias)
-    _survey_remainder(found, spec.remainder, head.pi, (head.in_features, head.out_features), where)
+    _add_psi(result, spec.reconciliation, head.psi, expand, head.out_features, head.factors, ("psi", owner), where)
+    _add_bias(result, head.bias)
+    _add_remainder(result, spec.remainder, head.pi, (head.in_features, head.out_features), where)
 
 
-def _survey_bias(found: Structure, bias: nn.Parameter | None) -> None:
+def _add_bias(result: Structure, bias: nn.Parameter | None) -> None:
     if bias is None:
         return
     if bias.requires_grad:
-        found.part("constant", None, 1).members.append(Member(bias))
+        result.part("constant", None, 1).members.append(Member(bias))
     else:
-        found.fixed = True
+        result.fixed = True
 
 
-def _survey_psi(
-    found: Structure,
+def _add_psi(
+    result: Structure,
     psi: Reconciliation,
     store: Store,
-    make: Make,
+    expand: Expand,
     outputs: int,
     factors: tuple[int, int],
     key: Any,
@@ -179,15 +179,15 @@ def _survey_psi(
     columns = factors[0] * factors[1]
     trained = _trained(store)
     if not trained:
-        found.fixed |= not isinstance(psi, ZeroReconciliation)
+        result.fixed |= not isinstance(psi, ZeroReconciliation)
     elif isinstance(psi, Masked) and key[0] == "psi":
-        found.part(key, make, columns).members.append(Member(trained[0], store["mask"]))
+        result.part(key, expand, columns).members.append(Member(trained[0], store["mask"]))
     elif not psi.multilinear:
-        raise NotLinear(f"{psi} of {where} does not declare that it is linear in each of its tensors")
+        raise NotLinear(f"{psi} of {where} is not declared linear in each tensor (multilinear = True)")
     elif len(trained) == 1 and _is_matrix(psi(store, outputs, factors), trained[0]):
-        found.part(key, make, columns).members.append(Member(trained[0]))
-    else:  # among them masked remainders: their values have no penalty, as biases
-        found.factors.append(trained)
+        result.part(key, expand, columns).members.append(Member(trained[0]))
+    else:  # includes masked remainders: their values have no penalty, as biases
+        result.factors.append(trained)
 
 
 def _is_matrix(weights: Weights, parameter: nn.Parameter) -> bool:
@@ -195,22 +195,22 @@ def _is_matrix(weights: Weights, parameter: nn.Parameter) -> bool:
     return isinstance(weights, DenseWeights) and weights.values is parameter
 
 
-def _survey_remainder(found: Structure, pi: Remainder, store: Any, sizes: tuple[int, int], where: str) -> None:
+def _add_remainder(result: Structure, pi: Remainder, store: Any, sizes: tuple[int, int], where: str) -> None:
     in_features, out_features = sizes
     if isinstance(pi, ZeroRemainder):
         return
     if not _trained(store):
-        found.fixed = True
+        result.fixed = True
     elif isinstance(pi, LinearRemainder):
         if pi.after is not None:
-            raise NotLinear(f"the linear remainder of {where} has an activation after its matrix")
+            raise NotLinear(f"the linear remainder of {where} has an activation after the matrix")
         if store["matrix"].requires_grad:
             activation = pi.before
-            make = (lambda x: x) if activation is None else activation.__call__
-            found.part(("linear", activation), make, in_features).members.append(Member(store["matrix"]))
+            expand = (lambda x: x) if activation is None else activation.__call__
+            result.part(("linear", activation), expand, in_features).members.append(Member(store["matrix"]))
         else:
-            found.fixed = True
-        _survey_bias(found, store["bias"] if pi.bias else None)
+            result.fixed = True
+        _add_bias(result, store["bias"] if pi.bias else None)
     elif isinstance(pi, ExpansionRemainder):
         kappa = store["expansion"]
         if _trained(kappa):
@@ -221,34 +221,34 @@ def _survey_remainder(found: Structure, pi: Remainder, store: Any, sizes: tuple[
             return formed(expansion(x, kappa), where)
 
         psi, key = store["reconciliation"], ("pi", id(store))
-        _survey_psi(found, pi.reconciliation, psi, expanded, out_features, factors, key, where)
-        _survey_remainder(found, pi.remainder, store["remainder"], sizes, where)
+        _add_psi(result, pi.reconciliation, psi, expanded, out_features, factors, key, where)
+        _add_remainder(result, pi.remainder, store["remainder"], sizes, where)
     elif pi.multilinear:
-        found.factors.append(_trained(store))
+        result.factors.append(_trained(store))
     else:
-        raise NotLinear(f"{pi} of {where} does not declare that it is linear in each of its tensors")
+        raise NotLinear(f"{pi} of {where} is not declared linear in each tensor (multilinear = True)")
 
 
 def reason_not_linear(model: nn.Module) -> str | None:
-    """Return why a model is not linear in all of its trained parameters at once, or None where it is.
+    """Return the reason why a model is not linear in all trained parameters jointly; None for a linear model.
 
-    Linear is one layer (others before it may be frozen) of heads with ψ `Dense` or `Masked` or without trained parameters, κ
-    without trained tensors, a remainder that is linear in its own, and their sum or mean.
+    A linear model has one trained layer, the last one: the sum or mean of heads with κ without trained tensors, ψ of one trained
+    matrix (`Dense`, `Masked`) or none, and a linear remainder.
 
     Example:
         >>> import kapsi as kp
         >>> reason_not_linear(kp.Model(kp.rpn([2, 1], kp.Taylor(2), bias=True)))
         >>> reason_not_linear(kp.Model(kp.rpn([2, 1], kp.Taylor(2), kp.LowRank(1))))
-        'a ψ is a product of tensors, or has entries that are tied'
+        'a ψ is a product of tensors, or shares entries'
     """
     try:
-        found = structure(model)
+        result = structure(model)
     except NotLinear as reason:
         return str(reason)
-    if found.factors:
-        return "a ψ is a product of tensors, or has entries that are tied"
-    if not any(part.members for part in found.parts.values()):
-        return "it has no parameters that are trained"
+    if result.factors:
+        return "a ψ is a product of tensors, or shares entries"
+    if not any(part.members for part in result.parts.values()):
+        return "it has no trainable parameters"
     return None
 
 
@@ -261,25 +261,25 @@ def widened(model: nn.Module) -> nn.Module:
     return wide
 
 
-# ------------------------------------------------------------------------------------------------ as a matrix
+# ------------------------------------------------------------------------------------------------ the design matrix
 
 
 class LinearDesign:
     """A linear model as f(x) = θ φ(x) + b + offset(x), with θ `(n, P)`.
 
-    Parameters that have the same columns, such as those of several channels, are one coefficient: θ is their sum, and of all
-    that have this sum those that are equal have the least penalty, θ / (s·count) each.
+    Parameters with the same columns, for instance of several channels, share one coefficient θ, their sum. Equal values
+    θ / (s·count) have the least penalty.
 
     Attributes:
         columns: P, without the constant.
         outputs: n.
-        counts: how many parameters make an entry of θ, 0 for those that are not there; `(1, P)` where all outputs are alike.
+        counts: number of parameters per entry of θ, 0 for masked ones; `(n, P)`, or `(1, P)` without masks.
         strength: weight of θ² in the penalty, of the shape of `counts`.
-        constant: whether there is a b.
+        constant: whether b is trained.
 
     Args:
-        model: the copy in float64, see `widened`; its parameters are what `assign` sets.
-        config: says the penalties.
+        model: the copy in float64, see `widened`; `assign` sets its parameters.
+        config: with `penalty` and `smoothness`.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
@@ -320,16 +320,16 @@ class LinearDesign:
         return total
 
     def expand(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return φ(x) `(rows, P)`, and the outputs with all trained parameters zero, None where those are zero."""
+        """Return φ(x) `(rows, P)`, and the outputs at trained parameters of zero; None for zero outputs."""
         if x.layout != torch.strided:
             x = x.to_dense()
         if x.dim() != 2:
-            raise SpecError(f"ridge: expected inputs of shape (rows, m), got {tuple(x.shape)}")
+            raise DataError(f"ridge: expected inputs of shape (rows, m), got {tuple(x.shape)}")
         x = x.to(self.device, torch.float64)
         with torch.no_grad():
             inputs = self.structure.inputs(x)
-            made = [part.make(inputs) for part in self.parts if part.make is not None]
-            columns = torch.cat(made, 1) if made else inputs.new_zeros(len(x), 0)
+            pieces = [part.expand(inputs) for part in self.parts if part.expand is not None]
+            columns = torch.cat(pieces, 1) if pieces else inputs.new_zeros(len(x), 0)
             if not self.structure.fixed:
                 return columns, None
             zeros = {name: torch.zeros_like(p) for name, p in self.model.named_parameters() if p.requires_grad}
@@ -344,10 +344,10 @@ class LinearDesign:
     @torch.no_grad()
     def assign(self, theta: Tensor, bias: Tensor | None) -> None:
         """Set the parameters of the copy from θ `(n, P)` and b `(n,)`."""
-        each = theta / (self.share * self.counts.clamp_min(1))
+        mean = theta / (self.share * self.counts.clamp_min(1))
         for part, where in self._slices():
             for member in part.members:
-                values = each[:, where]
+                values = mean[:, where]
                 if member.mask is None:
                     member.parameter.copy_(values)
                 else:
@@ -359,7 +359,7 @@ class LinearDesign:
 
     @torch.no_grad()
     def coefficients(self) -> tuple[Tensor, Tensor]:
-        """Return θ `(n, P)` and b `(n,)` of the present parameters."""
+        """Return θ `(n, P)` and b `(n,)` of the current parameters."""
         theta = torch.zeros(self.outputs, self.columns, dtype=torch.float64, device=self.device)
         bias = theta.new_zeros(self.outputs)
         for part, where in self._slices():
@@ -373,31 +373,31 @@ class LinearDesign:
         return theta, bias
 
     def patterns(self) -> list[tuple[Tensor, Tensor]]:
-        """Return (outputs, columns) that belong together: outputs with the same columns, and those, as numbers."""
-        every = torch.arange(self.outputs, device=self.device)
+        """Return the indices of outputs with equal masks, and of their columns, for each mask."""
+        outputs = torch.arange(self.outputs, device=self.device)
         if not self.masked:
-            return [(every, torch.arange(self.columns, device=self.device))]
+            return [(outputs, torch.arange(self.columns, device=self.device))]
         _, number = torch.unique(self.counts, dim=0, return_inverse=True)
-        found = [every[number == i] for i in range(int(number.max()) + 1)]
-        return [(outputs, self.counts[outputs[0]].nonzero()[:, 0]) for outputs in found]
+        groups = [outputs[number == i] for i in range(int(number.max()) + 1)]
+        return [(group, self.counts[group[0]].nonzero()[:, 0]) for group in groups]
 
     def roughness(self, output: int, columns: Tensor) -> Tensor | None:
-        """Return the second derivative of the smoothness penalty in the coefficients of an output, None where there is none."""
+        """Return the Hessian of the smoothness penalty in the coefficients of one output; None without smoothness."""
         if not self.config.smoothness:
             return None
         for part in self.parts:
             channels = {m.parameter.shape[0] if m.parameter.dim() == 3 else 1 for m in part.members}
             masks = [m.mask for m in part.members if m.mask is not None]
-            # Equal shares of the sum are then not the best ones.
+            # Otherwise equal summands are not optimal.
             if len(channels) > 1 or (masks and (len(part.members) > 1 or masks[0].dim() > 2)):
                 raise SpecError(
-                    "ridge: smoothness with several heads on one κ takes dense ψ with equally many channels, and masked ψ of one "
-                    "channel; take solver lbfgs"
+                    "ridge: smoothness with several heads on one κ needs dense ψ with equal numbers of channels, or masked ψ with "
+                    "one channel; use solver lbfgs"
                 )
         penalties = Penalties(self.model, replace(self.config, penalty=0.0))
         members = [member.parameter for part in self.parts for member in part.members]
         before = self.coefficients()
-        made = torch.zeros(len(columns), len(columns), dtype=torch.float64, device=self.device)
+        hessian = torch.zeros(len(columns), len(columns), dtype=torch.float64, device=self.device)
         theta = torch.zeros_like(before[0])
         scale = (self.share * self.counts.clamp_min(1))[output if self.masked else 0, columns]
         try:
@@ -405,18 +405,18 @@ class LinearDesign:
                 theta.zero_()[:, column] = 1
                 self.assign(theta, None)
                 gradients = torch.autograd.grad(penalties.value(), members, allow_unused=True)
-                made[i] = self._row(gradients, output)[columns] / scale
+                hessian[i] = self._row(gradients, output)[columns] / scale
         finally:
             self.assign(*before)
-        return (made + made.T) / 2
+        return (hessian + hessian.T) / 2
 
     def _row(self, gradients: tuple[Tensor | None, ...], output: int) -> Tensor:
-        """Return the sum of gradients with respect to the members, of one output, `(P,)`."""
+        """Return the sum of the gradients in all members, for one output, `(P,)`."""
         row = torch.zeros(self.columns, dtype=torch.float64, device=self.device)
-        left = iter(gradients)
+        remaining = iter(gradients)
         for part, where in self._slices():
             for member in part.members:
-                gradient = next(left)
+                gradient = next(remaining)
                 if gradient is None:
                     continue
                 if member.mask is not None:

@@ -1,4 +1,4 @@
-"""Least squares in closed form, alternating least squares, and Newton's method for models that are linear in what is trained."""
+"""Closed-form and alternating least squares, and Newton's method, for models linear in their trained parameters."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from kapsi.training.solvers.linear import LinearDesign, NotLinear, reason_not_li
 __all__ = ["PENALTIES", "Ridge", "reason_not_closed", "reason_not_linear"]
 
 LARGEST_COLUMNS = 8_000
-"""Columns whose products are added up: 512 MB in float64, and three times that while they are solved."""
+"""Most columns of normal equations: 512 MB in float64, three times as much during the solution."""
 
 LARGEST_ROWS = 4_000
-"""Rows whose products with each other are made where there are more columns than that: 128 MB in float64."""
+"""Most rows of a Gram matrix, used for fewer rows than columns: 128 MB in float64."""
 
 LARGEST_STORED = 2**23
-"""Rows times columns up to which all of κ(x) is kept and solved by orthogonal transformations: 64 MiB in float64."""
+"""Rows times columns of κ(x) solved by orthogonal transformations in memory: 64 MiB in float64."""
 
 LARGEST_KEPT = 2**24
-"""Rows times columns up to which κ(x) is kept from one Newton step to the next: 128 MiB in float64."""
+"""Rows times columns of κ(x) stored between Newton steps: 128 MiB in float64."""
 
 PENALTIES = tuple(10 ** (-10 + i / 4) for i in range(53))
-"""λ that are tried by leaving rows out, over the mean eigenvalue of the curvature: 10⁻¹⁰ to 1,000, four a decade."""
+"""Candidates for λ in units of the mean eigenvalue of the curvature: 10⁻¹⁰ to 1,000, four per decade."""
 
 NEGLIGIBLE = 1e-15
-"""Relative change of the penalized loss that is nothing but rounding."""
+"""Relative change of the penalized loss at rounding level."""
 
 SHORTEST = 2.0**-20
-"""Shortest share of a step that is tried."""
+"""Shortest step of the line search, in parts of the Newton step."""
 
 SEPARATED = 0.1
-"""Change of an output in the last of many Newton steps from which on the steps do not become shorter: the classes are separated."""
+"""Change of an output per Newton step at convergence that indicates separable classes: the steps do not become shorter."""
 
 SEPARATED_LOSS = 1e-8
-"""Mean loss without a penalty from which on the classes are separated."""
+"""Mean loss without a penalty that indicates separable classes."""
 
 
-def way_of(
+def method_for(
     width: int, count: int | None, processes: int, smooth: bool
 ) -> type[Stored] | type[Streamed] | type[Dual] | None:
-    """Return how least squares with so many columns and rows are solved, None where they are too large."""
+    """Return the method for a number of columns and rows; None for too many of both."""
     if processes == 1 and count is not None:
         if count * width <= LARGEST_STORED and min(count, width) <= LARGEST_ROWS:
             return Stored
@@ -63,45 +63,44 @@ def way_of(
 def _too_many(width: int) -> str:
     size = 8 * LARGEST_COLUMNS**2 / 1e6
     return (
-        f"{width:,} columns; at most {LARGEST_COLUMNS:,} are solved at once (their products are {size:.0f} MB), or more with at "
-        f"most {LARGEST_ROWS:,} rows in one process and without smoothness"
+        f"{width:,} columns; at most {LARGEST_COLUMNS:,} are supported (their products take {size:.0f} MB), or more with at most "
+        f"{LARGEST_ROWS:,} rows in one process and without smoothness"
     )
 
 
 def reason_not_closed(model: nn.Module, count: int | None, processes: int = 1) -> str | None:
-    """Return why least squares of a model are not solved in closed form: it is not linear, or too large; None where they are.
+    """Return the reason against a closed-form solution, a nonlinear or too large model; None for no reason.
 
     Args:
         model: the model.
-        count: number of rows, None where it is not known.
-        processes: number of processes that share them.
+        count: number of rows; None if unknown.
+        processes: number of processes sharing the rows.
     """
     reason = reason_not_linear(model)
     if reason is not None:
         return reason
-    width = sum(part.columns for part in structure(model).parts.values() if part.members and part.make is not None)
-    return None if way_of(width, count, processes, False) else f"it has {_too_many(width)}"
+    width = sum(part.columns for part in structure(model).parts.values() if part.members and part.expand is not None)
+    return None if method_for(width, count, processes, False) else f"it has {_too_many(width)}"
 
 
 class Ridge(Solver, name="ridge"):
-    """Models that are linear in what is trained, in closed form or by few steps; in float64, whatever the model's type.
+    """Closed form or few steps for models linear in their trained parameters; in float64 for any dtype of the model.
 
-    What is solved depends on model and loss:
+    The method depends on model and loss:
 
-    - Linear in all parameters at once (see `reason_not_linear`), `mse`: the minimum itself, in one epoch. Small problems by
-      orthogonal transformations of κ(x), others from sums over the rows, κ(x) never being there as a whole, or from products of
-      rows where these are few. Without `penalty` λ is chosen: the best of 53 by the exact leave-one-out error, each row
-      predicted by the fit to all others. `penalty=0` is the limit of small λ: the solution with the least penalty, where there
-      are several.
-    - The same model, any other loss with a curvature: damped Newton steps, one an epoch; for `cross_entropy` and `bernoulli`
-      that is iteratively reweighted least squares. The penalized loss never rises. Without `penalty` λ is one over the number
-      of rows, as in scikit-learn's `LogisticRegression`.
-    - Linear in each tensor (ψ of low rank, Kronecker products and the like): alternating least squares, one tensor of each ψ at
-      a time, together with all that is linear by itself; a sweep over all of them is an epoch, and the penalized loss never
-      rises. Tensors stay as they are in directions that change nothing. Without `penalty` λ is zero.
+    - Model linear in all parameters jointly (see `reason_not_linear`), `mse`: the exact minimum, in one epoch. Small problems
+      use orthogonal transformations of κ(x), others sums over the rows without κ(x) in memory, or the Gram matrix of few rows.
+      Without `penalty`, λ is the best of 53 values by the exact leave-one-out error. `penalty=0` is the limit of small λ: the
+      minimum of least norm.
+    - The same model, another loss with curvature: one damped Newton step per epoch; for `cross_entropy` and `bernoulli` this
+      is iteratively reweighted least squares. The penalized loss never rises. Without `penalty`, λ is one over the number of
+      rows, as in scikit-learn's `LogisticRegression`.
+    - Model linear in each tensor (ψ of low rank, Kronecker products, any ψ with `multilinear = True`): alternating least
+      squares, one tensor of each ψ at a time together with all linear parameters. An epoch is a sweep over all tensors; the
+      penalized loss never rises. Directions without effect keep their values. Without `penalty`, λ is zero.
 
     Raises:
-        SpecError: a model, a loss, a penalty or a size that does not fit; the message says what does.
+        SpecError: an unsupported model, loss, penalty or size; the message names alternatives.
     """
 
     def __init__(self, task: Task) -> None:
@@ -109,25 +108,25 @@ class Ridge(Solver, name="ridge"):
         config = task.config
         for name in ("l1", "group_sparsity"):
             if getattr(config, name):
-                raise SpecError(f"ridge: {name} is not quadratic; take solver adamw or sgd, or {name}=0")
+                raise SpecError(f"ridge: {name} is not quadratic; use solver adamw or sgd, or {name}=0")
         if type(task.loss).curvature is Loss.curvature:
             having = ", ".join(name for name, kind in LOSSES.items() if kind.curvature is not Loss.curvature)
             raise SpecError(
-                f"ridge: {task.loss.name} has no curvature to be used, {having} have; take solver lbfgs or adamw"
+                f"ridge: {task.loss.name} has no curvature; losses with curvature: {having}; or use solver lbfgs or adamw"
             )
         self.wide = widened(task.model)
         try:
-            found = structure(self.wide)
+            parts = structure(self.wide)
         except NotLinear as reason:
             raise SpecError(
-                f"ridge: {reason}; it is for models of one layer that are linear in each trained tensor; take solver "
+                f"ridge: {reason}; ridge needs a model of one trained layer, linear in each trained tensor; use solver "
                 "levenberg_marquardt or lbfgs"
             ) from None
         self.work: _Closed | _Iterated
-        if found.factors:
+        if parts.factors:
             if config.smoothness:
-                raise SpecError("ridge: smoothness is for dense and masked ψ here; take solver lbfgs")
-            blocks: list[Block] = list(tensor_blocks(found, Penalties(self.wide, config)))
+                raise SpecError("ridge: smoothness needs dense or masked ψ; use solver lbfgs")
+            blocks: list[Block] = list(tensor_blocks(parts, Penalties(self.wide, config)))
             self.work = _Iterated(task, blocks, 0.0 if config.penalty is None else config.penalty)
         else:
             design = LinearDesign(self.wide, config)
@@ -163,7 +162,7 @@ class Ridge(Solver, name="ridge"):
 
 
 class _Closed:
-    """Least squares in one step."""
+    """Least squares in closed form, one step."""
 
     def __init__(self, task: Task, design: LinearDesign) -> None:
         self.task, self.design = task, design
@@ -171,16 +170,16 @@ class _Closed:
         self.ended: str | None = None
         self.last: Batch | None = None
         self.bad: Batch | None = None
-        self.way = self._way()
+        self.method = self._choose_method()
 
-    def _way(self) -> type[Stored] | type[Streamed] | type[Dual]:
-        """Return how it is solved, by size."""
+    def _choose_method(self) -> type[Stored] | type[Streamed] | type[Dual]:
+        """Return the method for the size of the problem."""
         width, count = self.design.columns, self.task.rows.count
         smooth = self.task.config.smoothness > 0
-        way = way_of(width, count, self.task.group.size, smooth)
-        if way is None:
-            raise SpecError(f"ridge: the model has {_too_many(width)}; take solver lbfgs or adamw")
-        return way
+        method = method_for(width, count, self.task.group.size, smooth)
+        if method is None:
+            raise SpecError(f"ridge: the model has {_too_many(width)}; use solver lbfgs or adamw")
+        return method
 
     def _chunks(self) -> Iterator[Columns]:
         """Yield all rows of this process as a design."""
@@ -199,7 +198,7 @@ class _Closed:
 
     @torch.no_grad()
     def _patterns(self) -> list[Pattern]:
-        design, found = self.design, []
+        design, patterns = self.design, []
         for outputs, columns in design.patterns():
             strength = design.strength[outputs[0] if design.masked else 0, columns]
             scale = strength.rsqrt()
@@ -207,51 +206,50 @@ class _Closed:
                 rough = design.roughness(int(outputs[0]), columns)
             if rough is not None:
                 rough = rough * scale[:, None] * scale
-            found.append(Pattern(outputs, columns, scale, rough))
-        return found
+            patterns.append(Pattern(outputs, columns, scale, rough))
+        return patterns
 
     @torch.no_grad()
     def step(self) -> None:
         design, group, config = self.design, self.task.group, self.task.config
         like = torch.zeros((), dtype=torch.float64, device=design.device)
-        constant, way = design.constant, self.way
+        constant, method = design.constant, self.method
         chunks: Any = self._chunks
-        if way is Stored:
+        if method is Stored:
             parts = list(self._chunks())
             stored = Columns(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
             chunks = lambda: iter([stored])  # noqa: E731
-        sums = sums_of(chunks, group, constant, design.columns, design.outputs, like, way is Streamed)
+        sums = sums_of(chunks, group, constant, design.columns, design.outputs, like, method is Streamed)
         whole = [sums.x, sums.y, *(t for t in (sums.squares, sums.products) if t is not None)]
         if group.any(self.bad is not None) or not all(math.isfinite(float(t.sum())) for t in whole):
             batch = self.bad or self.last
             raise NotFinite("loss", batch or Batch(like.new_zeros(0, 1), like.new_zeros(0), None, 0))
         patterns = self._patterns()
-        solved: list[Factored] = []
+        problems: list[Factored] = []
         for pattern in patterns:
-            if way is Stored:
-                solved.append(Stored(stored, sums, pattern, constant))
-            elif way is Dual:
-                solved.append(Dual(chunks, sums, pattern, constant))
+            if method is Stored:
+                problems.append(Stored(stored, sums, pattern, constant))
+            elif method is Dual:
+                problems.append(Dual(chunks, sums, pattern, constant))
             else:
-                solved.append(Streamed(chunks, sums, pattern, constant, group))
+                problems.append(Streamed(chunks, sums, pattern, constant, group))
         penalty = config.penalty
         if penalty is None:
-            penalty, left_out = choose(solved, like)
-            self.details = {"penalty": penalty, "leave_one_out": left_out}
-            how = "λ is the best by leaving one row out"
+            penalty, error = choose_penalty(problems, like)
+            self.details = {"penalty": penalty, "leave_one_out": error}
+            origin = "λ has the least leave-one-out error"
         else:
             self.details = {"penalty": penalty}
-            how = "λ was given"
+            origin = "λ is fixed"
         theta = like.new_zeros(design.outputs, design.columns)
-        for pattern, one in zip(patterns, solved, strict=True):
-            found = (one.solve(penalty) * pattern.scale[:, None]).T
-            theta[pattern.outputs[:, None], pattern.columns] = found
+        for pattern, problem in zip(patterns, problems, strict=True):
+            theta[pattern.outputs[:, None], pattern.columns] = (problem.solve(penalty) * pattern.scale[:, None]).T
         design.assign(theta, sums.y - theta @ sums.x if constant else None)
         self.loss = self._loss()
-        self.ended = f"solved in closed form; {how}"
+        self.ended = f"solved in closed form; {origin}"
 
     def _loss(self) -> float:
-        """Return the mean loss with the weights as the model has them."""
+        """Return the mean loss with weights rounded to the dtype of the model."""
         like = dict(self.task.model.named_parameters())
         for name, p in self.design.model.named_parameters():
             p.copy_(p.to(like[name].dtype))
@@ -264,30 +262,30 @@ class _Closed:
         return total / count
 
 
-def choose(solved: Sequence[Factored], like: Tensor) -> tuple[float, float]:
-    """Return the λ with the least leave-one-out error for all patterns together, and that error.
+def choose_penalty(problems: Sequence[Factored], like: Tensor) -> tuple[float, float]:
+    """Return the λ with the least leave-one-out error, summed over all patterns, and the error.
 
     Args:
-        solved: the patterns.
-        like: gives type and device.
+        problems: the least-squares problem of each pattern.
+        like: a tensor with dtype and device of the result.
     """
-    for one in solved:
-        one.factor()
-    known = [float(one.spectrum.sum()) / one.width for one in solved if one.width]
-    mean = sum(known) / len(known) if known else 0.0
+    for problem in problems:
+        problem.factor()
+    eigenvalues = [float(problem.spectrum.sum()) / problem.width for problem in problems if problem.width]
+    mean = sum(eigenvalues) / len(eigenvalues) if eigenvalues else 0.0
     penalties = like.new_tensor(PENALTIES[::-1]) * (mean or 1.0)
-    errors = sum((one.left_out(penalties) for one in solved), torch.zeros_like(penalties))
-    # Of equal ones the strongest; where nothing is known, as with a single row, too.
+    errors = sum((problem.leave_one_out(penalties) for problem in problems), torch.zeros_like(penalties))
+    # The strongest of equal ones, also if none is determined, as for a single row.
     best = int(torch.where(errors.isnan(), torch.inf, errors).argmin())
     return float(penalties[best]), float(errors[best])
 
 
 class _Iterated:
-    """Newton steps in blocks of unknowns, each in turn; none makes the penalized loss larger.
+    """Newton steps in blocks of unknowns, in turn; no step raises the penalized loss.
 
     Args:
-        task: what is minimized.
-        blocks: the unknowns.
+        task: model, rows, loss and penalties.
+        blocks: the blocks of unknowns.
         penalty: λ; None for one over the number of rows.
     """
 
@@ -295,29 +293,29 @@ class _Iterated:
         self.task, self.blocks, self.penalty = task, blocks, penalty
         self.loss, self.details = math.nan, dict[str, float]()
         self.ended: str | None = None
-        self.kept: list[tuple[Batch, Any]] | None = None
+        self.stored: list[tuple[Batch, Any]] | None = None
         self.bad: Batch | None = None
         self.passed: _Pass | None = None
 
     def _designs(self, block: Block) -> Iterator[tuple[Batch, Any]]:
-        """Yield the rows of this process with their designs; those of a linear model are kept if they are small."""
-        if self.kept is not None:
-            yield from self.kept
+        """Yield the rows of this process with their designs; small designs of linear models are stored."""
+        if self.stored is not None:
+            yield from self.stored
             return
         rows, group = self.task.rows, self.task.group
         keep = isinstance(block, ColumnBlock) and rows.count is not None and rows.count * block.numbers <= LARGEST_KEPT
-        made: list[tuple[Batch, Any]] = []
+        stored: list[tuple[Batch, Any]] = []
         for batch in rows.chunks(rows_at_once(block.numbers), rank=group.rank, ranks=group.size):
             design = block.design(batch.x)
             if keep:
-                made.append((batch, design))
+                stored.append((batch, design))
             yield batch, design
         if keep:
-            self.kept = made
+            self.stored = stored
 
     @torch.no_grad()
     def _pass(self, block: Block) -> _Pass:
-        """Go through all rows with the present parameters, for a step of a block."""
+        """Return the sums over all rows at the current parameters, for a step of a block."""
         totals, count, unknowns = block.totals(), 0, block.get()
         self.bad = None
         last: Batch | None = None
@@ -346,35 +344,35 @@ class _Iterated:
         if not math.isfinite(before.total) or not bool(before.totals.curvature.isfinite().all()):
             empty = torch.zeros(0, 1)
             raise NotFinite("loss", self.bad or Batch(empty, empty, None, 0))
-        moved, step = False, torch.zeros(())
+        changed, step = False, torch.zeros(())
         for i, block in enumerate(self.blocks):
             step = self._advance(block, self.blocks[(i + 1) % len(self.blocks)])
-            moved |= bool(step.any())
+            changed |= bool(step.any())
         after = self.passed
         self.loss = after.loss
         self.details = {"penalty": self.penalty or 0.0, "penalized_loss": after.total}
         change = before.total - after.total
         if self._diverges(step, after, change):
             self.ended = (
-                "the classes can be separated and there is no penalty, so that the weights would grow without end; they are those "
-                "of the last step; set penalty above 0"
+                "the classes are separable and there is no penalty, so the weights diverge; the model has those of the last step; "
+                "set penalty above 0"
             )
         elif after.total == 0:
             self.ended = "the loss is zero"
-        elif not moved:
-            self.ended = "no step lowers the penalized loss any more"
+        elif not changed:
+            self.ended = "no step lowers the penalized loss further"
         elif change <= config.tolerance * abs(after.total):
-            self.ended = f"the penalized loss fell by less than {config.tolerance:g} of itself"
+            self.ended = f"the relative decrease of the penalized loss was below {config.tolerance:g}"
 
     def _advance(self, block: Block, following: Block) -> Tensor:
-        """Take a step in a block, as long as it lowers the loss; go through the rows for the one that follows; return the step."""
+        """Take the longest step in a block that lowers the loss, evaluate the following block, and return the step."""
         now = self.passed
         if now is None:
-            raise ValueError("no pass before the step")
+            raise ValueError("_advance: no pass before the step")
         unknowns, total = now.unknowns, now.total
-        step, promise = block.step(unknowns, now.totals, now.count, self.penalty or 0.0)
+        step, decrease = block.step(unknowns, now.totals, now.count, self.penalty or 0.0)
         share = 1.0
-        if promise > NEGLIGIBLE * abs(total) and bool(step.isfinite().all()):
+        if decrease > NEGLIGIBLE * abs(total) and bool(step.isfinite().all()):
             while share >= SHORTEST:
                 block.put(unknowns + share * step)
                 self.passed = self._pass(following)
@@ -386,7 +384,7 @@ class _Iterated:
         return torch.zeros_like(step)
 
     def _diverges(self, step: Tensor, after: _Pass, change: float) -> bool:
-        """Return whether Newton's steps go on as long as they were, although the loss hardly falls: it has no minimum."""
+        """Return whether Newton steps keep their length although the loss hardly falls: there is no minimum."""
         loss, block = self.task.loss, self.blocks[0]
         if self.penalty or loss.name not in ("cross_entropy", "bernoulli") or len(self.blocks) > 1:
             return False
@@ -394,14 +392,15 @@ class _Iterated:
             return False
         largest = 0.0
         for _, design in self._designs(block):
-            moved = block.outputs(design, step) - block.outputs(design, torch.zeros_like(step))
-            if moved.numel():
-                largest = max(largest, float((moved - moved.mean(1, keepdim=True) * (moved.shape[1] > 1)).abs().max()))
+            difference = block.outputs(design, step) - block.outputs(design, torch.zeros_like(step))
+            if difference.numel():
+                common = difference.mean(1, keepdim=True) * (difference.shape[1] > 1)
+                largest = max(largest, float((difference - common).abs().max()))
         return self.task.group.largest(largest) > SEPARATED
 
 
 class _Pass:
-    """What all rows say of the present parameters, for a step of a block."""
+    """Sums over all rows at the current parameters, for a step of a block."""
 
     def __init__(self, unknowns: Tensor, totals: Totals, count: float, loss: float, total: float) -> None:
         self.unknowns, self.totals, self.count, self.loss, self.total = unknowns, totals, count, loss, total
