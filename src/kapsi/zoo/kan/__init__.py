@@ -11,14 +11,14 @@ from kapsi.zoo.kan.grid import update_grid
 from kapsi.zoo.kan.model import spec
 from kapsi.zoo.kan.parity import PARITY
 from kapsi.zoo.kan.pruning import prune
-from kapsi.zoo.kan.symbolic import FUNCTIONS, Formula, Formulas, formulas
+from kapsi.zoo.kan.symbolic import FUNCTIONS, EdgeFormula, Formulas, formulas
 
 __all__ = [
     "FUNCTIONS",
     "PARITY",
     "Attribution",
+    "EdgeFormula",
     "Edges",
-    "Formula",
     "Formulas",
     "attribution",
     "edge_functions",
