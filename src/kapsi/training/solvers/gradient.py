@@ -20,17 +20,17 @@ from kapsi.training.solvers.base import NotFinite, Report, Solver, State, Task
 __all__ = ["LBFGS", "SGD", "AdamW", "pack", "seeded", "unpack"]
 
 LARGEST_KEPT = 2**26
-"""Elements of the largest κ(x) that is kept through a fit on all rows, and of what goes through the model at a time."""
+"""Elements of the largest stored κ(x) of a full-batch fit, and of the largest chunk of a forward pass."""
 
 WARM_UP = 10
-"""The average of weights forgets faster at first, with a decay of at most (1 + t) / (10 + t) after t steps."""
+"""The decay of averaged weights is at most (1 + t) / (10 + t) after t steps."""
 
 LEAST_SCALE = 2.0**-14
-"""Below this factor of the loss, float16 has overflowed again and again: something else is wrong."""
+"""Smallest scale of the float16 loss; repeated overflows below it have another cause."""
 
 
 def seeded(devices: list[int], *parts: int) -> None:
-    """Seed torch's own generators for one step from numbers that name it; the caller puts them back."""
+    """Seed the generators of torch for one step, identified by numbers; the caller restores their state."""
     seed = 0
     for part in parts:
         seed = (seed * 0x9E3779B97F4A7C15 + part + 0x632BE59BD9B4E019) & 0x7FFFFFFFFFFFFFFF
@@ -40,7 +40,7 @@ def seeded(devices: list[int], *parts: int) -> None:
 
 
 def pack(value: Any, tensors: dict[str, Tensor], prefix: str = "") -> Any:
-    """Return nested dictionaries and lists as plain data for JSON; the tensors in them go to `tensors`, by their place."""
+    """Return nested dictionaries and lists as plain data for JSON; move tensors to `tensors`, with their paths as keys."""
     if isinstance(value, Tensor):
         tensors[prefix] = value
         return {"tensor": prefix}
@@ -56,7 +56,7 @@ def pack(value: Any, tensors: dict[str, Tensor], prefix: str = "") -> Any:
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return what `pack` was given; tuples come back as lists."""
+    """Return the inverse of `pack`; tuples become lists."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
@@ -67,7 +67,7 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class _MiniBatch(Solver):
-    """Steps of an optimizer of torch along the gradient of some rows."""
+    """Optimizer steps on mini-batches."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -108,7 +108,7 @@ class _MiniBatch(Solver):
         return self.task.rows.length(self.size)
 
     def _rate(self, step: int) -> float:
-        """Return the learning rate of a step, from 0 on."""
+        """Return the learning rate of a step, counted from 0."""
         config, planned = self.task.config, self.planned or 1
         peak = config.learning_rate
         if config.schedule == "cosine":
@@ -130,7 +130,7 @@ class _MiniBatch(Solver):
         if start == 0:
             self.total, self.rows = 0.0, 0
         with torch.random.fork_rng(self.devices):
-            # Everything random in a step is that of its number: what resumes draws the same.
+            # Each step has its own seed, so a resumed run draws the same numbers.
             seeded(self.devices, seed, epoch, 0, 0)
             batches = task.rows.batches(
                 self.size, seed=seed, epoch=epoch, start=start, rank=group.rank, ranks=group.size
@@ -161,7 +161,7 @@ class _MiniBatch(Solver):
             torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - decay)
 
     def _pass(self, batch: Batch) -> float:
-        """Give the parameters the gradient of the mean loss of a batch, and return that loss."""
+        """Set the gradients of the mean loss of a batch, and return the loss."""
         if self.task.config.accumulate == 1:
             return float(self._backward(batch))
         parts = _parts(batch, self.task.config.accumulate)
@@ -172,7 +172,7 @@ class _MiniBatch(Solver):
         return value
 
     def _backward(self, part: Batch) -> Tensor:
-        """Add the gradient of the mean loss, as far as it is that of these rows, and return that loss."""
+        """Add the contribution of some rows to the gradient of the mean loss, and return their loss."""
         task = self.task
         if self.kind is None:
             output = outputs_of(task.call, task.model, part.x, "fit")
@@ -200,7 +200,7 @@ class _MiniBatch(Solver):
             rest.backward()
 
     def _update(self, batch: Batch, value: float) -> None:
-        """Take the step, unless loss or gradient are not finite."""
+        """Take the step; raise `NotFinite` for a non-finite loss or gradient."""
         clip, group = self.task.config.clip, self.task.group
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if self.scaler is not None:
@@ -208,13 +208,13 @@ class _MiniBatch(Solver):
                 self.scaler.unscale_(self.optimizer)
             if clip is not None:
                 nn.utils.clip_grad_norm_(self.parameters, clip)
-            self.scaler.step(self.optimizer)  # not where a gradient has overflowed
+            self.scaler.step(self.optimizer)  # skipped after an overflow
             self.scaler.update()
             if not math.isfinite(value) or self.scaler.get_scale() < LEAST_SCALE:
                 raise NotFinite("loss" if not math.isfinite(value) else "gradient", batch)
             return
         norm = None if clip is None and not group.sharded else group.norm(gradients)
-        # Of several processes each has another loss, but all have the same gradient.
+        # Losses differ between processes, gradients do not.
         finite = math.isfinite(float(norm)) if norm is not None else self._are_finite(gradients)
         if not finite or (group.size == 1 and not math.isfinite(value)):
             raise NotFinite("gradient" if math.isfinite(value) else "loss", batch)
@@ -223,7 +223,7 @@ class _MiniBatch(Solver):
         self.optimizer.step()
 
     def _are_finite(self, gradients: list[Tensor]) -> bool:
-        """Return whether all numbers are finite, by the check of torch's own loss scaling: 4 µs for 6 tensors, norms take 25."""
+        """Return whether all gradients are finite, by the check of torch's loss scaling: 4 µs for 6 tensors, norms take 25."""
         self.found.zero_()
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.found, self.one)
         return not float(self.found)
@@ -274,16 +274,16 @@ class _MiniBatch(Solver):
         if self.average is None:
             yield
             return
-        kept = [p.detach().clone() for p in self.parameters]
+        current = [p.detach().clone() for p in self.parameters]
         self._put(self.average)
         try:
             yield
-        except GeneratorExit:  # nobody asks for a further epoch: the averaged weights stay
+        except GeneratorExit:  # after the last epoch the averaged weights stay
             raise
         except BaseException:
-            self._put(kept)
+            self._put(current)
             raise
-        self._put(kept)
+        self._put(current)
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:
@@ -296,7 +296,7 @@ def _between(a: float, b: float, share: float) -> float:
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
-    """Return a batch in so many parts of nearly equal size, none of them empty but that of an empty batch."""
+    """Split a batch in at most `count` non-empty parts of nearly equal size."""
     count = max(1, min(count, len(batch.y)))
     if count == 1:
         return [batch]
@@ -309,7 +309,7 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
 
 
 class AdamW(_MiniBatch, name="adamw"):
-    """AdamW (Loshchilov, Hutter 2019), fused where torch can; its weight decay is 0, penalties are part of the loss."""
+    """AdamW (Loshchilov, Hutter 2019), fused where available; weight decay is 0, penalties are part of the loss."""
 
     def make(self) -> torch.optim.Optimizer:
         fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in self.parameters)
@@ -322,7 +322,7 @@ class AdamW(_MiniBatch, name="adamw"):
 
 
 class SGD(_MiniBatch, name="sgd"):
-    """Stochastic gradient descent with Nesterov's momentum."""
+    """Stochastic gradient descent with Nesterov momentum."""
 
     def make(self) -> torch.optim.Optimizer:
         momentum = self.task.config.momentum
@@ -332,7 +332,7 @@ class SGD(_MiniBatch, name="sgd"):
 
 
 class LBFGS(Solver, name="lbfgs"):
-    """L-BFGS on all rows, with a line search for the strong Wolfe conditions; five iterations an epoch."""
+    """L-BFGS on all rows with strong Wolfe line search; five iterations per epoch."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -343,14 +343,14 @@ class LBFGS(Solver, name="lbfgs"):
             lr=1.0,
             max_iter=5,
             history_size=10,
-            tolerance_grad=0.0,  # both are absolute: the loss may be of any size
+            tolerance_grad=0.0,  # absolute tolerances do not fit losses of any scale
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
         self.chunk = max(1, LARGEST_KEPT // widest(task.model))
-        self.kept: list[tuple[Batch, dict[int, Features] | None]] | None = None
+        self.stored: list[tuple[Batch, dict[int, Features] | None]] | None = None
         count = task.rows.count
-        # Each process reads a stream as a whole.
+        # Each process reads the whole stream.
         self.count = sum(len(batch.y) for batch in task.rows.chunks(self.chunk)) if count is None else count
         self.last = math.inf
         self.loss = math.inf
@@ -358,18 +358,18 @@ class LBFGS(Solver, name="lbfgs"):
 
     def _chunks(self) -> Iterator[tuple[Batch, dict[int, Features] | None]]:
         rows, group = self.task.rows, self.task.group
-        if self.kept is not None:
-            yield from self.kept
+        if self.stored is not None:
+            yield from self.stored
             return
         for batch in rows.chunks(self.chunk, rank=group.rank, ranks=group.size):
             if rows.in_memory and len(batch.y) == rows.count:
-                self.kept = [(batch, fixed_features(self.task.model, batch.x))]
-                yield from self.kept
+                self.stored = [(batch, fixed_features(self.task.model, batch.x))]
+                yield from self.stored
             else:
                 yield batch, None
 
     def _value(self, backward: bool) -> tuple[Tensor, Tensor]:
-        """Return the loss with and without penalties, over all processes; with their gradients if wanted."""
+        """Return the loss with and without penalties over all processes; add gradients for `backward`."""
         task = self.task
         total: Tensor | None = None
         for batch, features in self._chunks():
@@ -396,7 +396,7 @@ class LBFGS(Solver, name="lbfgs"):
         return value, total
 
     def _shared(self, total: Tensor, backward: bool) -> Tensor:
-        """Return the loss summed over processes, and give the parameters the summed gradients."""
+        """Return the loss summed over processes, and set the summed gradients."""
         group = self.task.group
         if not backward:
             return group.sum(total)
@@ -415,7 +415,7 @@ class LBFGS(Solver, name="lbfgs"):
         with torch.random.fork_rng(self.devices):
 
             def closure() -> Tensor:
-                # A line search needs a function that is the same twice.
+                # A line search needs a deterministic function.
                 seeded(self.devices, task.config.seed, epoch)
                 self.optimizer.zero_grad()
                 return self._value(backward=True)[0]
@@ -451,7 +451,7 @@ class LBFGS(Solver, name="lbfgs"):
 
 @torch.no_grad()
 def fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
-    """Return κ(x) of the first layer for all rows, where training does not change it and it is not too large to keep."""
+    """Return κ(x) of the first layer for all rows; None if trained or too large."""
     if not isinstance(model, Model) or x.layout != torch.strided:
         return None
     first = cast(Layer, model.layers[0])

@@ -1,4 +1,4 @@
-"""Outputs and Jacobians of layers with one head each, one backward pass per output for all rows."""
+"""Outputs and Jacobians of layers with a single head, by a backward pass per output for all rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ entries per parameter, 1.1 and 0.47 for an outer product with 3, 1.9 and 1.3 for
 
 
 class _Step(NamedTuple):
-    """Values of one head in a forward pass: output, κ(x), the factor of the weight gradient, and the input of π's matrix."""
+    """Values of a head in a forward pass: output, κ(x), the factor of the weight gradient, and the input of the matrix of π."""
 
     output: Tensor
     kappa: Tensor
@@ -38,11 +38,12 @@ class _Step(NamedTuple):
 
 
 class LayeredJacobian:
-    """Outputs and Jacobians of a model with one head per layer, for several starts.
+    """Outputs and Jacobians of a model with a single head per layer, for several starts.
 
-    Supported are multilinear ψ with one channel, and π zero or linear. The gradient in ψ(w) is the outer product of κ(x) and the
-    gradient in the outputs of the head, which one backward pass per output gives for all rows. It is multiplied by the
-    derivatives of ψ, which for a multilinear ψ are its values at unit vectors; not needed for one matrix or two thin ones.
+    Supported are multilinear ψ with a single channel, and π zero or linear. One backward pass per output gives the gradients in
+    the outputs of all heads, for all rows. The outer product with κ(x) is the gradient in ψ(w), and a product with the derivatives
+    of ψ the gradient in the tensors. A multilinear ψ has its values at unit vectors as derivatives; for ψ of one matrix or two
+    thin ones no derivatives are needed.
 
     For 1,000 rows and 47 parameters the evaluations of an iteration take 0.44 times the time of `torch.func` for one start, and
     0.57 times for eight. κ(x) of the first layer is computed once for stored inputs.
@@ -53,7 +54,7 @@ class LayeredJacobian:
 
     def __init__(self, model: Model) -> None:
         self.layers = [
-            (cast(Layer, layer), _HeadProduct(cast(Head, cast(Layer, layer).heads[0]))) for layer in model.layers
+            (cast(Layer, layer), _HeadWeights(cast(Head, cast(Layer, layer).heads[0]))) for layer in model.layers
         ]
         parameters = list(model.parameters())
         sizes = [p.numel() for p in parameters]
@@ -63,7 +64,7 @@ class LayeredJacobian:
 
     @staticmethod
     def supports(model: nn.Module) -> bool:
-        """Return whether a model has supported layers only, all of their parameters trained."""
+        """Return whether all layers are supported and all parameters trained."""
         if type(model) is not Model or not all(p.requires_grad for p in model.parameters()):
             return False
         if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
@@ -74,7 +75,7 @@ class LayeredJacobian:
             spec, pi = head.spec, head.spec.remainder
             if len(layer.heads) > 1 or not isinstance(layer.spec.fusion, Sum) or spec.channels > 1:
                 return False
-            if not spec.reconciliation.multilinear or not _HeadProduct(head).is_fast():
+            if not spec.reconciliation.multilinear or not _HeadWeights(head).is_fast():
                 return False
             linear = type(pi) is LinearRemainder and pi.after is None and not pi.bias
             if not linear and type(pi) is not ZeroRemainder:
@@ -89,7 +90,7 @@ class LayeredJacobian:
             self.first = {id(x): (x, self.layers[0][1].head.expand(x).dense()) for x in inputs}
 
     def _values(self, vectors: Tensor, parameter: Tensor) -> Tensor:
-        """Return the values of one parameter for each start, `(s, …)`."""
+        """Return the values of a parameter for each start, `(s, …)`."""
         start = self.start[id(parameter)]
         return vectors[:, start : start + parameter.numel()].unflatten(1, parameter.shape)
 
@@ -141,13 +142,13 @@ class LayeredJacobian:
         return h
 
     @torch.no_grad()
-    def _fill(self, jacobian: Tensor, product: _HeadProduct, step: _Step, slope: Tensor, vectors: Tensor) -> None:
-        """Write the columns of one head of the Jacobian of one output.
+    def _fill(self, jacobian: Tensor, product: _HeadWeights, step: _Step, slope: Tensor, vectors: Tensor) -> None:
+        """Write the columns of a head in the Jacobian of an output.
 
         Args:
             jacobian: the Jacobian of the output, `(s, b, P)`.
             product: the head.
-            step: its values in the forward pass.
+            step: values of the head in the forward pass.
             slope: gradient of the output in the outputs of the head, `(s, b, n)`.
             vectors: parameters, `(s, P)`.
         """
@@ -175,11 +176,11 @@ class LayeredJacobian:
         jacobian[..., start : start + parameter.numel()] = gradients.flatten(2)
 
 
-class _HeadProduct(nn.Module):
-    """⟨κ, ψ(w)⟩ of one head as a function of the tensors of ψ.
+class _HeadWeights(nn.Module):
+    """ψ(w) of a head as a function of the tensors of ψ.
 
     Attributes:
-        matrix: the parameter, if ψ is one matrix of free entries.
+        matrix: the parameter, if ψ is a matrix of free entries.
         thin: A `(n, r)` and B `(D, r)`, if ψ = A Bᵀ of two parameters.
         named: trained tensors by name.
     """
@@ -229,7 +230,7 @@ class _HeadProduct(nn.Module):
 
 
 def _same(tensor: Tensor, parameter: nn.Parameter) -> bool:
-    """Return whether a tensor is a parameter, or a view of it with equal shape and strides."""
+    """Return whether a tensor is a parameter, or a view with equal shape and strides."""
     return (
         tensor.data_ptr() == parameter.data_ptr()
         and tensor.shape == parameter.shape
@@ -238,7 +239,7 @@ def _same(tensor: Tensor, parameter: nn.Parameter) -> bool:
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the position of each block in the concatenation of blocks of given sizes.
+    """Return the start of each block in a concatenation of blocks.
 
     Example:
         >>> offsets([2, 3, 1])

@@ -53,7 +53,7 @@ EXACT = 1e-30
 """Largest loss counted as zero, relative to the initial loss: the precision of float64."""
 
 CONJUGATE_STEPS = 200
-"""Largest number of conjugate-gradient iterations; a truncated solution is a good step, too."""
+"""Largest number of conjugate-gradient iterations; truncated solutions are good steps, too."""
 
 START_SEEDS = 0x6B61707369
 """Prefix of the seeds of further starts, unlikely as a seed of a model."""
@@ -70,10 +70,10 @@ class _Starts:
         damping, growth: μ and the factor of its next increase, `(s,)`.
         scale: the diagonal of D, `(s, P)`, or one number per start for conjugate gradients, `(s, 1)`.
         data, objective: losses without and with penalties, `(s,)`.
-        initial, reference: the first objective, and the last one with a change above the tolerance, `(s,)`.
+        initial, reference: the first objective, and the last with a change above the tolerance, `(s,)`.
         idle: iterations since the reference, `(s,)`.
         norm: largest entry of the gradient, `(s,)`.
-        reasons: why each start ended; empty for running ones.
+        reasons: why each start ended; empty for running starts.
     """
 
     theta: Tensor
@@ -112,15 +112,16 @@ _TENSORS = tuple(field.name for field in fields(_Starts) if field.name != "reaso
 class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
     """Damped Gauss–Newton steps with geodesic acceleration on all rows, in float64 for any dtype of the model.
 
-    An epoch is one iteration: damping grows until a step lowers the objective. Several starts are solved as one batch, each with
-    its own damping; the model gets the best one after every iteration. Converged starts stop, non-finite ones are dropped. Up to
-    2,000 parameters A is computed and factored; for more parameters, conjugate gradients use products with J without computing J.
+    An epoch is an iteration: damping grows until a step lowers the objective. Several starts are solved as one batch, each with a
+    separate damping; the model gets the best start after every iteration. Converged starts stop, non-finite ones are dropped. Up
+    to 2,000 parameters A is computed and factored; for more parameters, conjugate gradients use products with J without
+    computing J.
 
     Args:
         task: model, rows, loss and penalties; uses `config.starts`, `config.tolerance` and `config.seed`.
 
     Raises:
-        SpecError: a loss without curvature; a random model, or one with batch statistics; penalties without second derivatives;
+        SpecError: a loss without curvature; a random model, or batch statistics; penalties without second derivatives;
             sparse inputs; several starts of a model without initial values to draw.
 
     Source: Moré, The Levenberg–Marquardt algorithm (1978); Nielsen, Damping parameter in Marquardt's method (1999); Transtrum and
@@ -421,7 +422,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
         return Report(float(starts.data[best]), None, details, self._ended)
 
     def state(self) -> State:
-        """Return the state of all starts, with parameters in float64, more precise than those of the model."""
+        """Return the state of all starts, with parameters in float64, beyond the precision of the model."""
         starts = self._starts
         if starts is None:
             return {}, {}
