@@ -29,13 +29,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ChangeOfBasis:
-    """A finer basis of κ in which the old one can be written: κ_old(x) = M κ_new(x), so that ψ_new = ψ_old M.
+    """A finer basis of κ, with the old basis as a linear map of the new one: κ_old(x) = M κ_new(x), so ψ_new = ψ_old M.
 
     Args:
-        factors: the grid (q′, t′) of the new κ.
+        factors: grid (q′, t′) of the new κ.
         columns: multiplies rows `(..., D)` by M, to `(..., D′)`.
-        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, where M = N ⊗ I acts on the first axis of κ's grid alone;
-            None where it does not.
+        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, if M = N ⊗ I acts on the first axis of κ's grid alone;
+            otherwise None.
     """
 
     factors: tuple[int, int]
@@ -46,8 +46,8 @@ class ChangeOfBasis:
 class Reconciliation(Function, role="reconciliation"):
     """ψ: a parameter reconciliation, from l parameters to weights `(channels, n, D)`.
 
-    The initial values that a reconciliation declares give every row of ψ an expected square norm of one; the head then
-    divides by the measured spread of its outputs.
+    Declared initial values must give every row of ψ an expected square norm of one; the head then divides by the measured
+    RMS of the outputs.
     """
 
     @property
@@ -60,14 +60,14 @@ class Reconciliation(Function, role="reconciliation"):
 
     @abstractmethod
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
-        """Return the tensors that ψ needs for n outputs and κ's grid (q, t)."""
+        """Return the declared tensors for n outputs and κ's grid (q, t)."""
 
     @abstractmethod
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
-        """Return ψ(w); each of `params` has a leading channel axis, or none where there is one channel.
+        """Return ψ(w); with several channels every tensor of `params` has a leading channel axis.
 
-        A channel is made of its own part of the tensors alone: equal heads are contracted as the channels of one, but for
-        weights that act by themselves.
+        Each channel depends on its own slice of the tensors alone, because heads of equal form are contracted as channels
+        of a single head. `ActingWeights` are exempt.
         """
 
     def count(self, out_features: int, factors: tuple[int, int]) -> int:
@@ -77,16 +77,16 @@ class Reconciliation(Function, role="reconciliation"):
     def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
-        """Return the reconciliation and its tensors that give the same layer with a finer basis of κ.
+        """Return a reconciliation and tensors that give the same layer with a finer basis of κ.
 
         Args:
-            tensors: the present ones, with a leading channel axis or none.
+            tensors: current values, with or without a leading channel axis.
             out_features: n.
-            factors: κ's present grid (q, t).
+            factors: current grid (q, t) of κ.
             change: the new basis.
 
         Raises:
-            SpecError: ψ cannot hold ψ_old M.
+            SpecError: ψ cannot represent ψ_old M.
         """
         raise SpecError(
             f"{type(self).__name__}: cannot be carried over to a finer basis of κ with the function kept; "
@@ -94,7 +94,7 @@ class Reconciliation(Function, role="reconciliation"):
         )
 
     def scale(self, tensors: Sequence[Tensor], factor: float) -> None:
-        """Multiply ψ by a positive factor, in place, spread evenly over its trainable tensors."""
+        """Multiply ψ by a positive factor in place, distributed evenly over the trainable tensors."""
         for tensor in tensors:
             tensor.mul_(factor ** (1 / len(tensors)))
 
@@ -115,38 +115,38 @@ def divisor_near_root(number: int) -> int:
     return max(i for i in divisors(number) if i * i <= number)
 
 
-def need_divisor(where: str, name: str, value: int, number: int, what: str) -> None:
-    """Raise a `SpecError` that lists the divisors if `value` does not divide `number`."""
+def need_divisor(where: str, name: str, value: int, number: int, unit: str) -> None:
+    """Raise a `SpecError` with the list of divisors unless `value` divides `number`."""
     if number % value:
         allowed = listed_divisors(number, value)
-        raise SpecError(f"{where}({name}={value}): {name} must divide the {number:,} {what}; {allowed}")
+        raise SpecError(f"{where}({name}={value}): {name} must divide the {number:,} {unit}; {allowed}")
 
 
 def listed_divisors(number: int, value: int) -> str:
-    """Return "divisors are …" for a message: all of them, or where they are many the twelve nearest to a value.
+    """Return the divisors for a message: all, or the twelve nearest to a value if there are many.
 
     Example:
         >>> listed_divisors(10, 4)
         'divisors are 1, 2, 5, 10'
     """
-    if number >= 10**12:  # a million trials: a message must not take seconds
+    if number >= 10**12:  # a million trials would delay the message by seconds
         return "it has more than 12 digits, so its divisors are not listed"
-    all_of_them = divisors(number)
-    if len(all_of_them) <= 24:
-        return f"divisors are {', '.join(map(str, all_of_them))}"
-    near = sorted(sorted(all_of_them, key=lambda divisor: abs(math.log(divisor / value)))[:12])
+    choices = divisors(number)
+    if len(choices) <= 24:
+        return f"divisors are {', '.join(map(str, choices))}"
+    near = sorted(sorted(choices, key=lambda divisor: abs(math.log(divisor / value)))[:12])
     return f"divisors near it are {', '.join(map(str, near))}"
 
 
 def random_mask(shape: tuple[int, ...], generator: Generator | None, *, kept: int) -> Tensor:
-    """Return a mask of a shape in which `kept` entries, chosen at random, are true."""
+    """Return a mask with `kept` random entries set to True."""
     mask = torch.zeros(shape, dtype=torch.bool, device="cpu")
     mask.view(-1)[torch.randperm(mask.numel(), generator=generator, device="cpu")[:kept]] = True
     return mask
 
 
 def require_kept(where: str, name: str, mask: Tensor, kept: int) -> None:
-    """Raise a `SpecError` if a mask of a user's own, or one for each channel, does not keep as many entries as it must."""
-    found = mask.flatten(-2).sum(-1)
-    if bool((found != kept).any()):
-        raise SpecError(f"{where}: the {name} must keep exactly {kept:,} entries, got {found.flatten().tolist()}")
+    """Raise a `SpecError` unless a custom mask, or one mask for each channel, keeps the required number of entries."""
+    counts = mask.flatten(-2).sum(-1)
+    if bool((counts != kept).any()):
+        raise SpecError(f"{where}: the {name} must keep exactly {kept:,} entries, got {counts.flatten().tolist()}")

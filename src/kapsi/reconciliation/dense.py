@@ -1,4 +1,4 @@
-"""Reconciliations that are one n × D matrix: full, masked, or constant."""
+"""Reconciliations with a single n × D matrix: full, masked, or constant."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
 
 @dataclass(frozen=True)
 class Masked(Reconciliation, name="masked", aliases=("masking",)):
-    """A random share of the entries are parameters, the rest zero: ψ(w) = M ⊙ W, l = round(ratio·n·D).
+    """Trained values at random positions, zeros elsewhere: ψ(w) = M ⊙ W, l = round(ratio·n·D).
 
-    Only the kept entries have parameters; the mask is a buffer that is saved with the model. A mask of one's own is set with
-    `head.assign("reconciliation", mask=…)`; it must keep exactly l entries, which `values` fill row by row.
+    Only kept entries have parameters; the mask is a buffer, saved with the model. Set a custom mask with
+    `head.assign("reconciliation", mask=…)`: exactly l entries, filled by `values` row by row.
 
     Args:
-        ratio: share of the entries that is kept, 0 to 1.
+        ratio: fraction of entries kept, 0 to 1.
 
     Source: arXiv 2407.04819, "Masking based Parameter Reconciliation".
 
@@ -78,9 +78,9 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
         mask, values = params["mask"], params["values"]
         transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
         if (transformed or differentiated_forward()) and values.numel():
-            # Torch takes no forward derivative of the gradient of a masked scatter, and vmap has no rule for it.
-            place = (mask.flatten().cumsum(0) - 1).clamp_min(0).reshape(mask.shape)
-            return DenseWeights(torch.where(mask, values.flatten()[place], 0))
+            # Torch lacks the forward derivative of the gradient of a masked scatter, and the vmap rule.
+            index = (mask.flatten().cumsum(0) - 1).clamp_min(0).reshape(mask.shape)
+            return DenseWeights(torch.where(mask, values.flatten()[index], 0))
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
     def validate(self, tensors: Tensors) -> None:
@@ -89,7 +89,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
 
 @dataclass(frozen=True)
 class _Filled(Reconciliation):
-    """ψ(w) = c·1: a constant, kept as a buffer that carries type and device."""
+    """ψ(w) = c·1: a constant, stored as a buffer for type and device."""
 
     multilinear = True
 
@@ -97,11 +97,9 @@ class _Filled(Reconciliation):
         raise NotImplementedError
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
-        """Return the constant, a buffer."""
         return {"value": Param((), (self._constant(),), trainable=False)}
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
-        """Return weights that are all the same."""
         return ConstantWeights(params["value"], out_features, factors[0] * factors[1])
 
 
@@ -110,7 +108,7 @@ class ConstantReconciliation(_Filled, name="constant"):
     """Every entry is the same constant: ψ(w) = c·1, l = 0.
 
     Args:
-        value: c, any finite number; a buffer that is saved with the model.
+        value: c, any finite number; a buffer, saved with the model.
 
     Source: arXiv 2407.04819, "Constant Parameter Reconciliation".
 
@@ -129,7 +127,7 @@ class ConstantReconciliation(_Filled, name="constant"):
 
 @dataclass(frozen=True)
 class ZeroReconciliation(_Filled, name="zero"):
-    """Every entry is zero: ψ(w) = 0, l = 0; what is left of a head is its remainder and bias.
+    """Every entry is zero: ψ(w) = 0, l = 0; a head reduces to its remainder and bias.
 
     Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (zero reconciliation).
 
@@ -144,7 +142,7 @@ class ZeroReconciliation(_Filled, name="zero"):
 
 @dataclass(frozen=True)
 class OneReconciliation(_Filled, name="one"):
-    """Every entry is one: ψ(w) = 1, l = 0; every output is the sum of κ's columns.
+    """Every entry equals 1: ψ(w) = 1, l = 0; every output is the sum of κ's columns.
 
     Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (one reconciliation).
 
@@ -162,12 +160,12 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
     """Columns of κ passed on: ψ(w) = I with n = D, or in blocks I ⊗ 1ᵀ, each output the sum of D/n columns; l = 0.
 
     Args:
-        blocks: output i is the sum of the i-th block of D/n columns, instead of column i; n must divide D.
+        blocks: sum the i-th block of D/n columns into output i, instead of passing column i on; n must divide D.
 
     Raises:
-        SpecError: n ≠ D, or n does not divide D; the message says what fits.
+        SpecError: n ≠ D, or n does not divide D; the message gives the sizes allowed.
 
-    Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (constant eye reconciliation); the blocks add up the
+    Source: arXiv 2407.04819, "Constant Parameter Reconciliation" (constant eye reconciliation); blocks sum the
         log-densities of a class in naive Bayes.
 
     Example:

@@ -1,4 +1,4 @@
-"""Kronecker products as reconciliations: repeated blocks, and hypercomplex multiplication in three kinds."""
+"""Kronecker products as reconciliations: repeated blocks, and three kinds of hypercomplex multiplication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["DualLowRankKronecker", "Duplicated", "Kronecker", "LowRankKronecker"
 def _sizes(
     where: str, rows: int | None, columns: int | None, out_features: int, factors: tuple[int, int]
 ) -> tuple[int, int, int, int]:
-    """Return p, q, s, t with n = p·s and D = q·t, from what is given of p and q."""
+    """Return p, q, s, t with n = p·s and D = q·t; None for p or q selects the default."""
     width = factors[0] * factors[1]
     p = divisor_near_root(out_features) if rows is None else rows
     q = factors[0] if columns is None else columns
@@ -37,47 +37,43 @@ def _sizes(
     return p, q, out_features // p, width // q
 
 
-@dataclass(frozen=True)
 class _Hypercomplex(Reconciliation):
-    """ψ(w) = Σ_k A_k ⊗ B_k with A_k `(p, q)` and B_k `(n/p, D/q)`; what A_k and B_k are made of differs.
+    """ψ(w) = Σ_k A_k ⊗ B_k with A_k `(p, q)` and B_k `(n/p, D/q)`; subclasses differ in the tensors of A_k and B_k.
 
-    With several terms every tensor has a leading axis for them, after that of the channels.
+    With several terms every tensor has a leading axis of terms, after the channel axis.
     """
 
     multilinear = True
 
-    def _options(self) -> tuple[int | None, int | None, int]:
-        """Return p and q as given, and the number of terms."""
-        own: Any = self
-        return own.rows, own.columns, own.terms
+    # Fields of the subclasses, declared there to keep the order of positional arguments.
+    rows: int | None
+    columns: int | None
+    terms: int
 
     def _sizes(self, out_features: int, factors: tuple[int, int]) -> tuple[int, int, int, int]:
-        rows, columns, _ = self._options()
-        return _sizes(type(self).__name__, rows, columns, out_features, factors)
+        return _sizes(type(self).__name__, self.rows, self.columns, out_features, factors)
 
     @abstractmethod
     def _term(self, p: int, q: int, s: int, t: int) -> dict[str, Param]:
-        """Return the tensors of one term, rows of A and B of expected square norm one."""
+        """Return the tensors of one term; rows of A and B have an expected square norm of one."""
 
     @abstractmethod
     def _product(self, tensors: dict[str, Tensor]) -> Weights:
         """Return A ⊗ B of one term."""
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
-        """Return the tensors of all terms."""
-        one, terms = self._term(*self._sizes(out_features, factors)), self._options()[2]
+        term, terms = self._term(*self._sizes(out_features, factors)), self.terms
         if terms == 1:
-            return one
-        # The first tensor of a term is made smaller, so that the sum of terms has rows of norm one.
-        first = next(iter(one))
-        stacked = {name: replace(param, shape=(terms, *param.shape)) for name, param in one.items()}
-        deviation: Any = one[first].init
+            return term
+        # The first tensor of each term is scaled down, so that rows of the sum have norm term.
+        first = next(iter(term))
+        stacked = {name: replace(param, shape=(terms, *param.shape)) for name, param in term.items()}
+        deviation: Any = term[first].init
         return {**stacked, first: replace(stacked[first], init=deviation * terms**-0.5)}
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
-        """Return the sum of the terms."""
         names = self._term(1, 1, 1, 1)
-        if self._options()[2] == 1:
+        if self.terms == 1:
             return self._product({name: params[name] for name in names})
         slices = zip(*(params[name].unbind(-3) for name in names), strict=True)
         return SumWeights(tuple(self._product(dict(zip(names, tensors, strict=True))) for tensors in slices))
@@ -85,19 +81,19 @@ class _Hypercomplex(Reconciliation):
     def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:
-        """Carry A (or B, where A has one column) over to the finer basis."""
+        """Transfer A, or B if A has one column, to the finer basis."""
         names = list(self._term(1, 1, 1, 1))
         carried = {name: tensors[name] for name in names}
         q = self._sizes(out_features, factors)[1]
         left = "left" if "left" in carried else "left_columns"
         right = "right" if "right" in carried else "right_columns"
-        own: Any = self
+        this: Any = self
         if q == 1:
             carried[right] = change.columns(carried[right])
-            return replace(own, columns=1), carried
+            return replace(this, columns=1), carried
         if q == factors[0] and change.grid is not None:
             carried[left] = change.grid(carried[left])
-            return replace(own, columns=None if own.columns is None else change.factors[0]), carried
+            return replace(this, columns=None if self.columns is None else change.factors[0]), carried
         return super().rebase(tensors, out_features, factors, change)
 
 
@@ -106,15 +102,15 @@ class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm",)):
     """A sum of Kronecker products: ψ(w) = Σ_k A_k ⊗ B_k, A `(p, q)`, B `(n/p, D/q)`, l = terms·(p·q + (n/p)(D/q)).
 
     Args:
-        rows: p, a divisor of n; by default the largest that is at most √n.
-        columns: q, a divisor of D; by default κ's natural grid, on which a product such as Taylor's is never multiplied out.
-        terms: number of products that are added, 1 to 4,096; one is the paper's.
+        rows: p, a divisor of n; None: the largest up to √n.
+        columns: q, a divisor of D; None: κ's natural grid, which never multiplies out a product such as Taylor's.
+        terms: number of products in the sum, 1 to 4,096; the paper uses one.
 
     Raises:
-        SpecError: a size that does not divide; the message lists the divisors.
+        SpecError: a size that is no divisor; the message lists the divisors.
 
-    Source: arXiv 2407.04819, "Hypercomplex Multiplication (HM) based Parameter Reconciliation"; several terms:
-        arXiv 2102.08597.
+    Source: arXiv 2407.04819, "Hypercomplex Multiplication (HM) based Parameter Reconciliation"; several terms: arXiv
+        2102.08597.
 
     Example:
         >>> Kronecker(rows=2).count(out_features=4, factors=(3, 5))
@@ -135,24 +131,8 @@ class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm",)):
 
 
 @dataclass(frozen=True)
-class LowRankKronecker(_Hypercomplex, name="low_rank_kronecker", aliases=("lphm",)):
-    """A sum of Kronecker products with low-rank B: ψ(w) = Σ_k A_k ⊗ (S_k T_kᵀ), l = terms·(p·q + r(n/p + D/q)).
-
-    Args:
-        rank: r, of B, 1 to 2⁴⁰.
-        rows: p, a divisor of n; by default the largest that is at most √n.
-        columns: q, a divisor of D; by default κ's natural grid.
-        terms: number of products that are added, 1 to 4,096; one is the paper's.
-
-    Raises:
-        SpecError: a size that does not divide; the message lists the divisors.
-
-    Source: arXiv 2407.04819, "Low-Rank Parameterized Hypercomplex Multiplication (LPHM)", whose l has a slip (D/p for D/q).
-
-    Example:
-        >>> LowRankKronecker(rank=2, rows=2).count(out_features=4, factors=(3, 5))
-        20
-    """
+class _LowRankTerms(_Hypercomplex):
+    """Options of both low-rank kinds."""
 
     examples = ({}, {"rank": 1, "rows": 1}, {"rank": 3, "columns": 1}, {"rank": 1, "terms": 2})
 
@@ -160,6 +140,28 @@ class LowRankKronecker(_Hypercomplex, name="low_rank_kronecker", aliases=("lphm"
     rows: int | None = option(None, minimum=1)
     columns: int | None = option(None, minimum=1)
     terms: int = option(1, minimum=1, maximum=4096)
+
+
+@dataclass(frozen=True)
+class LowRankKronecker(_LowRankTerms, name="low_rank_kronecker", aliases=("lphm",)):
+    """A sum of Kronecker products with low-rank B: ψ(w) = Σ_k A_k ⊗ (S_k T_kᵀ), l = terms·(p·q + r(n/p + D/q)).
+
+    Args:
+        rank: r, of B, 1 to 2⁴⁰.
+        rows: p, a divisor of n; None: the largest up to √n.
+        columns: q, a divisor of D; None: κ's natural grid.
+        terms: number of products in the sum, 1 to 4,096; the paper uses one.
+
+    Raises:
+        SpecError: a size that is no divisor; the message lists the divisors.
+
+    Source: arXiv 2407.04819, "Low-Rank Parameterized Hypercomplex Multiplication (LPHM)", with a misprint in l (D/p for
+        D/q).
+
+    Example:
+        >>> LowRankKronecker(rank=2, rows=2).count(out_features=4, factors=(3, 5))
+        20
+    """
 
     def _term(self, p: int, q: int, s: int, t: int) -> dict[str, Param]:
         r = self.rank
@@ -175,17 +177,17 @@ class LowRankKronecker(_Hypercomplex, name="low_rank_kronecker", aliases=("lphm"
 
 
 @dataclass(frozen=True)
-class DualLowRankKronecker(_Hypercomplex, name="dual_low_rank_kronecker", aliases=("dual_lphm",)):
+class DualLowRankKronecker(_LowRankTerms, name="dual_low_rank_kronecker", aliases=("dual_lphm",)):
     """A sum of Kronecker products of low-rank matrices: ψ(w) = Σ_k (P_k Q_kᵀ) ⊗ (S_k T_kᵀ), l = terms·r(p + q + n/p + D/q).
 
     Args:
         rank: r, of both factors, 1 to 2⁴⁰.
-        rows: p, a divisor of n; by default the largest that is at most √n.
-        columns: q, a divisor of D; by default κ's natural grid.
-        terms: number of products that are added, 1 to 4,096; one is the paper's.
+        rows: p, a divisor of n; None: the largest up to √n.
+        columns: q, a divisor of D; None: κ's natural grid.
+        terms: number of products in the sum, 1 to 4,096; the paper uses one.
 
     Raises:
-        SpecError: a size that does not divide; the message lists the divisors.
+        SpecError: a size that is no divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Dual Low-Rank Parameterized Hypercomplex Multiplication".
 
@@ -193,13 +195,6 @@ class DualLowRankKronecker(_Hypercomplex, name="dual_low_rank_kronecker", aliase
         >>> DualLowRankKronecker(rank=5).count(out_features=64, factors=(785, 784))
         7925
     """
-
-    examples = ({}, {"rank": 1, "rows": 1}, {"rank": 3, "columns": 1}, {"rank": 1, "terms": 2})
-
-    rank: int = option(2, minimum=1, maximum=2**40)
-    rows: int | None = option(None, minimum=1)
-    columns: int | None = option(None, minimum=1)
-    terms: int = option(1, minimum=1, maximum=4096)
 
     def _term(self, p: int, q: int, s: int, t: int) -> dict[str, Param]:
         r = self.rank
@@ -221,16 +216,16 @@ class DualLowRankKronecker(_Hypercomplex, name="dual_low_rank_kronecker", aliase
 class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding",)):
     """One block, repeated: ψ(w) = C ⊗ W, C `(p, q)` of ones (or of zeros and ones), W `(n/p, D/q)`, l = n·D/(p·q).
 
-    With ratio below one, C keeps that share of the copies, chosen at random; it is a buffer that is saved with the model.
-    A pattern of one's own is set with `head.assign("reconciliation", pattern=…)`.
+    With ratio below one, C keeps a random fraction of the copies; C is then a buffer, saved with the model. Set a custom
+    pattern with `head.assign("reconciliation", pattern=…)`.
 
     Args:
-        rows: p, copies below each other, a divisor of n; by default the largest that is at most √n.
-        columns: q, copies beside each other, a divisor of D; by default κ's natural grid.
-        ratio: share of the copies that are there, above 0 to 1; at least one is.
+        rows: p, vertical copies, a divisor of n; None: the largest up to √n.
+        columns: q, horizontal copies, a divisor of D; None: κ's natural grid.
+        ratio: fraction of copies kept, above 0 to 1; at least one copy is kept.
 
     Raises:
-        SpecError: a size that does not divide; the message lists the divisors.
+        SpecError: a size that is no divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Duplicated Padding based Parameter Reconciliation".
 
@@ -255,7 +250,7 @@ class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         p, q, s, t = self._sizes(out_features, factors)
-        # Every row of ψ has the share of its q·t entries that the pattern keeps.
+        # Every row of ψ has the fraction of q·t entries kept by the pattern.
         block = {"block": Param((s, t), (self.ratio * q * t) ** -0.5)}
         if self.ratio == 1:
             return {**block, "value": Param((), (1.0,), trainable=False)}

@@ -49,15 +49,15 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
 
 @dataclass(frozen=True)
 class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
-    """A low rank whose right factor is a product over κ's grid: ψ(w) = A (C ⊙ B), l = r(n + q + t).
+    """A low rank with a right factor of product form on κ's grid: ψ(w) = A (C ⊙ B), l = r(n + q + t).
 
-    Row k of C ⊙ B is c_k ⊗ b_k, so that output i is Σ_k a_ik ⟨c_k, u⟩⟨b_k, v⟩ for κ = u ⊗ v: with Taylor of degree 2 a
-    factorization machine, at a cost of r multiplications an input, for any number of inputs.
+    Row k of C ⊙ B is c_k ⊗ b_k, so output i is Σ_k a_ik ⟨c_k, u⟩⟨b_k, v⟩ for κ = u ⊗ v: with Taylor of degree 2 a
+    factorization machine, at a cost of r multiplications per input.
 
     Args:
         rank: r, 1 to 2⁴⁰.
 
-    Source: Rendle, Factorization Machines (ICDM 2010), doi 10.1109/ICDM.2010.127; the product is Khatri and Rao's, row by row.
+    Source: Rendle, Factorization Machines (ICDM 2010), doi 10.1109/ICDM.2010.127; ⊙ is the row-wise Khatri–Rao product.
 
     Example:
         >>> KhatriRao(2).count(out_features=4, factors=(785, 784))
@@ -95,7 +95,7 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
 class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
     """Frozen random factors with trained scales: ψ(w) = diag(a) A diag(b) B, A `(n, r)` and B `(r, D)` random, l = n + r.
 
-    A and B are buffers that are saved with the model.
+    A and B are buffers, saved with the model.
 
     Args:
         rank: r, 1 to 2⁴⁰.

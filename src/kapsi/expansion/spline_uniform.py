@@ -1,0 +1,245 @@
+"""B-splines on uniform knots."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kapsi.derivatives import OwnDerivatives
+
+__all__ = ["UniformBasis", "pieces_on_uniform_knots", "uniform_pieces_at", "uniform_rate"]
+
+
+class UniformBasis(OwnDerivatives):
+    """The basis on uniform knots in few passes: values in place, slopes from one gather; only x is saved for the backward
+    pass.
+
+    Args:
+        x: inputs `(..., m)`.
+        low: lower end of the range, `(m,)` or broadcastable to x.
+        rate: intervals per unit of x, in the shape of `low`.
+        intervals: number of intervals.
+        degree: of the splines.
+        outside: behavior beyond the range: `linear`, `clamp` or `zero`.
+        before: number of the intervals below the lower end.
+
+    Returns:
+        The values, `(..., (intervals + degree)·m)`.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
+        indices, pieces = uniform_pieces_at(x, low, rate, intervals, degree, outside, before)
+        columns = x.new_zeros(*pieces.shape[:-1], (intervals + degree) * x.shape[-1])
+        return columns.scatter_(-1, indices, pieces)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, low, rate, ctx.intervals, ctx.degree, *ctx.where = inputs
+        ctx.save_for_backward(x, low, rate)
+        ctx.save_for_forward(x, low, rate)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # Differentiable operations, as needed for second derivatives. Saving the indices of the forward pass would save 3
+        # to 8 % of the time of a layer, and take as much memory as several intervals.
+        x, low, rate = ctx.saved_tensors
+        differentiable = torch.is_grad_enabled()
+        indices, slopes, rate = _uniform_slopes(
+            x, low, rate, ctx.intervals, ctx.degree, *ctx.where, differentiable=differentiable
+        )
+        selected = gradient.gather(-1, indices).reshape(slopes.shape)
+        return (selected * slopes).sum(-2) * rate, None, None, None, None, None, None
+
+    @staticmethod
+    def jvp_rule(ctx: Any, values: Sequence[Tensor], *tangents: Any) -> Tensor:
+        x, low, rate = values
+        tangent: Tensor = tangents[0]
+        indices, slopes, rate = _uniform_slopes(
+            x, low, rate, ctx.intervals, ctx.degree, *ctx.where, differentiable=True
+        )
+        changes = (slopes * (rate * tangent).unsqueeze(-2)).reshape(indices.shape)
+        width = (ctx.intervals + ctx.degree) * tangent.shape[-1]
+        result = torch.zeros_like(changes[..., :1]).expand(*changes.shape[:-1], width)
+        return result.scatter(-1, indices, changes)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, low: Tensor, rate: Tensor, *options: Any) -> tuple[Tensor, int]:
+        axis_of_x, *axes = in_dims[:3]
+        x = x.expand(info.batch_size, *x.shape) if axis_of_x is None else x.movedim(axis_of_x, 0)
+        ends = []
+        for value, axis in zip((low, rate), axes, strict=True):
+            if axis is not None:
+                value = value.movedim(axis, 0)
+                value = value[(slice(None), *[None] * (x.dim() - value.dim()))]
+            ends.append(value)
+        return UniformBasis.apply(x, *ends, *options), 0
+
+
+# Read by torch in every call; without the cache 25 µs of the 400 for 256 rows of 64 inputs.
+UniformBasis.forward.__signature__ = inspect.signature(UniformBasis.forward)  # type: ignore[attr-defined]
+
+
+def uniform_pieces_at(
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
+) -> tuple[Tensor, Tensor]:
+    """Return the non-zero functions on uniform knots: column indices and values, both `(..., (degree + 1)·m)`.
+
+    Not differentiable: values are computed in place.
+    """
+    position, clamped, cell = _located(x, low, rate, intervals, before)
+    # On a CPU a comparison is cheap, and saves the passes for inputs out of range if there are none.
+    inside = type(position) is Tensor and position.device.type == "cpu" and torch.equal(position, clamped)
+    if not inside:
+        cell.clamp_(0, intervals - 1)  # a NaN has no interval; any will do, since the values are NaN
+    indices = _indices(cell, degree)
+    pieces = _polynomial(_coefficients(x, degree, 0), clamped.frac(), in_place=True)
+    pieces.clamp_min_(0)  # rounding may give values below 0
+    if inside or outside == "clamp":
+        return indices, pieces.flatten(-2)
+    if outside == "linear":
+        excess = (position - clamped).unsqueeze(-2)
+        lower, upper = (slope.unsqueeze(-1) for slope in _end_slopes(x, degree))
+        pieces.addcmul_(excess.clamp_max(0), lower).addcmul_(excess.clamp_min(0), upper)
+    else:
+        pieces.mul_(_in_range(position, intervals).unsqueeze(-2))
+    return indices, pieces.flatten(-2)
+
+
+def _uniform_slopes(
+    x: Tensor,
+    low: Tensor,
+    rate: Tensor,
+    intervals: int,
+    degree: int,
+    outside: str,
+    before: int,
+    *,
+    differentiable: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return column indices of the non-zero functions, their slopes `(..., degree + 1, m)`, and the rate of each input.
+
+    Slopes are per interval, the rate is in intervals per unit of x; it is zero where the functions are constant beyond the
+    range.
+
+    Args:
+        x, low, rate, intervals, degree, outside, before: as in `UniformBasis`.
+        differentiable: whether the results may be differentiated.
+    """
+    position, clamped, cell = _located(x, low, rate, intervals, before)
+    cell = cell.clamp(0, intervals - 1)
+    # Up to 1 inclusive: the upper end has a second derivative too.
+    t = position.clamp(0, intervals) - cell if differentiable else clamped.frac()
+    if outside != "linear":
+        rate = torch.where(_in_range(position, intervals), rate, torch.zeros_like(rate))
+    return _indices(cell, degree), _polynomial(_coefficients(x, degree, 1), t), rate
+
+
+def uniform_rate(low: Tensor, high: Tensor, intervals: int) -> Tensor:
+    """Return intervals per unit of x, rounded so that the upper end of the range stays within."""
+    width = high - low
+    rate = intervals / width
+    return torch.where(width * rate > intervals, rate * (1 - torch.finfo(rate.dtype).eps), rate)
+
+
+def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int, before: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the position in intervals from the first, the position clamped to the intervals, and the interval."""
+    position = (x - low) * rate
+    if before:  # added last: subtracting a lower `low` would round by more than an interval far from zero
+        position = position + before
+    # The upper end belongs to the last interval: moved down by a rounding step.
+    clamped = position.clamp(0, intervals * (1 - torch.finfo(position.dtype).eps))
+    return position, clamped, clamped.detach().long()
+
+
+def _in_range(position: Tensor, intervals: int) -> Tensor:
+    return (position >= 0) & (position <= intervals)
+
+
+def _indices(cell: Tensor, degree: int) -> Tensor:
+    """Return the column indices of the non-zero functions, `(..., (degree + 1)·m)`."""
+    inputs = cell.shape[-1]
+    of_first_interval = torch.arange((degree + 1) * inputs, device=cell.device).view(degree + 1, inputs)
+    return torch.add(of_first_interval, cell.unsqueeze(-2), alpha=inputs).flatten(-2)
+
+
+def _polynomial(coefficients: Sequence[Tensor], t: Tensor, in_place: bool = False) -> Tensor:
+    """Return polynomials of t `(..., m)` by Horner's rule, `(..., k, m)`, for coefficients `(k, 1)` in ascending order."""
+    t = t.unsqueeze(-2)
+    *lower, value = coefficients
+    if not lower:
+        return value + 0 * t
+    value = torch.addcmul(lower.pop(), value, t)
+    for coefficient in reversed(lower):
+        value = torch.addcmul(coefficient, value, t, out=value) if in_place else torch.addcmul(coefficient, value, t)
+    return value
+
+
+def _coefficients(like: Tensor, degree: int, derivative: int) -> tuple[Tensor, ...]:
+    """Return coefficients of the non-zero functions on an interval, or of a derivative, each `(degree + 1, 1)`."""
+    return like.new_tensor(_uniform_coefficients(degree)[derivative]).unsqueeze(-1).unbind(0)
+
+
+def _end_slopes(like: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Return the slopes of the functions at the lower and upper end of an interval, `(degree + 1,)`."""
+    slopes = like.new_tensor(_uniform_coefficients(degree)[1])
+    return slopes[0], slopes.sum(0)
+
+
+@functools.cache
+def _uniform_coefficients(degree: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the coefficients of t⁰, t¹, … of the degree + 1 functions on [0, 1] of uniform knots, and of their slopes.
+
+    Exact up to the last rounding. The k-th is a k-th derivative over k!, at most 2ᵏ/k!: Horner's rule loses no digits.
+    """
+    basis = [[Fraction(1)]]
+    for d in range(1, degree + 1):
+        # N_{j,d} = ((t + d − j) N_{j−1,d−1} + (j + 1 − t) N_{j,d−1}) / d
+        wider = [[Fraction(0)] * (d + 1) for _ in range(d + 1)]
+        for j, piece in enumerate(basis):
+            for k, c in enumerate(piece):
+                wider[j + 1][k] += c * (d - 1 - j) / d
+                wider[j + 1][k + 1] += c / d
+                wider[j][k] += c * (j + 1) / d
+                wider[j][k + 1] -= c / d
+        basis = wider
+    values = [[float(piece[k]) for piece in basis] for k in range(degree + 1)]
+    return values, [[float(k * piece[k]) for piece in basis] for k in range(1, degree + 1)]
+
+
+def pieces_on_uniform_knots(position: Tensor, intervals: int, degree: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the results of `pieces_on_knots` for positions `(..., m)`, in intervals from the lower end of uniform knots."""
+    clamped = position.clamp(0, intervals)
+    # The upper end belongs to the last interval; for a NaN any interval will do, since the values are NaN.
+    cell = clamped.detach().long().clamp(0, intervals - 1)
+    pieces, lower = _uniform_pieces(clamped - cell, degree)
+    return clamped, cell, pieces, lower
+
+
+def _uniform_pieces(t: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """Return the degree + 1 non-zero functions on an interval, and the functions of one degree less.
+
+    Recursion of Cox and de Boor on uniform knots, all terms positive for t in [0, 1]: N_{j,d} = ((t + d − j) N_{j−1,d−1} +
+    (j + 1 − t) N_{j,d−1}) / d.
+
+    Args:
+        t: position in the interval, `(..., m)`, 0 to 1.
+        degree: of the result.
+
+    Returns:
+        `(..., degree + 1, m)` and `(..., degree, m)`.
+    """
+    basis = [torch.ones_like(t) if degree else torch.ones_like(t) + 0 * t]  # steps are constant, except for a NaN
+    lower: list[Tensor] = []
+    for d in range(1, degree + 1):
+        lower = basis
+        first = (1 - t) / d * lower[0]
+        middle = [((t + (d - j)) * lower[j - 1] + ((j + 1) - t) * lower[j]) / d for j in range(1, d)]
+        basis = [first, *middle, t / d * lower[d - 1]]
+    return torch.stack(basis, -2), torch.stack(lower, -2) if lower else t.unsqueeze(-2)
