@@ -3,7 +3,7 @@
 from kapsi.data.tabular.preprocess import CategoryColumn, NumberColumn, Preprocessing, TargetScale
 from kapsi.data.tabular.read import read_table
 from kapsi.data.tabular.split import folds, split
-from kapsi.data.tabular.target import Problem, make_problem, target_of
+from kapsi.data.tabular.target import TableProblem, make_problem, target_of
 from kapsi.data.tabular.types import Column, Label, Table
 from kapsi.data.tabular.write import csv_text, write_table
 
@@ -13,8 +13,8 @@ __all__ = [
     "Label",
     "NumberColumn",
     "Preprocessing",
-    "Problem",
     "Table",
+    "TableProblem",
     "TargetScale",
     "csv_text",
     "folds",

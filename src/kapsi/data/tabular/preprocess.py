@@ -1,4 +1,4 @@
-"""Standardize columns to inputs, and regression targets."""
+"""Standardize and encode feature columns; standardize regression targets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kapsi.data.tabular.types import (
     Table,
     as_numbers,
     as_text,
-    encoded,
+    encode,
     listed,
-    refuse,
+    reject,
     short,
 )
 from kapsi.errors import nearest
@@ -36,12 +36,12 @@ LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
 
 
 def _center_and_scale(values: Floats) -> tuple[float, float]:
-    """Return the mean and the population standard deviation (1 where it is 0), safe from overflow at any size."""
+    """Return mean and population standard deviation (1 instead of 0) without overflow."""
     if not len(values):
         return 0.0, 1.0
     largest = float(np.abs(values).max())
     exponent = math.frexp(largest)[1] if largest else 0
-    # Powers of two scale exactly, and differences from one value keep the digits that a large offset would take.
+    # Powers of two scale exactly; differences from the first value keep digits lost to a large offset.
     small = np.ldexp(values, -exponent)
     shifted = small - small[0]
     mean = float(shifted.mean())
@@ -59,13 +59,13 @@ def _standardized(values: Floats, center: float, scale: float) -> Floats:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """How one column of numbers or booleans becomes an input.
+    """Standardization of a column of numbers or booleans.
 
     Args:
-        name: the column's name.
-        mean: the mean of the fitted values; it also stands in for a missing value.
-        scale: their population standard deviation, 1 where that is 0.
-        missing: whether a further 0/1 input tells which values are missing.
+        name: name of the column.
+        mean: mean of the fitted values; replaces missing values.
+        scale: population standard deviation of the fitted values, 1 if they are constant.
+        missing: add a 0/1 input that marks missing values.
     """
 
     name: str
@@ -75,35 +75,35 @@ class NumberColumn:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> NumberColumn:
-        """Take the mean, the scale and whether values are missing from the column."""
+        """Fit mean and scale, and note missing values."""
         present = ~column.missing
         return cls(name, *_center_and_scale(column.numbers[present]), missing=not present.all())
 
     def names(self) -> list[str]:
-        """Return one name for each input that the column becomes."""
+        """Return the names of the inputs."""
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def accept(self, column: Column, where: str) -> Column:
-        """Return the column as numbers; refuse text and infinite values."""
+        """Return the column as numbers; reject text and infinite values."""
         return Column("real" if column.kind == "text" else column.kind, as_numbers(column, self.name, where))
 
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
         missing = np.isnan(column.numbers)
         inputs = _standardized(np.where(missing, self.mean, column.numbers), self.mean, self.scale)
-        # Fitted values are within √rows; one far outside must not make a product of inputs infinite.
+        # Fitted values are within √rows; a far outlier must not make products of inputs infinite.
         inputs = np.clip(inputs, -FARTHEST, FARTHEST)
         return np.stack([inputs, missing], axis=1) if self.missing else inputs[:, np.newaxis]
 
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """How one column of text becomes 0/1 inputs, one for each category.
+    """One-hot encoding of a column of text.
 
     Args:
-        name: the column's name.
-        categories: the categories that are told apart, sorted; any other text and missing values give only zeros.
-        binary: whether the second of two categories alone is an input.
+        name: name of the column.
+        categories: the most frequent texts, sorted; other texts and missing values are all zeros.
+        binary: encode two categories as one input, 1 for the second.
     """
 
     name: str
@@ -112,14 +112,14 @@ class CategoryColumn:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> CategoryColumn:
-        """Take the most frequent categories from the column."""
-        codes, words = encoded(column.values)
+        """Take the most frequent texts as categories."""
+        codes, words = encode(column.values)
         counts = np.bincount(codes[codes >= 0], minlength=len(words))
         most = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
         return cls(name, tuple(words[code] for code in most), binary=len(words) == 2 and bool((codes >= 0).all()))
 
     def names(self) -> list[str]:
-        """Return one name for each input that the column becomes."""
+        """Return the names of the inputs."""
         return [f"{self.name} = {category}" for category in self.categories[int(self.binary) :]]
 
     def accept(self, column: Column, where: str) -> Column:
@@ -128,16 +128,19 @@ class CategoryColumn:
 
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
-        codes, words = encoded(column.values)
-        place = {category: code for code, category in enumerate(self.categories)}
-        coded = np.array([*(place.get(word, -1) for word in words), -1], dtype=np.int64)[codes]
+        codes, words = encode(column.values)
+        code_of = {category: code for code, category in enumerate(self.categories)}
+        coded = np.array([*(code_of.get(word, -1) for word in words), -1], dtype=np.int64)[codes]
         inputs: Floats = (coded[:, np.newaxis] == np.arange(len(self.categories))).astype(np.float64)
         return inputs[:, int(self.binary) :]
 
 
+KINDS = {"number": NumberColumn, "category": CategoryColumn}
+
+
 @dataclass(frozen=True)
 class Preprocessing:
-    """How raw columns become standardized inputs, as plain data.
+    """Standardization and one-hot encoding of all feature columns.
 
     Args:
         columns: one entry for each feature column, in order.
@@ -153,7 +156,7 @@ class Preprocessing:
 
     @classmethod
     def fit(cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Preprocessing:
-        """Take the statistics of these rows (0-based numbers within features), of all rows where None."""
+        """Fit all columns to a selection of rows (numbers within `features`, from 0), or to all rows."""
         if rows is not None:
             features = features.take(rows)
         return cls(
@@ -166,87 +169,89 @@ class Preprocessing:
         )
 
     def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Floats:
-        """Return the inputs of these rows, of all rows where None: (rows, len(names())) float64, finite.
+        """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
 
         Raises:
-            TableError: as in check.
+            TableError: as `check`.
         """
         features, _ = self.check(features if rows is None else features.take(rows))
-        parts = [spec.transform(features.columns[spec.name]) for spec in self.columns]
+        parts = [column.transform(features.columns[column.name]) for column in self.columns]
         return np.concatenate(parts, axis=1, dtype=np.float64)
 
     def names(self) -> list[str]:
-        """Return one name for each input."""
-        return [name for spec in self.columns for name in spec.names()]
+        """Return the names of the inputs."""
+        return [name for column in self.columns for name in column.names()]
 
     def check(self, table: Table) -> tuple[Table, list[str]]:
-        """Return the columns that are needed, in order and typed as fitted, and notes on what was ignored.
+        """Return the fitted columns of a table, in order and typed as fitted, and notes on ignored columns.
 
         Raises:
-            TableError: a column is absent, has text where numbers are expected, or is infinite somewhere.
+            TableError: a column is missing, holds text instead of numbers, or is infinite.
         """
-        needed = {spec.name for spec in self.columns}
+        needed = {column.name for column in self.columns}
         extra = [name for name in table.columns if name not in needed]
-        absent = [spec.name for spec in self.columns if spec.name not in table.columns]
+        absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             near = {name: nearest(name, extra) for name in absent}
             shown = [short(n) + (f" (nearest: {listed(near[n])})" if near[n] else "") for n in absent]
-            raise refuse(table.name, f"missing columns: {', '.join(shown)}; add them or rename the columns to match")
-        columns = {spec.name: spec.accept(table.columns[spec.name], table.name) for spec in self.columns}
+            reject(table.name, f"missing columns: {', '.join(shown)}; add them or rename the columns to match")
+        columns = {column.name: column.accept(table.columns[column.name], table.name) for column in self.columns}
         notes = [f"ignored columns that the model does not use: {listed(extra)}"] if extra else []
         return Table(table.name, columns), notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types that from_dict reads."""
-        kinds = {NumberColumn: "number", CategoryColumn: "category"}
-        columns: list[dict[str, Any]] = [{"kind": kinds[type(spec)], **asdict(spec)} for spec in self.columns]
-        for column in columns:
-            if column["kind"] == "category":
-                column["categories"] = list(column["categories"])
-        return {"columns": columns}
+        """Return plain JSON types for `from_dict`."""
+        names = {kind: name for name, kind in KINDS.items()}
+        columns = [{"kind": names[type(column)], **asdict(column)} for column in self.columns]
+        return {"columns": [{k: list(v) if isinstance(v, tuple) else v for k, v in c.items()} for c in columns]}
 
     @classmethod
     def from_dict(cls, data: object) -> Preprocessing:
-        """Read what to_dict returned.
+        """Read the plain data of `to_dict`.
 
         Raises:
             TableError: the data is damaged.
         """
         where = "preprocessing"
-        columns: list[NumberColumn | CategoryColumn] = []
-        for position, entry in enumerate(_fields(data, where, {"columns": list})["columns"]):
-            here = f"{where}.columns[{position}]"
-            kind = entry.get("kind") if isinstance(entry, dict) else None
-            if kind == "number":
-                found = _fields(entry, here, {"kind": str, "name": str, "mean": float, "scale": float, "missing": bool})
-                if found["scale"] <= 0:
-                    raise refuse(here, f"scale is {found['scale']!r}; it must be above 0")
-                columns.append(NumberColumn(found["name"], found["mean"], found["scale"], found["missing"]))
-            elif kind == "category":
-                found = _fields(entry, here, {"kind": str, "name": str, "categories": list, "binary": bool})
-                words = found["categories"]
-                if not all(isinstance(word, str) for word in words) or words != sorted(set(words)):
-                    raise refuse(here, f"categories are {short(words)}; they must be different texts in order")
-                if len(words) > MAX_CATEGORIES or (found["binary"] and len(words) != 2):
-                    raise refuse(here, f"{len(words)} categories do not fit; at most {MAX_CATEGORIES}, 2 where binary")
-                columns.append(CategoryColumn(found["name"], tuple(words), found["binary"]))
-            else:
-                what = f"kind is {short(kind)}" if isinstance(entry, dict) else f"this is {short(entry)}"
-                raise refuse(here, f"{what}; it must be an object of the kind 'number' or 'category'")
-        if not columns or len({spec.name for spec in columns}) < len(columns):
-            raise refuse(where, "columns must be at least one, with different names")
+        entries = _fields(data, where, {"columns": list})["columns"]
+        columns = [_column(entry, f"{where}.columns[{i}]") for i, entry in enumerate(entries)]
+        if not columns or len({column.name for column in columns}) < len(columns):
+            reject(where, "columns must be at least one, with different names")
         return cls(tuple(columns))
 
 
+def _column(entry: object, where: str) -> NumberColumn | CategoryColumn:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if kind == "number":
+        values = _fields(entry, where, {"kind": str, "name": str, "mean": float, "scale": float, "missing": bool})
+        return NumberColumn(values["name"], values["mean"], _positive(values["scale"], where), values["missing"])
+    if kind != "category":
+        value = f"kind is {short(kind)}" if isinstance(entry, dict) else f"this is {short(entry)}"
+        reject(where, f"{value}; it must be an object of the kind 'number' or 'category'")
+    values = _fields(entry, where, {"kind": str, "name": str, "categories": list, "binary": bool})
+    words = values["categories"]
+    if not all(isinstance(word, str) for word in words) or words != sorted(set(words)):
+        reject(where, f"categories are {short(words)}; they must be different texts in order")
+    if len(words) > MAX_CATEGORIES or (values["binary"] and len(words) != 2):
+        reject(where, f"{len(words)} categories do not fit; at most {MAX_CATEGORIES}, 2 where binary")
+    return CategoryColumn(values["name"], tuple(words), values["binary"])
+
+
+def _positive(scale: float, where: str) -> float:
+    if scale <= 0:
+        reject(where, f"scale is {scale!r}; it must be above 0")
+    return scale
+
+
 def _fields(data: object, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of a JSON object that has just these, of these types; float takes any finite number."""
+    """Return the fields of a JSON object with exactly these keys and types; float accepts any finite number."""
     if not isinstance(data, dict):
-        raise refuse(where, f"this is {short(data)}; it must be an object")
+        reject(where, f"this is {short(data)}; it must be an object")
     if set(data) != set(kinds):
         lost, unknown = [k for k in kinds if k not in data], [k for k in data if k not in kinds]
-        what = [f"missing keys: {listed(lost)}"] * bool(lost) + [f"unknown keys: {listed(unknown)}"] * bool(unknown)
-        raise refuse(where, f"{'; '.join(what)}; the keys are {listed(kinds)}")
-    found: dict[str, Any] = {}
+        parts = [f"missing keys: {listed(lost)}"] * bool(lost) + [f"unknown keys: {listed(unknown)}"] * bool(unknown)
+        reject(where, f"{'; '.join(parts)}; the keys are {listed(kinds)}")
+    fields: dict[str, Any] = {}
     for key, kind in kinds.items():
         value = data[key]
         if kind is float and type(value) in (int, float):
@@ -256,18 +261,18 @@ def _fields(data: object, where: str, kinds: Mapping[str, type]) -> dict[str, An
                 value = math.inf
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             needed = "a finite number" if kind is float else f"of the type {kind.__name__}"
-            raise refuse(where, f"{key} is {short(data[key])}; it must be {needed}")
-        found[key] = value
-    return found
+            reject(where, f"{key} is {short(data[key])}; it must be {needed}")
+        fields[key] = value
+    return fields
 
 
 @dataclass(frozen=True)
 class TargetScale:
-    """How a regression target is standardized, and predictions are brought back.
+    """Standardization of a regression target.
 
     Args:
-        center: the mean of the fitted values.
-        scale: their population standard deviation, 1 where that is 0.
+        center: mean of the fitted values.
+        scale: population standard deviation of the fitted values, 1 if they are constant.
 
     Example:
         >>> import numpy as np
@@ -280,32 +285,30 @@ class TargetScale:
 
     @classmethod
     def fit(cls, y: Floats) -> TargetScale:
-        """Take the mean and the population standard deviation of y, (rows,) float64, finite."""
+        """Fit mean and population standard deviation of y, (rows,), finite."""
         return cls(*_center_and_scale(np.asarray(y, dtype=np.float64)))
 
     def apply(self, y: npt.ArrayLike) -> Floats:
-        """Return y, in the target's unit, standardized: the same shape, float64; NaN stays."""
+        """Return y standardized, float64 of the same shape; NaN stays."""
         scaled = _standardized(np.asarray(y, dtype=np.float64), self.center, self.scale)
         return np.clip(scaled, -LARGEST_FLOAT64, LARGEST_FLOAT64)
 
     def invert(self, y: npt.ArrayLike) -> Floats:
-        """Return y, standardized, in the target's unit: the same shape, float64; NaN stays, no value overflows."""
+        """Return standardized y in the unit of the target, float64 of the same shape; NaN stays, no value overflows."""
         with np.errstate(over="ignore"):
             values = np.asarray(y, dtype=np.float64) * self.scale + self.center
         return np.clip(values, -LARGEST_FLOAT64, LARGEST_FLOAT64)
 
     def to_dict(self) -> dict[str, float]:
-        """Return plain JSON types that from_dict reads."""
+        """Return plain JSON types for `from_dict`."""
         return {"center": self.center, "scale": self.scale}
 
     @classmethod
     def from_dict(cls, data: object) -> TargetScale:
-        """Read what to_dict returned.
+        """Read the plain data of `to_dict`.
 
         Raises:
             TableError: the data is damaged.
         """
-        found = _fields(data, "target scale", {"center": float, "scale": float})
-        if found["scale"] <= 0:
-            raise refuse("target scale", f"scale is {found['scale']!r}; it must be above 0")
-        return cls(found["center"], found["scale"])
+        values = _fields(data, "target scale", {"center": float, "scale": float})
+        return cls(values["center"], _positive(values["scale"], "target scale"))

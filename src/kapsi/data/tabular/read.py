@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kapsi.data.tabular.types import BLANKS, Column, Kind, Table, listed, parse_numbers, refuse, short, to_floats
+from kapsi.data.tabular.types import (
+    BLANKS,
+    Column,
+    Kind,
+    Table,
+    listed,
+    parse_numbers,
+    reject,
+    short,
+    table_error,
+    to_floats,
+)
 
-__all__ = [
-    "read_table",
-]
+__all__ = ["read_table"]
 
 CSV_DELIMITERS = {".csv": ",", ".txt": ",", ".tsv": "\t"}
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -26,38 +36,43 @@ def read_table(path: str | Path) -> Table:
     """Read a CSV (.csv, .tsv, .txt) or Parquet (.parquet, .pq) file and type its columns.
 
     Args:
-        path: the file; CSV is UTF-8 with one header line, delimited by a comma, semicolon, tab or bar.
+        path: the file; CSV is UTF-8 with one header line, delimited by comma, semicolon, tab or bar.
 
     Raises:
-        TableError: the file cannot be read as a table with unique column names and at least one row.
+        TableError: the file is not a table with unique column names and at least one row.
     """
     path = Path(path)
     if path.is_dir():
-        raise refuse(str(path), "this is a folder; give a CSV or Parquet file")
+        reject(str(path), "this is a folder; give a CSV or Parquet file")
     suffix = checked_suffix(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise refuse(str(path), "there is no such file; check the path") from None
+        raise table_error(str(path), "there is no such file; check the path") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise refuse(str(path), f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise table_error(str(path), f"the file cannot be read ({reason})") from None
     if not data.strip(b" \t\r\n\xef\xbb\xbf"):
-        raise refuse(path.name, "the file is empty; a table has a header line and at least one row")
+        reject(path.name, "the file is empty; a table has a header line and at least one row")
     names, columns = (_read_csv if suffix in CSV_DELIMITERS else _read_parquet)(data, path.name)
-    names = [name or f"column {position}" for position, name in enumerate(names, start=1)]
+    names = [name or f"column {number}" for number, name in enumerate(names, start=1)]
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1] if len(set(names)) < len(names) else []
     if repeated:
-        raise refuse(path.name, f"several columns have the same name: {listed(repeated)}; rename them")
+        reject(path.name, f"several columns have the same name: {listed(repeated)}; rename them")
     if not columns or not len(columns[0].values):
-        raise refuse(path.name, "the file has a header but no rows; add at least one row")
-    return Table(path.name, dict(zip(names, columns, strict=True)))
+        reject(path.name, "the file has a header but no rows; add at least one row")
+    return Table(path.name, dict(zip(names, columns, strict=True)), hashlib.sha256(data).hexdigest())
 
 
 def checked_suffix(path: Path) -> str:
+    """Return the suffix of a table file, in lower case."""
     suffix, allowed = path.suffix.lower(), (*CSV_DELIMITERS, *PARQUET_SUFFIXES)
-    if suffix not in allowed:
-        raise refuse(str(path), f"the suffix {suffix!r} is not known; allowed are {', '.join(allowed)}")
-    return suffix
+    if suffix in allowed:
+        return suffix
+    raise table_error(str(path), f"the suffix {suffix!r} is not known; allowed are {', '.join(allowed)}")
+
+
+# ------------------------------------------------------------------------------------------------ CSV
 
 
 def _read_csv(data: bytes, where: str) -> tuple[list[str], list[Column]]:
@@ -69,11 +84,11 @@ def _read_csv(data: bytes, where: str) -> tuple[list[str], list[Column]]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise refuse(where, f"line {line} is not UTF-8 text; save the file as UTF-8") from None
+        raise table_error(where, f"line {line} is not UTF-8 text; save the file as UTF-8") from None
     delimiter, width = max(((mark, _header_width(text, mark)) for mark in DELIMITERS), key=lambda pair: pair[1])
-    keys = [str(position) for position in range(width)]
+    keys = [str(number) for number in range(width)]
     try:
-        # Reading the header as a row of unnamed strings keeps odd names, and leaves typing to the whole column.
+        # The header is read as a row of strings: unusual names stay, and typing sees whole columns.
         raw = pa_csv.read_csv(
             pa.BufferReader(data),
             read_options=pa_csv.ReadOptions(column_names=keys, block_size=min(max(len(data) + 1, 2**16), 2**31 - 1)),
@@ -81,17 +96,18 @@ def _read_csv(data: bytes, where: str) -> tuple[list[str], list[Column]]:
             convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(keys, pa.large_string())),
         )
     except pa.ArrowException as error:
-        raise refuse(where, _ragged(text, delimiter, width) or f"not readable as CSV ({str(error)[:200]})") from None
+        reason = _ragged(text, delimiter, width) or f"not readable as CSV ({str(error)[:200]})"
+        raise table_error(where, reason) from None
     strings = [column.combine_chunks() for column in raw.columns]
-    # A quote that is never closed takes in the rest of the file, in silence.
+    # Arrow reads an unclosed quote to the end of the file without an error.
     last = strings[-1][-1].as_py() if len(strings[-1]) else ""
     if "\n" in last and data.count(b'"') % 2 and not data.rstrip().endswith(b'"'):
-        raise refuse(where, f"a quote is opened and never closed, before {short(last.splitlines()[0])}; close it")
+        reject(where, f"a quote is opened and never closed, before {short(last.splitlines()[0])}; close it")
     return [column[0].as_py() for column in strings], [_typed(column.slice(1)) for column in strings]
 
 
 def _header_width(text: str, delimiter: str) -> int:
-    """Return how many fields the first line that is not blank has with this delimiter."""
+    """Return the number of fields in the first line that is not blank."""
     try:
         return next((len(row) for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row), 1)
     except csv.Error:
@@ -99,7 +115,7 @@ def _header_width(text: str, delimiter: str) -> int:
 
 
 def _ragged(text: str, delimiter: str, width: int) -> str:
-    """Return what is wrong with the first row that has another number of fields than the header."""
+    """Return a message on the first row whose number of fields differs from the header, empty without one."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     line = 1
     try:
@@ -109,13 +125,13 @@ def _ragged(text: str, delimiter: str, width: int) -> str:
                     f"line {line} has {len(row)} values, the header has {width}; quote values that hold {delimiter!r}"
                 )
             line = reader.line_num + 1
-    except csv.Error:  # a field beyond the csv module's limit
+    except csv.Error:  # a field beyond the limit of the csv module
         return ""
     return ""
 
 
 def _typed(strings: Any) -> Column:
-    """Type a whole column of strings, each different string once."""
+    """Type a column of strings; each distinct string is parsed once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -152,6 +168,9 @@ def _are_integers(strings: Any) -> bool:
     return True
 
 
+# ------------------------------------------------------------------------------------------------ Parquet
+
+
 def _read_parquet(data: bytes, where: str) -> tuple[list[str], list[Column]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -160,7 +179,7 @@ def _read_parquet(data: bytes, where: str) -> tuple[list[str], list[Column]]:
         raw = pq.ParquetFile(pa.BufferReader(data)).read()
         raw.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise refuse(where, f"not readable as Parquet ({error})") from None
+        raise table_error(where, f"not readable as Parquet ({error})") from None
     columns = zip(raw.column_names, raw.columns, strict=True)
     return list(raw.column_names), [_typed_arrow(column.combine_chunks(), name, where) for name, column in columns]
 
@@ -189,4 +208,4 @@ def _typed_arrow(column: Any, name: str, where: str) -> Column:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return Column("text", pc.cast(column, pa.large_string()).to_numpy(zero_copy_only=False).astype(object))
     allowed = "numbers, booleans, text, dates and timestamps"
-    raise refuse(where, f"column {short(name)} has the type {kind}; allowed are {allowed}; convert or remove it")
+    raise table_error(where, f"column {short(name)} has the type {kind}; allowed are {allowed}; convert or remove it")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from kapsi.data.tabular.preprocess import Preprocessing
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -17,39 +19,36 @@ from kapsi.data.tabular.types import (
     Table,
     as_numbers,
     as_text,
-    encoded,
+    encode,
     listed,
-    no_column,
     numbers_in,
-    refuse,
+    reject,
     short,
     truth,
 )
 
-__all__ = [
-    "Problem",
-    "make_problem",
-    "target_of",
-]
+__all__ = ["TableProblem", "make_problem", "target_of"]
 
+TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """A table split into features and target, ready to fit.
+class TableProblem:
+    """Features and target of a table.
 
     Args:
-        name: the file's name, for messages.
-        target: the target column's name.
+        name: name of the file, for messages.
+        target: name of the target column.
         task: "classification" or "regression".
-        features: the kept rows of the kept columns, without the target.
-        y: (rows kept,) int64 class codes, or float64 values.
-        classes: the original labels, sorted, so that a code is a position; None in regression.
-        rows: (rows kept,) int64 row numbers in the file, 0-based, the header not counted.
-        notes: what was dropped and why, one line each.
+        features: feature columns of the kept rows.
+        y: class codes (int64) or values (float64), (kept rows,).
+        classes: original labels, sorted; a code is a position. None in regression.
+        rows: numbers of the kept rows in the file, from 0, without the header; int64.
+        notes: dropped rows and columns with reasons, one line each.
+        digest: SHA-256 of the file.
     """
 
     name: str
@@ -60,51 +59,43 @@ class Problem:
     classes: tuple[Label, ...] | None
     rows: Ints
     notes: tuple[str, ...]
+    digest: str = ""
+
+    @functools.cached_property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing fitted to all rows."""
+        return Preprocessing.fit(self.features)
 
 
 def make_problem(
     table: Table, target: str, *, task: str = "auto", strict: bool = False, drop: Sequence[str] = ()
-) -> Problem:
-    """Split a table into features and target; drop what no function can learn from.
+) -> TableProblem:
+    """Split a table into features and target; drop rows without a target and columns without information.
 
     Args:
         table: the table.
-        target: the target column's name.
-        task: "classification", "regression", or "auto": text, booleans and at most 20 different integers are classes.
-        strict: refuse rows with a missing target instead of dropping them.
+        target: name of the target column.
+        task: "classification", "regression", or "auto": texts, booleans and at most 20 distinct integers are classes.
+        strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
 
     Raises:
-        TableError: the target or a feature column cannot be learned from as it is.
+        TableError: the target or a feature column does not fit.
     """
     where = table.name
-    if task not in ("auto", "classification", "regression"):
-        raise refuse(where, f"the task {short(task)} is not known; allowed are 'auto', 'classification', 'regression'")
-    if target not in table.columns:
-        raise no_column(where, "the target", target, table.columns)
+    if task not in TASKS:
+        reject(where, f"the task {short(task)} is not known; allowed are {listed(TASKS)}")
+    table.require(target, "the target")
     for name in drop:
-        if name not in table.columns:
-            raise no_column(where, "the column to drop", name, table.columns)
+        table.require(name, "the column to drop")
     if target in drop:
-        raise refuse(where, f"the column {short(target)} is both the target and to be dropped; choose one")
+        reject(where, f"the column {short(target)} is both the target and to be dropped; choose one")
 
     notes: list[str] = []
-    missing = table.columns[target].missing
-    rows = np.flatnonzero(~missing).astype(np.int64)
-    if missing.any():
-        count, first = int(missing.sum()), int(np.argmax(missing)) + 1
-        if not len(rows):
-            raise refuse(where, f"the target {short(target)} is missing in every row; choose another target")
-        if strict:
-            what = f"the target {short(target)} is missing in {count} of {table.rows} rows, first in row {first}"
-            raise refuse(where, f"{what}; fill them in, or allow dropping them")
-        notes.append(
-            f"dropped {count} of {table.rows} rows, whose target {short(target)} is missing (first: row {first})"
-        )
-
     column = table.columns[target]
+    rows = _rows_with_target(table, target, strict, notes)
     if column.kind != "text":
-        as_numbers(column, target, where)  # refuses infinite values
+        as_numbers(column, target, where)  # rejects infinite values
     if task == "auto":
         task = _task_of(column, rows, target, notes)
     y: Ints | Floats
@@ -112,27 +103,39 @@ def make_problem(
     if task == "classification":
         y, classes = _classes_of(column, rows, target, where, notes)
     elif column.kind == "text":
-        raise refuse(where, f"the target {short(target)} is text, which has no regression; use --task classification")
+        reject(where, f"the target {short(target)} is text, which has no regression; use --task classification")
     else:
         y = column.numbers[rows]
         if y.min() == y.max():
-            raise refuse(where, f"the target {short(target)} is {y[0]} in every row; choose a target that varies")
-
+            reject(where, f"the target {short(target)} is {y[0]} in every row; choose a target that varies")
     names = [name for name in table.columns if name != target and name not in drop]
-    features = _kept_features(table, names, rows, notes)
-    return Problem(where, target, task, features, y, classes, rows, tuple(notes))
+    features = _informative(table, names, rows, notes)
+    return TableProblem(where, target, task, features, y, classes, rows, tuple(notes), table.digest)
+
+
+def _rows_with_target(table: Table, target: str, strict: bool, notes: list[str]) -> Ints:
+    missing = table.columns[target].missing
+    if missing.any():
+        count, first = int(missing.sum()), int(np.argmax(missing)) + 1
+        if count == table.rows:
+            reject(table.name, f"the target {short(target)} is missing in every row; choose another target")
+        if strict:
+            rows = f"{count} of {table.rows} rows, first in row {first}"
+            reject(table.name, f"the target {short(target)} is missing in {rows}; fill them in, or allow dropping them")
+        notes.append(f"dropped {count} of {table.rows} rows without a target {short(target)} (first: row {first})")
+    return np.flatnonzero(~missing).astype(np.int64)
 
 
 def _task_of(column: Column, rows: Ints, target: str, notes: list[str]) -> str:
     if column.kind in ("text", "boolean"):
         return "classification"
-    different = np.unique(column.numbers[rows])
-    few = len(different) <= MAX_AUTO_CLASSES
+    distinct = np.unique(column.numbers[rows])
+    few = len(distinct) <= MAX_AUTO_CLASSES
     if few and column.kind == "integer":
         return "classification"
-    if few and np.all(different == np.floor(different)):
-        what = f"the target {short(target)} has {len(different)} different whole values written as real numbers"
-        notes.append(f"{what}: taken as regression; --task classification makes them classes")
+    if few and np.all(distinct == np.floor(distinct)):
+        values = f"{len(distinct)} distinct whole values written as real numbers"
+        notes.append(f"the target {short(target)} has {values}: regression; use --task classification for classes")
     return "regression"
 
 
@@ -141,22 +144,21 @@ def _classes_of(
 ) -> tuple[Ints, tuple[Label, ...]]:
     labels: list[Label]
     if column.kind == "text":
-        codes, words = encoded(column.values[rows])
+        codes, words = encode(column.values[rows])
         labels = list(words)
     else:
         values, codes = np.unique(column.numbers[rows], return_inverse=True)
         bad = values[(values != np.floor(values)) | (np.abs(values) > EXACT_INTEGERS)]
         if len(bad):
-            what = f"the target {short(target)} has the value {float(bad[0])!r}, which is no class label"
-            allowed = "labels are text, booleans or whole numbers up to 2**53"
-            raise refuse(where, f"{what}; {allowed}; use --task regression")
+            value = f"the target {short(target)} has the value {float(bad[0])!r}, which is no class label"
+            reject(where, f"{value}; labels are text, booleans or whole numbers up to 2**53; use --task regression")
         labels = [bool(value) if column.kind == "boolean" else int(value) for value in values]
     if len(labels) == 1:
-        raise refuse(where, f"the target {short(target)} has the one class {short(labels[0])}; at least 2 are needed")
+        reject(where, f"the target {short(target)} has the one class {short(labels[0])}; at least 2 are needed")
     if len(labels) > MAX_CLASSES:
-        what = f"the target {short(target)} has {len(labels)} classes; at most {MAX_CLASSES} are allowed"
-        raise refuse(
-            where, f"{what}; choose another target" + ("" if column.kind == "text" else " or --task regression")
+        advice = "choose another target" + ("" if column.kind == "text" else " or --task regression")
+        reject(
+            where, f"the target {short(target)} has {len(labels)} classes; at most {MAX_CLASSES} are allowed; {advice}"
         )
     single = [labels[code] for code in np.flatnonzero(np.bincount(codes) == 1)]
     if single:
@@ -164,76 +166,75 @@ def _classes_of(
     return codes.astype(np.int64), tuple(labels)
 
 
-def _kept_features(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
+def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
+    """Return the feature columns except constant and ID-like ones, with a note on each dropped column."""
     features = table.take(rows, names)
     empty = [name for name, column in features.columns.items() if column.missing.all()]
     if empty:
         advice = f"leave them out with --drop NAME (here {' '.join(f'--drop {short(name)}' for name in empty[:10])})"
-        raise refuse(table.name, f"columns with no value in any used row: {listed(empty, len(empty))}; {advice}")
+        reject(table.name, f"columns with no value in any used row: {listed(empty, len(empty))}; {advice}")
     kept = []
     for name, column in features.columns.items():
         present = ~column.missing
         if column.kind == "text":
-            words = encoded(column.values)[1]
-            different, identifies = len(words), 2 <= len(words) == int(present.sum())
-            if identifies or different > max(MAX_CATEGORIES, 0.9 * len(rows)):
-                what = f"{different} different texts in {len(rows)} rows"
-                notes.append(f"dropped the column {short(name)}: it identifies rows ({what})")
+            words = encode(column.values)[1]
+            distinct, all_distinct = len(words), 2 <= len(words) == int(present.sum())
+            if all_distinct or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
+                notes.append(f"dropped the ID-like column {short(name)}: {distinct} distinct texts in {len(rows)} rows")
                 continue
         else:
             numbers = as_numbers(column, name, table.name, rows)[present]
-            different = 1 if numbers.min() == numbers.max() else 2
-        if different == 1 and present.all():  # where values are missing, which ones are may still tell something
+            distinct = 1 if numbers.min() == numbers.max() else 2
+        if distinct == 1 and present.all():  # otherwise missingness is information
             notes.append(f"dropped the column {short(name)}: it is {short(column.values.tolist()[0])} in every row")
             continue
         kept.append(name)
     if not kept:
         reason = f" ({'; '.join(notes)})" if notes else ""
-        raise refuse(table.name, f"no feature column is left{reason}; at least one that varies is needed")
+        reject(table.name, f"no feature column is left{reason}; at least one that varies is needed")
     return Table(table.name, {name: features.columns[name] for name in kept})
 
 
 def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | None) -> Ints | Floats:
-    """Return the target of a table as an already fitted problem codes it.
+    """Return the target of a new table in the coding of a fitted problem.
 
     Args:
-        table: the table to evaluate on.
-        target: the target column's name.
+        table: the table to evaluate.
+        target: name of the target column.
         task: "classification" or "regression".
-        classes: the fitted problem's labels, in the order of their codes; unused in regression.
+        classes: labels of the fitted problem, in the order of their codes; unused in regression.
 
     Returns:
         (rows,) int64 codes with -1 for missing, or float64 values with NaN for missing.
 
     Raises:
-        TableError: no such column, a label that is not among the classes, or a value that is no finite number.
+        TableError: the column is missing, a label is unknown, or a value is no finite number.
     """
-    where = table.name
-    if target not in table.columns:
-        raise no_column(where, "the target", target, table.columns)
+    table.require(target, "the target")
     column = table.columns[target]
     if task == "regression":
-        return as_numbers(column, target, where)
+        return as_numbers(column, target, table.name)
     known = list(classes or ())
-    place: dict[object, int] = {label: code for code, label in enumerate(known)}
     labels: list[object]
     if known and all(isinstance(label, str) for label in known):
-        codes, words = encoded(as_text(column, [str(label) for label in known]))
+        codes, words = encode(as_text(column, [str(label) for label in known]))
         labels = list(words)
     elif column.kind == "text":
-        codes, words = encoded(column.values)
+        codes, words = encode(column.values)
         pairs = zip(words, numbers_in(words).tolist(), strict=True)
         labels = [truth(word) if math.isnan(number) else number for word, number in pairs]
     else:
-        values, found = np.unique(column.numbers, return_inverse=True)
-        codes, labels = np.where(np.isnan(values)[found], -1, found), values.tolist()
-    coded = np.array([*(place.get(label, -2) for label in labels), -1], dtype=np.int64)[codes]
+        values, inverse = np.unique(column.numbers, return_inverse=True)
+        codes, labels = np.where(np.isnan(values)[inverse], -1, inverse), values.tolist()
+    code_of: dict[object, int] = {label: code for code, label in enumerate(known)}
+    coded = np.array([*(code_of.get(label, -2) for label in labels), -1], dtype=np.int64)[codes]
     unknown = np.flatnonzero(coded == -2)
     if len(unknown):
         value = column.values.tolist()[int(unknown[0])]
-        shown = short(int(value) if isinstance(value, float) and value.is_integer() else value)
-        what = (
-            f"row {unknown[0] + 1} of the target {short(target)} has the label {shown}, which the model does not know"
+        label = short(int(value) if isinstance(value, float) and value.is_integer() else value)
+        row = f"row {unknown[0] + 1} of the target {short(target)}"
+        reject(
+            table.name,
+            f"{row} has the label {label}, which the model does not know; the known labels are {listed(known, 20)}",
         )
-        raise refuse(where, f"{what}; the known labels are {listed(known, 20)}")
     return coded

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.read import CSV_DELIMITERS, checked_suffix
-from kapsi.data.tabular.types import refuse, short
+from kapsi.data.tabular.types import reject, short, table_error
 from kapsi.files import atomic, plain
 
 __all__ = ["csv_text", "write_table"]
@@ -34,7 +34,7 @@ def write_table(path: str | Path, columns: Columns) -> None:
     if not path.parent.is_dir():
         exists = path.parent.exists()
         problem = "is not a folder; give another path" if exists else "does not exist; create it first"
-        raise refuse(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
+        reject(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
     data = _encode(columns, str(path), CSV_DELIMITERS.get(suffix))
     with atomic(path) as beside, plain(path, "write the file"):
         beside.write_bytes(data)
@@ -59,7 +59,7 @@ def _encode(columns: Columns, where: str, delimiter: str | None) -> bytes:
     import pyarrow.parquet as pq
 
     if len({len(values) for values in columns.values()}) != 1:
-        raise refuse(where, "there must be at least one column, and all columns must be of the same length")
+        reject(where, "there must be at least one column, and all columns must be of the same length")
     sink = pa.BufferOutputStream()
     try:
         arrays = [pa.array(values, from_pandas=True) for values in columns.values()]  # NaN becomes null
@@ -70,7 +70,7 @@ def _encode(columns: Columns, where: str, delimiter: str | None) -> bytes:
             options = pa_csv.WriteOptions(delimiter=delimiter, null_string="NA" if len(arrays) == 1 else "")
             pa_csv.write_csv(pa.table([_with_points(a) for a in arrays], names=list(columns)), sink, options)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
-        raise refuse(
+        raise table_error(
             where, f"the columns cannot be written as {'Parquet' if delimiter is None else 'CSV'} ({error})"
         ) from None
     return bytes(sink.getvalue().to_pybytes())

@@ -8,9 +8,11 @@ from typing import Literal, cast
 
 from kapsi.data.tabular import (
     Preprocessing,
-    Problem,
     make_problem,
     read_table,
+)
+from kapsi.data.tabular import (
+    TableProblem as Problem,
 )
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor

@@ -16,12 +16,14 @@ import torch
 from kapsi.calibrate import calibrate
 from kapsi.data.tabular import (
     Preprocessing,
-    Problem,
     TargetScale,
     folds,
     make_problem,
     read_table,
     split,
+)
+from kapsi.data.tabular import (
+    TableProblem as Problem,
 )
 from kapsi.errors import RunError, SpecError, TableError
 from kapsi.files import plain, resolve, show

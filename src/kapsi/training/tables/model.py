@@ -78,7 +78,8 @@ class TableModel:
             return {"prediction": outputs.tolist()}
         columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}
         for code, label in enumerate(self.classes):
-            columns[f"probability_{label}"] = outputs[:, code].tolist()
+            name = str(label).lower() if isinstance(label, bool) else label  # as in the file
+            columns[f"probability_{name}"] = outputs[:, code].tolist()
         return columns
 
     def scores(self, table: Table) -> tuple[Scores, int, list[str]]:

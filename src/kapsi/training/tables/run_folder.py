@@ -18,9 +18,11 @@ import torch
 from kapsi.data.tabular import (
     Label,
     Preprocessing,
-    Problem,
     TargetScale,
     write_table,
+)
+from kapsi.data.tabular import (
+    TableProblem as Problem,
 )
 from kapsi.errors import KapsiError, RunError, TableError
 from kapsi.files import append_line, write_json

@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from kapsi.data.tabular import (
     Preprocessing,
-    Problem,
     TargetScale,
+)
+from kapsi.data.tabular import (
+    TableProblem as Problem,
 )
 
 __all__ = ["Scores"]
