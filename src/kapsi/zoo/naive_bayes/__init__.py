@@ -1,6 +1,6 @@
-"""Naive Bayes: log-densities of each input, class by class; a constant ψ that adds those of a class; the log-priors as π.
+"""Naive Bayes: κ has the log-densities of each input and class, a constant ψ adds those of a class, π has the log-priors.
 
-Outputs are joint log-likelihoods log p(x, class), so that `kapsi.predict_log_proba` has the log-probabilities of the classes.
+Outputs are joint log-likelihoods log p(x, class); `kapsi.predict_log_proba` gives the log-probabilities of the classes.
 """
 
 from __future__ import annotations

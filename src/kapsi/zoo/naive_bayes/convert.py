@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict_log_proba
-from kapsi.zoo.base import Case, Comparison
+from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, model_of, sklearn_rows
 from kapsi.zoo.naive_bayes.estimation import (
     CountStatistics,
     GaussianStatistics,
@@ -19,134 +20,122 @@ from kapsi.zoo.naive_bayes.estimation import (
     fit_multinomial,
     partial_fit,
 )
-from kapsi.zoo.naive_bayes.model import check_variance, filled, spec
+from kapsi.zoo.naive_bayes.model import check_variance, spec
 
 __all__ = ["PARITY", "from_sklearn"]
 
 
 def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
-    """Return a fitted naive Bayes of scikit-learn as a model in float64, with outputs in the order of its `classes_`.
+    """Return a fitted naive Bayes of scikit-learn as a model in float64, with outputs in the order of `classes_`.
 
-    `kapsi.predict_log_proba(model, x)` is `estimator.predict_log_proba(x)`, and the outputs are its joint log-likelihoods. The
-    parameters of `GaussianNB` are those of its densities, the others have a dense ψ.
+    Outputs are the joint log-likelihoods; `kapsi.predict_log_proba(model, x)` equals `estimator.predict_log_proba(x)`. The
+    parameters of `GaussianNB` become those of its densities, all others a dense ψ.
 
-    A category that an input of `CategoricalNB` did not have when it was fitted adds nothing to any class, as if that input were
-    missing; scikit-learn ends with an index error.
+    A category of `CategoricalNB` unseen in training counts as missing; scikit-learn raises an index error.
 
     Args:
         estimator: a fitted `GaussianNB`, `MultinomialNB`, `BernoulliNB`, `ComplementNB` or `CategoricalNB`.
-        learnable: of `GaussianNB`: whether means and scales are trained; without that nothing in the model is.
+        learnable: whether means and scales of `GaussianNB` are trainable; otherwise the model has no trainable parameters.
 
     Raises:
-        SpecError: another estimator, one that is not fitted, or one with probabilities of zero.
+        SpecError: another or unfitted estimator, or probabilities of zero.
     """
-    from sklearn.exceptions import NotFittedError
     from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, GaussianNB, MultinomialNB
-    from sklearn.utils.validation import check_is_fitted
 
-    kind, known = type(estimator), (GaussianNB, MultinomialNB, BernoulliNB, ComplementNB, CategoricalNB)
-    name = kind.__name__
-    if kind not in known:
-        hint = "; a class derived from one of them may compute something else" if issubclass(kind, known) else ""
-        raise SpecError(f"from_sklearn: expected {', '.join(each.__name__ for each in known)}; got {name}{hint}")
-    where = f"from_sklearn({name})"
-    try:
-        check_is_fitted(estimator)
-    except NotFittedError:
-        raise SpecError(f"{where}: it is not fitted; call fit(x, y) first") from None
-    inputs, classes = int(estimator.n_features_in_), len(estimator.classes_)
+    where = check_estimator(
+        estimator, (GaussianNB, MultinomialNB, BernoulliNB, ComplementNB, CategoricalNB), "from_sklearn"
+    )
+    kind, inputs, classes = type(estimator), int(estimator.n_features_in_), len(estimator.classes_)
     if kind is GaussianNB:
-        prior = np.asarray(estimator.class_prior_, dtype=np.float64)
-        variance = _given(estimator.var_)
-        if not (prior > 0).all():
-            absent = estimator.classes_[~(prior > 0)][0]
-            raise SpecError(f"{where}: class {absent!r} has a prior of zero; leave it out when fitting, or give priors")
+        log_prior = _log_prior(where, _tensor(estimator.class_prior_).log(), estimator.classes_)
+        variance = _tensor(estimator.var_)
         check_variance(where, variance, "var_smoothing")
-        return filled(
-            spec(inputs, classes, learnable=learnable),
-            _given(prior).log(),
-            mean=_given(estimator.theta_),
-            log_scale=variance.log() / 2,
-        )
+        kappa = {"mean": _tensor(estimator.theta_), "log_scale": variance.log() / 2}
+        return model_of(spec(inputs, classes, learnable=learnable), remainder={"value": log_prior}, expansion=kappa)
     if not learnable:
-        raise SpecError(f"{where}: learnable=False is for GaussianNB; model.freeze('*.psi') stops training")
-    prior = np.asarray(estimator.class_log_prior_, dtype=np.float64)
-    if kind is ComplementNB and classes > 1:  # which has no use for priors then
-        prior = np.zeros(classes)
-    if not np.isfinite(prior).all():
-        absent = estimator.classes_[~np.isfinite(prior)][0]
-        raise SpecError(
-            f"{where}: class {absent!r} has a prior of zero; fit it with rows of that class, or give class_prior"
-        )
+        raise SpecError(f"{where}: learnable=False is for GaussianNB; use model.freeze('*.psi') against training")
+    if kind is ComplementNB and classes > 1:  # ignores priors
+        log_prior = torch.zeros(classes, dtype=torch.float64)
+    else:
+        log_prior = _log_prior(where, estimator.class_log_prior_, estimator.classes_)
     if kind is CategoricalNB:
         categories = max(table.shape[1] for table in estimator.feature_log_prob_)
-        matrix = _of_categories(estimator.feature_log_prob_, categories, where)
-        return filled(spec(inputs, classes, "categorical", categories=categories), _given(prior), matrix)
-    logs = np.asarray(estimator.feature_log_prob_, dtype=np.float64)
-    if kind is not BernoulliNB:
-        _check_logs(where, logs)
-        return filled(spec(inputs, classes, "multinomial"), _given(prior), _given(logs))
-    with np.errstate(divide="ignore"):
-        none = np.log(1 - np.exp(logs))  # as scikit-learn rounds it
-    _check_logs(where, np.stack((logs, none)))
-    made = spec(inputs, classes, "bernoulli", threshold=estimator.binarize)
-    return filled(made, _given(prior + none.sum(1)), _given(logs - none))
+        architecture = spec(inputs, classes, "categorical", categories=categories)
+        matrix = _category_matrix(estimator.feature_log_prob_, categories, where)
+    elif kind is BernoulliNB:
+        present = np.asarray(estimator.feature_log_prob_, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            absent = np.log(1 - np.exp(present))  # rounded as in scikit-learn
+        _check_logs(where, np.stack((present, absent)))
+        architecture = spec(inputs, classes, "bernoulli", threshold=estimator.binarize)
+        matrix, log_prior = _tensor(present - absent), log_prior + _tensor(absent.sum(1))
+    else:
+        _check_logs(where, estimator.feature_log_prob_)
+        architecture, matrix = spec(inputs, classes, "multinomial"), _tensor(estimator.feature_log_prob_)
+    return model_of(architecture, remainder={"value": log_prior}, reconciliation={"matrix": matrix})
 
 
-def _given(values: Any) -> Tensor:
+def _tensor(values: Any) -> Tensor:
     return torch.tensor(np.asarray(values, dtype=np.float64))
+
+
+def _log_prior(where: str, values: Any, classes: Any) -> Tensor:
+    """Return finite log-priors."""
+    finite = np.isfinite(np.asarray(values))
+    if not finite.all():
+        raise SpecError(
+            f"{where}: class {classes[~finite][0]!r} has a prior of zero; fit with rows of each class, or set the priors"
+        )
+    return _tensor(values)
 
 
 def _check_logs(where: str, logs: Any) -> None:
     if not np.isfinite(logs).all():
-        raise SpecError(
-            f"{where}: {int((~np.isfinite(logs)).sum()):,} probabilities are zero; fit it with alpha above 0"
-        )
+        raise SpecError(f"{where}: {int((~np.isfinite(logs)).sum()):,} probabilities are zero; fit with alpha above 0")
 
 
-def _of_categories(tables: Any, categories: int, where: str) -> Tensor:
-    """Return ψ of a `CategoricalNB`, basis-major as κ is: category by category, the inputs of each side by side."""
+def _category_matrix(tables: Any, categories: int, where: str) -> Tensor:
+    """Return ψ of a `CategoricalNB` in the order of κ: category by category, with all inputs of each."""
     rows = []
     for table in tables:
-        logs = np.asarray(table, dtype=np.float64)
-        _check_logs(where, logs)
-        rows.append(np.pad(logs, ((0, 0), (0, categories - logs.shape[1]))))
-    return _given(np.stack(rows, -1).reshape(len(rows[0]), -1))
+        _check_logs(where, table)
+        rows.append(np.pad(np.asarray(table, dtype=np.float64), ((0, 0), (0, categories - table.shape[1]))))
+    return _tensor(np.stack(rows, -1).reshape(len(rows[0]), -1))
 
 
-# ------------------------------------------------------------------------------------------------ comparisons
+# ------------------------------------------------------------------------------------------------ parity
 
 
-def _compared(model: Model, estimator: Any, x: Any, y: Any, theirs: int) -> Comparison:
-    """Compare log-probabilities on all rows, relative where they are larger than one."""
-    wanted = torch.tensor(estimator.predict_log_proba(x))
-    found = predict_log_proba(model, x)
-    deviation = float(((found - wanted).abs() / wanted.abs().clamp_min(1)).max())
-    (head,) = (head for _, head in model.heads())
-    # Of a constant ψ nothing is filled in, of indicators nothing in κ.
+def _rows(data: str, seed: int) -> tuple[Any, Any, Any]:
+    """Return a data set of scikit-learn in random order, and random row weights."""
+    x, y = sklearn_rows(data, seed)
+    generator = np.random.default_rng(seed)
+    generator.permutation(len(x))  # drawn for the order
+    return x, y, generator.uniform(0.1, 2, len(x))
+
+
+def _comparison(model: Model, estimator: Any, x: Any, y: Any) -> Comparison:
+    """Compare log-probabilities of all rows."""
+    difference = deviation(predict_log_proba(model, x), estimator.predict_log_proba(x))
+    ((_, head),) = model.heads()
+    # Fitted are κ or ψ, and π.
     stores = (head.kappa if "mean" in head.kappa.names() else head.psi, head.pi)
     ours = sum(tensor.numel() for store in stores for tensor in store.state_dict().values())
-    return Comparison(
-        deviation, ours, theirs, model, torch.tensor(x, dtype=torch.float64), torch.tensor(y), "cross_entropy"
-    )
+    tables = [estimator.theta_, estimator.var_] if hasattr(estimator, "theta_") else estimator.feature_log_prob_
+    theirs = sum(np.size(table) for table in tables)
+    theirs += 0 if type(estimator).__name__ == "ComplementNB" else len(estimator.classes_)
+    rows, labels = torch.tensor(x, dtype=torch.float64), torch.tensor(y)
+    return Comparison(difference, ours, theirs, model, rows, labels, "cross_entropy")
 
 
-def _rows(name: str, seed: int) -> tuple[Any, Any, Any]:
-    """Return a data set of scikit-learn in a random order, and weights of its rows."""
-    from sklearn import datasets
+def _imported(seed: int, *, name: str, data: str, **options: Any) -> Comparison:
+    from sklearn import naive_bayes
 
-    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    generator = np.random.default_rng(seed)
-    order = generator.permutation(len(x))
-    return x[order], y[order], generator.uniform(0.1, 2, len(x))
-
-
-def _gaussian(seed: int) -> Comparison:
-    from sklearn.naive_bayes import GaussianNB
-
-    x, y, weight = _rows("iris", seed)
-    estimator = GaussianNB().fit(x, y, weight)
-    return _compared(from_sklearn(estimator), estimator, x, y, 2 * estimator.var_.size + 3)
+    x, y, weight = _rows(data, seed)
+    if name == "CategoricalNB":
+        x = (2 * x).round()
+    estimator = getattr(naive_bayes, name)(**options).fit(x, y, weight)
+    return _comparison(from_sklearn(estimator), estimator, x, y)
 
 
 def _gaussian_fitted(seed: int) -> Comparison:
@@ -154,27 +143,7 @@ def _gaussian_fitted(seed: int) -> Comparison:
 
     x, y, weight = _rows("wine", seed)
     estimator = GaussianNB(var_smoothing=1e-6).fit(x, y, weight)
-    model = fit_gaussian(x, y, sample_weight=weight, smoothing=1e-6)
-    return _compared(model, estimator, x, y, 2 * estimator.var_.size + 3)
-
-
-def _gaussian_in_parts(seed: int) -> Comparison:
-    from sklearn.naive_bayes import GaussianNB
-
-    x, y, _ = _rows("breast_cancer", seed)
-    estimator, statistics = GaussianNB(), GaussianStatistics.none(x.shape[1], 2)
-    for part in np.array_split(np.arange(len(x)), 5):
-        estimator.partial_fit(x[part], y[part], classes=[0, 1])
-        statistics = partial_fit(statistics, x[part], y[part])
-    return _compared(statistics.model(), estimator, x, y, 2 * estimator.var_.size + 2)
-
-
-def _multinomial(seed: int) -> Comparison:
-    from sklearn.naive_bayes import MultinomialNB
-
-    x, y, weight = _rows("digits", seed)
-    estimator = MultinomialNB(alpha=0.5).fit(x, y, weight)
-    return _compared(from_sklearn(estimator), estimator, x, y, estimator.feature_log_prob_.size + 10)
+    return _comparison(fit_gaussian(x, y, sample_weight=weight, smoothing=1e-6), estimator, x, y)
 
 
 def _multinomial_fitted(seed: int) -> Comparison:
@@ -182,45 +151,24 @@ def _multinomial_fitted(seed: int) -> Comparison:
 
     x, y, weight = _rows("digits", seed)
     estimator = MultinomialNB(alpha=0.5).fit(x, y, weight)
-    model = fit_multinomial(x, y, sample_weight=weight, alpha=0.5)
-    return _compared(model, estimator, x, y, estimator.feature_log_prob_.size + 10)
+    return _comparison(fit_multinomial(x, y, sample_weight=weight, alpha=0.5), estimator, x, y)
 
 
-def _bernoulli(seed: int) -> Comparison:
-    from sklearn.naive_bayes import BernoulliNB
+def _in_batches(data: str, seed: int) -> Comparison:
+    from sklearn.naive_bayes import BernoulliNB, GaussianNB
 
-    x, y, weight = _rows("digits", seed)
-    estimator = BernoulliNB(binarize=7.5).fit(x, y, weight)
-    return _compared(from_sklearn(estimator), estimator, x, y, estimator.feature_log_prob_.size + 10)
-
-
-def _bernoulli_in_parts(seed: int) -> Comparison:
-    from sklearn.naive_bayes import BernoulliNB
-
-    x, y, _ = _rows("digits", seed)
-    estimator, statistics = BernoulliNB(binarize=7.5), CountStatistics.none(x.shape[1], 10, "bernoulli", threshold=7.5)
-    for part in np.array_split(np.arange(len(x)), 5):
-        estimator.partial_fit(x[part], y[part], classes=np.arange(10))
-        statistics = partial_fit(statistics, x[part], y[part])
-    return _compared(statistics.model(), estimator, x, y, estimator.feature_log_prob_.size + 10)
-
-
-def _complement(seed: int) -> Comparison:
-    from sklearn.naive_bayes import ComplementNB
-
-    x, y, weight = _rows("digits", seed)
-    estimator = ComplementNB().fit(x, y, weight)
-    return _compared(from_sklearn(estimator), estimator, x, y, estimator.feature_log_prob_.size)
-
-
-def _categorical(seed: int) -> Comparison:
-    from sklearn.naive_bayes import CategoricalNB
-
-    x, y, weight = _rows("iris", seed)
-    x = (2 * x).round()
-    estimator = CategoricalNB().fit(x, y, weight)
-    theirs = sum(table.size for table in estimator.feature_log_prob_) + 3
-    return _compared(from_sklearn(estimator), estimator, x, y, theirs)
+    x, y, _ = _rows(data, seed)
+    classes = np.unique(y)
+    statistics: GaussianStatistics | CountStatistics
+    if data == "digits":
+        estimator = BernoulliNB(binarize=7.5)
+        statistics = CountStatistics.none(x.shape[1], len(classes), "bernoulli", threshold=7.5)
+    else:
+        estimator, statistics = GaussianNB(), GaussianStatistics.none(x.shape[1], len(classes))
+    for batch in np.array_split(np.arange(len(x)), 5):
+        estimator.partial_fit(x[batch], y[batch], classes=classes)
+        statistics = partial_fit(statistics, x[batch], y[batch])
+    return _comparison(statistics.model(), estimator, x, y)
 
 
 def _case(model: str, data: str, compare: Any) -> Case:
@@ -228,13 +176,25 @@ def _case(model: str, data: str, compare: Any) -> Case:
 
 
 PARITY: tuple[Case, ...] = (
-    _case("GaussianNB imported", "iris, weighted rows", _gaussian),
+    _case("GaussianNB imported", "iris, weighted rows", partial(_imported, name="GaussianNB", data="iris")),
     _case("GaussianNB fitted in kapsi", "wine, weighted rows", _gaussian_fitted),
-    _case("GaussianNB by partial_fit", "breast cancer, 5 batches", _gaussian_in_parts),
-    _case("MultinomialNB imported", "digits, weighted rows", _multinomial),
+    _case("GaussianNB by partial_fit", "breast cancer, 5 batches", partial(_in_batches, "breast_cancer")),
+    _case(
+        "MultinomialNB imported",
+        "digits, weighted rows",
+        partial(_imported, name="MultinomialNB", data="digits", alpha=0.5),
+    ),
     _case("MultinomialNB fitted in kapsi", "digits, weighted rows", _multinomial_fitted),
-    _case("BernoulliNB imported", "digits, weighted rows", _bernoulli),
-    _case("BernoulliNB by partial_fit", "digits, 5 batches", _bernoulli_in_parts),
-    _case("ComplementNB imported", "digits, weighted rows", _complement),
-    _case("CategoricalNB imported", "iris in halves of a centimeter, weighted rows", _categorical),
+    _case(
+        "BernoulliNB imported",
+        "digits, weighted rows",
+        partial(_imported, name="BernoulliNB", data="digits", binarize=7.5),
+    ),
+    _case("BernoulliNB by partial_fit", "digits, 5 batches", partial(_in_batches, "digits")),
+    _case("ComplementNB imported", "digits, weighted rows", partial(_imported, name="ComplementNB", data="digits")),
+    _case(
+        "CategoricalNB imported",
+        "iris in halves of a centimeter, weighted rows",
+        partial(_imported, name="CategoricalNB", data="iris"),
+    ),
 )
