@@ -131,7 +131,7 @@ def test_wrong_options_are_errors() -> None:
     with pytest.raises(SpecError, match="rows_train"):
         ablation.run(Run("a", "row", "kapsi", 0, options={"rows_train": 3}, procedure="ablation", metric="accuracy"))
     for options, message in (
-        ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: stands beside expansion"),
+        ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: is set beside expansion"),
         ({"train": {"solver": "sgd"}}, "train.solver: is the same for all layers"),
         ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
@@ -166,7 +166,7 @@ def test_every_run_of_the_grid_can_be_built() -> None:
     runs = experiment.plan().runs
     assert len(runs) > 600
     for run in runs:
-        head = ablation._layer(run).head
+        head = ablation._options(run).head
         assert [process.name for process in head.after] == ["layer_norm"]
         kp.Model(kp.ModelSpec((784, 10), (kp.LayerSpec((head,)),)), device="meta")
 

@@ -9,7 +9,8 @@ import torch
 
 import kapsi as kp
 from kapsi.paper.experiment import Run
-from kapsi.paper.procedures import functions as procedure
+from kapsi.paper.procedures import function_fits as procedure
+from kapsi.paper.procedures.functions import read_options, run
 
 SPLINES = {"widths": [None, 2, 1], "layers": {"heads": {"expansion": "b_spline", "remainder": "linear"}}}
 
@@ -19,15 +20,15 @@ def run_of(**options) -> Run:
     return Run("choice", "I.6.2", "kapsi", 100, options=given)
 
 
-def fit_of(**options) -> procedure._Fit:
+def fit_of(**options) -> procedure.FunctionFits:
     run = run_of(**options)
-    checked = procedure._options(run)
-    return procedure._Fit(run, checked, *procedure._drawn(run, checked))
+    checked = read_options(run)
+    return procedure.FunctionFits(run, checked, *procedure.draw(checked, run.seed))
 
 
 def test_rows_with_extreme_targets_validate() -> None:
     fit = fit_of(tails=0.5)
-    fitted, held = procedure._parts(fit.training, fit.options, 1)
+    fitted, held = procedure.hold_out(fit.training, fit.options, 1)
     assert sorted([*fitted.tolist(), *held.tolist()]) == list(range(100))
     y = fit.training.y[:, 0]
     extreme = [int(y.argmax()), int(y.argmin()), *y.argsort()[1:4].tolist(), *y.argsort()[-4:-1].tolist()]
@@ -40,31 +41,31 @@ def test_rows_with_extreme_targets_validate() -> None:
 )
 def test_targets_are_moved(targets, mean, deviation) -> None:
     y = torch.tensor([-1.0, 1.0, 3.0], dtype=torch.float64)
-    assert procedure._scale(y, targets) == pytest.approx((mean, deviation))
+    assert procedure._target_scale(y, targets) == pytest.approx((mean, deviation))
 
 
 def test_a_fit_that_is_alone_on_random_inputs_counts_as_worse() -> None:
-    fit = fit_of(probes=500)
-    tries = []
+    fit = fit_of(reference_inputs=500)
+    trials = []
     for i, (shift, error) in enumerate([(0.0, 0.2), (0.001, 0.3), (50.0, 0.1)]):
         model = kp.Model(kp.rpn([2, 1], bias=True), seed=0, dtype=torch.float64)
         with torch.no_grad():
             model.layers[0].heads[0].bias += shift
-        tries.append(procedure._Try(fit.options.candidates[0], i, i, model, error))
-    fit._compare(tries)
+        trials.append(procedure.Trial(fit.options.candidates[0], i, i, model, error))
+    fit._compare(trials)
     deviation = fit.scales["standard"][1]
-    assert tries[0].apart == tries[1].apart == pytest.approx((0.001 * deviation) ** 2)
-    assert tries[2].apart == pytest.approx((49.999 * deviation) ** 2)
-    assert fit._best(tries) is tries[0]
-    assert min(tries, key=lambda each: each.error) is tries[2]
+    assert trials[0].distance == trials[1].distance == pytest.approx((0.001 * deviation) ** 2)
+    assert trials[2].distance == pytest.approx((49.999 * deviation) ** 2)
+    assert fit._best(trials) is trials[0]
+    assert min(trials, key=lambda each: each.error) is trials[2]
 
 
 def gone_on(error: float, **options):
     """Return a fit, what of it stands after it has gone on, and whether it did."""
-    fit = fit_of(probes=300, refit={"epochs": 5}, **options)
-    (one,) = fit._tries(fit.training.x, [])
+    fit = fit_of(reference_inputs=300, refit={"epochs": 5}, **options)
+    (one,) = fit._trials(fit.training.x, [])
     one.error = error
-    return fit, one, *fit._gone_on(one, [one])
+    return fit, one, *fit._refit_best(one, [one])
 
 
 @pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
@@ -78,19 +79,19 @@ def test_what_training_on_all_rows_moves_too_far_is_left_as_it_was(error, kept) 
 
 
 def test_the_leash_is_how_far_training_on_all_rows_may_move() -> None:
-    assert not gone_on(1e-5, leash=1.0)[3]
-    assert gone_on(1e-5, leash=1e6)[3]
+    assert not gone_on(1e-5, max_drift=1.0)[3]
+    assert gone_on(1e-5, max_drift=1e6)[3]
 
 
 def test_how_far_a_fit_has_moved_is_in_parts_of_its_error() -> None:
     fit, one, *_ = gone_on(1.0)
-    apart, _ = fit._go_on(one, fit.options.refit)
+    apart, _ = fit._refit(one, fit.options.refit)
     assert 0 < apart < math.inf
     one.error = apart / 2
-    assert fit._go_on(one, fit.options.refit)[0] == pytest.approx(2.0)
-    assert fit._gone_on(one, [one])[1]
+    assert fit._refit(one, fit.options.refit)[0] == pytest.approx(2.0)
+    assert fit._refit_best(one, [one])[1]
     one.error = apart / 20
-    assert not fit._gone_on(one, [one])[1]
+    assert not fit._refit_best(one, [one])[1]
 
 
 def test_a_run_with_all_of_it_scores_and_says_so() -> None:
@@ -101,8 +102,14 @@ def test_a_run_with_all_of_it_scores_and_says_so() -> None:
     }
     exponential["model"]["layers"][1] = {**exponential["model"]["layers"][1], "output": "exp"}
     candidates = {"one": {"model": SPLINES}, "exponential": exponential}
-    options = {"candidates": candidates, "tails": 0.2, "probes": 200, "tries": 2, "screen": {"epochs": 4, "keep": 3}}
-    first, again = (procedure.run(run_of(**options)) for _ in range(2))
+    options = {
+        "candidates": candidates,
+        "tails": 0.2,
+        "reference_inputs": 200,
+        "trials": 2,
+        "successive_halving": {"epochs": 4, "keep": 3},
+    }
+    first, again = (run(run_of(**options)) for _ in range(2))
     assert first.score == again.score
     assert math.isfinite(first.score)
     assert first.extra["candidate"] in candidates

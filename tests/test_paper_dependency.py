@@ -33,7 +33,7 @@ def test_some_of_the_models() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "rnp"}, "did you mean 'rpn'"),
+        ({"model": "rnp"}, "did you mean rpn"),
         ({"strongest": 0}, "strongest"),
         ({"folds": True}, "folds"),
         ({"fold": 3}, "'fold'"),

@@ -15,7 +15,7 @@ from kapsi.data.problems import FunctionProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.modules import trained_count
 from kapsi.paper.experiment import Outcome, Run, load_shipped
-from kapsi.paper.procedures import functions
+from kapsi.paper.procedures import function_fits, functions
 from kapsi.paper.procedures.functions import run
 
 LINEAR = {"heads": [{"bias": True}]}
@@ -63,31 +63,31 @@ def kp_split(name: str, rows: int, train: int, seed: int) -> Any:
 
 def test_runs_are_deterministic_and_leave_the_global_state_alone() -> None:
     state, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first = outcome(tries=2, training={"epochs": 10, "starts": 2})
+    first = outcome(trials=2, training={"epochs": 10, "starts": 2})
     torch.manual_seed(77)
-    assert same(first, outcome(tries=2, training={"epochs": 10, "starts": 2}))
-    assert not same(first, outcome(seed=101, tries=2, training={"epochs": 10, "starts": 2}))
+    assert same(first, outcome(trials=2, training={"epochs": 10, "starts": 2}))
+    assert not same(first, outcome(seed=101, trials=2, training={"epochs": 10, "starts": 2}))
     torch.set_rng_state(state)
     outcome()
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], numbers)
 
 
-@pytest.mark.parametrize("screen", [None, {"epochs": 3, "keep": 2}])
-def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
+@pytest.mark.parametrize("halving", [None, {"epochs": 3, "keep": 2}])
+def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, halving: Any) -> None:
     options: dict[str, Any] = {
-        "candidates": {"two": polynomial(2), "six": polynomial(6, tries=2)},
-        "screen": screen,
+        "candidates": {"two": polynomial(2), "six": polynomial(6, trials=2)},
+        "successive_halving": halving,
         "training": {"epochs": 8, "starts": 2},
     }
     models: list[list[torch.Tensor]] = []
-    scored = functions._Fit._scored
+    scored = function_fits.FunctionFits._score
 
     def watched(self: Any, best: Any, *rest: Any) -> Outcome:
         models.append([p.detach().clone() for p in best.model.parameters()])
         return scored(self, best, *rest)
 
-    monkeypatch.setattr(functions._Fit, "_scored", watched)
+    monkeypatch.setattr(function_fits.FunctionFits, "_score", watched)
     clean = outcome("E.4", **options)
     split = FunctionProblem.split
 
@@ -107,9 +107,11 @@ def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, screen:
 
 def test_validation_rows_are_the_edge_and_the_rest() -> None:
     x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
-    rows = functions._Rows(x, x[:, :1], 0.0, 1.0)
-    options = functions.Options("E.2", (), validation=0.2, edge=0.3)
-    fitted, held = functions._parts(rows, options, 5)
+    rows = function_fits.FunctionRows(x, x[:, :1], 0.0, 1.0)
+    options = functions.FunctionOptions(
+        function="E.2", candidates={"polynomial": polynomial(4)}, validation=0.2, edge=0.3
+    )
+    fitted, held = function_fits.hold_out(rows, options, 5)
     assert len(held) == 100
     assert len(fitted) == 400
     assert torch.equal(torch.cat([fitted, held]).sort().values, torch.arange(500))
@@ -118,13 +120,13 @@ def test_validation_rows_are_the_edge_and_the_rest() -> None:
         along = x @ torch.tensor(direction, dtype=torch.float64)
         assert along.argmax() in held
         assert (along[held] > along[fitted].max()).sum() >= 3
-    plain = functions._parts(rows, dataclasses.replace(options, edge=0.0), 5)[1]
+    plain = function_fits.hold_out(rows, dataclasses.replace(options, edge=0.0), 5)[1]
     assert len(plain) == 100
     assert not torch.equal(plain, held)
 
 
 def test_screening_goes_on_with_the_best() -> None:
-    whole = outcome("E.3", tries=4, screen={"epochs": 5, "keep": 1}, refit=None)
+    whole = outcome("E.3", trials=4, successive_halving={"epochs": 5, "keep": 1}, refit=None)
     assert whole.extra["epochs"] <= 30
     assert whole.extra["fits"] == 4
     assert whole.score < 1e-4
@@ -136,15 +138,15 @@ def test_a_later_candidate_has_to_gain() -> None:
     free = outcome(noise=0.3, candidates=models)
     errors = free.extra["validation_errors"]
     assert free.extra["candidate"] == min(errors, key=errors.__getitem__)
-    bound = outcome(noise=0.3, candidates=models, gain=2)
+    bound = outcome(noise=0.3, candidates=models, min_improvement=2)
     assert bound.extra["validation_errors"] == errors
     assert bound.extra["candidate"] == "degree 2"
     assert errors["degree 2"] < errors["degree 1"] / 2
 
 
 def test_no_further_model_is_tried_where_one_is_exact() -> None:
-    models = {f"degree {d}": polynomial(d, tries=2) for d in (1, 2, 3)}
-    found = outcome(candidates=models, enough=1e-16)
+    models = {f"degree {d}": polynomial(d, trials=2) for d in (1, 2, 3)}
+    found = outcome(candidates=models, target_error=1e-16)
     assert list(found.extra["validation_errors"]) == ["degree 1", "degree 2"]
     assert found.extra["candidate"] == "degree 2"
     assert found.extra["fits"] <= 4
@@ -165,21 +167,21 @@ def test_a_candidate_begins_with_the_first_layer_of_another_and_is_placed() -> N
         },
         "place": [[1, 3], [-1, 1]],
         "after": "polynomial",
-        "tries": 2,
+        "trials": 2,
     }
     given = Run(
         "mine", "E.4", "kapsi", 100, options={"candidates": {"polynomial": first, "graded": graded}, "rows": 400}
     )
-    options = functions._options(given)
-    fit = functions._Fit(given, options, *functions._drawn(given, options))
-    tries: list[Any] = []
+    options = functions.read_options(given)
+    fit = function_fits.FunctionFits(given, options, *function_fits.draw(options, given.seed))
+    trials: list[Any] = []
     x = fit.training.x
-    for each in fit._tries(x, tries):
+    for each in fit._trials(x, trials):
         if each.candidate.name == "polynomial":
-            fit._advance(each, fit.training, each.candidate.training, fit.training)
-        tries.append(each)
-    known = tries[0].model.layers[0].heads[0].psi["matrix"][0]
-    for number, each in enumerate(tries[1:]):
+            fit._train(each, fit.training, each.candidate.training, fit.training)
+        trials.append(each)
+    known = trials[0].model.layers[0].heads[0].psi["matrix"][0]
+    for number, each in enumerate(trials[1:]):
         hidden = each.model.layers[0](x)
         assert hidden.min().item() == pytest.approx(1)
         assert hidden.max().item() == pytest.approx(3)
@@ -208,16 +210,16 @@ def test_the_protocol_of_the_paper_records_the_best_epoch() -> None:
     assert errors[found.extra["best_epoch"] - 1] == min(errors)
     assert found.validation is None
     assert found.curves["train"][-1] == found.extra["train"]
-    with pytest.raises(SpecError, match="one candidate and one try"):
-        outcome(protocol="paper", candidates={"mlp": {**plain, "tries": 2}}, training=training)
+    with pytest.raises(SpecError, match="one candidate and one trial"):
+        outcome(protocol="paper", candidates={"mlp": {**plain, "trials": 2}}, training=training)
 
 
 def test_curves_follow_the_chosen_model() -> None:
-    found = outcome(curves=True, tries=2, screen={"epochs": 5, "keep": 1})
+    found = outcome(curves=True, trials=2, successive_halving={"epochs": 5, "keep": 1})
     assert len(found.curves["train"]) == len(found.curves["test"]) == found.extra["epochs"]
     assert found.curves["iteration"] == [float(i + 1) for i in range(found.extra["epochs"])]
     assert found.curves["test"][-1] == found.score
-    without = outcome(tries=2, screen={"epochs": 5, "keep": 1})
+    without = outcome(trials=2, successive_halving={"epochs": 5, "keep": 1})
     assert (without.score, without.curves) == (found.score, {})
 
 
@@ -249,13 +251,13 @@ ARCS = {
 }
 
 
-def test_a_linear_start_solves_the_last_layer_and_leaves_the_others() -> None:
+def test_a_least_squares_init_solves_the_last_layer_and_leaves_the_others() -> None:
     spec = kp.from_dict(polynomial(5)["model"], kp.ModelSpec).sized(2, 1)
     model = kp.Model(spec, seed=3, dtype=torch.float64)
     x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = (x.sum(1, keepdim=True) * 2).exp()
     before = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("layers.0")}
-    functions._solve_last(model, functions._Rows(x, y, 4.0, 2.0))
+    function_fits._solve_last_layer(model, function_fits.FunctionRows(x, y, 4.0, 2.0))
     after = dict(model.named_parameters())
     assert before
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -268,30 +270,34 @@ def test_a_linear_start_solves_the_last_layer_and_leaves_the_others() -> None:
     assert least < error < 1.1 * least  # a penalty, chosen by the rows that are left out, is on top
 
 
-def test_a_linear_start_finds_what_drawn_weights_miss() -> None:
+def test_a_least_squares_init_finds_what_drawn_weights_miss() -> None:
     options: dict[str, Any] = {"rows": 1_000, "training": {"epochs": 60}}
     candidates = {"polynomial": polynomial(6), "arcs": ARCS}
     drawn = outcome("E.8", **options, candidates=candidates)
-    solved = outcome("E.8", **options, candidates=candidates, linear_start=True)
+    solved = outcome("E.8", **options, candidates=candidates, least_squares_init=True)
     assert solved.extra["candidate"] == "arcs"
     assert solved.score < 1e-24 < 1e-12 < drawn.score
-    one = outcome("E.8", **options, candidates={"polynomial": polynomial(6), "arcs": {**ARCS, "linear_start": True}})
+    one = outcome(
+        "E.8", **options, candidates={"polynomial": polynomial(6), "arcs": {**ARCS, "least_squares_init": True}}
+    )
     assert one.score < 1e-24
 
 
 def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"a": 0.0, "b": 0.1, "far": 5.0}
-    monkeypatch.setattr(functions._Fit, "_on_probes", lambda self, each: torch.full((4, 1), made[each]))
+    monkeypatch.setattr(
+        function_fits.FunctionFits, "_reference_outputs", lambda self, each: torch.full((4, 1), made[each])
+    )
 
     class Fitted(str):
-        failed, error, apart = "", 1.0, 0.0
+        failed, error, distance = "", 1.0, 0.0
 
     def apart(**errors: float) -> list[float]:
         going = [Fitted(name) for name in made]
         for each in going:
             each.error = errors.get(each, 1.0)
-        functions._Fit._compare(functions._Fit.__new__(functions._Fit), going)  # type: ignore[arg-type]
-        return [each.apart for each in going]
+        function_fits.FunctionFits._compare(function_fits.FunctionFits.__new__(function_fits.FunctionFits), going)  # type: ignore[arg-type]
+        return [each.distance for each in going]
 
     assert apart() == pytest.approx([0.01, 0.01, 4.9**2])
     # One that is much better than the others is not measured by them, and they are by it.
@@ -301,8 +307,10 @@ def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: py
 
 def test_a_refit_that_moves_far_is_undone() -> None:
     options: dict[str, Any] = {"rows": 40, "candidates": {"polynomial": polynomial(8)}, "training": {"epochs": 40}}
-    held, free = (outcome("E.4", seed=101, **options, probes=500, leash=leash) for leash in (1, 1e6))
-    alone = outcome("E.4", seed=101, **options, refit=False)
+    held, free = (
+        outcome("E.4", seed=101, **options, reference_inputs=500, max_drift=max_drift) for max_drift in (1, 1e6)
+    )
+    alone = outcome("E.4", seed=101, **options, refit=None)
     assert not held.extra["refitted"]
     assert free.extra["refitted"]
     assert held.score == alone.score != free.score
@@ -328,44 +336,46 @@ def test_the_next_fit_takes_the_place_of_one_that_does_not_stay_where_it_was(
     assert made.extra["refitted"]
     errors = {"a": 1e-6, "b": 9e-6, "c": 3e-6, "far": 1.1e-5, "lost": math.inf}
     candidates = {name: polynomial(degree) for degree, name in enumerate(errors, 1)}
-    advance = functions._Fit._advance
+    advance = function_fits.FunctionFits._train
 
     def advanced(self: Any, each: Any, *given: Any, **named: Any) -> None:
         advance(self, each, *given, **named)
         each.error = errors[each.candidate.name]
 
-    monkeypatch.setattr(functions._Fit, "_advance", advanced)
+    monkeypatch.setattr(function_fits.FunctionFits, "_train", advanced)
     monkeypatch.setattr(
-        functions._Fit, "_go_on", lambda self, each, config: (moves.get(each.candidate.name, math.inf), each)
+        function_fits.FunctionFits,
+        "_refit",
+        lambda self, each, config: (moves.get(each.candidate.name, math.inf), each),
     )
     found = outcome(candidates=candidates, refit={"epochs": 1})
     assert (found.extra["candidate"], found.extra["refitted"]) == expected
-    assert outcome(candidates=candidates, refit=False).extra["candidate"] == "a"
+    assert outcome(candidates=candidates, refit=None).extra["candidate"] == "a"
 
 
 def test_a_choice_by_consensus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"candidates": {"two": polynomial(2), "three": polynomial(3)}, "enough": 0.0}
+    options: dict[str, Any] = {"candidates": {"two": polynomial(2), "three": polynomial(3)}, "target_error": 0.0}
 
     def apart(self: Any, going: list[Any]) -> None:
         for each in going:
-            each.apart = math.inf if each.candidate.name == by_error else 0.0
+            each.distance = math.inf if each.candidate.name == by_error else 0.0
 
     by_error = outcome("E.3", **options).extra["candidate"]
-    monkeypatch.setattr(functions._Fit, "_compare", apart)
-    assert outcome("E.3", **options, probes=10).extra["candidate"] != by_error
-    assert outcome("E.3", **options, probes=10, consensus=False).extra["candidate"] == by_error
+    monkeypatch.setattr(function_fits.FunctionFits, "_compare", apart)
+    assert outcome("E.3", **options, reference_inputs=10).extra["candidate"] != by_error
+    assert outcome("E.3", **options, reference_inputs=10, consensus=False).extra["candidate"] == by_error
     assert outcome("E.3", **options).extra["candidate"] == by_error
 
 
 def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = functions.train
+    real = function_fits.train
 
     def failing(model: kp.Model, *args: Any, **named: Any) -> Any:
         if sum(p.numel() for p in model.parameters()) > 8:
             raise KapsiError("the loss is not finite in layer 1")
         return real(model, *args, **named)
 
-    monkeypatch.setattr(functions, "train", failing)
+    monkeypatch.setattr(function_fits, "train", failing)
     found = outcome(candidates={"two": polynomial(2), "nine": polynomial(9)})
     assert found.extra["candidate"] == "two"
     assert found.extra["failed"] == 1
@@ -376,17 +386,20 @@ def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"candidate": {}}, "options.candidate: there is no such option; did you mean candidates"),
+        ({"candidate": {}}, "options: FunctionOptions has no option 'candidate'; did you mean 'candidates'"),
         ({"candidates": {}}, "give one candidate at least"),
-        ({"candidates": {"a": {"tree": {}}}}, "candidates.a: expected one of model, mlp, kan"),
+        (
+            {"candidates": {"a": {"tree": {}}}},
+            "candidates.a: FunctionCandidate has no option 'tree'; it has name, model, mlp, kan",
+        ),
         ({"candidates": {"a": {"mlp": {"width": 3}}}}, "see kapsi.zoo.mlp.spec"),
         ({"candidates": {"a": {"mlp": {"widths": [3, 4, 1]}}}}, "the model has 3 inputs and the data 2"),
-        ({"parameters": 7}, "candidates.polynomial: 8 parameters are more than the 7"),
-        ({"rows": 200, "train": 200}, "leave none to test on"),
-        ({"validation": 0.9}, "options.validation: expected a number from 0.05 to 0.5"),
-        ({"gain": 0.5}, "options.gain: expected a number from 1 to 1000"),
-        ({"inputs": "log"}, "options.inputs: expected unit or raw"),
-        ({"screen": {"epochs": 3}}, "options.screen: expected epochs and keep"),
+        ({"parameters": 7}, "candidates.polynomial.model: 8 parameters are more than the 7"),
+        ({"rows": 200, "train": 200}, "leave no test rows"),
+        ({"validation": 0.9}, "validation must be at most 0.5"),
+        ({"min_improvement": 0.5}, "min_improvement must be at least 1"),
+        ({"inputs": "log"}, "options.inputs: expected one of unit, raw"),
+        ({"successive_halving": {"epochs": 3}}, "options.successive_halving: SuccessiveHalving needs 'keep'"),
         (
             {"candidates": {"a": polynomial(3, after="b")}},
             "candidates.a.after: expected the name of a candidate before it",
@@ -397,19 +410,25 @@ def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
             "no output processing can be placed",
         ),
         ({"training": {"epoch": 3}}, "training.*epoch"),
-        ({"linear_start": 1}, "linear_start: expected true or false"),
+        ({"least_squares_init": 1}, "least_squares_init: expected true or false"),
         (
             {
                 "candidates": {
                     "a": {
                         "model": {"layers": [{**LINEAR, "output": ["exp"]}], "widths": [None, None]},
-                        "linear_start": True,
+                        "least_squares_init": True,
                     }
                 }
             },
-            "candidates.a.linear_start: the last layer has Exp",
+            "candidates.a.least_squares_init: the last layer is followed by Exp",
         ),
         ({"consensus": "yes"}, "consensus: expected true or false"),
+        ({"max_drift": 2.0}, "max_drift: needs reference_inputs; set both, or leave it out"),
+        ({"consensus": False}, "consensus: needs reference_inputs; set both, or leave it out"),
+        (
+            {"candidates": {"a": {**polynomial(3), "mlp": {"widths": [None, 1]}}}},
+            "expected one of model, mlp, kan, got model, mlp",
+        ),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
@@ -431,7 +450,7 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
     assert len(experiment.rows) == 17
     assert experiment.seeds == (0, 1, 2, 3, 4)
     for method in experiment.methods:
-        options = functions._options(experiment.run(experiment.rows[0], method, 0))
+        options = functions.read_options(experiment.run(experiment.rows[0], method, 0))
         counts = {trained_count(kp.Model(candidate.spec)) for candidate in options.candidates}
         if method.name in SIZES[name]:
             assert max(counts) == SIZES[name][method.name]
@@ -440,5 +459,5 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
             assert max(counts) <= options.parameters
         # One recipe a table.
         for row in experiment.rows:
-            other = functions._options(experiment.run(row, method, 0))
+            other = functions.read_options(experiment.run(row, method, 0))
             assert dataclasses.replace(other, function=options.function) == options

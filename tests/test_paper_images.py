@@ -18,7 +18,9 @@ from kapsi.data.images import ImageData
 from kapsi.errors import SpecError
 from kapsi.paper.experiment import Run, load_shipped
 from kapsi.paper.procedures import images
-from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, Fitted, Network, read
+from kapsi.paper.procedures.classifier_kinds import FittedClassifier
+from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, read
+from kapsi.paper.procedures.networks import Network
 
 SHAPE = (1, 6, 6)
 TRAIN = {"solver": "adamw", "epochs": 4, "batch_size": 32, "learning_rate": 0.01}
@@ -55,12 +57,12 @@ def one(seed: int = 0, protocol: str = "validation", **options: object) -> Run:
     return Run("discrete", "mnist", "kapsi", seed, protocol, options, None, "images", 1, "accuracy")
 
 
-def fit(kind: str, x, y, held_x=None, held_y=None, options=None, seed: int = 0, change=None) -> Fitted:
+def fit(kind: str, x, y, held_x=None, held_y=None, options=None, seed: int = 0, augment=None) -> FittedClassifier:
     """Fit to rows, of which the last ones are held out."""
     if held_x is None:
-        return read(kind, options).fit((x, y), classes=3, seed=seed, change=change)
+        return read(kind, options).fit((x, y), classes=3, seed=seed, augment=augment)
     rows = np.concatenate([x, held_x]), np.concatenate([y, held_y])
-    return read(kind, options).fit(rows, [lambda: ((x, y), (held_x, held_y))], classes=3, seed=seed, change=change)
+    return read(kind, options).fit(rows, [lambda: ((x, y), (held_x, held_y))], classes=3, seed=seed, augment=augment)
 
 
 def rows_of(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +210,7 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
     ("options", "message"),
     [
         ({"classifier": "nett"}, "there is no 'nett'"),
-        ({"classifier": "netwrk"}, "did you mean 'network'"),
+        ({"classifier": "netwrk"}, "did you mean network"),
         ({"data": "svhn"}, "expected one of mnist, cifar10"),
         ({"inputs": "raw"}, "expected one of normalized, unit"),
         ({"held_out": 300}, "300 of 300 training rows leave none"),
@@ -216,11 +218,11 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"held_out": True}, "expected an integer, got True"),
         ({"classifier": "svm_rbf", "shift": 1}, "svm_rbf has none"),
         ({"flip": 1}, "expected true or false"),
-        ({"epochs": 3}, "there is no option 'epochs'"),
+        ({"epochs": 3}, "options of network: there is no 'epochs'"),
         ({"train": {"epoch": 3}}, "did you mean 'epochs'"),
         ({"network": {"hiden": [3]}}, "did you mean 'hidden'"),
         ({"grid": {"train.epochs": [1, 2]}}, "need validation rows"),
-        ({"grid": {"train.epochs": 3}, "held_out": 10}, "expected a list of values"),
+        ({"grid": {"train.epochs": 3}, "held_out": 10}, "grid.train.epochs: expected a list"),
         ({"classifier": "svm_linear", "solver": "sgd"}, "expected one of liblinear, libsvm"),
         ({"classifier": "svm_linear", "C": "1"}, "expected a number, got '1'"),
         ({"classifier": "svm_rbf", "gamma": -1.0}, "must be at least 1e-12"),
@@ -231,20 +233,23 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"train": {"loss": "mse"}}, "mse"),
         ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
-        ({"classifier": "kan", "centered": True}, "is a choice for sparse inputs"),
+        ({"classifier": "kan", "centered": True}, "needs sparse inputs"),
         (
             {"early_stopping": True, "held_out": 9, "grid": {"train.epochs": [1]}, "tune": {"train.clip": 1.0}},
-            "tune is for",
+            "tune: is for a selection with a refit",
         ),
-        ({"refit": False, "held_out": 9, "grid": {"train.epochs": [1]}, "tune_rows": 9}, "tune_rows is for"),
+        (
+            {"refit": False, "held_out": 9, "grid": {"train.epochs": [1]}, "tune_rows": 9},
+            "tune_rows: is for a selection with a refit",
+        ),
         ({"classifier": "svm_rbf", "flip_test": True}, "svm_rbf has no probabilities"),
         ({"classifier": "mlp", "activation": "rellu"}, "did you mean 'relu'"),
         ({"classifier": "kan", "degree": 0.5}, "expected an integer"),
         ({"classifier": "model"}, "needs 'model'"),
-        ({"grid": [1]}, "expected options with values"),
+        ({"grid": [1]}, "grid: expected a mapping of options"),
         ({"grid": {"train.epochs.x": [1]}, "train": {"epochs": 2}, "held_out": 10}, "grid train.epochs.x"),
         ({"grid": {"train.clip": [1.0]}, "tune": {"train.epochs": 0}, "held_out": 10}, "epochs must be at least 1"),
-        ({"tune_rows": 0}, "tune_rows: expected a whole number of at least 1"),
+        ({"tune_rows": 0}, "tune_rows must be at least 1"),
         ({"refit": "no"}, "expected true or false"),
         ({"network": {"hidden": [3, 4], "layers": 5}}, "5 layers have 4 hidden widths"),
     ],
@@ -302,9 +307,9 @@ def test_classical_ones_are_those_of_scikit_learn_dense_and_sparse(kind, own, op
 
 
 def test_gaussian_naive_bayes_of_sparse_rows_is_that_of_all_of_them(monkeypatch) -> None:
-    from kapsi.paper.procedures import classifiers
+    from kapsi.paper.procedures import classifier_kinds
 
-    monkeypatch.setattr(classifiers, "ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(classifier_kinds, "DENSE_ROWS", 50)
     x, y = rows_of(210, 0)
     x[100:] *= 3
     x[x < 0.3] = 0
@@ -380,11 +385,11 @@ def test_what_changes_the_inputs_of_batches_sees_each_row_once_an_epoch() -> Non
     x, y = rows_of(70, 0)
     seen: list[torch.Tensor] = []
 
-    def change(batch: torch.Tensor) -> torch.Tensor:
+    def augment(batch: torch.Tensor) -> torch.Tensor:
         seen.append(batch.clone())
         return batch
 
-    fit("network", x, y, options={"network": NETWORK, "train": {**TRAIN, "epochs": 2}}, change=change)
+    fit("network", x, y, options={"network": NETWORK, "train": {**TRAIN, "epochs": 2}}, augment=augment)
     rows = torch.cat(seen)
     # Besides, the engine may look at the first rows to know what they are like.
     assert {tuple(row.tolist()) for row in rows} == {tuple(row) for row in x.tolist()}

@@ -18,8 +18,8 @@ from kapsi.paper.expected import Expected, Printed, load_expected
 from kapsi.paper.experiment import Experiment, Outcome, load
 from kapsi.paper.pictures import pictures
 from kapsi.paper.render import as_html, as_markdown, as_text, overview, readme
-from kapsi.paper.store import Result, Store
-from kapsi.paper.tables import Table, build
+from kapsi.paper.store import Result, ResultStore
+from kapsi.paper.tables import ResultTable, build
 
 TEXT = """
 name: tiny
@@ -271,7 +271,7 @@ def test_what_is_left_out_is_named_with_its_reason(tmp_path) -> None:
     assert "left out: a with MLP <1>: slow" in table.notes
 
 
-def full(tmp_path: Path) -> Table:
+def full(tmp_path: Path) -> ResultTable:
     experiment = tiny(tmp_path)
     return build(experiment, EXPECTED, made(experiment, SCORES))
 
@@ -443,7 +443,7 @@ def test_pages_are_written_from_the_store_alone(tmp_path, capsys, monkeypatch) -
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     experiment = tiny(tmp_path, more="pictures: [functions]\n")
-    store = Store("results", "tiny")
+    store = ResultStore("results", "tiny")
     for one in made(experiment, SCORES):
         store.append(one)
     page = tmp_path / "PAGE.md"

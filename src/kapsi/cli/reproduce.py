@@ -20,8 +20,8 @@ from kapsi.files import check_place
 
 if TYPE_CHECKING:
     from kapsi.paper.experiment import Experiment, Run
-    from kapsi.paper.runner import Progress, Report
-    from kapsi.paper.tables import Table
+    from kapsi.paper.runner import Progress, RunReport
+    from kapsi.paper.tables import ResultTable
 
 BEGIN, END = "<!-- results of kapsi reproduce -->", "<!-- end of results -->"
 # Without data these give nothing; the command in the summary says where they are.
@@ -102,10 +102,10 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run the paper's experiments; what is done is skipped, and tables show the paper's numbers beside."""
-    from kapsi.paper.experiment import parse_seeds
     from kapsi.paper.runner import check_jobs
+    from kapsi.paper.short_forms import read_seeds
 
-    chosen_seeds = None if seeds is None else parse_seeds(seeds)
+    chosen_seeds = read_seeds(seeds, "--seeds")
     running = {
         "--only": only is not None,
         "--report": report is not None,
@@ -237,7 +237,7 @@ def _run(
     return any(not failure.missing for failure in done.failures)
 
 
-def _shown(found: Table, style: Format) -> str:
+def _shown(found: ResultTable, style: Format) -> str:
     from kapsi.paper.render import as_html, as_markdown, as_text
 
     if style is Format.MARKDOWN:
@@ -254,15 +254,17 @@ def _table(
     seeds: Sequence[int] | None,
     quick: bool,
     runs: Sequence[Run] | None = None,
-) -> Table:
-    from kapsi.paper.store import Store
+) -> ResultTable:
+    from kapsi.paper.store import ResultStore
     from kapsi.paper.tables import build
 
     rows = None if runs is None else {run.row for run in runs}
-    return build(experiment, expected, Store(output, experiment.name).read(), seeds=seeds, quick=quick, only_rows=rows)
+    return build(
+        experiment, expected, ResultStore(output, experiment.name).read(), seeds=seeds, quick=quick, only_rows=rows
+    )
 
 
-def _say(done: Report) -> None:
+def _say(done: RunReport) -> None:
     """Name the runs that gave nothing, those with the same reason together."""
     missing: dict[str, dict[str, None]] = {}
     others: dict[tuple[str, str], dict[str, None]] = {}
@@ -349,7 +351,7 @@ def _summarize(
     from kapsi.paper.experiment import load_shipped, shipped
     from kapsi.paper.pictures import pictures
     from kapsi.paper.render import as_html, as_markdown, overview, readme
-    from kapsi.paper.store import Store
+    from kapsi.paper.store import ResultStore
 
     if not os.path.isdir(output):
         raise FileError(f"{output}: there is no folder of results; run kapsi reproduce first, or give its --output")
@@ -362,7 +364,7 @@ def _summarize(
             if os.path.realpath(into) == os.path.realpath(os.path.join(output, page)):
                 raise SpecError(f"--into {into}: is written anew by --summary; give another Markdown file")
         _between(into, "")  # whether it can be done, before anything is written
-    tables: dict[str, Table] = {}
+    tables: dict[str, ResultTable] = {}
     for experiment in experiments:
         expected = load_expected(experiment)
         found = _table(experiment, expected, output, seeds, quick)
@@ -373,7 +375,7 @@ def _summarize(
                 if old.exists():
                     note(f"{old} is of results that are not there, or of other settings; delete it")
             continue
-        store = Store(output, experiment.name)
+        store = ResultStore(output, experiment.name)
         drawn = pictures(found, store.read())
         notes(store.notes)
         for picture in drawn:
@@ -385,7 +387,7 @@ def _summarize(
             as_html(found, [(picture.title, picture.svg) for picture in drawn]),
         )
         typer.echo(f"{Path(output) / experiment.name}.md: {found.done} of {found.named} rows")
-    ordered: list[Table] = []
+    ordered: list[ResultTable] = []
     for name in [*shipped(), *(name for name in tables if name not in shipped())]:
         if name not in tables:
             experiment = load_shipped(name)
@@ -400,7 +402,7 @@ def _summarize(
     typer.echo(f"rows: {sum(found.done for found in ordered)} of {sum(found.named for found in ordered)}")
 
 
-def _command(found: Table, quick: bool) -> str:
+def _command(found: ResultTable, quick: bool) -> str:
     experiment = found.experiment
     used = {
         method.procedure or line.row.procedure or experiment.procedure

@@ -16,7 +16,7 @@ import numpy as np
 
 from kapsi.paper.expected import LABELS
 from kapsi.paper.store import Result
-from kapsi.paper.tables import Line, Table, chosen
+from kapsi.paper.tables import Line, ResultTable, chosen
 from kapsi.plots import STYLE, _matplotlib
 
 __all__ = ["Picture", "pictures"]
@@ -37,7 +37,7 @@ class Picture:
     svg: str
 
 
-def pictures(table: Table, results: Iterable[Result] = ()) -> list[Picture]:
+def pictures(table: ResultTable, results: Iterable[Result] = ()) -> list[Picture]:
     """Return the pictures that the experiment of a table asks for, those without a result left out.
 
     Args:
@@ -50,7 +50,7 @@ def pictures(table: Table, results: Iterable[Result] = ()) -> list[Picture]:
     experiment = table.experiment
     drawn = []
     curves = chosen(experiment, results, seeds=table.seeds or None, quick=table.quick)
-    makers: Mapping[str, Callable[[Any, Table], list[tuple[str, str, Any]]]] = {
+    makers: Mapping[str, Callable[[Any, ResultTable], list[tuple[str, str, Any]]]] = {
         "functions": _functions,
         "rank-sweep": _sweep,
         "depth-heads": _sweep,
@@ -82,8 +82,8 @@ def _figure(matplotlib: Any, width: float, height: float) -> Any:
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def _scale(table: Table) -> str:
-    return "linear" if table.experiment.more_is_better else "log"
+def _scale(table: ResultTable) -> str:
+    return "linear" if table.experiment.higher_is_better else "log"
 
 
 def _said(text: Any) -> str:
@@ -101,10 +101,10 @@ def _known(values: Sequence[float | None], log: bool) -> list[float]:
 # ------------------------------------------------------------------------------------------------ kinds
 
 
-def _functions(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
+def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     """Draw every row: the compared columns of the paper, and the headline with its scatter."""
     lines = table.lines
-    log = not table.experiment.more_is_better
+    log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, max(6.0, 0.24 * len(lines) + 2.5), 3.6)
     axes = figure.add_subplot()
     places = np.arange(len(lines))
@@ -127,12 +127,12 @@ def _functions(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
     return [(table.experiment.title, "", figure)]
 
 
-def _sweep(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
+def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     """Draw score and parameters over each axis of the rows."""
     names = list(dict.fromkeys(axis for line in table.lines for axis in line.row.axes))
     if not names:
         return []
-    log = not table.experiment.more_is_better
+    log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, 4.2 * len(names) + 1.0, 3.6)
     handles: dict[str, Any] = {}
     for place, axis in enumerate(names):
@@ -186,7 +186,7 @@ def _parameters(line: Line, columns: Sequence[str]) -> int | None:
 
 
 def _learning(
-    matplotlib: Any, table: Table, found: Mapping[tuple[str, str], Sequence[Result]]
+    matplotlib: Any, table: ResultTable, found: Mapping[tuple[str, str], Sequence[Result]]
 ) -> list[tuple[str, str, Any]]:
     """Draw the error on training and test rows over the iterations, the median over seeds."""
     lines = [
@@ -200,7 +200,7 @@ def _learning(
     down = math.ceil(len(lines) / across)
     figure = _figure(matplotlib, 3.4 * across + 1.2, 2.6 * down + 0.5)
     colors = matplotlib.colormaps["tab10"]
-    log = not table.experiment.more_is_better
+    log = not table.experiment.higher_is_better
     handles: dict[str, Any] = {}
     for place, line in enumerate(lines):
         axes = figure.add_subplot(down, across, place + 1)
@@ -227,7 +227,7 @@ def _learning(
     return [(table.experiment.title, "", figure)]
 
 
-def _dependency(table: Table, found: Mapping[tuple[str, str], Sequence[Result]]) -> list[tuple[str, str, Any]]:
+def _dependency(table: ResultTable, found: Mapping[tuple[str, str], Sequence[Result]]) -> list[tuple[str, str, Any]]:
     """Draw the graph of each method, of the first seed."""
     from kapsi.zoo.three_models import Graph, draw
 
@@ -246,14 +246,14 @@ def _dependency(table: Table, found: Mapping[tuple[str, str], Sequence[Result]])
     return made
 
 
-def _ablation(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
+def _ablation(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     """Draw best, median and mean by function for each axis, and a map of the first two axes for each value of the third."""
     if not table.axes:
         return []
     return [*_bars(matplotlib, table), *_maps(matplotlib, table)]
 
 
-def _bars(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
+def _bars(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     names = list(dict.fromkeys(entry.axis for entry in table.axes))
     groups = [[entry for entry in table.axes if entry.axis == axis][:MOST_NAMES] for axis in names]
     heights = [0.3 * len(group) + 0.8 for group in groups]
@@ -263,8 +263,8 @@ def _bars(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
         axes = figure.add_subplot(grid[place])
         y = np.arange(len(group))[::-1]
         for number, part in enumerate(("best", "median", "mean")):
-            label = "max" if part == "best" and table.experiment.more_is_better else part
-            values = _known([getattr(entry, part) for entry in group], not table.experiment.more_is_better)
+            label = "max" if part == "best" and table.experiment.higher_is_better else part
+            values = _known([getattr(entry, part) for entry in group], not table.experiment.higher_is_better)
             axes.barh(y + 0.27 * (1 - number), values, 0.25, color=SHADES[number], label=label)
         axes.set_yticks(y, [f"{_said(entry.value)} ({entry.count})" for entry in group])
         axes.set_xscale(_scale(table))
@@ -276,7 +276,7 @@ def _bars(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
     return [(f"{table.experiment.title}: max, median and mean by function", "-bars", figure)]
 
 
-def _maps(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
+def _maps(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     names = list(dict.fromkeys(axis for line in table.lines for axis in line.row.axes))
     down, across = names[0], names[1]
     rest: dict[str, list[Line]] = {}
@@ -290,7 +290,7 @@ def _maps(matplotlib: Any, table: Table) -> list[tuple[str, str, Any]]:
     rows = math.ceil(len(panels) / columns)
     size = (columns * (0.2 * len(x_names) + 0.6) + 2.6, rows * (0.17 * len(y_names) + 1.6) + 0.4)
     figure = _figure(matplotlib, *size)
-    log = not table.experiment.more_is_better
+    log = not table.experiment.higher_is_better
     scores = [line.result.mean for line in table.lines if line.result is not None and math.isfinite(line.result.mean)]
     scores = [math.log10(score) for score in scores if score > 0] if log else scores
     low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from kapsi.paper.expected import LABELS, Printed
 from kapsi.paper.experiment import Method
-from kapsi.paper.tables import Line, Statistic, Table
+from kapsi.paper.tables import Line, ResultTable, Statistic
 from kapsi.text import text_table
 
 __all__ = ["as_html", "as_markdown", "as_text", "duration", "overview", "readme"]
@@ -105,18 +105,18 @@ def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _seeds(table: Table, method: Method) -> str:
+def _seeds(table: ResultTable, method: Method) -> str:
     """Return how many seeds a method has, or the smallest and the largest number where rows differ."""
     counts = {line.own[method.name].count for line in table.lines if method.name in line.own}
     low, high = min(counts), max(counts)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
 
 
-def _on_test(table: Table, method: Method) -> bool:
+def _on_test(table: ResultTable, method: Method) -> bool:
     return (method.protocol or table.experiment.protocol) == "paper"
 
 
-def _columns(table: Table, lines: Sequence[Line], *, everything: bool) -> list[_Column]:
+def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> list[_Column]:
     metric = table.experiment.metric
     headlines = {line.headline.name for line in table.lines if line.headline is not None}
     columns = [_Column("", "", tuple(line.row.name for line in lines), False, 0)]
@@ -169,18 +169,18 @@ def _columns(table: Table, lines: Sequence[Line], *, everything: bool) -> list[_
     return [column for column in columns if any(column.cells) or not column.heading]
 
 
-def _lines(table: Table, most: int) -> tuple[Sequence[Line], str]:
+def _lines(table: ResultTable, most: int) -> tuple[Sequence[Line], str]:
     """Return the rows to show, all or the best, and what to say of it."""
     if len(table.lines) <= most:
         return table.lines, ""
-    sign = -1 if table.experiment.more_is_better else 1
+    sign = -1 if table.experiment.higher_is_better else 1
     known = [(line, line.result.mean) for line in table.lines if line.result is not None]
     known.sort(key=lambda pair: (not math.isfinite(pair[1]), sign * pair[1]))
     shown = [line for line, _ in known[:SHOWN_OF_LONG]]
     return shown, f"the best {len(shown)} of {len(table.lines):,} rows" if shown else ""
 
 
-def _heading(table: Table) -> list[str]:
+def _heading(table: ResultTable) -> list[str]:
     """Return what is above a table: what is measured, and how each side chose."""
     experiment = table.experiment
     said = [f"{experiment.source}", f"{METRIC_NAMES[experiment.metric]}, mean ± standard deviation over seeds"]
@@ -196,10 +196,10 @@ def _heading(table: Table) -> list[str]:
     return said
 
 
-def _axis_tables(table: Table) -> list[tuple[str, list[tuple[str, ...]]]]:
+def _axis_tables(table: ResultTable) -> list[tuple[str, list[tuple[str, ...]]]]:
     """Return (axis, rows) of what the values of an axis have together."""
     metric = table.experiment.metric
-    best = "best" if not table.experiment.more_is_better else "max"
+    best = "best" if not table.experiment.higher_is_better else "max"
     found: dict[str, list[tuple[str, ...]]] = {}
     for entry in table.axes:
         rows = found.setdefault(entry.axis, [(entry.axis, "rows", best, "median", "mean")])
@@ -208,7 +208,7 @@ def _axis_tables(table: Table) -> list[tuple[str, list[tuple[str, ...]]]]:
     return list(found.items())
 
 
-def _footnotes(table: Table) -> list[str]:
+def _footnotes(table: ResultTable) -> list[str]:
     notes = [
         f"{setting.mark or 'measured with'} {setting.text()} ({setting.count} result{'s' if setting.count > 1 else ''})"
         for setting in table.settings
@@ -219,7 +219,7 @@ def _footnotes(table: Table) -> list[str]:
 # ------------------------------------------------------------------------------------------------ formats
 
 
-def as_text(table: Table, width: int = 120) -> str:
+def as_text(table: ResultTable, width: int = 120) -> str:
     """Return a table for a terminal of so many letters; columns that do not fit are left out, and named."""
     lines, part = _lines(table, LONGEST_TEXT)
     columns = _columns(table, lines, everything=False)
@@ -257,7 +257,7 @@ def as_text(table: Table, width: int = 120) -> str:
     return "\n".join(line.rstrip() for line in text).rstrip() + "\n"
 
 
-def as_markdown(table: Table, pictures: Sequence[tuple[str, str]] = ()) -> str:
+def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str:
     """Return a table as Markdown with everything that is known of it.
 
     Args:
@@ -325,7 +325,7 @@ img { max-width: 100%; }
 """
 
 
-def as_html(table: Table, pictures: Sequence[tuple[str, str]] = ()) -> str:
+def as_html(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str:
     """Return a table as a page that needs nothing else: all rows, light and dark, pictures inside.
 
     Args:
@@ -347,7 +347,7 @@ def as_html(table: Table, pictures: Sequence[tuple[str, str]] = ()) -> str:
             for column in columns:
                 kind = ""
                 if column.heading == "better" and line.factor is not None:
-                    good = line.factor >= (0 if table.experiment.more_is_better else 1)
+                    good = line.factor >= (0 if table.experiment.higher_is_better else 1)
                     kind = f' class="{"better" if good else "worse"}"'
                 cells.append(f"<td{kind}>{escape(column.cells[i])}</td>")
             text.append(f"<tr>{''.join(cells)}</tr>")
@@ -377,7 +377,7 @@ def as_html(table: Table, pictures: Sequence[tuple[str, str]] = ()) -> str:
 # ------------------------------------------------------------------------------------------------ all experiments
 
 
-def overview(tables: Sequence[Table], link: str | None = "") -> str:
+def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
     """Return one Markdown table over all experiments: rows, comparison with the paper, time.
 
     Args:
@@ -398,7 +398,7 @@ def overview(tables: Sequence[Table], link: str | None = "") -> str:
     return "\n".join(text) + "\n"
 
 
-def _against(table: Table) -> str:
+def _against(table: ResultTable) -> str:
     """Return what the overview says of an experiment: the scores of a few rows, the best of a sweep, the counts of many."""
     if not table.done:
         return "not run"
@@ -421,7 +421,7 @@ def _against(table: Table) -> str:
     )
 
 
-def readme(tables: Sequence[Table], commands: Mapping[str, str]) -> str:
+def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
     """Return the page that sums up all experiments.
 
     Args:

@@ -21,9 +21,9 @@ from kapsi.data.hub import OFFLINE
 from kapsi.errors import DataSetError, FileError, KapsiError, SpecError
 from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
-from kapsi.paper.store import Result, Store, key_of
+from kapsi.paper.store import Result, ResultStore, key_of
 
-__all__ = ["Failure", "Progress", "Report", "offline", "run_experiments"]
+__all__ = ["Failure", "Progress", "RunReport", "offline", "run_experiments"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Failure:
 
 
 @dataclass
-class Report:
+class RunReport:
     """What became of the runs.
 
     Attributes:
@@ -71,7 +71,7 @@ def run_experiments(
     jobs: int = 1,
     again: bool = False,
     progress: Progress | None = None,
-) -> Report:
+) -> RunReport:
     """Do the runs of experiments that the store in a folder has not, and write each result as soon as it is there.
 
     Several processes may do so in one folder at the same time: none does a run that another one is at or has done meanwhile.
@@ -91,13 +91,13 @@ def run_experiments(
     resolve(output)  # whether it is a path at all
     if not str(output).strip():
         raise SpecError(f"run_experiments(output={output!r}): expected the name of a folder")
-    report = Report()
+    report = RunReport()
     todo: list[Run] = []
-    stores: dict[str, Store] = {}
+    stores: dict[str, ResultStore] = {}
     keys: dict[str, set[str]] = {}
     planned: set[str] = set()
     for experiment, runs in plans:
-        store = stores.setdefault(experiment.name, Store(output, experiment.name))
+        store = stores.setdefault(experiment.name, ResultStore(output, experiment.name))
         have = keys[experiment.name] = {result.key for result in store.read()}
         report.notes += store.notes
         for run in runs:

@@ -25,7 +25,7 @@ from kapsi.files import one_line, plain, show, sync
 from kapsi.function import short_form
 from kapsi.paper.experiment import Outcome, Run
 
-__all__ = ["Result", "Store", "canonical", "configuration_hash", "machine", "short", "versions"]
+__all__ = ["Result", "ResultStore", "canonical", "configuration_hash", "machine", "short", "versions"]
 
 FORMAT = 1
 SHORTEST = 200
@@ -286,7 +286,7 @@ def _plain(data: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ the file
 
 
-class Store:
+class ResultStore:
     """The results of one experiment in one file, which several processes may append to.
 
     Args:

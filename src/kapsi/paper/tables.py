@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kapsi.paper.expected import LABELS, Expected, Printed
-from kapsi.paper.experiment import Experiment, Method, Row
+from kapsi.paper.experiment import Experiment, Method, TableRow
 from kapsi.paper.store import Result, configuration_hash, here
 
-__all__ = ["AxisValue", "Line", "Setting", "Statistic", "Table", "build", "chosen", "statistic"]
+__all__ = ["AxisValue", "Line", "ResultTable", "Setting", "Statistic", "build", "chosen", "statistic"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Line:
         factor: of errors, how many times the headline is below the reference; of shares, how far it is above.
     """
 
-    row: Row
+    row: TableRow
     headline: Method | None
     paper: Mapping[str, Printed]
     own: Mapping[str, Statistic]
@@ -109,7 +109,7 @@ class AxisValue:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """All that a table of an experiment shows.
 
     Attributes:
@@ -168,7 +168,7 @@ class Table:
                 texts.append(f"against {', '.join(names)} on the same rows{reason}: {self._counted(same)}")
         for method in self.methods:
             pairs = [
-                (line, _factor(line.result.mean, line.own[method.name].mean, self.experiment.more_is_better))
+                (line, _factor(line.result.mean, line.own[method.name].mean, self.experiment.higher_is_better))
                 for line in self.lines
                 if line.result is not None
                 and line.headline is not None
@@ -184,7 +184,7 @@ class Table:
         """Return the best row of a sweep, here and in the paper."""
         if not any(line.row.axes for line in self.lines):
             return []
-        best = max if self.experiment.more_is_better else min
+        best = max if self.experiment.higher_is_better else min
         own = [(line.result.mean, line) for line in self.lines if line.result and math.isfinite(line.result.mean)]
         printed = [
             (value, line.row.name)
@@ -208,7 +208,7 @@ class Table:
     def _verdict(self, pairs: Sequence[tuple[Line, float]]) -> str:
         of = len(pairs)
         rows = "row" if of == 1 else "rows"
-        if self.experiment.more_is_better:
+        if self.experiment.higher_is_better:
             worse = [(line, factor) for line, factor in pairs if not factor >= 0]
             text = f"at least as good in {of - len(worse)} of {of} {rows}"
             shown = [f"{line.row.name} ({factor:+.4f})" for line, factor in worse]
@@ -236,11 +236,11 @@ def _protocol(experiment: Experiment, method: Method) -> str:
     return " (best epoch on test)" if (method.protocol or experiment.protocol) == "paper" else ""
 
 
-def _factor(own: float, reference: float, more_is_better: bool) -> float:
+def _factor(own: float, reference: float, higher_is_better: bool) -> float:
     """Return how far a score is above another, or how many times an error is below; what is not finite is worse than all."""
     if not math.isfinite(own):
-        return -math.inf if more_is_better else 0.0
-    if more_is_better:
+        return -math.inf if higher_is_better else 0.0
+    if higher_is_better:
         return own - reference if math.isfinite(reference) else math.inf
     if not math.isfinite(reference):
         return math.inf
@@ -286,7 +286,7 @@ def build(
     seeds: Sequence[int] | None = None,
     quick: bool = False,
     only_rows: Iterable[str] | None = None,
-) -> Table:
+) -> ResultTable:
     """Return the table of an experiment from the results of its store.
 
     Of a row and method, results of this process's versions and machine count if there are any; else those of the setting that has
@@ -303,7 +303,7 @@ def build(
     latest = {result.key: result for result in results}
     shown, used, other_seeds = _choose(experiment, latest.values(), seeds, quick)
     wanted_rows = None if only_rows is None else set(only_rows)
-    rows = [row for row in experiment.named_rows() if wanted_rows is None or row.name in wanted_rows]
+    rows = [row for row in experiment.active_rows() if wanted_rows is None or row.name in wanted_rows]
     names = {row.name for row in rows}
     shown = {place: found for place, found in shown.items() if place[0] in names}
     settings = _settings([result for found in shown.values() for result in found])
@@ -321,7 +321,7 @@ def build(
     if others > 0 and wanted_rows is None:
         notes.append(f"{others} results of other versions or machines in the store are not shown")
     notes += _left_out(experiment, wanted_rows)
-    return Table(
+    return ResultTable(
         experiment,
         lines,
         tuple(column for column in expected.columns if any(line.paper[column].mean is not None for line in lines)),
@@ -420,7 +420,7 @@ def _line(
     experiment: Experiment,
     expected: Expected,
     compared: tuple[str, ...],
-    row: Row,
+    row: TableRow,
     stored: Mapping[tuple[str, str], Statistic],
 ) -> Line:
     paper = {column: expected.get(row.name, column) for column in expected.columns}
@@ -438,10 +438,12 @@ def _line(
         printed = [(paper[column].mean, LABELS.get(column, column)) for column in compared]
         known = [(mean, label) for mean, label in printed if mean is not None]
         if known:
-            best = max if experiment.more_is_better else min
+            best = max if experiment.higher_is_better else min
             reference, name = best(known, key=lambda pair: pair[0])
     result = own.get(headline.name) if headline is not None else None
-    factor = None if reference is None or result is None else _factor(result.mean, reference, experiment.more_is_better)
+    factor = (
+        None if reference is None or result is None else _factor(result.mean, reference, experiment.higher_is_better)
+    )
     return Line(row, headline, paper, own, reference, name, factor)
 
 
@@ -456,10 +458,10 @@ def _axes(experiment: Experiment, lines: Sequence[Line]) -> tuple[AxisValue, ...
         for line in lines:
             if axis in line.row.axes and line.result is not None and math.isfinite(line.result.mean):
                 values.setdefault(str(line.row.axes[axis]), []).append(line.result.mean)
-        best = max if experiment.more_is_better else min
+        best = max if experiment.higher_is_better else min
         axis_values = [
             AxisValue(axis, value, len(scores), best(scores), float(np.median(scores)), float(np.mean(scores)))
             for value, scores in values.items()
         ]
-        found += sorted(axis_values, key=lambda entry: entry.best, reverse=experiment.more_is_better)
+        found += sorted(axis_values, key=lambda entry: entry.best, reverse=experiment.higher_is_better)
     return tuple(found)

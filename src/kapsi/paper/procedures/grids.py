@@ -1,4 +1,4 @@
-"""Move the splines of hidden layers to the data that they have got in a fit, and keep their functions."""
+"""Move the splines of hidden layers to their current data during a fit, and keep their functions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kapsi.reconciliation import Dense, LowRank
 __all__ = ["regrid"]
 
 POINTS = 60
-"""Evenly spaced points of the range, at which a spline keeps its values besides those at the data."""
+"""Evenly spaced points of the range at which a spline keeps its values, in addition to the data."""
 
 SHARE = 0.1
-"""Weight of all those points beside that of the data."""
+"""Weight of these points relative to the data."""
 
 RIDGE = 1e-7
-"""What holds down the change of a coefficient that nothing depends on."""
+"""Ridge penalty of coefficients without data."""
 
 
 @torch.no_grad()
 def regrid(model: Model, x: Tensor) -> Model:
-    """Move the grids of all splines but those of the first layer to the data, in place, layer by layer.
+    """Move the grids of all splines outside of the first layer to the data, in place, layer by layer.
 
-    Range or knots are what `kapsi.calibrate` makes of the data; the coefficients are those of least squares to the old functions.
-    Splines may be κ or a part of an extended κ, ψ dense or of low rank; other heads stay as they are.
+    Range or knots come from `kapsi.calibrate`; the coefficients from least squares to the old functions. A spline may be κ or part
+    of an extended κ, with a dense or low-rank ψ; other heads are unchanged.
 
     Args:
         model: in float64.
@@ -50,12 +50,12 @@ def regrid(model: Model, x: Tensor) -> Model:
         if number:
             for head in cast("list[Head]", list(layer.heads)):
                 if type(head.spec.reconciliation) in (Dense, LowRank) and not head.spec.after:
-                    _move(head, head.before(x) if head.spec.before else x)
+                    _move_head(head, head.before(x) if head.spec.before else x)
         x = layer(x)
     return model
 
 
-def _move(head: Head, x: Tensor) -> None:
+def _move_head(head: Head, x: Tensor) -> None:
     expansion = head.spec.expansion
     parts = expansion.parts if isinstance(expansion, Extended) else (expansion,)
     start = 0
@@ -65,30 +65,30 @@ def _move(head: Head, x: Tensor) -> None:
         if isinstance(part, BSpline):
             new = {name: torch.as_tensor(value) for name, value in part.calibrate(x, params).items()}
             weights = _columns(head)[start : start + columns]
-            weights.copy_(_carried(weights, x, part, params, new))
+            weights.copy_(_projected(weights, x, part, params, new))
             for name, value in new.items():
                 params[name].copy_(value)
         start += columns
 
 
 def _columns(head: Head) -> Tensor:
-    """Return the weights that go with the columns of κ, `(D, …)`, as a view."""
+    """Return the weights of the columns of κ, `(D, …)`, as a view."""
     if isinstance(head.spec.reconciliation, LowRank):
         return head.psi.get_parameter("right")
     return head.psi.get_parameter("matrix").mT
 
 
-def _carried(weights: Tensor, x: Tensor, part: BSpline, old: Any, new: Any) -> Tensor:
+def _projected(weights: Tensor, x: Tensor, part: BSpline, old: Any, new: Any) -> Tensor:
     low, high = x.amin(0), x.amax(0)
-    between = low + (high - low) * torch.linspace(0, 1, POINTS, dtype=x.dtype).unsqueeze(1)
-    points = torch.cat((x, between))
+    grid = low + (high - low) * torch.linspace(0, 1, POINTS, dtype=x.dtype).unsqueeze(1)
+    points = torch.cat((x, grid))
     weight = torch.cat((x.new_ones(len(x)), x.new_full((POINTS,), (SHARE * len(x) / POINTS) ** 0.5)))
     before, after = (
         (part(points, params).dense() * weight.unsqueeze(1)).unflatten(1, (-1, x.shape[1])) for params in (old, new)
     )
-    wanted = torch.einsum("bgi,gir->ibr", before, weights.unflatten(0, (-1, x.shape[1])))
+    targets = torch.einsum("bgi,gir->ibr", before, weights.unflatten(0, (-1, x.shape[1])))
     ridge = RIDGE * torch.eye(after.shape[1], dtype=x.dtype).expand(x.shape[1], -1, -1)
     rows = torch.cat((after.permute(2, 0, 1), ridge), 1)
-    wanted = torch.cat((wanted, wanted.new_zeros(x.shape[1], after.shape[1], wanted.shape[2])), 1)
-    found = torch.linalg.lstsq(rows, wanted).solution
-    return found.permute(1, 0, 2).flatten(0, 1)
+    targets = torch.cat((targets, targets.new_zeros(x.shape[1], after.shape[1], targets.shape[2])), 1)
+    solution = torch.linalg.lstsq(rows, targets).solution
+    return solution.permute(1, 0, 2).flatten(0, 1)

@@ -1,14 +1,14 @@
-"""A Kolmogorov–Arnold network on sparse inputs: the same function as on dense ones, at the price of the entries that are there.
+"""A Kolmogorov–Arnold network on sparse inputs: the same function as on dense inputs, at the cost of the non-zero entries.
 
-A word that is not in a text has the value 0 and the edges φ(0), the same for all texts. The first layer is therefore
+A word absent from a text has the value 0 and the edges φ(0), the same for all texts. The first layer is therefore
 
     y_o = Σ_i φ_oi(0) + Σ_{i: x_i ≠ 0} (φ_oi(x_i) − φ_oi(0)),
 
-with the sum over all inputs made once a step and not once a row. Nothing is left out or approximated.
+with the sum over all inputs computed once a step instead of once a row. The identity is exact.
 
-That first sum may be what makes such a network hard to train: a step of Adam can move all of its terms by about the learning
-rate η, and where they agree in sign their sum by η times the number of inputs, ten thousand and more. `centered` leaves it out,
-y_o = Σ_i (φ_oi(x_i) − φ_oi(0)), which is the same set of functions up to a constant.
+The first sum can make the network hard to train: a step of Adam changes each of its terms by about the learning rate η, and the sum
+of terms of equal sign by η times the number of inputs, ten thousand and more. `centered` drops it,
+y_o = Σ_i (φ_oi(x_i) − φ_oi(0)): the same set of functions up to a constant.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["SparseKAN"]
 
 
 class SparseKAN(nn.Module):
-    """A network of `kapsi.zoo.kan.spec` that takes a `torch.sparse_csr` tensor `(rows, m)`.
+    """A network of `kapsi.zoo.kan.spec` for `torch.sparse_csr` inputs `(rows, m)`.
 
     Args:
-        model: the network, which keeps its parameters; uniform knots, SiLU as the base function or none.
-        centered: whether φ(x) − φ(0) stands for φ(x) in the first layer.
+        model: the network and its parameters; uniform knots, base function SiLU or none.
+        centered: use φ(x) − φ(0) instead of φ(x) in the first layer.
 
     Raises:
-        SpecError: another model.
+        SpecError: any other model.
     """
 
     def __init__(self, model: Model, *, centered: bool = False) -> None:
@@ -62,22 +62,27 @@ class SparseKAN(nn.Module):
         return cast(Head, cast(Layer, self.model.layers[0]).heads[0])
 
     def first(self, x: Tensor) -> Tensor:
-        """Return what the first layer makes of sparse inputs."""
-        head, made = self._head(), SparseFeatures.of(x)
-        psi, ends, m = head.psi["matrix"], head.kappa["range"], made.width
+        """Return the outputs of the first layer on sparse inputs."""
+        head, entries = self._head(), SparseFeatures.of(x)
+        psi, ends, m = head.psi["matrix"], head.kappa["range"], entries.width
         functions = psi.shape[-1] // m
-        # Each entry is a column of its own, with the range of the column that it stands in.
-        there = self.splines(made.values.unsqueeze(0), {"range": ends[:, made.indices]}).dense().view(functions, -1)
-        none = self.splines(ends.new_zeros(1, m), {"range": ends}).dense().view(functions, m)
-        places = torch.arange(functions, device=x.device).unsqueeze(1) * m + made.indices
+        # Each entry is a separate column, with the range of its own column.
+        at_entries = (
+            self.splines(entries.values.unsqueeze(0), {"range": ends[:, entries.indices]}).dense().view(functions, -1)
+        )
+        at_zero = self.splines(ends.new_zeros(1, m), {"range": ends}).dense().view(functions, m)
+        columns = torch.arange(functions, device=x.device).unsqueeze(1) * m + entries.indices
         changes = SparseFeatures(
-            made.starts * functions, places.T.reshape(-1), (there - none[:, made.indices]).T.reshape(-1), functions * m
+            entries.starts * functions,
+            columns.T.reshape(-1),
+            (at_entries - at_zero[:, entries.indices]).T.reshape(-1),
+            functions * m,
         )
         y = changes.matmul(psi)
         if not self.centered:
-            y = y + psi @ none.reshape(-1)
+            y = y + psi @ at_zero.reshape(-1)
         if self.based:
-            y = y + SparseFeatures(made.starts, made.indices, F.silu(made.values), m).matmul(head.pi["matrix"])
+            y = y + SparseFeatures(entries.starts, entries.indices, F.silu(entries.values), m).matmul(head.pi["matrix"])
         return y if head.bias is None else y + head.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,14 +93,14 @@ class SparseKAN(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> None:
-        """Set the range of every input, layer by layer, to that of the data; that of a word begins at 0, where it is not there."""
-        made = SparseFeatures.of(x)
+        """Set the range of every input to the range of the data, layer by layer; the range of a word starts at 0, its absence."""
+        entries = SparseFeatures.of(x)
         ends = self._head().kappa["range"]
         low, high = (
-            ends.new_zeros(made.width).scatter_reduce_(0, made.indices, made.values.to(ends.dtype), how)
+            ends.new_zeros(entries.width).scatter_reduce_(0, entries.indices, entries.values.to(ends.dtype), how)
             for how in ("amin", "amax")
         )
-        high = torch.where(high > low, high, low + 1)  # a word that is in no row
+        high = torch.where(high > low, high, low + 1)  # a word absent from all rows
         self._head().assign("expansion", range=torch.stack((low, high)))
         y = self.first(x)
         for layer in list(self.model.layers)[1:]:

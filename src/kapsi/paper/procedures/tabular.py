@@ -1,19 +1,19 @@
-"""Small tables by cross-validation: everything is chosen inside of the training rows of each fold.
+"""Small tables by cross-validation: all choices use only the training rows of each fold.
 
-A run is one repeat: the rows are spread over ten folds by the seed, each class evenly, and the score is the mean accuracy of the
-folds. In each fold
+A run is one repeat: the seed spreads the rows over ten folds, stratified by class, and the score is the mean accuracy of the folds.
+In each fold
 
-1. inputs are standardized by the training rows (for multinomial naive Bayes moved to [0, 1], for Bayesian and Markov networks cut
-   into bins);
+1. inputs are standardized by the training rows (scaled to [0, 1] for multinomial naive Bayes, binned for Bayesian and Markov
+   networks);
 2. candidates are compared by ten folds of the training rows;
-3. the chosen one is fitted to all training rows, and scored once on the rows of the fold.
+3. the selected one is fitted to all training rows and scored once on the rows of the fold.
 
-A candidate is a model and a penalty. The rule `one_standard_error` takes the first candidate that is not surely worse than the best
-one: whose mean loss on the rows left out is above the lowest by at most one standard error of the difference, row by row.
-Candidates stand from simple to flexible, penalties from strong to weak, so that what differs by chance alone does not count.
+A candidate is a model with an L2 penalty. The rule `one_standard_error` selects the first candidate not significantly worse than
+the best one: its mean loss on held-out rows exceeds the lowest by at most one standard error of the row-wise difference.
+Candidates are ordered from simple to flexible, and penalties from strong to weak, so that random differences do not count.
 
-Under the protocol `paper` the one candidate is trained on the training rows, and the score is that of the best epoch on the rows
-of the fold.
+Under the protocol `paper`, the only candidate is trained on the training rows, and the score is the best epoch on the rows of the
+fold.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -34,33 +34,47 @@ from torch import Tensor
 from kapsi.calibrate import calibrate
 from kapsi.data.bundled import bundled
 from kapsi.data.tabular import make_problem
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, scale_last_layer, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.classifiers import Choice, Pair
-from kapsi.paper.procedures.rehearsal import refuse, rehearse
+from kapsi.paper.procedures.classifier_kinds import LabeledRows
+from kapsi.paper.procedures.classifiers import ClassifierSearch
+from kapsi.paper.procedures.dry_run import dry_run, refuse
+from kapsi.paper.short_forms import merged, require_known
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
 from kapsi.zoo import bayesian_network, markov_network
 
-__all__ = ["Candidate", "Entry", "Models", "Networks", "Options", "Rule", "check", "first_good", "fitted", "run"]
+__all__ = [
+    "BinnedNetworks",
+    "SelectionRule",
+    "TabularCandidate",
+    "TabularModel",
+    "TabularModels",
+    "TabularOptions",
+    "check",
+    "fitted",
+    "run",
+    "select",
+]
 
-Rows = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-NETWORKS_OF_TABLES = ("bayesian_network", "markov_network")
+BINNED = ("bayesian_network", "markov_network")
+DEFAULT_TRAINING = {"loss": "cross_entropy", "solver": "lbfgs"}
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A model and how it is trained.
+class TabularCandidate:
+    """A model with one L2 penalty.
 
-    Args:
+    Attributes:
         name: in results.
         spec: with all widths.
-        training: of it.
+        training: with the penalty.
     """
 
     name: str
@@ -69,12 +83,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rule(Spec):
-    """How one of the candidates is chosen.
+class SelectionRule(Spec):
+    """Rule for selecting a candidate.
 
     Args:
-        by: which losses of the rows left out count.
-        rule: `one_standard_error`, the first that is not surely worse than the best; `best`.
+        by: loss on the held-out rows.
+        rule: `one_standard_error`, the first candidate not significantly worse than the best; `best`.
     """
 
     by: Literal["log_loss", "accuracy"] = "log_loss"
@@ -82,16 +96,16 @@ class Rule(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Spec):
-    """The options beside those of the classifier.
+class TabularOptions(Spec):
+    """Options of the procedure `tabular`, beside those of the classifier.
 
     Args:
-        table: which one; by default that which the row is called after.
-        classifier: `model` (with the options of `Models`), `bayesian_network` or `markov_network` (of `Networks`), or a key of
-            `classifiers.KINDS`.
+        table: name of a bundled table, by default the name of the row.
+        classifier: `model` (with the options of `TabularModels`), `bayesian_network` or `markov_network` (of `BinnedNetworks`), or
+            a key of `classifiers.KINDS`.
         folds: number of folds.
         inner: number of folds of the training rows of a fold.
-        limit_folds: how many of the folds are done, None for all.
+        limit_folds: number of folds evaluated, null for all.
     """
 
     table: Literal["iris", "pima", "banknote"]
@@ -102,14 +116,14 @@ class Options(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry(Spec):
-    """A model with several penalties, each of which is a candidate.
+class TabularModel(Spec):
+    """A model with several L2 penalties, one candidate each.
 
     Args:
-        name: in results; by default the place in the list.
-        model: its specification; widths at the ends may be null.
-        training: of it.
-        penalties: that are tried, from strong to weak; none: that of the training.
+        name: in results; by default the position in the list.
+        model: specification; widths at the ends may be null.
+        training: of the model.
+        penalties: L2 penalties, from strong to weak; none: the penalty of the training.
     """
 
     name: str = ""
@@ -123,33 +137,35 @@ class Entry(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models(Spec):
-    """Models of which one is chosen.
+class TabularModels(Spec):
+    """Models for selection.
 
     Args:
         candidates: from simple to flexible.
-        rule: how one is chosen.
+        training: default of the candidates.
+        rule: rule of the selection.
     """
 
-    candidates: tuple[Entry, ...]
-    rule: Rule = Rule()
+    candidates: tuple[TabularModel, ...]
+    training: Mapping[str, Any] | None = None
+    rule: SelectionRule = SelectionRule()
 
     def check(self) -> None:
-        if not self.candidates:
-            raise SpecError("candidates: expected a list of {name, model, training, penalties}, got an empty one")
         names = [entry.name for entry in self.candidates]
-        if len(set(names)) != len(names):
-            raise SpecError(f"candidates: a name is there twice, {', '.join(names)}")
+        if not names or len(set(names)) != len(names):
+            raise SpecError(
+                f"candidates: expected at least one, with different names, got {', '.join(names) or 'none'}"
+            )
 
 
 @dataclass(frozen=True)
-class Networks(Spec):
-    """A Bayesian or a Markov network on bins, whose number is chosen by the mean accuracy of the inner folds.
+class BinnedNetworks(Spec):
+    """A Bayesian or a Markov network on bins; the mean accuracy of the inner folds selects their number.
 
     Args:
-        bins: numbers of bins that are tried.
-        penalties: that are tried, of a Markov network.
-        restarts: of the search for the structure of a Bayesian network.
+        bins: numbers of bins.
+        penalties: L2 penalties of a Markov network.
+        restarts: of the structure search of a Bayesian network.
     """
 
     bins: tuple[int, ...] = (3,)
@@ -161,41 +177,43 @@ class Networks(Spec):
             raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
 
 
-def _options(run: Run) -> tuple[Options, Models | Networks | Choice]:
+def _options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks | ClassifierSearch]:
     """Return the options, and those of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
-    given, others = classifiers.divided(run.options, Options)
-    own: Options = coerce(Options, {"table": run.row, **given}, where)
-    x, y, classes = _table(own.table)
-    if own.folds > len(y):
-        raise SpecError(f"{where}.folds: {own.folds} folds are more than the {len(y)} rows of {own.table}; give fewer")
-    kinds = tuple(dict.fromkeys(("model", *NETWORKS_OF_TABLES, *classifiers.KINDS)))
-    kind = classifiers.kind_of(own.classifier, kinds, where)
+    own, others = classifiers.divided(run.options, TabularOptions)
+    options: TabularOptions = coerce(TabularOptions, {"table": run.row, **own}, where)
+    x, y, classes = _table(options.table)
+    if options.folds > len(y):
+        raise SpecError(
+            f"{where}.folds: {options.folds} folds are more than the {len(y)} rows of {options.table}; give fewer"
+        )
+    kind = options.classifier
+    require_known([kind], dict.fromkeys(("model", *BINNED, *classifiers.KINDS)), f"{where}.classifier")
     if kind == "model":
-        models: Models = coerce(Models, _with_training(others, where), where)
-        if run.protocol == "paper" and sum(len(each.penalties) or 1 for each in models.candidates) > 1:
-            raise SpecError(f"{where}.candidates: the protocol of the paper chooses among epochs; give one candidate")
+        models: TabularModels = coerce(TabularModels, _with_training(others, where), where)
+        if run.protocol == "paper" and sum(len(entry.penalties) or 1 for entry in models.candidates) > 1:
+            raise SpecError(f"{where}.candidates: the protocol of the paper selects epochs; give one candidate")
         for candidate in _candidates(models, x.shape[1], classes, 0, where):
             number = candidate.training.loss == "mse"
-            rehearse(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
-        return own, models
+            dry_run(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
+        return options, models
     if run.protocol == "paper":
-        raise SpecError(f"{where}: the protocol of the paper chooses among epochs, which {kind} has none of here")
-    if kind in NETWORKS_OF_TABLES:
+        raise SpecError(f"{where}: the protocol of the paper selects epochs, and {kind} has none here")
+    if kind in BINNED:
         other = "penalties" if kind == "bayesian_network" else "restarts"
         if other in others:
             raise SpecError(f"{where}.{other}: is not for a {kind.replace('_', ' ')}, leave it out")
-        return own, coerce(Networks, others, where)
-    choice = classifiers.read(kind, others, where, [each.name for each in fields(Options)])
-    if choice.early_stopping or not choice.refit:
+        return options, coerce(BinnedNetworks, others, where)
+    search = classifiers.read(kind, others, where, classifiers.names_of(TabularOptions))
+    if search.options.fits_once:
         raise SpecError(f"{where}: early_stopping, and refit: false, are not for tables, where folds are held out")
-    choice.rehearse(x.shape[1], classes)
-    return own, choice
+    search.dry_run(x.shape[1], classes)
+    return options, search
 
 
 @functools.cache
-def _table(name: str) -> tuple[Floats, Rows, int]:
+def _table(name: str) -> tuple[Floats, Labels, int]:
     """Return inputs, class numbers and the number of classes of a bundled table."""
     table, target = bundled(name)
     problem = make_problem(table, target, task="classification")
@@ -204,43 +222,28 @@ def _table(name: str) -> tuple[Floats, Rows, int]:
 
 
 def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return options with the training of all candidates in each of them, which may say some of it anew."""
-    made = dict(options)
-    common = made.pop("training", None) or {}
-    entries = made.get("candidates")
-    if not isinstance(entries, list) or not entries:
-        raise SpecError(
-            f"{where}.candidates: expected a list of {{name, model, training, penalties}}, got {str(entries)[:60]!r}"
-        )
-    made["candidates"] = []
+    """Return options with the shared training merged into every candidate."""
+    known = (*classifiers.names_of(TabularModels), *classifiers.names_of(TabularOptions))
+    require_known(options, known, f"{where}: options of model")
+    entries = coerce(tuple[Mapping[str, Any], ...], options.get("candidates", ()), f"{where}.candidates")
+    candidates = []
     for i, entry in enumerate(entries):
-        place = f"{where}.candidates[{i}]"
-        if not isinstance(entry, Mapping):
-            raise SpecError(f"{place}: expected {{name, model, training, penalties}}, got {str(entry)[:60]!r}")
-        training: dict[str, Any] = {"loss": "cross_entropy", "solver": "lbfgs"}
-        for part in (common, entry.get("training") or {}):
-            if not isinstance(part, Mapping):
-                raise SpecError(f"{place}.training: expected options with values, got {str(part)[:60]!r}")
-            refuse(
-                part, f"{place}.training", patience="is for early stopping, which there is none of here; leave it out"
-            )
-            training |= part
-        made["candidates"].append({"name": str(i), **entry, "training": training})
-    for name in made:
-        if name not in ("candidates", "rule"):
-            names = ("candidates", "training", "rule", *(each.name for each in fields(Options)))
-            raise SpecError(
-                f"{where}: there is no option {name!r} here; {did_you_mean(str(name), names)}there are {', '.join(names)}"
-            )
-    return made
+        here = f"{where}.candidates[{i}].training"
+        training: dict[str, Any] = dict(DEFAULT_TRAINING)
+        for part in (options.get("training") or {}, entry.get("training") or {}):
+            part = coerce(Mapping[str, Any], part, here)
+            refuse(part, here, patience="is for early stopping, which this procedure does not use; leave it out")
+            training = merged(training, part)
+        candidates.append({"name": str(i), **entry, "training": training})
+    return {**options, "candidates": candidates}
 
 
 def check(run: Run) -> None:
-    """Raise a `SpecError` where the options of a run do not fit."""
+    """Raise a `SpecError` for invalid options."""
     _options(run)
 
 
-def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Rows]:
+def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Labels]:
     """Return the test rows of k folds: rows shuffled by the seed, sorted by class and dealt out in turn.
 
     The stored results are scores on these rows, so the rows do not follow `kapsi.data.tabular.folds`.
@@ -253,42 +256,40 @@ def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Rows]:
 def run(run: Run) -> Outcome:
     """Fit one classifier in every fold, and score it on the rows of the fold.
 
-    Options: those of `Options` and of the classifier.
+    Options: those of `TabularOptions` and of the classifier.
 
     Raises:
-        SpecError: an option that there is not, or one that does not fit.
+        SpecError: unknown option, or invalid value.
     """
-    own, classifier = _options(run)
-    x, y, classes = _table(own.table)
+    options, classifier = _options(run)
+    x, y, classes = _table(options.table)
     started = time.process_time()
-    scores, validations, chosen, parameters = [], [], [], []
-    for test in stratified_folds(y, own.folds, run.seed)[: own.limit_folds]:
-        kept = np.setdiff1d(np.arange(len(y)), test)
-        fold = _Fold(x[kept], y[kept], x[test], y[test], classes, run.seed, own.inner, run.where)
-        if isinstance(classifier, Models):
-            find = _paper if run.protocol == "paper" else _models
-            found = find(fold, classifier)
-        elif isinstance(classifier, Networks):
-            found = _tables(fold, own.classifier, classifier)
+    results: list[_FoldResult] = []
+    for test in stratified_folds(y, options.folds, run.seed)[: options.limit_folds]:
+        train_rows = np.setdiff1d(np.arange(len(y)), test)
+        fold = _Fold(x[train_rows], y[train_rows], x[test], y[test], classes, run.seed, options.inner, run.where)
+        if isinstance(classifier, TabularModels):
+            results.append((_best_epoch if run.protocol == "paper" else _models)(fold, classifier))
+        elif isinstance(classifier, BinnedNetworks):
+            results.append(_binned(fold, options.classifier, classifier))
         else:
-            found = _classifier(fold, classifier)
-        scores.append(float((found.predicted == y[test]).mean()) if found.score is None else found.score)
-        validations.append(found.validation)
-        chosen.append(found.chosen)
-        parameters.append(found.parameters)
+            results.append(_classifier(fold, classifier))
+    scores = [result.score for result in results]
+    chosen = [result.chosen for result in results]
+    parameters = [result.parameters for result in results]
     extra = {
         "folds": scores,
         "deviation_of_folds": float(np.std(scores)),
         "chosen": chosen,
-        "inner_folds": own.inner,
+        "inner_folds": options.inner,
         "parameters": parameters,
     }
     if run.protocol == "paper":
         extra |= {"best_epoch_on_test": float(np.mean(scores)), "best_epoch": chosen}
-    known = [value for value in validations if value is not None]
+    validations = [result.validation for result in results if result.validation is not None]
     return Outcome(
         float(np.mean(scores)),
-        float(np.mean(known)) if known else None,
+        float(np.mean(validations)) if validations else None,
         round(float(np.mean(parameters))),
         time.process_time() - started,
         extra,
@@ -297,76 +298,77 @@ def run(run: Run) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class _Fold:
-    """Rows to choose and fit on, and those of the fold."""
+    """Training rows and test rows of a fold."""
 
     x: Floats
-    y: Rows
+    y: Labels
     test_x: Floats
-    test_y: Rows
+    test_y: Labels
     classes: int
     seed: int
     inner: int
     where: str
 
-    def candidates(self, models: Models) -> list[Candidate]:
+    def candidates(self, models: TabularModels) -> list[TabularCandidate]:
         """Return every model with every penalty."""
         return _candidates(models, self.x.shape[1], self.classes, self.seed, self.where)
 
-    def parts(self) -> list[tuple[Rows, Rows]]:
-        """Return (rows to fit, rows to judge on) of each inner fold."""
-        count = min(self.inner, len(self.y))
-        held = stratified_folds(self.y, count, self.seed)
-        return [(np.setdiff1d(np.arange(len(self.y)), part), part) for part in held]
+    def splits(self) -> list[tuple[Labels, Labels]]:
+        """Return the indices of fitted and held-out rows of each inner fold."""
+        held_out = stratified_folds(self.y, min(self.inner, len(self.y)), self.seed)
+        return [(np.setdiff1d(np.arange(len(self.y)), part), part) for part in held_out]
+
+    def result(self, predicted: Labels, chosen: Any, parameters: int, validation: float | None) -> _FoldResult:
+        """Score predictions of the test rows."""
+        return _FoldResult(float((predicted == self.test_y).mean()), chosen, parameters, validation)
 
 
 @dataclass(frozen=True, eq=False)
-class _Found:
-    """What came of a fold."""
+class _FoldResult:
+    """Score, choice and size of the classifier of a fold."""
 
-    predicted: Rows
+    score: float
     chosen: Any
     parameters: int
     validation: float | None = None
-    score: float | None = None
 
 
 # ------------------------------------------------------------------------------------------------ models
 
 
-def _models(fold: _Fold, models: Models) -> _Found:
-    by, candidates = models.rule, fold.candidates(models)
-    chosen, accuracy = candidates[0], None
+def _models(fold: _Fold, models: TabularModels) -> _FoldResult:
+    """Select a candidate by the inner folds, and fit it to all training rows."""
+    candidates = fold.candidates(models)
+    best, accuracy = candidates[0], None
     if len(candidates) > 1:
         logs = [np.empty((len(fold.y), fold.classes)) for _ in candidates]
-        for kept, held in fold.parts():
+        for rows, held_out in fold.splits():
             for candidate, values in zip(candidates, logs, strict=True):
-                values[held] = _logs(
-                    fitted(candidate, fold.x[kept], fold.y[kept], fold.seed), fold.x[held], fold.classes
-                )
+                model = fitted(candidate, fold.x[rows], fold.y[rows], fold.seed)
+                values[held_out] = _log_probabilities(model, fold.x[held_out], fold.classes)
         wrong = np.stack([values.argmax(1) != fold.y for values in logs]).astype(np.float64)
         losses = np.stack([-values[np.arange(len(fold.y)), fold.y] for values in logs])
-        place = first_good(wrong if by.by == "accuracy" else losses, best=by.rule == "best")
-        chosen, accuracy = candidates[place], 1 - float(wrong[place].mean())
-    model = fitted(chosen, fold.x, fold.y, fold.seed)
-    predicted = _logs(model, fold.test_x, fold.classes).argmax(1)
-    return _Found(predicted, chosen.name, model.parameters, accuracy)
+        place = select(wrong if models.rule.by == "accuracy" else losses, best=models.rule.rule == "best")
+        best, accuracy = candidates[place], 1 - float(wrong[place].mean())
+    model = fitted(best, fold.x, fold.y, fold.seed)
+    predicted = _log_probabilities(model, fold.test_x, fold.classes).argmax(1)
+    return fold.result(predicted, best.name, model.parameters, accuracy)
 
 
-def first_good(losses: Floats, *, best: bool = False) -> int:
-    """Return the number of the first candidate that is not surely worse than the best one, or of the best one.
+def select(losses: Floats, *, best: bool = False) -> int:
+    """Return the index of the first candidate not significantly worse than the best one, or of the best one.
 
     Args:
         losses: of each candidate and row, `(candidates, rows)`.
-        best: the one with the lowest mean, the first of equal ones.
+        best: select the lowest mean, the first of equal ones.
 
     Example:
-        >>> first_good(np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]))
+        >>> select(np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]))
         0
-        >>> first_good(np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), best=True)
+        >>> select(np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), best=True)
         1
     """
-    means = losses.mean(1)
-    lowest = int(means.argmin())
+    lowest = int(losses.mean(1).argmin())
     if best:
         return lowest
     difference = losses - losses[lowest]
@@ -374,9 +376,9 @@ def first_good(losses: Floats, *, best: bool = False) -> int:
     return int(np.flatnonzero(difference.mean(1) <= errors)[0])
 
 
-def _candidates(models: Models, inputs: int, classes: int, seed: int, where: str) -> list[Candidate]:
-    """Return every model with every penalty, in the order in which they are written."""
-    made = []
+def _candidates(models: TabularModels, inputs: int, classes: int, seed: int, where: str) -> list[TabularCandidate]:
+    """Return every model with every penalty, in order."""
+    candidates = []
     for i, entry in enumerate(models.candidates):
         config = replace(entry.training, seed=seed)
         try:
@@ -386,17 +388,17 @@ def _candidates(models: Models, inputs: int, classes: int, seed: int, where: str
         penalties: Sequence[float | None] = entry.penalties or (config.penalty,)
         for penalty in penalties:
             name = entry.name + ("" if penalty is None else f", penalty {penalty:g}")
-            made.append(Candidate(name, spec, replace(config, penalty=penalty)))
-    return made
+            candidates.append(TabularCandidate(name, spec, replace(config, penalty=penalty)))
+    return candidates
 
 
 @dataclass(frozen=True, eq=False)
-class _Fitted:
+class _ScaledModel:
     """A model with the scale of its inputs."""
 
     model: Model
     center: Floats
-    spread: Floats
+    scale: Floats
 
     @property
     def parameters(self) -> int:
@@ -404,105 +406,105 @@ class _Fitted:
 
     def outputs(self, x: Floats) -> Floats:
         with torch.no_grad():
-            made = self.model.eval()(torch.from_numpy((x - self.center) / self.spread))
-        return made.numpy().astype(np.float64)
+            outputs = self.model.eval()(torch.from_numpy((x - self.center) / self.scale))
+        return outputs.numpy().astype(np.float64)
 
 
-def _scale(x: Floats) -> tuple[Floats, Floats]:
-    spread = x.std(0)
-    return x.mean(0), np.where(spread > 0, spread, 1.0)
+def _center_and_scale(x: Floats) -> tuple[Floats, Floats]:
+    scale = x.std(0)
+    return x.mean(0), np.where(scale > 0, scale, 1.0)
 
 
-def _made(candidate: Candidate, x: Floats, y: Rows, seed: int) -> tuple[_Fitted, Tensor, Tensor]:
-    """Return a new model, calibrated, with the inputs and targets to train it on."""
-    center, spread = _scale(x)
-    inputs, targets = torch.from_numpy((x - center) / spread), torch.from_numpy(y)
+def _new(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> tuple[_ScaledModel, Tensor, Tensor]:
+    """Return a new calibrated model with its inputs and targets."""
+    center, scale = _center_and_scale(x)
+    inputs, targets = torch.from_numpy((x - center) / scale), torch.from_numpy(y)
     model = calibrate(Model(candidate.spec, seed=seed, dtype=torch.float64), inputs, targets)
     if candidate.training.loss == "mse":
-        return _Fitted(model, center, spread), inputs, targets.double().unsqueeze(1)
-    return _Fitted(scale_last_layer(model), center, spread), inputs, targets
+        return _ScaledModel(model, center, scale), inputs, targets.double().unsqueeze(1)
+    return _ScaledModel(scale_last_layer(model), center, scale), inputs, targets
 
 
-def fitted(candidate: Candidate, x: Floats, y: Rows, seed: int) -> _Fitted:
-    """Return a candidate fitted to rows, the last iterate."""
-    made, inputs, targets = _made(candidate, x, y, seed)
-    for _ in train(made.model, (inputs, targets), candidate.training):
+def fitted(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> _ScaledModel:
+    """Return a candidate fitted to rows, after the last epoch."""
+    model, inputs, targets = _new(candidate, x, y, seed)
+    for _ in train(model.model, (inputs, targets), candidate.training):
         pass
-    return made
+    return model
 
 
-def _logs(made: _Fitted, x: Floats, classes: int) -> Floats:
-    """Return log-probabilities; where the output is the number of a class, nearly 0 for the nearest one and −1 a class away."""
-    outputs = made.outputs(x)
+def _log_probabilities(model: _ScaledModel, x: Floats, classes: int) -> Floats:
+    """Return log-probabilities; for an output that is a class number, minus the distance to each class."""
+    outputs = model.outputs(x)
     if outputs.shape[1] == classes and classes > 1:
         shifted = outputs - outputs.max(1, keepdims=True)
         return cast(Floats, shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
     return cast(Floats, -np.abs(outputs - np.arange(classes)))
 
 
-def _paper(fold: _Fold, models: Models) -> _Found:
-    """Train the one candidate, and keep the best figure on the rows of the fold, as the paper does."""
-    candidates = fold.candidates(models)
-    made, inputs, targets = _made(candidates[0], fold.x, fold.y, fold.seed)
+def _best_epoch(fold: _Fold, models: TabularModels) -> _FoldResult:
+    """Train the only candidate; keep the best epoch on the rows of the fold, as the paper does."""
+    candidate = fold.candidates(models)[0]
+    model, inputs, targets = _new(candidate, fold.x, fold.y, fold.seed)
     best, number = -1.0, 0
-    for record in train(made.model, (inputs, targets), candidates[0].training):
-        right = float((_logs(made, fold.test_x, fold.classes).argmax(1) == fold.test_y).mean())
-        if right > best:
-            best, number = right, record.number
-    return _Found(fold.test_y, number, made.parameters, None, best)
+    for record in train(model.model, (inputs, targets), candidate.training):
+        accuracy = float((_log_probabilities(model, fold.test_x, fold.classes).argmax(1) == fold.test_y).mean())
+        if accuracy > best:
+            best, number = accuracy, record.number
+    return _FoldResult(best, number, model.parameters)
 
 
-# ------------------------------------------------------------------------------------------------ others
+# ------------------------------------------------------------------------------------------------ other classifiers
 
 
-def _classifier(fold: _Fold, choice: Choice) -> _Found:
-    prepared = functools.partial(_prepared, positive=choice.kind == "naive_bayes_multinomial")
+def _classifier(fold: _Fold, search: ClassifierSearch) -> _FoldResult:
+    """Select and fit a classifier of `classifiers.KINDS`."""
+    scaled = functools.partial(_scaled, positive=search.kind == "naive_bayes_multinomial")
 
-    def part(kept: Rows, held: Rows) -> tuple[Pair, Pair]:
-        if choice.tune_rows is not None:  # the first rows are to be any ones, and tables are sorted by class
-            kept = np.random.default_rng(fold.seed).permutation(kept)
-        first, second = prepared(fold.x[kept], fold.x[held])
-        return (first, fold.y[kept]), (second, fold.y[held])
+    def split(rows: Labels, held_out: Labels) -> tuple[LabeledRows, LabeledRows]:
+        if search.options.tune_rows is not None:  # the first rows must be random, and tables are sorted by class
+            rows = np.random.default_rng(fold.seed).permutation(rows)
+        first, second = scaled(fold.x[rows], fold.x[held_out])
+        return (first, fold.y[rows]), (second, fold.y[held_out])
 
-    x, test_x = prepared(fold.x, fold.test_x)
-    parts = [functools.partial(part, *each) for each in fold.parts()]
-    made = choice.fit((x, fold.y), parts, classes=fold.classes, seed=fold.seed)
-    return _Found(made.predict(test_x), dict(made.chosen), made.parameters, made.validation)
+    x, test_x = scaled(fold.x, fold.test_x)
+    splits = [functools.partial(split, *indices) for indices in fold.splits()]
+    best = search.fit((x, fold.y), splits, classes=fold.classes, seed=fold.seed)
+    return fold.result(best.predict(test_x), dict(best.chosen), best.parameters, best.validation)
 
 
-def _prepared(x: Floats, other: Floats, *, positive: bool) -> tuple[Floats, Floats]:
-    """Return inputs on the scale of the first ones: standardized, or from 0 to 1."""
+def _scaled(x: Floats, other: Floats, *, positive: bool) -> tuple[Floats, Floats]:
+    """Return both inputs on the scale of the first: standardized, or from 0 to 1."""
     if positive:
         low, high = x.min(0), x.max(0)
         width = np.where(high > low, high - low, 1.0)
         return (x - low) / width, ((other - low) / width).clip(0, 1)
-    center, spread = _scale(x)
-    return (x - center) / spread, (other - center) / spread
+    center, scale = _center_and_scale(x)
+    return (x - center) / scale, (other - center) / scale
 
 
-def _tables(fold: _Fold, kind: str, options: Networks) -> _Found:
-    """Choose the number of bins (and the penalty of a Markov network) by the mean accuracy of the inner folds."""
+def _binned(fold: _Fold, kind: str, options: BinnedNetworks) -> _FoldResult:
+    """Select the number of bins (and the penalty of a Markov network) by the mean accuracy of the inner folds."""
     grid = list(itertools.product(options.bins, options.penalties))
-    restarts = options.restarts
-    means, parts = np.zeros(len(grid)), fold.parts()
+    means, splits = np.zeros(len(grid)), fold.splits()
     if len(grid) > 1:
-        for kept, held in parts:
+        for rows, held_out in splits:
             for i, (bins, penalty) in enumerate(grid):
-                predict, _ = _network(kind, fold.x[kept], fold.y[kept], fold.classes, bins, penalty, restarts)
-                means[i] += float((predict(fold.x[held]) == fold.y[held]).mean())
+                predict, _ = _network(kind, fold.x[rows], fold.y[rows], fold.classes, bins, penalty, options.restarts)
+                means[i] += float((predict(fold.x[held_out]) == fold.y[held_out]).mean())
     bins, penalty = grid[int(means.argmax())]
-    predict, parameters = _network(kind, fold.x, fold.y, fold.classes, bins, penalty, restarts)
+    predict, parameters = _network(kind, fold.x, fold.y, fold.classes, bins, penalty, options.restarts)
     chosen = {"bins": bins} if kind == "bayesian_network" else {"bins": bins, "penalty": penalty}
-    validation = None if len(grid) == 1 else float(means.max()) / len(parts)
-    return _Found(predict(fold.test_x), chosen, parameters, validation)
+    validation = None if len(grid) == 1 else float(means.max()) / len(splits)
+    return fold.result(predict(fold.test_x), chosen, parameters, validation)
 
 
 def _network(
-    kind: str, x: Floats, y: Rows, classes: int, bins: int, penalty: float, restarts: int
-) -> tuple[Callable[[Floats], Rows], int]:
-    """Return a network on bins with about as many rows each: how it predicts, and how many numbers it has.
+    kind: str, x: Floats, y: Labels, classes: int, bins: int, penalty: float, restarts: int
+) -> tuple[Callable[[Floats], Labels], int]:
+    """Return the predictions and the number of parameters of a network on bins of about equal counts.
 
-    The structure of a Bayesian network is found by hill climbing on the Bayesian information criterion. A Markov network has a
+    The structure of a Bayesian network comes from hill climbing on the Bayesian information criterion. A Markov network has a
     factor for each pair of inputs with the class, fitted to the conditional likelihood of the class.
     """
     edges = [np.unique(np.quantile(column, np.arange(1, bins) / bins)) for column in x.T]
@@ -510,23 +512,22 @@ def _network(
     states = [len(edge) + 1 for edge in edges] + [classes]
 
     def codes(rows: Floats) -> Floats:
-        return np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, rows.T, strict=True)], 1).astype(
-            np.float64
-        )
+        columns = [np.searchsorted(edge, column) for edge, column in zip(edges, rows.T, strict=True)]
+        return np.stack(columns, 1).astype(np.float64)
 
     joint = np.column_stack([codes(x), y])
     if kind == "bayesian_network":
         parents = bayesian_network.hill_climb(joint, states=states, restarts=restarts)
         model = bayesian_network.fit_discrete(joint, parents, states=states, label=label)
-        # Free numbers: of each node one less than its states, for each state of its parents.
-        count = sum((states[i] - 1) * math.prod(states[p] for p in given) for i, given in enumerate(parents))
+        # Free parameters of a node: one less than its states, for each state of its parents.
+        count = sum((states[i] - 1) * math.prod(states[p] for p in own) for i, own in enumerate(parents))
     else:
         cliques = [(i, j, label) for i, j in itertools.combinations(range(label), 2)]
         model = markov_network.fit(joint, cliques, method="conditional", states=states, label=label, penalty=penalty)
         count = sum(math.prod(states[i] for i in clique) for clique in cliques)
 
-    def predict(rows: Floats) -> Rows:
+    def predict(rows: Floats) -> Labels:
         with torch.no_grad():
-            return cast(Rows, model(torch.from_numpy(codes(rows))).argmax(-1).numpy())
+            return cast(Labels, model(torch.from_numpy(codes(rows))).argmax(-1).numpy())
 
     return predict, count

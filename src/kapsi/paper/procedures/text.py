@@ -1,19 +1,18 @@
-"""Texts as sparse TF-IDF columns: classifiers of IMDB, SST-2 and AG News, chosen on held-out training rows.
+"""Texts as sparse TF-IDF columns: classifiers of IMDB, SST-2 and AG News, selected on held-out training rows.
 
 Steps of a run:
 
-1. Texts become TF-IDF columns, whose vocabulary and document frequencies are those of all training texts. They stay sparse.
-2. Training rows are held out in parts, drawn by the seed; candidates are fitted to the other rows, and the one with the best mean
-   accuracy on the parts is chosen.
-3. The chosen one is fitted to all training rows, and scored once on the test rows.
+1. Convert texts to sparse TF-IDF columns with the vocabulary and document frequencies of all training texts.
+2. Hold out training rows in folds, drawn by the seed; fit candidates to the other rows, and select the best mean accuracy.
+3. Fit the selected candidate to all training rows, and score it once on the test rows.
 
-The training rows of SST-2 are whole sentences and phrases of them. A random part would be known by heart, as the phrases of a
-sentence lie on both sides. Held-out rows are whole sentences instead, as the test rows are, and every phrase within one of them is
-left out of what is fitted (`unit: sentences`).
+The training rows of SST-2 are whole sentences and their phrases. A random fold would share phrases of a sentence with the fitted
+rows. Held-out rows are therefore whole sentences, like the test rows, and their phrases are removed from the fitted rows
+(`unit: sentences`).
 
-Reviews of one film stand near each other in the training rows of IMDB, and no film of the test rows is among them. Held-out rows
-drawn one by one are of the same films as those that are fitted: models that know the films by heart look best on them. Blocks of
-rows are held out instead (`unit: blocks`).
+Reviews of a film are close to each other in the training rows of IMDB, and films of the test rows do not occur there. Random
+held-out rows share films with the fitted rows and favor models that memorize films. Blocks of rows are held out instead
+(`unit: blocks`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,41 +32,42 @@ from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
-from kapsi.paper.procedures.classifiers import Choice, Pair
+from kapsi.paper.procedures.classifier_kinds import LabeledRows
+from kapsi.paper.procedures.classifiers import ClassifierSearch
 
-__all__ = ["Options", "Part", "check", "parts", "run", "sentences"]
+__all__ = ["Fold", "TextOptions", "check", "hold_out", "run", "sentences"]
 
 COLUMNS = 840
-"""Columns of the rows on which options are tried out; how many the texts have is known when they are read."""
+"""Columns in the dry run of the options; the real number is known after reading the texts."""
 BLOCK = 100
-"""Rows in a block that is held out as a whole."""
-LEAST_WORDS = 8
-"""Words of the shortest held-out sentence: shorter texts that are in no other are mostly phrases of one that is not there."""
-Rows = npt.NDArray[np.int64]
+"""Rows of a held-out block."""
+MIN_WORDS = 8
+"""Words of the shortest held-out sentence: most shorter texts are phrases of a sentence outside of the data."""
+Indices = npt.NDArray[np.int64]
 
 
-class Part(NamedTuple):
-    """Numbers of training rows: those to fit, and those to judge on."""
+class Fold(NamedTuple):
+    """Indices of fitted and of held-out training rows."""
 
-    kept: Rows
-    held: Rows
+    fitted: Indices
+    held_out: Indices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Spec):
-    """The options beside those of the choice and of the kind of classifier.
+class TextOptions(Spec):
+    """Options of the procedure `text`, beside those of the selection and of the kind of classifier.
 
     Args:
-        data: which texts; by default those that the row is called after.
-        classifier: a kind, a key of `classifiers.KINDS`, of which `kan` is `SparseKAN` here.
-        ngrams: the smallest and the largest number of words that make a column.
-        min_df: words in fewer training texts are left out; a share where it is a float.
-        stop_words: whether those of the English list are left out.
-        folds: number of parts that are held out one after another.
-        held_out: number or share, at most half, of the training rows in each part.
-        unit: what is held out: `rows`, whole `sentences` with all phrases of them, or `blocks` of 100 rows that stand together.
-        most_rows: to which the training rows are cut, drawn by the seed, for methods that do not take more.
-        limit_train, limit_test: only the first rows.
+        data: data set, by default the name of the row.
+        classifier: key of `classifiers.KINDS`; `kan` is `SparseKAN` here.
+        ngrams: smallest and largest number of words of a column.
+        min_df: smallest number of training texts with a word, or their share for a float; rarer words are dropped.
+        stop_words: `english` drops the words of the English list; null keeps them.
+        folds: number of folds held out one after another.
+        held_out: number or share, at most half, of the training rows in each fold.
+        unit: held out as `rows`, whole `sentences` with all their phrases, or `blocks` of 100 consecutive rows.
+        most_rows: largest number of training rows, drawn by the seed, for methods of limited size.
+        limit_train, limit_test: numbers of rows, the first ones; null: all.
     """
 
     data: Literal["imdb", "sst2", "ag_news"]
@@ -93,61 +93,62 @@ class Options(Spec):
             )
 
 
-def _options(run: Run) -> tuple[Options, Choice]:
+def _options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
+    """Return the options, and the candidates."""
     run.expects("accuracy", "validation")
-    given, others = classifiers.divided(run.options, Options)
-    own: Options = coerce(Options, {"data": run.row, **given}, run.where)
-    choice = classifiers.read(own.classifier, others, run.where, [each.name for each in fields(Options)])
-    if (choice.early_stopping or not choice.refit) and own.folds > 1:
+    own, others = classifiers.divided(run.options, TextOptions)
+    options: TextOptions = coerce(TextOptions, {"data": run.row, **own}, run.where)
+    search = classifiers.read(options.classifier, others, run.where, classifiers.names_of(TextOptions))
+    if search.options.fits_once and options.folds > 1:
         raise SpecError(
-            f"{run.where}.folds: early_stopping, and refit: false, need one part of held-out rows; set folds to 1"
+            f"{run.where}.folds: early_stopping, and refit: false, need one fold of held-out rows; set folds to 1"
         )
     try:
-        choice.rehearse(COLUMNS, len(DATASETS[own.data].classes), sparse=True)
+        search.dry_run(COLUMNS, len(DATASETS[options.data].classes), sparse=True)
     except SpecError as error:
-        if str(COLUMNS) not in str(error):  # what does not fit to so many columns may fit to those of the texts
+        if str(COLUMNS) not in str(error):  # the columns of the texts may fit
             raise
-    return own, choice
+    return options, search
 
 
 def check(run: Run) -> None:
-    """Raise a `SpecError` where the options of a run do not fit; reads no data."""
+    """Raise a `SpecError` for invalid options; reads no data."""
     _options(run)
 
 
 def run(run: Run) -> Outcome:
     """Fit one classifier to the texts of a row, and score it once on the test rows.
 
-    Options: those of `Options`, of the choice, and of the kind (`procedures.classifiers.read`).
+    Options: those of `TextOptions`, of the selection, and of the kind (`procedures.classifiers.read`).
 
     Raises:
-        SpecError: an option that there is not, or one that does not fit.
+        SpecError: unknown option, or invalid value.
     """
     started = time.process_time()
-    own, choice = _options(run)
-    texts = limited(load_text(own.data, run.folder), own)
-    x, test_x = texts.tfidf(own.ngrams, min_df=own.min_df, stop_words=own.stop_words)
+    options, search = _options(run)
+    texts = limited(load_text(options.data, run.folder), options)
+    x, test_x = texts.tfidf(options.ngrams, min_df=options.min_df, stop_words=options.stop_words)
     y, classes = np.asarray(texts.train_y), int(max(texts.train_y.max(), texts.test_y.max())) + 1
     prepared = time.process_time() - started
     generator = np.random.default_rng(run.seed)
-    pool = generator.permutation(len(y))[: own.most_rows or len(y)]
-    held = parts(texts, pool, own, generator, choice.where, shuffled=choice.tune_rows is not None)
-    pairs = [functools.partial(_rows_of, x, y, part) for part in held]
-    fitted = choice.fit((x[pool], y[pool]), pairs, classes=classes, seed=run.seed)
-    chosen_at = time.process_time()
+    pool = generator.permutation(len(y))[: options.most_rows or len(y)]
+    folds = hold_out(texts, pool, options, generator, search.where, shuffled=search.options.tune_rows is not None)
+    splits = [functools.partial(_rows_of, x, y, fold) for fold in folds]
+    fitted = search.fit((x[pool], y[pool]), splits, classes=classes, seed=run.seed)
+    test_started = time.process_time()
     score = float((fitted.predict(test_x) == texts.test_y).mean())
     extra: dict[str, Any] = {
         "chosen": dict(fitted.chosen),
         "candidates": [[dict(chosen), accuracy] for chosen, accuracy in fitted.candidates],
         "columns": int(x.shape[1]),
         "train_rows": len(pool),
-        "held_out_rows": [len(part.held) for part in held],
+        "held_out_rows": [len(fold.held_out) for fold in folds],
         "test_rows": len(texts.test_y),
         "standard_error": round(float(np.sqrt(score * (1 - score) / len(texts.test_y))), 5),
         "cpu_seconds": {
             "columns": round(prepared, 2),
             "choice_and_fit": round(fitted.seconds, 2),
-            "test": round(time.process_time() - chosen_at, 2),
+            "test": round(time.process_time() - test_started, 2),
         },
         **fitted.details,
     }
@@ -159,85 +160,79 @@ def run(run: Run) -> Outcome:
 # ------------------------------------------------------------------------------------------------ held-out rows
 
 
-def _rows_of(x: Any, y: Rows, part: Part) -> tuple[Pair, Pair]:
-    return (x[part.kept], y[part.kept]), (x[part.held], y[part.held])
+def _rows_of(x: Any, y: Indices, fold: Fold) -> tuple[LabeledRows, LabeledRows]:
+    return (x[fold.fitted], y[fold.fitted]), (x[fold.held_out], y[fold.held_out])
 
 
-def limited(texts: TextData, own: Options) -> TextData:
+def limited(texts: TextData, options: TextOptions) -> TextData:
     """Return the first rows of a data set."""
-    train, test = own.limit_train, own.limit_test
-    if train is None and test is None:
-        return texts
-    return TextData(
-        texts.train_text[:train],
-        texts.train_y[:train],
-        texts.test_text[:test],
-        texts.test_y[:test],
-        texts.name,
-        texts.classes,
-        texts.source,
-        texts.notes,
+    train, test = options.limit_train, options.limit_test
+    return replace(
+        texts,
+        train_text=texts.train_text[:train],
+        train_y=texts.train_y[:train],
+        test_text=texts.test_text[:test],
+        test_y=texts.test_y[:test],
     )
 
 
-def parts(
+def hold_out(
     texts: TextData,
-    pool: Rows,
-    own: Options,
+    pool: Indices,
+    options: TextOptions,
     generator: np.random.Generator,
-    where: str = "parts",
+    where: str = "hold_out",
     *,
     shuffled: bool = False,
-) -> list[Part]:
-    """Return rows to fit and rows to judge on.
+) -> list[Fold]:
+    """Return the fitted and the held-out rows of each fold.
 
     Args:
-        texts: of which the training rows count.
-        pool: numbers of the rows that there are, in a random order.
-        own: of which `folds`, `held_out` and `unit` count.
-        generator: draws the sentences or blocks.
-        where: begins the messages of errors.
-        shuffled: whether rows to fit stand in the random order of the pool, so that the first ones are any ones.
+        texts: with the training rows.
+        pool: indices of available rows, in random order.
+        options: `folds`, `held_out` and `unit`.
+        generator: draws sentences or blocks.
+        where: prefix of error messages.
+        shuffled: keep the random order of the pool for fitted rows, so that the first ones are a random sample.
     """
-    folds, share, unit = own.folds, own.held_out, own.unit
-
-    if len(pool) < max(2, folds):
-        raise SpecError(f"{where}.folds: {len(pool)} rows are too few for {folds} parts and rows to fit")
+    folds, share = options.folds, options.held_out
 
     def size(count: int) -> int:
         wanted = int(count * share) if isinstance(share, float) else share
         return max(1, min(wanted, count // max(2, folds)))
 
-    if unit == "rows":
-        some = size(len(pool))
-        parts_held = [pool[i * some : (i + 1) * some] for i in range(folds)]
-        return [Part(pool[~np.isin(pool, held)] if shuffled else np.setdiff1d(pool, held), held) for held in parts_held]
-    if unit == "blocks":
+    def require(count: int, needed: int, problem: str) -> None:
+        if count < needed:
+            raise SpecError(f"{where}.{problem}")
+
+    require(len(pool), max(2, folds), f"folds: {len(pool)} rows are too few for {folds} folds and fitted rows")
+    if options.unit == "rows":
+        width = size(len(pool))
+        held_out = [pool[i * width : (i + 1) * width] for i in range(folds)]
+        return [Fold(pool[~np.isin(pool, part)] if shuffled else np.setdiff1d(pool, part), part) for part in held_out]
+    if options.unit == "blocks":
         blocks = generator.permutation(np.unique(pool // BLOCK))
-        if len(blocks) < max(2, folds):
-            raise SpecError(
-                f"{where}.unit: {len(pool)} rows are too few for blocks of {BLOCK} in {max(2, folds)} parts"
-            )
-        # Of a pool that is a part of all rows each block has some rows only: the share is that of the blocks.
+        needed = max(2, folds)
+        require(len(blocks), needed, f"unit: {len(pool)} rows are too few for blocks of {BLOCK} in {needed} folds")
+        # A pool smaller than the data has only some rows of each block: the share is a share of the blocks.
         share_of_blocks = size(len(pool)) / len(pool)
-        some = max(1, min(round(len(blocks) * share_of_blocks), len(blocks) // max(2, folds)))
-        chosen = [np.isin(pool // BLOCK, blocks[i * some : (i + 1) * some]) for i in range(folds)]
-        return [Part(pool[~held], pool[held]) for held in chosen]
+        width = max(1, min(round(len(blocks) * share_of_blocks), len(blocks) // needed))
+        masks = [np.isin(pool // BLOCK, blocks[i * width : (i + 1) * width]) for i in range(folds)]
+        return [Fold(pool[~mask], pool[mask]) for mask in masks]
     words = [text.split() for text in texts.train_text]
     whole = generator.permutation(np.intersect1d(sentences(words), pool))
-    if len(whole) < folds:
-        raise SpecError(f"{where}.unit: {len(whole)} whole sentences are too few for {folds} parts")
-    some = size(len(whole))
-    made = []
+    require(len(whole), folds, f"unit: {len(whole)} whole sentences are too few for {folds} folds")
+    width = size(len(whole))
+    result = []
     for i in range(folds):
-        part = whole[i * some : (i + 1) * some]
-        inside = {phrase for row in part for phrase in _phrases(words[row])}
-        made.append(Part(np.array([row for row in pool if " ".join(words[row]) not in inside]), part))
-    return made
+        part = whole[i * width : (i + 1) * width]
+        phrases = {phrase for row in part for phrase in _phrases(words[row])}
+        result.append(Fold(np.array([row for row in pool if " ".join(words[row]) not in phrases]), part))
+    return result
 
 
-def sentences(words: Sequence[Sequence[str]]) -> Rows:
-    """Return the numbers of the texts that are whole sentences: at least 8 words, and no phrase of another text.
+def sentences(words: Sequence[Sequence[str]]) -> Indices:
+    """Return the indices of whole sentences: texts of at least 8 words that are not phrases of another text.
 
     Example:
         >>> whole = "it is a good film after all ,".split()
@@ -245,16 +240,16 @@ def sentences(words: Sequence[Sequence[str]]) -> Rows:
         array([1])
     """
     seen: set[str] = set()
-    found = []
+    whole = []
     for row in sorted(range(len(words)), key=lambda row: -len(words[row])):
-        if len(words[row]) < LEAST_WORDS:
+        if len(words[row]) < MIN_WORDS:
             break
         if " ".join(words[row]) not in seen:
-            found.append(row)
+            whole.append(row)
             seen.update(_phrases(words[row]))
-    return np.array(sorted(found), dtype=np.int64)
+    return np.array(sorted(whole), dtype=np.int64)
 
 
 def _phrases(words: Sequence[str]) -> set[str]:
-    """Return all runs of words of a text."""
+    """Return all sequences of consecutive words of a text."""
     return {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}

@@ -1,0 +1,297 @@
+"""Classifiers trained in epochs: any specification, networks of equal layers, multilayer perceptrons and KANs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from kapsi.calibrate import calibrate
+from kapsi.errors import SpecError
+from kapsi.expansion import Identity
+from kapsi.function import Spec, option
+from kapsi.modules import Model, trained_count
+from kapsi.paper.procedures.classifier_kinds import (
+    Augmentation,
+    ClassifierKind,
+    ClassifierTask,
+    FittedClassifier,
+    Labels,
+)
+from kapsi.paper.procedures.dry_run import dry_run
+from kapsi.paper.procedures.sparse_kan import SparseKAN
+from kapsi.process import Process
+from kapsi.reconciliation.dense import ZeroReconciliation
+from kapsi.remainder import IdentityRemainder
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.training.config import TrainConfig
+from kapsi.training.engine import fit as fit_model
+from kapsi.training.engine import train
+from kapsi.training.prediction import predict, predict_log_proba
+from kapsi.zoo import kan, mlp
+
+__all__ = ["EpochKind", "KANClassifier", "MLPClassifier", "ModelClassifier", "Network", "NetworkClassifier"]
+
+
+@dataclass(frozen=True)
+class Network(Spec):
+    """A model of equal hidden layers.
+
+    Args:
+        hidden: widths of the hidden layers; a single width is used for all of them if `layers` is set.
+        layers: number of layers, including the last one; null: by the length of `hidden`.
+        heads: number of equal heads in each layer.
+        head: head of each layer.
+        first: another head of the first layer.
+        last: another head of the last layer.
+        output: processing after every layer but the last.
+        input: processing of the inputs; dropout there acts on κ and π alike.
+    """
+
+    hidden: tuple[int, ...] = ()
+    layers: int | None = option(None, minimum=1, maximum=1000)
+    heads: int = option(1, minimum=1, maximum=1000)
+    head: HeadSpec = HeadSpec()
+    first: HeadSpec | None = None
+    last: HeadSpec | None = None
+    output: tuple[Process, ...] = ()
+    input: tuple[Process, ...] = ()
+
+    def check(self) -> None:
+        if self.layers is not None and len(self.hidden) not in (1, self.layers - 1):
+            raise SpecError(
+                f"Network: {self.layers} layers have {self.layers - 1} hidden widths, or one for all; got {len(self.hidden)}"
+            )
+
+    def spec(self, in_features: int, out_features: int) -> ModelSpec:
+        """Return the specification for these numbers of inputs and outputs."""
+        hidden = self.hidden
+        if self.layers is not None and len(hidden) != self.layers - 1:
+            hidden = hidden * (self.layers - 1)
+        count = len(hidden) + 1
+        layers = []
+        for i in range(count):
+            at_end = i == count - 1
+            head = (self.last if at_end else None) or (self.first if i == 0 else None) or self.head
+            layers.append(LayerSpec((head,) * self.heads, output=() if at_end else self.output))
+        widths = (in_features, *hidden, out_features)
+        if self.input:
+            # y = 0 + x, a layer without parameters: all later parts receive the processed inputs, remainders too.
+            identity = HeadSpec(Identity(), ZeroReconciliation(), IdentityRemainder())
+            layers.insert(0, LayerSpec((identity,), output=self.input))
+            widths = (in_features, *widths)
+        return ModelSpec(widths, tuple(layers))
+
+
+@dataclass(frozen=True)
+class EpochKind(ClassifierKind):
+    """Base of the kinds trained in epochs.
+
+    Args:
+        train: training; the default loss is the cross-entropy.
+    """
+
+    train: TrainConfig = TrainConfig()
+
+    in_epochs: ClassVar[bool] = True
+
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        """Return the specification of the model for these numbers of inputs and outputs."""
+        raise NotImplementedError
+
+    def config(self, seed: int) -> TrainConfig:
+        """Return the training of a run."""
+        return replace(self.train, seed=seed, loss="cross_entropy" if self.train.loss == "auto" else self.train.loss)
+
+    def _spec(self, inputs: int, classes: int, where: str) -> ModelSpec:
+        try:
+            return self.spec(inputs, classes)
+        except SpecError as error:
+            raise SpecError(f"{where}.model: {error}") from None
+
+    def dry_run(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
+        dry_run(self._spec(inputs, classes, where), self.config(0), where, classes=classes, sparse=sparse)
+
+    def fit(self, task: ClassifierTask) -> FittedClassifier:
+        spec = self._spec(task.x.shape[1], task.classes, task.where)
+        model = Model(spec, seed=task.seed, dtype=torch.float32)
+        if getattr(self, "calibrate", False):
+            calibrate(model, _tensor(task.x), torch.as_tensor(task.y))
+        return _train(model, task, self.config(task.seed))
+
+
+@dataclass(frozen=True)
+class NetworkClassifier(EpochKind):
+    """`network`: a network of equal layers.
+
+    Args:
+        train: training.
+        network: the layers.
+        layers, heads: of the network, as axes of a grid of rows.
+        calibrate: set grids and other buffers from the rows before the fit.
+    """
+
+    network: Network = Network()
+    layers: int | None = option(None, minimum=1, maximum=1000)
+    heads: int | None = option(None, minimum=1, maximum=1000)
+    calibrate: bool = False
+
+    def check(self) -> None:
+        self._network()
+
+    def _network(self) -> Network:
+        own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
+        return replace(self.network, **own)
+
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return self._network().spec(inputs, outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelClassifier(EpochKind):
+    """`model`: a model by its specification; widths at the ends may be null.
+
+    Args:
+        train: training.
+        model: the specification.
+        calibrate: as in `NetworkClassifier`.
+    """
+
+    model: ModelSpec
+    calibrate: bool = False
+
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return self.model.sized(inputs, outputs)
+
+
+@dataclass(frozen=True)
+class MLPClassifier(EpochKind):
+    """`mlp`: a multilayer perceptron, `kapsi.zoo.mlp`.
+
+    Args:
+        train: training.
+        hidden: widths of the hidden layers.
+        activation: name of the activation after each hidden layer.
+        dropout: share of hidden values set to zero in training, 0 to 1.
+    """
+
+    hidden: tuple[int, ...] = (512, 256)
+    activation: str = "relu"
+    dropout: float = option(0.0, minimum=0.0, maximum=1.0)
+
+    def check(self) -> None:
+        self.spec(1, 1)
+
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return mlp.spec([inputs, *self.hidden, outputs], self.activation, dropout=self.dropout)
+
+
+@dataclass(frozen=True)
+class KANClassifier(EpochKind):
+    """`kan`: a Kolmogorov–Arnold network, `kapsi.zoo.kan`; on sparse inputs `SparseKAN`, the same function.
+
+    Args:
+        train: training.
+        hidden: widths of the hidden layers.
+        intervals, degree, low, high: of the splines.
+        calibrate: set the ranges of the splines from the rows before the fit.
+        centered: on sparse inputs, use φ(x) − φ(0) instead of φ(x) in the first layer.
+    """
+
+    hidden: tuple[int, ...] = (64,)
+    intervals: int = 5
+    degree: int = 3
+    low: float = -1.0
+    high: float = 1.0
+    calibrate: bool = False
+    centered: bool = False
+
+    def check(self) -> None:
+        self.spec(1, 1)
+
+    def spec(self, inputs: int, outputs: int) -> ModelSpec:
+        return kan.spec([inputs, *self.hidden, outputs], self.intervals, self.degree, low=self.low, high=self.high)
+
+    def dry_run(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
+        if self.centered and not sparse:
+            raise SpecError(f"{where}.centered: needs sparse inputs, leave it out")
+        dry_run(self.spec(inputs, classes), self.config(0), where, classes=classes, sparse=sparse, sparse_kan=sparse)
+
+    def fit(self, task: ClassifierTask) -> FittedClassifier:
+        if isinstance(task.x, np.ndarray):
+            return super().fit(task)
+        network = Model(self.spec(task.x.shape[1], task.classes), seed=task.seed, dtype=torch.float32)
+        model = SparseKAN(network, centered=self.centered)
+        if self.calibrate:
+            model.calibrate(_tensor(task.x))
+        return _train(model, task, self.config(task.seed))
+
+
+def _train(model: Model | SparseKAN, task: ClassifierTask, config: TrainConfig) -> FittedClassifier:
+    """Train a model to the last epoch, or with early stopping if there are validation rows."""
+    data: Any = (task.x, task.y)
+    if task.augment is not None:
+        data = _augmented(task.x, task.y, config.batch_size or len(task.y), task.augment)
+
+    def predict_labels(x: Any) -> Labels:
+        return np.asarray(predict(model, x, config.loss), dtype=np.int64)
+
+    def scores(x: Any) -> npt.NDArray[np.float32]:
+        return np.asarray(predict_log_proba(model, x, config.loss), dtype=np.float32)
+
+    if task.validation is not None:
+        records = fit_model(model, data, config, validation=task.validation)
+    else:
+        records = []
+        for record in train(model, data, config):
+            records.append(record)
+            if task.on_epoch is not None:
+                task.on_epoch(record, predict_labels)
+        model.eval()
+    details = {"epochs": len(records), "loss": records[-1].loss, "solver": records[-1].solver}
+    if task.validation is not None:
+        details["best_epoch"] = max(record.number for record in records if record.best)
+    return FittedClassifier(predict_labels, trained_count(model), details=details, scores=scores)
+
+
+def _tensor(x: Any) -> Tensor:
+    """Return inputs as a tensor, a SciPy matrix as sparse CSR."""
+    if isinstance(x, np.ndarray):
+        return torch.as_tensor(x)
+    starts, indices = (torch.as_tensor(part.astype(np.int64)) for part in (x.indptr, x.indices))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sparse CSR tensors are in beta
+        return torch.sparse_csr_tensor(starts, indices, torch.as_tensor(x.data), x.shape, check_invariants=True)
+
+
+class _AugmentedRows(Dataset[Any]):
+    """Rows in memory with random changes, drawn for each batch."""
+
+    def __init__(self, x: Tensor, y: Tensor, augment: Augmentation) -> None:
+        self.x, self.y, self.augment = x, y, augment
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.augment(self.x[index : index + 1])[0], self.y[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        batch = torch.tensor(indices)
+        return self.augment(self.x[batch]), self.y[batch]
+
+
+def _augmented(x: Any, y: Labels, size: int, augment: Augmentation) -> DataLoader[Any]:
+    rows = _AugmentedRows(torch.as_tensor(x), torch.as_tensor(y), augment)
+    # Rows arrive as whole batches. Order and changes come from the generator that the engine seeds for each step.
+    return DataLoader(rows, batch_size=size, shuffle=True, collate_fn=_whole_batch)
+
+
+def _whole_batch(batch: Any) -> Any:
+    return batch

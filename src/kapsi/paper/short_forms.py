@@ -1,0 +1,262 @@
+"""Short forms in experiment files: seeds, names, and rows from a grid or from a group of functions."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from kapsi.errors import KapsiError, SpecError, did_you_mean
+from kapsi.function import coerce
+
+__all__ = [
+    "merged",
+    "one_line",
+    "read_lines",
+    "read_named",
+    "read_names",
+    "read_rows",
+    "read_seeds",
+    "require_known",
+    "row_name",
+]
+
+MAX_ROWS, MAX_SEEDS = 100_000, 10_000
+
+
+def merged(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a deep merge of plain data: mappings merge, other values are replaced, and another `kind` replaces its mapping.
+
+    Example:
+        >>> merged({"train": {"solver": "adamw", "epochs": 9}}, {"train": {"epochs": 1}})
+        {'train': {'solver': 'adamw', 'epochs': 1}}
+        >>> merged({"expansion": {"kind": "taylor", "degree": 3}}, {"expansion": {"kind": "identity"}})
+        {'expansion': {'kind': 'identity'}}
+    """
+    result = {key: _copied(value) for key, value in base.items()}
+    for key, value in update.items():
+        below = result.get(key)
+        if (
+            isinstance(below, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", below.get("kind")) == below.get("kind")
+        ):
+            result[key] = merged(below, value)
+        else:
+            result[key] = _copied(value)
+    return result
+
+
+def _copied(value: Any) -> Any:
+    """Copy nested mappings and lists."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def one_line(value: Any, where: str) -> Any:
+    """Return a text with single spaces; refuse empty texts and control characters."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.split())
+    if value and not (text and text.isprintable()):
+        raise SpecError(f"{where}: expected printable text, got {shortened(value)}")
+    return text
+
+
+def read_lines(value: Any, where: str) -> Any:
+    """Return texts of one line; one text stands for a list."""
+    lines = [value] if isinstance(value, str) else value
+    return (
+        [one_line(line, f"{where}[{i}]") for i, line in enumerate(lines)] if isinstance(lines, list | tuple) else lines
+    )
+
+
+def row_name(value: Any, where: str) -> str:
+    """Return the name of a row, a number as text."""
+    name = _as_text(value)
+    if not (isinstance(name, str) and name.isprintable() and name == " ".join(name.split()) and 0 < len(name) <= 100):
+        raise SpecError(f"{where}: expected a name of one line, at most 100 characters, got {shortened(value)}")
+    return name
+
+
+def _as_text(value: Any) -> Any:
+    """Convert a number to text: YAML reads the name 1 as a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def shortened(value: Any) -> str:
+    """Return a representation of at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def read_names(value: Any, where: str) -> Any:
+    """Return a list of names; one name stands for a list, and numbers are converted to text."""
+    if value is None or isinstance(value, tuple):
+        return value
+    names = [_as_text(name) for name in value] if isinstance(value, list) else [_as_text(value)]
+    if not names or len(set(map(str, names))) != len(names):
+        raise SpecError(f"{where}: expected a list of different names, got {shortened(value)}")
+    return names
+
+
+def read_named(kind: type[Any], rows: bool = False) -> Callable[[Any, str], Any]:
+    """Return a reader of {name: options} as a tuple of specs with a field `name`; of rows also in short form."""
+
+    def read(value: Any, where: str) -> Any:
+        value = read_rows(value, where) if rows else value
+        if not isinstance(value, Mapping):
+            return value
+        entries = {name: {} if own is None else own for name, own in value.items()}
+        for name, own in entries.items():
+            if not isinstance(own, Mapping):
+                raise SpecError(f"{where}.{name}: expected a mapping, got {shortened(own)}")
+        return tuple(coerce(kind, {"name": name, **own}, f"{where}.{name}") for name, own in entries.items())
+
+    return read
+
+
+def require_known(names: Iterable[str], choices: Collection[str], where: str) -> None:
+    """Raise a `SpecError` for the first unknown name, with the choices."""
+    for name in names:
+        if name not in choices:
+            shown = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
+            hint = did_you_mean(str(name), choices, quoted=False)
+            raise SpecError(f"{where}: there is no {shortened(name)}; {hint}there are {shown}")
+
+
+# ------------------------------------------------------------------------------------------------ seeds
+
+
+def read_seeds(value: Any, where: str = "seeds") -> tuple[int, ...] | None:
+    """Return seeds from a count, a range, or a list.
+
+    Example:
+        >>> read_seeds(3), read_seeds("2-4"), read_seeds("100,101"), read_seeds([5, 7])
+        ((0, 1, 2), (2, 3, 4), (100, 101), (5, 7))
+
+    Raises:
+        SpecError: none of these, or seeds that repeat, are negative, too large or too many.
+    """
+    if value is None:
+        return None
+    seeds: list[int] = []
+    with contextlib.suppress(TypeError):
+        # One more than allowed: a range of 10¹² seeds must not be expanded.
+        some = itertools.islice(_seeds_of(value), MAX_SEEDS + 1)
+        seeds = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in some]
+    if not seeds or len(seeds) > MAX_SEEDS or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**31 for s in seeds):
+        raise SpecError(
+            f"{where}: expected a count such as 5, a range such as '0-4', or different whole numbers from 0 such as [100, 101], "
+            f"at most {MAX_SEEDS:,} seeds; got {shortened(value)}"
+        )
+    return tuple(seeds)
+
+
+def _seeds_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool | bytes | Mapping):
+        raise TypeError
+    if isinstance(value, int):
+        return iter(range(value))
+    if not isinstance(value, str):
+        return iter(value)
+    if re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
+        return iter(range(int(value)))
+    parts = [re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII) for part in value.split(",")]
+    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
+    # A part without seeds is a typo, or a range that ends before it begins.
+    return itertools.chain.from_iterable(ranges) if all(ranges) and len(ranges) == len(parts) else iter(())
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def read_rows(value: Any, where: str) -> Any:
+    """Return rows as mappings with a name, from a list of names, a group of functions or a grid; other forms are unchanged."""
+    if isinstance(value, list):
+        return [{"name": row_name(name, f"{where}[{i}]")} for i, name in enumerate(value)]
+    if isinstance(value, Mapping) and "functions" in value:
+        require_known(value, ("functions", "except", "only"), where)
+        return [{"name": name} for name in _functions(value, where)]
+    if isinstance(value, Mapping) and "grid" in value:
+        require_known(value, ("grid",), where)
+        return _grid(value["grid"], f"{where}.grid")
+    return value
+
+
+def _functions(value: Mapping[str, Any], where: str) -> list[str]:
+    """Return the names of the functions of groups; `except` and `only` are a group or a list of names."""
+    names = [
+        name
+        for group in read_names(value["functions"], f"{where}.functions")
+        for name in _group(group, f"{where}.functions")
+    ]
+    for key, keep in (("except", False), ("only", True)):
+        if key not in value:
+            continue
+        selected = value[key]
+        if isinstance(selected, str):
+            selected = _group(selected, f"{where}.{key}")
+        else:
+            selected = read_names(selected, f"{where}.{key}")
+            require_known(selected, names, f"{where}.{key}")
+        names = [name for name in names if (name in selected) is keep]
+    return names
+
+
+def _group(name: Any, where: str) -> list[str]:
+    from kapsi.data.problems import problems
+
+    try:
+        return [problem.name for problem in problems(name)]
+    except KapsiError as error:
+        raise SpecError(f"{where}: {error}; give a group, or a list of names in brackets") from None
+
+
+def _grid(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return the product of the axes of a grid; several grids follow one another."""
+    rows: list[dict[str, Any]] = []
+    for place, axes in enumerate(value if isinstance(value, list) else [value]):
+        here = f"{where}[{place}]" if isinstance(value, list) else where
+        if not (isinstance(axes, Mapping) and axes and all(isinstance(axis, str) for axis in axes)):
+            raise SpecError(f"{here}: expected {{axis: values}}, got {shortened(axes)}")
+        values = [_axis(entries, f"{here}.{axis}", axis) for axis, entries in axes.items()]
+        if len(rows) + math.prod(map(len, values)) > MAX_ROWS:
+            raise SpecError(f"{here}: has more than {MAX_ROWS:,} rows")
+        for point in itertools.product(*values):
+            options: dict[str, Any] = {}
+            for _, own in point:
+                options = merged(options, own)
+            position = {axis: entry for axis, (entry, _) in zip(axes, point, strict=True)}
+            words = [*position, *position.values()] if len(position) == 1 else position.values()
+            rows.append(
+                {
+                    "name": (" " if len(position) == 1 else " · ").join(map(str, words)),
+                    "options": options,
+                    "axes": position,
+                }
+            )
+    return rows
+
+
+def _axis(value: Any, where: str, axis: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Return (value, options) of an axis: a list or a range sets the option named as the axis, a mapping gives the options."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d{1,6})\.\.(\d{1,6})\s*", value, re.ASCII)):
+        low, high = int(match[1]), int(match[2])
+        if high - low >= MAX_ROWS:
+            raise SpecError(f"{where}: has more than {MAX_ROWS:,} values")
+        value = list(range(low, high + 1))
+    if not value or not isinstance(value, list | Mapping):
+        raise SpecError(f"{where}: expected a list, a mapping or a range such as 1..10, got {shortened(value)}")
+    if isinstance(value, Mapping):
+        return [(row_name(name, where), own or {axis: name}) for name, own in value.items()]
+    for i, entry in enumerate(value):
+        row_name(entry, f"{where}[{i}]")
+        if isinstance(entry, float) and not math.isfinite(entry):
+            raise SpecError(f"{where}[{i}]: expected a finite number, got {entry}")
+    return [(entry, {axis: entry}) for entry in value]
