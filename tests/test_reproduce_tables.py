@@ -375,7 +375,7 @@ def test_every_file_of_numbers_can_be_read(path) -> None:
 
 
 def _named(file: str) -> Experiment:
-    return Experiment("x", "x", "x", "mse", "functions", (), (), expected=file)
+    return Experiment("x", "x", "x", "mse", "functions", ["a"], {"kapsi": {}}, expected=file)
 
 
 def test_a_column_that_is_not_there(tmp_path) -> None:
