@@ -1,7 +1,7 @@
-"""The bilinear product ⟨κ(x), ψ(w)⟩ and the table of identities that neither half can see alone.
+"""The bilinear product ⟨κ(x), ψ(w)⟩ as a table of identities on the structures of κ and ψ.
 
-κ(x), B × D, and ψ(w), n × D, are formed only where nothing cheaper is known. The first rule that fits is taken; shapes
-decide, never values, so a route is the same for every batch of a model and compiles to one graph.
+κ(x), B × D, and ψ(w), n × D, are formed only without a cheaper rule. The first fitting rule applies; shapes decide, never
+values: a route is the same for every batch of a model and compiles to one graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, refuse
 from kapsi.features import (
     ConcatenatedFeatures,
     DenseFeatures,
@@ -45,18 +45,15 @@ from kapsi.weights import (
 __all__ = ["Route", "check_route", "contract", "contract_sum", "describe"]
 
 Route = Literal["dense", "structured"] | None
-"""How κ(x) and ψ(w) meet: formed and multiplied, by their structure whatever the sizes, or as sizes decide (None)."""
+"""Multiply κ(x) and ψ(w) in formed (dense) or structured form; None: sizes decide."""
 
 LARGEST_FORMED_WEIGHTS = 2**30
-"""Entries of the largest ψ(w) that the dense route forms, channels included: 4 GiB in float32."""
+"""Entries of the largest ψ(w) formed by the dense route, channels included: 4 GiB in float32."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One identity: where it holds, what it computes, and its description for people.
-
-    `apply` returns `(..., n)`, or `(..., channels, n)` where the weights have a channel axis.
-    """
+    """One identity: a condition, the product `(..., n)` or `(..., channels, n)`, and a description for people."""
 
     fits: Callable[[Any, Any], bool]
     apply: Callable[[Any, Any], Tensor]
@@ -73,9 +70,7 @@ def _normalized(features: NormalizedFeatures, weights: Weights) -> Tensor:
 
 
 def _concatenated(features: ConcatenatedFeatures, weights: Weights) -> Tensor:
-    pieces = weights.split(features.sizes)
-    if pieces is None:
-        raise SpecError("these weights cannot be split by columns")
+    pieces = weights.split(features.sizes) or []
     return add(_product(part, piece) for part, piece in zip(features.parts, pieces, strict=True))
 
 
@@ -103,7 +98,7 @@ def _added_blocks(features: Features, weights: KroneckerWeights) -> Tensor:
 
 
 def _block_sums(features: Features, start: int, width: int, count: int) -> Tensor:
-    """Return the sums of blocks of so many columns, `(..., count)`, of features whose first column is column `start` of all."""
+    """Return the sums of blocks of `width` columns, `(..., count)`; the first column of the features is number `start`."""
     if features.sparse:
         entries = entries_of(features)
         return entries.grouped((entries.indices + start) // width, count)
@@ -114,7 +109,7 @@ def _block_sums(features: Features, start: int, width: int, count: int) -> Tenso
         values = formed(features, "blocks of columns")
         block = torch.arange(start, start + features.columns, device=values.device) // width
         return values.new_zeros(*values.shape[:-1], count).index_add(-1, block, values)
-    # A block of u ⊗ v is the end of one row of the grid, some whole rows, and the beginning of another.
+    # A block of u ⊗ v: the end of a row of the grid, whole rows, and the beginning of a row.
     u, v, (q, t) = features.left, features.right, features.grid
     ends = (torch.arange(count + 1, device=u.device) * width - start).clamp(0, q * t).unsqueeze(-1)
     (top, left), (bottom, right) = ((end // t, end % t) for end in (ends[:-1], ends[1:]))
@@ -144,7 +139,7 @@ def _kronecker_entries(features: Features, weights: KroneckerWeights) -> Tensor:
 
 def _kronecker_view(features: Features, weights: KroneckerWeights) -> Tensor:
     # κ seen as a q × t grid K: (A ⊗ B) κ = A K Bᵀ, two small products and never n × D.
-    grid = formed(features, "Kronecker weights on a grid that is not κ's own").unflatten(-1, weights.grid)
+    grid = formed(features, "Kronecker weights on a grid other than κ's").unflatten(-1, weights.grid)
     half = _product(DenseFeatures(grid), weights.right)
     if weights.channels is None:
         return _product(DenseFeatures(half.transpose(-1, -2)), weights.left).transpose(-1, -2).flatten(-2)
@@ -156,7 +151,7 @@ def _rows(left: Tensor, half: Tensor) -> Tensor:
     """Return A h for h `(..., r)` and A `(n, r)`, or `(..., channels, r)` and `(channels, n, r)`."""
     if left.dim() == 2:
         return F.linear(half, left)
-    # One product of matrices a channel: 2 to 5 times as fast as one of a matrix and a vector a channel and row of x.
+    # A matrix-matrix product a channel: 2 to 5 times as fast as matrix-vector products a channel and row of x.
     by_channel = half.reshape(-1, *half.shape[-2:]).transpose(0, 1) @ left.mT
     return by_channel.transpose(0, 1).reshape(*half.shape[:-1], left.shape[-2])
 
@@ -166,18 +161,18 @@ def _low_rank(features: Features, weights: LowRankWeights) -> Tensor:
 
 
 def _check_entries(count: int, features: Features, weights: KroneckerWeights) -> None:
-    """Raise a `SpecError` if weights on a grid that is not κ's own would make too many numbers for sparse inputs."""
+    """Raise a `SpecError` if weights on a grid other than κ's make too many numbers for sparse inputs."""
     if count > LARGEST_FORMED_WEIGHTS:
         own = f", here {features.grid[0]:,} × {features.grid[1]:,}" if isinstance(features, OuterFeatures) else ""
         raise SpecError(
             f"Kronecker weights on the grid {weights.grid[0]:,} × {weights.grid[1]:,} would make {count:,} numbers for these "
-            f"sparse inputs, and at most {LARGEST_FORMED_WEIGHTS:,} are made; leave columns out, so that the grid is κ's own{own}, "
-            "or take fewer rows at a time"
+            f"sparse inputs; at most {LARGEST_FORMED_WEIGHTS:,} are allowed; leave `columns` out to use κ's own grid{own}, "
+            "or use fewer rows at a time"
         )
 
 
 def _product_of_factors(features: OuterFeatures, weights: KhatriRaoWeights) -> Tensor:
-    # (c ⊗ b)(u ⊗ v) = (c u) (b v), for every row of C and B
+    # (c ⊗ b)(u ⊗ v) = (c u) (b v) for every row of C and B
     left, right = features.factors()
     return _rows(weights.left, left.matmul(weights.first) * right.matmul(weights.second))
 
@@ -189,7 +184,7 @@ def _khatri_rao_entries(features: Features, weights: KhatriRaoWeights) -> Tensor
 
 
 def _khatri_rao(features: Features, weights: KhatriRaoWeights) -> Tensor:
-    if weights.grid[0] == 1:  # a vector: nothing to be laid out as a grid
+    if weights.grid[0] == 1:  # a vector: no grid
         return _rows(weights.left, features.matmul(weights.second) * weights.first.squeeze(-1))
     # κ seen as a q × t grid K: Σ over q of C ⊙ K Bᵀ
     grid = formed(features, "Khatri–Rao weights on features without a product").unflatten(-1, weights.grid)
@@ -199,7 +194,7 @@ def _khatri_rao(features: Features, weights: KhatriRaoWeights) -> Tensor:
 
 def _eye(features: Features, weights: EyeWeights) -> Tensor:
     check_formed(features.columns, "an eye")
-    values = features.dense()  # which is the output, also where the inputs are sparse
+    values = features.dense()  # the output, also of sparse inputs
     return values * weights.value if weights.channels is None else values.unsqueeze(-2) * weights.value.unsqueeze(-1)
 
 
@@ -241,6 +236,8 @@ def _describe_mixed(how: str) -> Callable[[Any, Any], str]:
 
 
 def _describe_dense(features: Features, weights: Weights) -> str:
+    if not isinstance(weights, DenseWeights):
+        return f"{type(features).__name__} times formed {type(weights).__name__}"
     if features.sparse:
         return _describe_gathering(features)
     if isinstance(features, ProductFeatures):
@@ -250,7 +247,6 @@ def _describe_dense(features: Features, weights: Weights) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(_is(DenseFeatures, DenseWeights), lambda f, w: f.matmul(w.values), _describe_dense),
     Rule(
         _is(NormalizedFeatures, Weights),
         _normalized,
@@ -315,20 +311,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(_is(Features, EyeWeights), _eye, _label("κ itself, ψ not formed")),
     Rule(_is(Features, ConstantWeights), _constant, _label("constant: the sum of κ's columns, ψ not formed")),
-    Rule(_is(Features, DenseWeights), lambda f, w: f.matmul(w.values), _describe_dense),
+    # The dense meaning of ψ; also of third-party structures.
+    Rule(_is(Features, Weights), lambda f, w: f.matmul(w.matrix()), _describe_dense),
 )
 
 
 def _rule(features: Features, weights: Weights) -> Rule:
-    for rule in RULES:
-        if rule.fits(features, weights):
-            return rule
-    # A structure from outside the package that no rule knows has its dense meaning at least.
-    return Rule(
-        lambda f, w: True,
-        lambda f, w: f.matmul(w.matrix()),
-        _label(f"{type(features).__name__} times formed {type(weights).__name__}"),
-    )
+    return next(rule for rule in RULES if rule.fits(features, weights))
 
 
 def _product(features: Features, weights: Weights) -> Tensor:
@@ -336,19 +325,18 @@ def _product(features: Features, weights: Weights) -> Tensor:
 
 
 def contract(features: Features, weights: Weights, *, route: Route = None) -> Tensor:
-    """Return ⟨κ(x), ψ(w_c)⟩ for every channel c, `(..., channels, n)`.
+    """Return ⟨κ(x), ψ(w_c)⟩ of every channel c, `(..., channels, n)`.
 
     Equal to `torch.einsum("...d,cnd->...cn", features.dense(), weights.dense())`.
 
     Args:
         features: κ(x), `(..., D)`.
         weights: ψ(w), `(channels, n, D)`.
-        route: `"dense"` forms κ(x) and ψ(w) and multiplies them; `"structured"` uses their structure also where their sizes
-            would prefer κ(x) formed; by default sizes decide. The result is the same.
+        route: `"dense"` multiplies formed κ(x) and ψ(w); `"structured"` never forms κ(x) for speed; by default sizes decide.
+            The result is the same.
 
     Raises:
-        SpecError: the columns differ in number, κ or ψ would have to be formed and is too large for that, or there is no
-            such route.
+        SpecError: different numbers of columns, κ or ψ too large to be formed, or an unknown route.
 
     Example:
         >>> import torch
@@ -356,18 +344,21 @@ def contract(features: Features, weights: Weights, *, route: Route = None) -> Te
         >>> contract(DenseFeatures(x), DenseWeights(torch.randn(2, 4, 3))).shape
         torch.Size([5, 2, 4])
     """
-    _check(features, weights)
+    if features.columns != weights.columns:
+        raise SpecError(
+            f"contract: κ(x) has {features.columns:,} columns and ψ(w) has {weights.columns:,}; they must agree"
+        )
     features, weights = _routed("contract", features, weights, route)
     product = _product(features, weights)
     return product.unsqueeze(-2) if weights.channels is None else product
 
 
 def contract_sum(features: Features, weights: Weights, bias: Tensor | None = None, *, route: Route = None) -> Tensor:
-    """Return Σ_c ⟨κ(x), ψ(w_c)⟩ + bias, `(..., n)`: what a head computes, channels merged where that is cheaper."""
+    """Return Σ_c ⟨κ(x), ψ(w_c)⟩ + bias, `(..., n)`, as in a head; channels are merged if cheaper."""
     features, weights = _routed("contract_sum", features, weights, route)
     if isinstance(features, DenseFeatures) and isinstance(weights, DenseWeights) and weights.values.dim() == 2:
-        return F.linear(features.values, weights.values, bias)  # what nn.Linear does, and nothing more
-    # Dense channels are added up only where inputs are not sparse: of those fewer columns are gathered than that makes.
+        return F.linear(features.values, weights.values, bias)  # exactly nn.Linear
+    # Sparse inputs gather fewer columns of dense channels than their sum has.
     merged = weights if features.sparse and isinstance(weights, DenseWeights) else weights.merged()
     product = _product(features, merged)
     if merged.channels is not None:
@@ -376,7 +367,7 @@ def contract_sum(features: Features, weights: Weights, bias: Tensor | None = Non
 
 
 def describe(features: Features, weights: Weights, route: Route = None) -> str:
-    """Return how a pair is contracted, in words."""
+    """Return a description of the product of a pair for people."""
     if route == "dense":
         return "dense: κ and ψ formed, one matrix product"
     if route == "structured":
@@ -385,16 +376,13 @@ def describe(features: Features, weights: Weights, route: Route = None) -> str:
 
 
 def check_route(where: str, route: Any) -> None:
-    """Raise a `SpecError` if there is no such route."""
+    """Raise a `SpecError` for an unknown route."""
     if not (route is None or (isinstance(route, str) and route in ("dense", "structured"))):
-        raise SpecError(
-            f"{where}(route={route!r}): expected 'dense' (κ and ψ are formed), 'structured' (their structure is used whatever "
-            "the sizes) or None (sizes decide)"
-        )
+        refuse(f"{where}(route={route!r})", "'dense' (κ and ψ formed), 'structured' or None (sizes decide)", route)
 
 
 def _routed(where: str, features: Features, weights: Weights, route: Route) -> tuple[Features, Weights]:
-    """Return κ(x) and ψ(w) in the form that a route takes, for "dense" after a check of the sizes that are made."""
+    """Return κ(x) and ψ(w) in the form of a route, for "dense" after a check of sizes."""
     if route is None:
         return features, weights
     check_route(where, route)
@@ -407,15 +395,8 @@ def _routed(where: str, features: Features, weights: Weights, route: Route) -> t
         count = (weights.channels or 1) * weights.outputs * weights.columns
         if count > LARGEST_FORMED_WEIGHTS:
             raise SpecError(
-                f'route="dense" needs ψ(w) itself, {count:,} numbers, and at most {LARGEST_FORMED_WEIGHTS:,} are formed; '
-                "leave the route out, or take a smaller layer"
+                f'route="dense" forms ψ(w), {count:,} numbers; at most {LARGEST_FORMED_WEIGHTS:,} are allowed; '
+                "leave the route out, or use a smaller layer"
             )
         weights = DenseWeights(weights.matrix())
     return features, weights
-
-
-def _check(features: Features, weights: Weights) -> None:
-    if features.columns != weights.columns:
-        raise SpecError(
-            f"contract: κ(x) has {features.columns:,} columns and ψ(w) has {weights.columns:,}; they must agree"
-        )

@@ -1,6 +1,6 @@
-"""What ψ returns: weights as small immutable structures. `dense()` is their meaning, `(channels, n, D)`.
+"""Weights ψ(w) as small immutable structures; `dense()` defines the meaning, `(channels, n, D)`.
 
-Tensors carry a leading channel axis only where a head has several channels; one channel has none to index.
+Tensors have a leading channel axis in heads with several channels only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Weights(ABC):
     @property
     @abstractmethod
     def channels(self) -> int | None:
-        """Return the number of channels, None where there is no channel axis."""
+        """Return the number of channels, None without a channel axis."""
 
     @property
     @abstractmethod
@@ -47,28 +47,36 @@ class Weights(ABC):
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """Return ψ(w) itself, `(n, D)` or `(channels, n, D)`."""
+        """Return ψ(w) formed, `(n, D)` or `(channels, n, D)`."""
 
     @abstractmethod
     def row_sums(self) -> Tensor:
         """Return the sums over the columns, `(n)` or `(channels, n)`."""
 
     def dense(self) -> Tensor:
-        """Return ψ(w) itself, `(channels, n, D)`."""
+        """Return ψ(w) formed, `(channels, n, D)`."""
         matrix = self.matrix()
         return matrix.unsqueeze(0) if self.channels is None else matrix
 
     def merged(self) -> Weights:
-        """Return weights that act as the sum of the channels, with fewer or no channels where that is cheap."""
+        """Return weights equal to the sum of the channels, with fewer or no channels if cheap."""
         return self
 
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:
-        """Return the weights of consecutive blocks of columns, or None where they have no structure of their own."""
+        """Return the weights of consecutive blocks of columns, None if the blocks have no structure."""
         return None
 
     def matmul(self, values: Tensor) -> Tensor:
-        """Return ψ(w) V for columns V `(..., D, s)`, or `(..., channels, D, s)` where there is a channel axis."""
+        """Return ψ(w) V for columns V `(..., D, s)`, or `(..., channels, D, s)` with a channel axis."""
         return self.matrix() @ values
+
+    @property
+    def can_stack(self) -> bool:
+        """Return whether the stacked tensors of equal heads are the channels of one head: nothing but tensors differs.
+
+        False by default: weights of third parties may differ by channel in more than tensors, as a hypernet's do.
+        """
+        return False
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class DenseWeights(Weights):
     """ψ(w) = W."""
 
     values: Tensor
+
+    can_stack = True
 
     @property
     def channels(self) -> int | None:
@@ -108,6 +118,8 @@ class LowRankWeights(Weights):
 
     left: Tensor
     right: Tensor
+
+    can_stack = True
 
     @property
     def channels(self) -> int | None:
@@ -148,6 +160,8 @@ class KhatriRaoWeights(Weights):
     first: Tensor
     second: Tensor
 
+    can_stack = True
+
     @property
     def channels(self) -> int | None:
         return None if self.left.dim() == 2 else self.left.shape[0]
@@ -186,7 +200,7 @@ class KhatriRaoWeights(Weights):
 
 @dataclass(frozen=True)
 class KroneckerWeights(Weights):
-    """ψ(w) = A ⊗ B with A `(p, q)` and B `(s, t)`, weights themselves; n = p·s, D = q·t."""
+    """ψ(w) = A ⊗ B with weights A `(p, q)` and B `(s, t)`; n = p·s, D = q·t."""
 
     left: Weights
     right: Weights
@@ -218,6 +232,10 @@ class KroneckerWeights(Weights):
     def split(self, sizes: Sequence[int]) -> list[Weights] | None:
         pieces = self.right.split(sizes) if self.left.columns == 1 else None
         return None if pieces is None else [KroneckerWeights(self.left, piece) for piece in pieces]
+
+    @property
+    def can_stack(self) -> bool:
+        return self.left.can_stack and self.right.can_stack
 
 
 @dataclass(frozen=True)
@@ -256,6 +274,10 @@ class SumWeights(Weights):
             return None
         return [SumWeights(column) for column in zip(*(piece or [] for piece in pieces), strict=True)]
 
+    @property
+    def can_stack(self) -> bool:
+        return all(part.can_stack for part in self.parts)
+
 
 @dataclass(frozen=True)
 class EyeWeights(Weights):
@@ -263,6 +285,8 @@ class EyeWeights(Weights):
 
     value: Tensor
     size: int
+
+    can_stack = True
 
     @property
     def channels(self) -> int | None:
@@ -292,11 +316,13 @@ class EyeWeights(Weights):
 
 @dataclass(frozen=True)
 class ConstantWeights(Weights):
-    """ψ(w) = c · 1: every entry is the same `value`, `()` or `(channels,)`."""
+    """ψ(w) = c · 1: all entries equal `value`, `()` or `(channels,)`."""
 
     value: Tensor
     rows: int
     width: int
+
+    can_stack = True
 
     @property
     def channels(self) -> int | None:
@@ -328,29 +354,16 @@ class ConstantWeights(Weights):
 
 
 class ActingWeights(Weights):
-    """Weights that know by themselves how they act on κ(x), for a reconciliation that no rule of `contract` covers."""
+    """Weights with an action on κ(x) of their own, for reconciliations without a rule in `contract`."""
 
     @abstractmethod
     def act(self, features: Features) -> Tensor:
-        """Return ⟨κ(x), ψ(w)⟩, `(..., n)`, or `(..., channels, n)` where there is a channel axis."""
+        """Return ⟨κ(x), ψ(w)⟩, `(..., n)`, or `(..., channels, n)` with a channel axis."""
 
     def passes(self, features: Features) -> float:
-        """Return how many times as much `act` does as on the meta device, where one pass may stand for many alike."""
+        """Return the work of `act` over its work on the meta device, if one pass there stands for many alike."""
         return 1.0
 
     @abstractmethod
     def describe(self, features: Features) -> str:
-        """Return how that is done, in words."""
-
-
-def can_stack(weights: Weights) -> bool:
-    """Return whether weights of equal heads, their tensors stacked, are the channels of one head.
-
-    Weights of a kind that is not known here may differ from channel to channel in more than their tensors, as those of a
-    hypernet do.
-    """
-    if isinstance(weights, SumWeights):
-        return all(can_stack(part) for part in weights.parts)
-    if isinstance(weights, KroneckerWeights):
-        return can_stack(weights.left) and can_stack(weights.right)
-    return isinstance(weights, DenseWeights | LowRankWeights | KhatriRaoWeights | EyeWeights | ConstantWeights)
+        """Return a description of the action for people."""

@@ -16,7 +16,7 @@ from kapsi.modules.head import Head
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import pipeline
 from kapsi.spec import LayerSpec
-from kapsi.weights import DenseWeights, Weights, can_stack
+from kapsi.weights import DenseWeights, Weights
 
 __all__ = [
     "Layer",
@@ -233,7 +233,7 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
         if len(members) > 1:
             weights = head.weights()
             dense = isinstance(weights, DenseWeights)  # which are added up, without a new axis
-            if can_stack(weights) and (summed or not dense):
+            if weights.can_stack and (summed or not dense):
                 size = sum(tensor.numel() for tensor in (*head.psi.parameters(), *head.psi.buffers()))
                 most = max(1, LARGEST_JOINED // max(1, size))
                 fewest = 2 if dense else -(-3 // head.spec.channels)
