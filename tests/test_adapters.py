@@ -245,13 +245,13 @@ def test_an_expansion_module_is_calibrated() -> None:
 
 def test_wrong_uses_of_an_expansion_module_are_refused() -> None:
     kappa = kp.ExpansionModule(3, kp.Taylor(2))
-    with pytest.raises(kp.SpecError, match=r"ExpansionModule: expected inputs of shape \(\.\.\., 3\), got \(5, 4\)"):
+    with pytest.raises(kp.DataError, match=r"ExpansionModule: expected inputs of shape \(\.\.\., 3\), got \(5, 4\)"):
         kappa(torch.ones(5, 4))
     with pytest.raises(
-        kp.SpecError, match=r"ExpansionModule: expected inputs of a floating-point type, got torch.int64"
+        kp.DataError, match=r"ExpansionModule: expected inputs of a floating-point type, got torch.int64"
     ):
         kappa(torch.ones(5, 3, dtype=torch.int64))
-    with pytest.raises(kp.SpecError, match=r"ExpansionModule\(5000\) needs κ\(x\) itself, 25,005,000 columns a row"):
+    with pytest.raises(kp.SpecError, match=r"ExpansionModule\(5000\) needs κ\(x\) formed, 25,005,000 columns a row"):
         kp.ExpansionModule(5000, kp.Taylor(2))
     with pytest.raises(kp.SpecError, match=r"expected a function of role expansion, got the reconciliation Dense"):
         kp.ExpansionModule(3, kp.Dense())

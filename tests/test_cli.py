@@ -699,7 +699,7 @@ def test_info_of_a_run_a_model_and_a_specification(good, run):
     assert re.search(r"^versions .*kapsi " + re.escape(__version__), out, re.MULTILINE)
     row = r"layers\.0\.heads\.0 +5 +20 +2 +(\d+) +([\d.]+) k +([\d.]+) kB +64 × [\d ×]+ +dense"
     parameters, operations, memory = re.search(row, out).groups()
-    assert f"{parameters} parameters, {parameters} of them trained" in out
+    assert f"{parameters} parameters, {parameters} trained" in out
     assert "A forward pass of 64 rows: operations, new memory, and its largest tensor\n" in out
     ten = re.search(row.replace("64 ×", "640 ×"), good("info", run, "--batch", "640"))
     assert 5 * float(operations) < float(ten[2]) <= 10.1 * float(operations)

@@ -678,7 +678,7 @@ def test_specs_are_functions_of_their_fields_alone() -> None:
         (lambda: kp.from_dict({"degree": 2}, kp.Expansion), "a function of role expansion needs a kind"),
         (lambda: kp.to_dict(object()), "expected a function or a specification, got object"),
         (lambda: kp.explain(5), r"expected a kapsi\.Model, got int"),
-        (lambda: kp.Model(kp.rpn([2, 1]), seed=0).freeze(5), "expected the name of a parameter"),
+        (lambda: kp.Model(kp.rpn([2, 1]), seed=0).freeze(5), "no parameter or module has this name"),
         (lambda: kp.save(kp.Model(kp.rpn([2, 1]), seed=0), None), "expected a path, got NoneType"),
     ],
 )

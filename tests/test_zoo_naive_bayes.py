@@ -177,7 +177,7 @@ def test_bernoulli_of_a_threshold_below_zero() -> None:
     estimator = BernoulliNB(binarize=None).fit((x > -0.2).astype(float), y, weight)
     model = nb.fit_bernoulli(x, y, sample_weight=weight, threshold=-0.2)
     assert_equal(model, estimator, x, dense=(x > -0.2).astype(float))
-    with pytest.raises(kp.SpecError, match="takes no sparse inputs"):
+    with pytest.raises(kp.DataError, match="takes no sparse inputs"):
         model(torch.tensor(x).to_sparse_csr())
 
 

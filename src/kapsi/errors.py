@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import numbers
@@ -65,8 +66,9 @@ class RunError(FileError):
 
 
 def shown(value: Any) -> str:
-    """Return the repr of a value for a message, at most 60 letters."""
-    text = repr(value)
+    """Return a value for a message, at most 60 letters on one line: plain values and dataclasses; of other objects the type."""
+    plain = value is None or type(value).__module__ == "builtins" or dataclasses.is_dataclass(value)
+    text = " ".join(repr(value).split()) if plain else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -147,8 +147,8 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
         features = shared[owner]
         if len(group) > 1:
             with work:
-                layer.together(group, x, features)
-            words = f"{len(group)} heads together: {describe(features, layer.joined(group).merged())}"
+                layer.fused_outputs(group, x, features)
+            words = f"{len(group)} heads together: {describe(features, layer.fused_weights(group).merged())}"
         else:
             words = describe(features, first.weights().merged(), route)
             _follow(work, first, x, features, route)

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.derivatives import layer_norm
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 
 __all__ = [
     "LARGEST_FORMED",
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 LARGEST_FORMED = 2**24
-"""Columns of the widest κ(x) that the package forms by itself: 16.7 million, 64 MiB a row in float32."""
+"""Columns of the widest κ(x) formed automatically: 16.7 million, 64 MiB a row in float32."""
 
 
 class Features(ABC):
@@ -42,7 +44,7 @@ class Features(ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return κ(x) itself, `(..., D)`."""
+        """Return κ(x) formed, `(..., D)`."""
 
     @abstractmethod
     def matmul(self, matrix: Tensor) -> Tensor:
@@ -58,18 +60,18 @@ class Features(ABC):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance over the columns, `(..., 1)`, in float32 at least."""
-        # With a trailing axis, also where x has no other: the derivatives of 0-dimensional tensors lose their type.
+        # Always with a trailing axis: the derivatives of 0-dimensional tensors lose their type.
         mean = widen(self.total()).unsqueeze(-1) / self.columns
-        # The difference of two means goes below zero by rounding where κ is nearly constant.
+        # Rounding can make the difference negative if κ is nearly constant.
         return mean, (widen(self.square_norm()).unsqueeze(-1) / self.columns - mean.square()).clamp_min(0)
 
     def structured(self) -> Features:
-        """Return the same κ(x), whose structure is used also where its size would prefer κ(x) formed."""
+        """Return the same κ(x), used by structure whatever the sizes."""
         return self
 
     @property
     def sparse(self) -> bool:
-        """Return whether only some columns of each row are there: such a κ(x) is not formed by itself."""
+        """Return whether most columns of a row are zero and not stored; a sparse κ(x) is not formed automatically."""
         return False
 
     def normalized(self, epsilon: float) -> Features:
@@ -78,59 +80,58 @@ class Features(ABC):
         return NormalizedFeatures(self, -mean, torch.rsqrt(variance + epsilon))
 
     def materialize(self) -> Features:
-        """Return the same for many uses: what would be made anew in each is made once."""
+        """Return the same κ(x) for many uses, with recomputed parts computed once."""
         return self
 
 
 def widen(values: Tensor) -> Tensor:
-    """Return 16-bit values as float32: their means and variances, and what cancels in a layer norm, need the digits."""
+    """Return 16-bit values as float32, for the digits of means, variances and layer norms."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def formed(features: Features, why: str) -> Tensor:
-    """Return κ(x) itself where no structure helps, after a check of the size that is made.
+    """Return κ(x) formed, for operations without a structured form.
 
     Raises:
-        SpecError: κ has more than `LARGEST_FORMED` columns, or is sparse.
+        SpecError: κ has more than `LARGEST_FORMED` columns.
+        DataError: κ is sparse.
     """
     if features.sparse:
-        raise SpecError(
-            f"{why} needs κ(x) itself, which is not formed for sparse inputs; give x.to_dense(), or choose a reconciliation that "
-            "gathers columns (low_rank, khatri_rao, random_adaption, dense, and the Kronecker kinds)"
+        raise DataError(
+            f"{why} needs κ(x) formed, and sparse inputs are not; use x.to_dense(), or a reconciliation that gathers columns "
+            "(low_rank, khatri_rao, random_adaption, dense, and the Kronecker kinds)"
         )
     check_formed(features.columns, why)
     return features.dense()
 
 
 def check_formed(columns: int, why: str) -> None:
-    """Raise a `SpecError` if κ(x) of so many columns is not formed by itself."""
+    """Raise a `SpecError` if κ(x) of so many columns is not formed automatically."""
     if columns > LARGEST_FORMED:
         raise SpecError(
-            f"{why} needs κ(x) itself, {columns:,} columns a row, and at most {LARGEST_FORMED:,} are formed; "
-            "choose a reconciliation that keeps κ's structure (low_rank, kronecker on the natural grid) or a smaller expansion"
+            f"{why} needs κ(x) formed, {columns:,} columns a row; at most {LARGEST_FORMED:,} are allowed; "
+            "choose a reconciliation with the structure of κ (low_rank, kronecker on the natural grid) or a smaller expansion"
         )
 
 
 def apply_matrix(values: Tensor, matrix: Tensor) -> Tensor:
-    """Return values Mᵀ, `(..., k)` or `(..., c, k)`, for one matrix `(k, D)` or one a channel `(c, k, D)`."""
+    """Return values Mᵀ, `(..., k)` or `(..., c, k)`, for a matrix `(k, D)`, or matrices by channel `(c, k, D)`."""
     if matrix.dim() == 2:
         return F.linear(values, matrix)
     return F.linear(values, matrix.flatten(0, 1)).unflatten(-1, matrix.shape[:2])
 
 
-def add(terms: object) -> Tensor:
-    """Return the sum of tensors without the zero that `sum` begins with."""
-    result: Tensor | None = None
-    for term in terms:  # type: ignore[attr-defined]
-        result = term if result is None else result + term
-    if result is None:
-        raise SpecError("nothing to add: there are no parts")
-    return result
+def add(terms: Iterable[Tensor]) -> Tensor:
+    """Return the sum of at least one tensor, without the initial zero of `sum`."""
+    total: Tensor | None = None
+    for term in terms:
+        total = term if total is None else total + term
+    return cast(Tensor, total)
 
 
 @dataclass(frozen=True)
 class DenseFeatures(Features):
-    """κ(x) as it is."""
+    """κ(x) formed."""
 
     values: Tensor
 
@@ -198,7 +199,7 @@ class ConcatenatedFeatures(Features):
         moments = [part.moments() for part in self.parts]
         mean = add(share * own for share, (own, _) in zip(shares, moments, strict=True))
         within_and_between = (variance + (own - mean).square() for own, variance in moments)
-        return mean, add(share * each for share, each in zip(shares, within_and_between, strict=True))
+        return mean, add(share * part for share, part in zip(shares, within_and_between, strict=True))
 
     def materialize(self) -> Features:
         return ConcatenatedFeatures(tuple(part.materialize() for part in self.parts))
@@ -206,7 +207,7 @@ class ConcatenatedFeatures(Features):
 
 @dataclass(frozen=True)
 class NormalizedFeatures(Features):
-    """(κ(x) + shift) · scale, one shift and scale a row, `(..., 1)`: a layer norm that leaves the structure of κ alone."""
+    """(κ(x) + shift) · scale with a shift and a scale a row, `(..., 1)`: a layer norm that keeps the structure of κ."""
 
     base: Features
     shift: Tensor
@@ -231,7 +232,7 @@ class NormalizedFeatures(Features):
         return self.adjust(self.base.matmul(matrix), matrix.sum(-1))
 
     def adjust(self, product: Tensor, row_sums: Tensor) -> Tensor:
-        """Return what a product with `base` becomes: (product + shift · row sums of the weights) · scale."""
+        """Return the product with weights from the product with `base`: (product + shift · row sums) · scale."""
         shift, scale = self.shift, self.scale
         if row_sums.dim() > 1:
             shift, scale = shift.unsqueeze(-1), scale.unsqueeze(-1)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,9 +23,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PairFeatures(Features):
-    """κ(x) = [x, all x_i x_j with i ≤ j], those of two inputs times √2: made some columns at a time, and not kept.
+    """κ(x) = [x, all x_i x_j with i ≤ j], products of two inputs times √2; computed in blocks of columns and not kept.
 
-    As `[x₁x₁, x₁x₂, …, x₁x_m, x₂x₂, x₂x₃, …]`, so that the products with one input are consecutive.
+    In the order `[x₁x₁, x₁x₂, …, x₁x_m, x₂x₂, x₂x₃, …]`: the products with one input are consecutive.
     """
 
     x: Tensor
@@ -39,8 +39,8 @@ class PairFeatures(Features):
         return with_pairs(self.x)
 
     def matmul(self, matrix: Tensor) -> Tensor:
-        made: Tensor = _PairProduct.apply(matrix, self.x)
-        return made
+        product: Tensor = _PairProduct.apply(matrix, self.x)
+        return product
 
     def total(self) -> Tensor:
         # Σ_i x_i + Σ_i x_i² + √2 Σ_{i<j} x_i x_j
@@ -49,12 +49,12 @@ class PairFeatures(Features):
         return (total + square + (total.square() - square) * math.sqrt(0.5)).to(self.x.dtype)
 
     def square_norm(self) -> Tensor:
-        # Σ_i x_i² + (Σ_i x_i²)²: the weights of the products make them as long as all m² of them.
+        # Σ_i x_i² + (Σ_i x_i²)²: with weights √2 the products have the norm of all m² products.
         square = widen(self.x).square().sum(-1)
         return (square + square.square()).to(self.x.dtype)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        # The sums over all columns are beyond float16 where their means are not.
+        # Sums over all columns overflow float16 earlier than means.
         return Features.moments(replace(self, x=widen(self.x)))
 
     def materialize(self) -> Features:
@@ -62,10 +62,10 @@ class PairFeatures(Features):
 
 
 def with_pairs(x: Tensor) -> Tensor:
-    """Return [x, all x_i x_j with i ≤ j], those of two inputs times √2, by operations that torch differentiates."""
+    """Return [x, all x_i x_j with i ≤ j], products of two inputs times √2, by differentiable operations."""
     m = x.shape[-1]
     rows, columns = torch.triu_indices(m, m, device=x.device).unbind(0)
-    # In the type of x: two Python numbers would make it float32.
+    # In the type of x: Python numbers would become float32.
     scale = torch.where(rows == columns, x.new_ones(()), x.new_full((), math.sqrt(2)))
     return torch.cat((x, x[..., rows] * x[..., columns] * scale), -1)
 
@@ -75,23 +75,23 @@ def _formed_pair_product(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 class _PairProduct(OwnDerivatives):
-    """κ(x) Mᵀ for `PairFeatures`, of which a block of columns exists at a time, in the forward and again in the backward pass.
+    """κ(x) Mᵀ for `PairFeatures` in blocks of columns, computed in the forward and again in the backward pass.
 
-    For 784 inputs, 64 outputs and 64 rows a training step takes a quarter of the time that it takes with κ(x) formed.
+    With 784 inputs, 64 outputs and 64 rows a training step takes a quarter of the time with κ(x) formed.
     """
 
     @staticmethod
     def forward(matrix: Tensor, x: Tensor) -> Tensor:
         inputs, rows = x.reshape(-1, x.shape[-1]).mT.contiguous(), matrix.flatten(0, -2)
-        product = rows[:, : x.shape[-1]] @ inputs  # of another type than both under autocast
-        made = widen(product)
+        product = rows[:, : x.shape[-1]] @ inputs  # of another type under autocast
+        total = widen(product)
         for _, columns, _, block in _pair_blocks(inputs):
-            if made.dtype == inputs.dtype == product.dtype:
-                made.addmm_(rows[:, columns], block)
+            if total.dtype == inputs.dtype == product.dtype:
+                total.addmm_(rows[:, columns], block)
             else:
-                made += rows[:, columns] @ block
-        # Contiguous, as the forward derivative is.
-        return made.mT.reshape(*x.shape[:-1], *matrix.shape[:-1]).to(product.dtype).contiguous()
+                total += rows[:, columns] @ block
+        # Contiguous like the forward derivative.
+        return total.mT.reshape(*x.shape[:-1], *matrix.shape[:-1]).to(product.dtype).contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -101,29 +101,29 @@ class _PairProduct(OwnDerivatives):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         matrix, x = ctx.saved_tensors
-        if torch.is_grad_enabled():  # what is differentiated again is made at once
-            made: Any = torch.func.vjp(_formed_pair_product, matrix, x)
-            of_both: tuple[Tensor, Tensor] = made[1](gradient.to(made[0].dtype))
-            return of_both
+        if torch.is_grad_enabled():  # formed if differentiated again
+            values, pull = cast(Any, torch.func.vjp(_formed_pair_product, matrix, x))
+            both: tuple[Tensor, Tensor] = pull(gradient.to(values.dtype))
+            return both
         m = x.shape[-1]
         inputs, rows = x.reshape(-1, m).mT.contiguous(), matrix.flatten(0, -2)
-        each = gradient.to(matrix.dtype).reshape(-1, len(rows)).mT.contiguous()
+        upstream = gradient.to(matrix.dtype).reshape(-1, len(rows)).mT.contiguous()
         grad_matrix = grad_x = None
         if ctx.needs_input_grad[0]:
             grad_matrix = torch.empty_like(rows)
-            torch.mm(each, inputs.mT, out=grad_matrix[:, :m])
+            torch.mm(upstream, inputs.mT, out=grad_matrix[:, :m])
         if ctx.needs_input_grad[1]:
-            grad_x = widen(rows[:, :m].mT @ each)
+            grad_x = widen(rows[:, :m].mT @ upstream)
             doubled = inputs * math.sqrt(2)
         for first, columns, squares, block in _pair_blocks(inputs):
             if grad_matrix is not None:
-                torch.mm(each, block.mT, out=grad_matrix[:, columns])
+                torch.mm(upstream, block.mT, out=grad_matrix[:, columns])
             if grad_x is not None:
-                of_block = rows[:, columns].mT @ each
+                grad_block = rows[:, columns].mT @ upstream
                 own = slice(first, first + len(squares))
-                grad_x[own].addcmul_(of_block[squares], inputs[own], value=2)
-                of_block[squares] = 0
-                for two, rest, part in _products(first, of_block, m):
+                grad_x[own].addcmul_(grad_block[squares], inputs[own], value=2)
+                grad_block[squares] = 0
+                for two, rest, part in _products(first, grad_block, m):
                     grad_x[two] += (part * doubled[rest]).sum(1)
                     grad_x[rest] += (part * doubled[two, None]).sum(0)
         return (
@@ -139,25 +139,25 @@ class _PairProduct(OwnDerivatives):
     def vmap(info: Any, in_dims: Any, matrix: Tensor, x: Tensor) -> tuple[Tensor, int]:
         if in_dims[0] is None:
             return _PairProduct.apply(matrix, x.movedim(in_dims[1], 0)), 0
-        made: Tensor = torch.func.vmap(_formed_pair_product, in_dims)(matrix, x)
-        return made, 0
+        product: Tensor = torch.func.vmap(_formed_pair_product, in_dims)(matrix, x)
+        return product, 0
 
 
 def _pair_blocks(x: Tensor) -> Iterator[tuple[int, slice, list[int], Tensor]]:
     """Yield blocks of products `(width, B)` of inputs `(m, B)`.
 
-    Each is the input that it begins with, its columns in κ, the places of squares in it, and the block.
-    All blocks are made in the same memory. A row of it is a column of κ: so it is written, and multiplied, without gaps.
+    Yields the first input of the block, the columns of the block in κ, the indices of squares in the block, and the block.
+    All blocks share memory. A row of the memory is a column of κ: blocks are written and multiplied without gaps.
     """
     m, count = x.shape
-    # Products with few columns of ψ at a time cost more than the memory of four blocks saves.
+    # Smaller blocks are slower: products with few columns of ψ.
     at_once = max(2, 4 * BLOCK // max(1, count * m) // 2 * 2)
     memory = x.new_empty(min(at_once * m, m * (m + 1) // 2), count)
     doubled = x * math.sqrt(2)
     begin = m
     for first in range(0, m, at_once):
         last = min(m, first + at_once)
-        # The products with one input begin with its square, and are one fewer than those with the input before.
+        # The products with an input begin with its square, one product fewer than with the previous input.
         squares = list(itertools.accumulate(range(m - first, m - last, -1), initial=0))
         width = squares.pop()
         block = memory[:width]
@@ -169,10 +169,10 @@ def _pair_blocks(x: Tensor) -> Iterator[tuple[int, slice, list[int], Tensor]]:
 
 
 def _products(first: int, block: Tensor, m: int) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield the products of two inputs each in a block, `(2, r, B)`: those two, the r inputs after the first of them, a view.
+    """Yield the products of two consecutive inputs in a block: the two inputs, the r inputs after the first, a view `(2, r, B)`.
 
-    Of the products of inputs i and i + 1 those with inputs after i are consecutive: x_i x_{i+1}, …, x_i x_m, x_{i+1}², …,
-    x_{i+1} x_m. One of them is a square.
+    The products of inputs i and i + 1 with inputs after i are consecutive: x_i x_{i+1}, …, x_i x_m, x_{i+1}², …,
+    x_{i+1} x_m, including a square.
     """
     start, i = 0, first
     while start < len(block) and i + 1 < m:

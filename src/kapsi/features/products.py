@@ -43,8 +43,8 @@ class OuterFeatures(Features):
         return left.square_norm() * right.square_norm()
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        # u ⊗ v − ū v̄ = (u − ū) ⊗ v + ū (v − v̄), whose two parts are orthogonal: no difference of large numbers.
-        (left, left_variance), (right, right_variance) = (half.moments() for half in self.factors())
+        # u ⊗ v − ū v̄ = (u − ū) ⊗ v + ū (v − v̄) with orthogonal terms: no difference of large numbers.
+        (left, left_variance), (right, right_variance) = (factor.moments() for factor in self.factors())
         return left * right, left_variance * (right_variance + right.square()) + left.square() * right_variance
 
 
@@ -54,7 +54,7 @@ class ProductFeatures(OuterFeatures):
 
     Attributes:
         left, right: u and v.
-        always: whether the product is left apart whatever is multiplied by it; by default sizes decide.
+        always: whether products never form κ; by default sizes decide.
     """
 
     left: Tensor
@@ -70,7 +70,7 @@ class ProductFeatures(OuterFeatures):
         return self.left.shape[-1], self.right.shape[-1]
 
     def keeps(self, rows: int) -> bool:
-        """Return whether a product with a matrix of so many rows leaves κ apart: it then makes less than κ itself."""
+        """Return whether the product with a matrix of so many rows needs less memory without κ formed."""
         return self.always or rows < max(self.grid)
 
     def structured(self) -> Features:
@@ -82,16 +82,14 @@ class ProductFeatures(OuterFeatures):
     def matmul(self, matrix: Tensor) -> Tensor:
         lead, (q, t) = matrix.shape[:-1], self.grid
         rows = lead.numel()
-        if not self.keeps(rows):  # κ is then the smallest array of the three
+        if not self.keeps(rows):  # κ is the smallest array of the three
             return apply_matrix(self.dense(), matrix)
         table = matrix.flatten(0, -2).mT
-        if (
-            rows > 1 and table.is_contiguous()
-        ):  # kept column by column: a grid without a copy only with u contracted first
+        if rows > 1 and table.is_contiguous():  # stored by columns: no copy if u is contracted first
             half = (self.left @ table.view(q, t * rows)).unflatten(-1, (t, rows))
             return (self.right.unsqueeze(-2) @ half).squeeze(-2).unflatten(-1, lead)
         grid = matrix.reshape(rows, q, t)
-        if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values a row of x are kept
+        if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values a row of x
             half = F.linear(self.right, grid.flatten(0, 1)).unflatten(-1, (rows, q))
             return (half @ self.left.unsqueeze(-1)).squeeze(-1).unflatten(-1, lead)
         half = F.linear(self.left, grid.transpose(1, 2).flatten(0, 1)).unflatten(-1, (rows, t))

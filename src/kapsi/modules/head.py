@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from kapsi.contraction import Route, contract_sum
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
 from kapsi.features import DenseFeatures, Features, check_formed, formed
-from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Params, flatten
+from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Params, catalogue, flatten
 from kapsi.initial import output_spread, probe
-from kapsi.modules.store import Seed, Store, as_generator, integer, memory
+from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import LayerNorm, pipeline
-from kapsi.reconciliation import DualLowRankKronecker, KhatriRao
+from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec
 from kapsi.weights import Weights
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 LARGEST_TRAINED = 2**29
-"""Trainable numbers of the largest ψ that is made: 8.6 GB in training, with gradient and the two moments of AdamW in float32."""
+"""Trainable numbers of the largest ψ: 8.6 GB in training, with gradient and both moments of AdamW in float32."""
 
 Role = Literal["expansion", "reconciliation", "remainder"]
 
@@ -39,8 +39,8 @@ class Head(nn.Module):
     Args:
         in_features: m, at least 1.
         out_features: n, at least 1.
-        spec: what it is made of.
-        seed: a seed or a generator for initial values; None draws from torch's default generator, as `nn.Linear` does.
+        spec: κ, ψ, π and their processing.
+        seed: a seed or a generator for initial values; None uses torch's default generator, as `nn.Linear`.
         device, dtype: of the tensors.
 
     Attributes:
@@ -69,7 +69,7 @@ class Head(nn.Module):
         super().__init__()
         spec = HeadSpec() if spec is None else spec
         if not isinstance(spec, HeadSpec):
-            raise SpecError(f"Head: expected a HeadSpec, got {type(spec).__name__}")
+            refuse("Head", "a HeadSpec", spec)
         in_features = check_width("Head", "in_features", in_features)
         out_features = check_width("Head", "out_features", out_features)
         check_dtype("Head", dtype)
@@ -101,7 +101,7 @@ class Head(nn.Module):
                 self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
-        # A head whose κ another head of its layer owns refers to it without registering it a second time.
+        # A head with the κ of another head refers to the owner without registering κ a second time.
         self._owner: tuple[Head, ...] = ()
         self._gain = 1.0
         self._has_remainder = not isinstance(spec.remainder, ZeroRemainder)
@@ -110,16 +110,16 @@ class Head(nn.Module):
     # -------------------------------------------------------------------------------- the formula
 
     def expand(self, x: Tensor) -> Features:
-        """Return κ(x) with its processing before and after, for x of shape `(..., m)`, or for sparse x as `forward` says."""
+        """Return κ(x) with processing before and after; x as in `forward`."""
         self.check_inputs(x)
         if self._owner:
             return self._owner[0].expand(x)
         spec = self.spec
         features = spec.expansion(self.before(x) if spec.before else x, self.kappa)
         if not isinstance(features, Features) or features.columns != self.factors[0] * self.factors[1]:
-            made = f"{features.columns} columns" if isinstance(features, Features) else type(features).__name__
-            wanted = f"Features of {self.factors[0] * self.factors[1]} columns, as its factors say"
-            raise SpecError(f"{type(spec.expansion).__name__}: must return {wanted}; returned {made}")
+            result = f"{features.columns} columns" if isinstance(features, Features) else type(features).__name__
+            wanted = f"Features of {self.factors[0] * self.factors[1]} columns, the product of `factors`"
+            raise SpecError(f"{type(spec.expansion).__name__}: must return {wanted}; returned {result}")
         if not spec.after:
             return features
         first = spec.after[0]
@@ -131,27 +131,30 @@ class Head(nn.Module):
         return DenseFeatures((self.after[1:] if self._fold else self.after)(values))
 
     def check_inputs(self, x: Tensor) -> None:
-        """Raise a `SpecError` where inputs do not fit the head, before anything is computed."""
+        """Raise a `DataError` if inputs do not fit the head, before anything is computed."""
         check_tensor("Head", x, self.in_features, sparse=True)
         if x.layout == torch.strided:
             return
         spec, name = self.spec, f"Head({self.in_features} → {self.out_features})"
         if not spec.expansion.takes_sparse():
-            raise SpecError(
-                f"{name}: {spec.expansion} takes no sparse inputs; Identity and Taylor do, and Extended and Nested made of them; "
-                "use x.to_dense()"
-            )
-        if spec.before or len(spec.after) > self._fold:
+            function: Any = spec.expansion
+            advice = "Identity and Taylor do, and Extended and Nested made of these; use x.to_dense()"
+        elif spec.before or len(spec.after) > self._fold:
             step, place = (spec.before[0], "before") if spec.before else (spec.after[self._fold], "after")
-            but = "" if spec.before else "but for a layer norm without affine part "
-            raise SpecError(
-                f"{name}: {step} in `{place}` takes no sparse inputs; use x.to_dense(), or a head without processing {but}there"
+            function, but = (
+                f"{step} in `{place}`",
+                "" if spec.before else " other than a layer norm without affine part",
             )
-        if not spec.remainder.takes_sparse():
-            raise SpecError(
-                f"{name}: {spec.remainder} takes no sparse inputs; ZeroRemainder and ConstantRemainder do, LinearRemainder "
-                "without `before`, and ExpansionRemainder of an expansion that does; use x.to_dense()"
+            advice = f"use x.to_dense(), or a head without processing there{but}"
+        elif not spec.remainder.takes_sparse():
+            function = spec.remainder
+            advice = (
+                "ZeroRemainder and ConstantRemainder do, LinearRemainder without `before`, and ExpansionRemainder with an "
+                "expansion for sparse inputs; use x.to_dense()"
             )
+        else:
+            return
+        raise DataError(f"{name}: {function} takes no sparse inputs; {advice}")
 
     def weights(self) -> Weights:
         """Return ψ(w); `weights().dense()` is `(channels, n, D)`."""
@@ -167,10 +170,10 @@ class Head(nn.Module):
         """Return y of shape `(..., n)`.
 
         Args:
-            x: inputs, `(..., m)`; a `torch.sparse_csr` tensor `(rows, m)` without a gradient where κ is made of `Identity` and
-                `Taylor`: neither x nor κ(x) is made dense then.
-            features: κ(x), where it is known already.
-            route: `"dense"` or `"structured"` to have κ and ψ multiplied in that way, as in `kapsi.contract`; for comparisons.
+            x: inputs, `(..., m)`; with κ of `Identity` and `Taylor` also a `torch.sparse_csr` tensor `(rows, m)` without a
+                gradient; neither x nor κ(x) is made dense.
+            features: κ(x), if known already.
+            route: `"dense"` or `"structured"` as in `kapsi.contract`, for comparisons.
         """
         y = contract_sum(self.expand(x) if features is None else features, self.weights(), self.bias, route=route)
         return y + self.remainder(x) if self._has_remainder else y
@@ -178,7 +181,7 @@ class Head(nn.Module):
     # -------------------------------------------------------------------------------- initial values
 
     def check_size(self) -> None:
-        """Raise a `SpecError` where ψ or π is too large to be trained, as when a head is made on any device but meta."""
+        """Raise a `SpecError` if ψ or π is too large to be trained."""
         try:
             dtype = next((tensor.dtype for tensor in self.psi.parameters()), None)
             check_trained(self.spec, self.psi._declared, self.pi._declared, self.out_features, self.factors, dtype)
@@ -187,7 +190,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors anew and scale ψ, so that outputs have unit deviation for standard normal inputs."""
+        """Draw all tensors and scale ψ to outputs of unit deviation for standard normal inputs."""
         if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             return
         generator = as_generator(seed)
@@ -200,17 +203,17 @@ class Head(nn.Module):
             self.bias.zero_()
         weights: list[Tensor] = list(self.psi.parameters())
         if weights:
-            self.spec.reconciliation.scale(weights, self._gain / self._spread(weights[0]))
+            self.spec.reconciliation.scale(weights, self._gain / self._output_rms(weights[0]))
         self.spec.remainder.scale(self.pi, self.in_features, self.out_features, self._gain)
         self.validate()
 
-    def _spread(self, like: Tensor) -> float:
-        """Return the spread of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x, measured; that of κ where it is nothing."""
+    def _output_rms(self, like: Tensor) -> float:
+        """Return the measured RMS of Σ_c ⟨κ(x), ψ(w_c)⟩ for standard normal x."""
         owner = self._owner[0] if self._owner else self
         # Squares of heavy tails overflow in single precision.
         heavy = owner.spec.expansion.heavy_tailed()
         precision = torch.float64 if heavy else torch.promote_types(like.dtype, torch.float32)
-        # In training mode, as batch statistics are then those of the data; copies, since a norm would remember them.
+        # In training mode, with the batch statistics of the data; of copies, as norms record statistics.
         measured = copy.copy(owner)
         steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
         measured._modules = {**owner._modules, **steps}
@@ -228,23 +231,21 @@ class Head(nn.Module):
         """Return the tensors of κ, ψ or π."""
         if role == "expansion":
             return self._owner[0].kappa if self._owner else self.kappa
-        if role not in ("reconciliation", "remainder"):
-            raise SpecError(f"Head: expected expansion, reconciliation or remainder, got {role!r}")
+        check_choice("Head: role", role, ("expansion", "reconciliation", "remainder"))
         return self.psi if role == "reconciliation" else self.pi
 
     def assign(self, role: Role, **tensors: Any) -> None:
         """Set tensors of κ, ψ or π in place: matrices, grid ranges, masks.
 
-        Heads of a layer that share κ share its tensors too.
+        Heads of a layer with the same κ share the tensors of κ.
 
         Args:
             role: `expansion`, `reconciliation` or `remainder`.
-            **tensors: new values by name, of the shapes they have; nested mappings for nested expansions. One set of values
+            **tensors: new values by name, in the present shapes; nested mappings for nested expansions. One set of values
                 stands for every channel.
 
         Raises:
-            SpecError: a name or a shape that does not fit, values that are not finite, or that the function refuses; nothing
-                is changed then.
+            SpecError: a wrong name or shape, or values that are not finite or not allowed; nothing is changed.
 
         Example:
             >>> import torch, kapsi as kp
@@ -253,10 +254,10 @@ class Head(nn.Module):
         """
         store = self.store(role)
         function = getattr(self.spec, role)
-        fitted = store._fitted(tensors, f"Head.assign({role!r})")
-        old = [(target, target.detach().clone()) for target, _ in fitted]
+        pairs = store.matched(tensors, f"Head.assign({role!r})")
+        old = [(target, target.detach().clone()) for target, _ in pairs]
         with torch.no_grad():
-            for target, value in fitted:
+            for target, value in pairs:
                 target.copy_(value)
             try:
                 function.validate(store)
@@ -266,7 +267,7 @@ class Head(nn.Module):
                 raise
 
     def validate(self) -> None:
-        """Raise a `SpecError` where a function refuses the values of its tensors, such as those of a file."""
+        """Raise a `SpecError` if the values of tensors, such as those of a file, are not allowed."""
         self.spec.expansion.validate(self.store("expansion"))
         self.spec.reconciliation.validate(self.psi)
         self.spec.remainder.validate(self.pi)
@@ -276,53 +277,62 @@ class Head(nn.Module):
         return f"{self.in_features} → {self.out_features}, {spec.expansion}, {spec.reconciliation}, {spec.remainder}"
 
 
+# ------------------------------------------------------------------------------------------------ checks
+
+
 def check_trained(
     spec: HeadSpec, psi: Params, pi: Params, out_features: int, factors: tuple[int, int], dtype: torch.dtype | None
 ) -> None:
-    """Raise a `SpecError` where ψ or π has more numbers than are trained, from what they declare."""
+    """Raise a `SpecError` if ψ or π declares more numbers than can be trained."""
     size = (dtype or torch.get_default_dtype()).itemsize
-    for function, params, several in ((spec.reconciliation, psi, spec.channels), (spec.remainder, pi, 1)):
+    for function, params, channels in ((spec.reconciliation, psi, spec.channels), (spec.remainder, pi, 1)):
         declared = [param for _, param in flatten(params)]
-        trained = several * sum(param.numel for param in declared if param.trainable)
-        fixed = several * sum(param.numel for param in declared if not param.trainable)
+        trained = channels * sum(param.numel for param in declared if param.trainable)
+        frozen = [param for param in declared if not param.trainable]
+        fixed = channels * sum(param.numel for param in frozen)
         if trained + fixed / 4 <= LARGEST_TRAINED:
             continue
-        needed = 4 * size * trained + sum(
-            several * param.numel * (param.dtype.itemsize if param.dtype else size)
-            for param in declared
-            if not param.trainable
-        )
+        sizes = (param.numel * (param.dtype.itemsize if param.dtype else size) for param in frozen)
+        needed = (4 * size * trained + channels * sum(sizes)) / 1e9
         rank = getattr(function, "rank", 1)
-        each = needed / rank / 1e9
-        share = (
-            f" ({each:,.1f} GB a rank with AdamW)" if function.name == "low_rank" and rank > 1 and each >= 0.1 else ""
-        )
-        advice = "take fewer inputs, a smaller rank or a smaller expansion"
+        share = f" ({needed / rank:,.1f} GB a rank with AdamW)" if rank > 1 and needed / rank >= 0.1 else ""
+        advice = "use fewer inputs, a smaller rank or a smaller expansion"
         if function is spec.reconciliation:
-            kinds = {"KhatriRao(64)": KhatriRao(rank=64), "DualLowRankKronecker(5)": DualLowRankKronecker(rank=5)}
-            counts = {text: several * kind.count(out_features, factors) for text, kind in kinds.items()}
-            fitting = [f"{text} with {count:,}" for text, count in counts.items() if count <= LARGEST_TRAINED]
-            advice = f"on this κ {' and '.join(fitting)} fit, for instance" if fitting else advice
-        numbers = f"{trained:,} trainable numbers" + (f" and {fixed:,} that are fixed" if fixed > trained else "")
+            advice = _smaller(out_features, factors, channels) or advice
+        numbers = f"{trained:,} trainable numbers" + (f" and {fixed:,} fixed numbers" if fixed > trained else "")
         raise SpecError(
-            f"{function} has {numbers}, {needed / 1e9:,.1f} GB with AdamW{share}; at most {LARGEST_TRAINED:,} trainable ones are "
-            f"made, and four times as many fixed ones, other than on the meta device; {advice}"
+            f"{function} has {numbers}, {needed:,.1f} GB with AdamW{share}; at most {LARGEST_TRAINED:,} trainable numbers, "
+            f"and four times as many fixed numbers, are allowed except on the meta device; {advice}"
         )
+
+
+def _smaller(out_features: int, factors: tuple[int, int], channels: int) -> str:
+    """Return compact reconciliations with few enough parameters, for a message."""
+    fitting = []
+    for cls in cast(list[type[Reconciliation]], catalogue("reconciliation")):
+        count = channels * cls(**cls.compact).count(out_features, factors) if cls.compact else math.inf
+        if count <= LARGEST_TRAINED:
+            fitting.append(f"{cls.__name__}({', '.join(map(str, cls.compact.values()))}) with {count:,}")
+    return f"on this κ {' and '.join(fitting)} fit, for instance" if fitting else ""
 
 
 def check_tensor(where: str, x: Any, in_features: int, *, sparse: bool = False) -> None:
-    if not isinstance(x, Tensor):
-        raise SpecError(f"{where}: expected inputs as a torch.Tensor, got {type(x).__name__}; {_conversion(x, sparse)}")
-    if x.layout != torch.strided:
-        check_layout(where, x, in_features, sparse)
-    if x.dim() == 0 or x.shape[-1] != in_features:
-        raise SpecError(f"{where}: expected inputs of shape (..., {in_features}), got {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise SpecError(f"{where}: expected inputs of a floating-point type, got {x.dtype}; use x.float()")
+    """Raise a `DataError` unless x is a floating-point tensor `(..., in_features)`, dense or (if allowed) sparse."""
+    if isinstance(x, Tensor):
+        if x.layout != torch.strided:
+            check_layout(where, x, in_features, sparse)
+        if x.dim() > 0 and x.shape[-1] == in_features and x.is_floating_point():
+            return
+        problem = f"expected inputs of a floating-point type, got {x.dtype}; use x.float()"
+        if x.dim() == 0 or x.shape[-1] != in_features:
+            problem = f"expected inputs of shape (..., {in_features}), got {tuple(x.shape)}"
+    else:
+        problem = f"expected inputs as a torch.Tensor, got {type(x).__name__}; {_conversion(x, sparse)}"
+    raise DataError(f"{where}: {problem}")
 
 
 def _conversion(x: Any, sparse: bool) -> str:
-    """Return how a user makes a tensor of what is none: of a SciPy matrix as `Head` takes it, where it takes one."""
+    """Return a hint on converting x to a tensor; SciPy matrices become sparse tensors if allowed."""
     if not hasattr(x, "tocsr"):
         return "use torch.as_tensor(x)"
     if not sparse:
@@ -334,32 +344,30 @@ def _conversion(x: Any, sparse: bool) -> str:
 
 
 def check_layout(where: str, x: Tensor, in_features: int, sparse: bool) -> None:
-    """Raise a `SpecError` where a tensor that is not dense is not of the one kind that is taken."""
+    """Raise a `DataError` for a tensor of a layout other than dense or (if allowed) sparse rows."""
     if not sparse:
-        raise SpecError(f"{where}: expected dense inputs, got {x.layout}; use x.to_dense()")
-    if x.layout != torch.sparse_csr:
-        raise SpecError(
-            f"{where}: expected inputs that are dense or torch.sparse_csr, got {x.layout}; use x.to_sparse_csr() or x.to_dense()"
+        problem = f"expected dense inputs, got {x.layout}; use x.to_dense()"
+    elif x.layout != torch.sparse_csr:
+        problem = (
+            f"expected inputs that are dense or torch.sparse_csr, got {x.layout}; use x.to_sparse_csr() or x.to_dense()"
         )
-    if x.dim() != 2:
-        raise SpecError(
-            f"{where}: expected sparse inputs of shape (rows, {in_features}), got {tuple(x.shape)}; use x.to_dense()"
-        )
-    if x.requires_grad:
-        raise SpecError(
-            f"{where}: there is no gradient with respect to sparse inputs; use x.detach(), or x.to_dense() for a gradient"
-        )
+    elif x.dim() != 2:
+        problem = f"expected sparse inputs of shape (rows, {in_features}), got {tuple(x.shape)}; use x.to_dense()"
+    elif x.requires_grad:
+        problem = "there is no gradient with respect to sparse inputs; use x.detach(), or x.to_dense() for a gradient"
+    else:
+        return
+    raise DataError(f"{where}: {problem}")
 
 
 def check_width(where: str, name: str, value: Any) -> int:
-    width = integer(f"{where}({name}={value!r})", value, "an integer of at least 1")
-    if width < 1:
-        raise SpecError(f"{where}({name}={value!r}): expected an integer of at least 1")
-    if width > LARGEST_TENSOR:
-        raise SpecError(f"{where}({name}={value!r}): at most {LARGEST_TENSOR:,} are allowed")
-    return width
+    """Return a number of features, after a check."""
+    place = f"{where}({name}={value!r})"
+    wanted = f"an integer of at least 1, at most {LARGEST_TENSOR:,}"
+    return check_integer(place, value, 1, LARGEST_TENSOR, wanted=wanted)
 
 
 def check_dtype(where: str, dtype: Any) -> None:
+    """Raise a `SpecError` for a type without gradients."""
     if dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise SpecError(f"{where}(dtype={dtype!r}): expected torch.float64, float32, bfloat16 or float16")
+        refuse(f"{where}(dtype={dtype!r})", "torch.float64, float32, bfloat16 or float16", dtype)

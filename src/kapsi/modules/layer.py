@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.contraction import Route, contract, contract_sum
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, refuse
 from kapsi.features import Features, add
 from kapsi.fusion import Mean, Sum
 from kapsi.modules.head import Head
@@ -22,20 +22,19 @@ __all__ = [
     "Layer",
 ]
 
-LARGEST_JOINED = 2**21
-"""Elements of ψ of all heads that are contracted together: 8 MiB in float32."""
+LARGEST_FUSED = 2**21
+"""Elements of ψ of all fused heads: 8 MiB in float32."""
 
 
 class Layer(nn.Module):
     """Heads side by side, fused (summed by default), then processed.
 
-    Heads with equal κ share its tensors and its evaluation, unless κ has trainable tensors or processing that is random or
-    trained.
+    Heads with equal κ share the tensors and the evaluation of κ, except if κ or its processing is trained or random.
 
     Args:
         in_features: m.
         out_features: n.
-        spec: what it is made of.
+        spec: heads, fusion and processing.
         seed, device, dtype: as in `Head`.
     """
 
@@ -52,7 +51,7 @@ class Layer(nn.Module):
         super().__init__()
         spec = LayerSpec() if spec is None else spec
         if not isinstance(spec, LayerSpec):
-            raise SpecError(f"Layer: expected a LayerSpec, got {type(spec).__name__}")
+            refuse("Layer", "a LayerSpec", spec)
         device = None if device is None else torch.device(device)
         self.in_features, self.out_features, self.spec = in_features, out_features, spec
         generator = as_generator(seed)
@@ -62,7 +61,7 @@ class Layer(nn.Module):
         gain = 1 / spec.fusion.gain(len(spec.heads))
         for i, head_spec in enumerate(spec.heads):
             try:
-                # On the meta device first, where nothing is drawn: whether κ is shared decides what is there to draw.
+                # On the meta device first: a shared κ is not drawn again.
                 head = Head(in_features, out_features, head_spec, device="meta", dtype=dtype)
             except SpecError as error:
                 raise SpecError(f"heads[{i}]: {error}") from None
@@ -91,7 +90,7 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors anew."""
+        """Draw all tensors."""
         generator = as_generator(seed)
         for head in self.heads:
             head.reset_parameters(generator)  # type: ignore[operator]
@@ -102,7 +101,7 @@ class Layer(nn.Module):
                 module.reset_parameters()  # type: ignore[operator]
 
     def fixed_features(self, x: Tensor) -> dict[int, Features]:
-        """Return κ(x) of the heads whose κ training does not change, by the head's number: to be made once for many steps."""
+        """Return κ(x) of heads with untrained κ by the index of the head, to be computed once for many steps."""
         return {
             i: head.expand(x).materialize()
             for i, head in enumerate(cast(list[Head], self.heads))
@@ -116,42 +115,42 @@ class Layer(nn.Module):
 
         Args:
             x: inputs, `(..., m)`.
-            features: what `fixed_features(x)` returned.
-            route: as in `Head.forward`; where it is given, heads are contracted one by one.
+            features: result of `fixed_features(x)`.
+            route: as in `Head.forward`; with a route heads are not fused.
         """
         if len(self._owners) == 1 and self._is_sum():
             for head in self.heads:
                 y = head(x, features.get(0) if features else None, route=route)
         else:
-            y = self._fused(x, dict(features or {}), route)
+            y = self._forward(x, dict(features or {}), route)
         return self.output(y) if self.spec.output else y
 
     def groups(self, route: Route = None) -> list[list[int]]:
-        """Return which heads, by their numbers, are contracted together: those with the same κ and ψ of the same kind and sizes.
+        """Return the indices of fused heads, contracted by one product: heads with the same κ, and ψ of the same options.
 
-        A head with a hook of its own, and every head where a route is given, is by itself.
+        Heads with hooks are not fused, and no heads with a route.
         """
         heads = cast(list[Head], list(self.heads))
-        if route is None and not any(_is_watched(head) for head in heads):
+        if route is None and not any(_has_hooks(head) for head in heads):
             return self._groups
         return [[i] for i in range(len(heads))]
 
     def _is_sum(self) -> bool:
         return isinstance(self.spec.fusion, Sum | Mean)
 
-    def joined(self, group: list[int]) -> Weights:
-        """Return the weights of a group of heads as those of one head: added up, or with a channel axis for all of theirs."""
+    def fused_weights(self, group: list[int]) -> Weights:
+        """Return the weights of a group of heads as weights of one head: summed, or concatenated along the channel axis."""
         heads = cast(list[Head], [self.heads[i] for i in group])
         first, weights = heads[0], heads[0].weights()
-        if isinstance(weights, DenseWeights) and self._is_sum():  # added without being stacked
+        if isinstance(weights, DenseWeights) and self._is_sum():  # summed without stacking
             others = (head.weights().merged().matrix() for head in heads[1:])
             return DenseWeights(add((weights.merged().matrix(), *others)))
-        return first.spec.reconciliation(_Joined([head.psi for head in heads]), first.out_features, first.factors)
+        return first.spec.reconciliation(_FusedStores([head.psi for head in heads]), first.out_features, first.factors)
 
-    def together(self, group: list[int], x: Tensor, features: Features) -> list[Tensor]:
-        """Return the outputs of a group of heads with the same κ(x), made by one product: their sum, or each for other fusions."""
+    def fused_outputs(self, group: list[int], x: Tensor, features: Features) -> list[Tensor]:
+        """Return the outputs of a group of heads with the same κ(x) from one product: the sum, or each output for other fusions."""
         heads = cast(list[Head], [self.heads[i] for i in group])
-        weights = self.joined(group)
+        weights = self.fused_weights(group)
         if self._is_sum():
             biases = [head.bias for head in heads if head.bias is not None]
             y = contract_sum(features, weights, add(biases) if biases else None)
@@ -165,12 +164,12 @@ class Layer(nn.Module):
             outputs.append(y + head.remainder(x) if head._has_remainder else y)
         return outputs
 
-    def _fused(self, x: Tensor, shared: dict[int, Features], route: Route) -> Tensor:
+    def _forward(self, x: Tensor, shared: dict[int, Features], route: Route) -> Tensor:
         heads = cast(list[Head], list(self.heads))
         outputs: dict[int, Tensor] = {}
         groups = self.groups(route)
         if isinstance(x, Tensor) and x.layout != torch.strided:
-            # Of each ψ columns are gathered; together they would be copied whole.
+            # Columns of each ψ are gathered; fusion would copy each ψ whole.
             groups = [[i] for i in range(len(heads))]
             for head in heads:
                 head.check_inputs(x)
@@ -181,7 +180,7 @@ class Layer(nn.Module):
             if len(group) == 1:
                 outputs[group[0]] = first(x, shared[owner], route=route)
             else:
-                outputs |= zip(group, self.together(group, x, shared[owner]), strict=False)
+                outputs |= zip(group, self.fused_outputs(group, x, shared[owner]), strict=False)
         if self._is_sum():
             total = add(outputs.values())
             return total / len(heads) if isinstance(self.spec.fusion, Mean) else total
@@ -191,8 +190,8 @@ class Layer(nn.Module):
         return f"{self.in_features} → {self.out_features}, fusion={self.spec.fusion}"
 
 
-class _Joined:
-    """Tensors of the stores of several heads as those of one head, its channels being all of theirs, one after another."""
+class _FusedStores:
+    """View the stores of several heads as one store, concatenated along the channel axis."""
 
     def __init__(self, stores: list[Store]) -> None:
         self.stores = stores
@@ -200,18 +199,18 @@ class _Joined:
     def __getitem__(self, name: str) -> Any:
         values = [store[name] for store in self.stores]
         if isinstance(values[0], Store):
-            return _Joined(values)
-        join = torch.stack if self.stores[0]._channels is None else torch.cat
-        # What lies in memory with its last axis first is joined as it lies, channels of a column beside each other.
+            return _FusedStores(values)
+        concatenate = torch.stack if self.stores[0]._channels is None else torch.cat
+        # Tensors stored with the last axis first keep this order: channels of a column are adjacent.
         if values[0].dim() > 1 and not values[0].is_contiguous():
-            return join([value.movedim(-1, 0) for value in values], 1).movedim(0, -1)
-        return join(values)
+            return concatenate([value.movedim(-1, 0) for value in values], 1).movedim(0, -1)
+        return concatenate(values)
 
 
 def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[int]]:
-    """Return which heads, by their numbers, are contracted together; they are still on the meta device.
+    """Return the indices of heads to be fused; the heads are on the meta device.
 
-    Time of the heads one by one over that of one product, forward and backward, 64 rows, one thread, 4, 8 and 16 heads:
+    Time of separate heads over time of fused heads, forward and backward, 64 rows, one thread, 4, 8 and 16 heads:
 
         Taylor × low rank 2                   64 → 64   1.5  1.9  2.0    784 → 64   0.6  0.6  0.6
         Taylor × dual low-rank Kronecker 5    64 → 64   1.2  1.6  2.0    784 → 64   1.3  1.8  2.3
@@ -220,9 +219,8 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
         B-spline × dense                      64 → 64   1.4  1.7  2.3    784 → 64   1.7  2.1  2.3
         identity × dense                      64 → 64   1.5  1.9  2.2    784 → 64   2.0  2.8  3.5
 
-    Two heads of one channel gain nothing that a new axis does not cost (0.8 to 1.1), those of three channels do (1.1 to 1.5),
-    and so do those that are added up (1.1 to 1.7). Large ψ cost more to copy than there is to save: the 1.2 million elements
-    a head of the low rank with 784 inputs.
+    Two heads of one channel gain nothing (0.8 to 1.1), two heads of three channels do (1.1 to 1.5), as do sums (1.1 to
+    1.7). Copies of a large ψ cost more than fusion saves: low rank with 784 inputs has 1.2 million elements a head.
     """
     alike: dict[Any, list[int]] = {}
     for i, head in enumerate(heads):
@@ -232,10 +230,10 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
         head, most, fewest = heads[members[0]], 1, 1
         if len(members) > 1:
             weights = head.weights()
-            dense = isinstance(weights, DenseWeights)  # which are added up, without a new axis
+            dense = isinstance(weights, DenseWeights)  # summed without a new axis
             if weights.can_stack and (summed or not dense):
                 size = sum(tensor.numel() for tensor in (*head.psi.parameters(), *head.psi.buffers()))
-                most = max(1, LARGEST_JOINED // max(1, size))
+                most = max(1, LARGEST_FUSED // max(1, size))
                 fewest = 2 if dense else -(-3 // head.spec.channels)
         for start in range(0, len(members), most):
             part = members[start : start + most]
@@ -243,13 +241,13 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
     return sorted(groups)
 
 
-def _is_watched(head: Head) -> bool:
-    """Return whether a head has to be called by itself: it has hooks."""
+def _has_hooks(head: Head) -> bool:
+    """Return whether a head has hooks and must be called."""
     return bool(head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks)
 
 
 def _can_share(head: Head) -> bool:
-    """Return whether other heads may use κ of this one: nothing in it is trained, or random."""
+    """Return whether other heads may use κ of a head: nothing in κ is trained or random."""
     steps = (*head.spec.before, *head.spec.after)
     trained = (
         head.kappa.trainable()

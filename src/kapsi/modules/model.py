@@ -1,4 +1,4 @@
-"""Models: layers in sequence; and an expansion alone as a module of torch."""
+"""Models: layers in sequence; and a single expansion as a module of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.contraction import Route
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
 from kapsi.function import short_form
@@ -32,12 +32,12 @@ class Model(nn.Module):
     """Layers in sequence.
 
     Args:
-        spec: what it is made of; all widths must be given.
-        seed: a seed or a generator for initial values; None draws from torch's default generator.
+        spec: layers and widths, without None.
+        seed: a seed or a generator for initial values; None uses torch's default generator.
         device, dtype: of the tensors.
 
     Raises:
-        SpecError: a part does not fit; the message names it.
+        SpecError: a part does not fit; the message names the part.
 
     Example:
         >>> import torch, kapsi as kp
@@ -56,7 +56,7 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(spec, ModelSpec):
-            raise SpecError(f"Model: expected a ModelSpec, got {type(spec).__name__}; kp.rpn([…]) makes one")
+            refuse("Model", "a ModelSpec, such as kp.rpn([…])", spec)
         check_dtype("Model", dtype)
         self.spec = spec
         generator = as_generator(seed)
@@ -79,7 +79,7 @@ class Model(nn.Module):
         return int(self.spec.widths[-1] or 0)
 
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors anew, as after `to_empty` of a model that was made on the meta device."""
+        """Draw all tensors, for instance after `to_empty` of a model on the meta device."""
         generator = as_generator(seed)
         for layer in self.layers:
             layer.reset_parameters(generator)  # type: ignore[operator]
@@ -89,8 +89,8 @@ class Model(nn.Module):
 
         Args:
             x: inputs, `(..., m)`.
-            features: those of the first layer, where they are known.
-            route: as in `Head.forward`, for all heads: `model(x, route="dense")` is what the model computes without structure.
+            features: κ(x) of the first layer, if known, from `Layer.fixed_features`.
+            route: as in `Head.forward`, for all heads: `model(x, route="dense")` computes without structure.
         """
         for layer in self.layers:
             x = layer(x) if features is None and route is None else layer(x, features, route=route)
@@ -98,81 +98,84 @@ class Model(nn.Module):
         return x
 
     def heads(self) -> Iterator[tuple[str, Head]]:
-        """Yield all heads with their names, `layers.0.heads.0`."""
+        """Yield names and heads, such as `layers.0.heads.0`."""
         for name, module in self.named_modules():
             if isinstance(module, Head):
                 yield name, module
 
     def freeze(self, *patterns: str, frozen: bool = True) -> list[str]:
-        """Stop (or with `frozen=False` resume) the training of some parameters; saved with the model.
+        """Freeze parameters, or with `frozen=False` train them again; saved with the model.
 
         Args:
-            *patterns: names of parameters or of what holds them, as in `named_parameters()`, with `*` for any text:
+            *patterns: names of parameters or modules, as in `named_parameters()`, with `*` for any text:
                 `"layers.0"`, `"*.psi"`, `"layers.*.bias"`.
-            frozen: False to train them again.
+            frozen: False to train again.
 
         Returns:
             The names of the parameters.
 
         Raises:
-            SpecError: a pattern that no parameter fits.
+            SpecError: a pattern without parameters.
         """
-        found: list[str] = []
+        matched: list[str] = []
         names = [name for name, _ in self.named_parameters()]
         for pattern in patterns:
-            if not isinstance(pattern, str):
-                raise SpecError(f"Model.freeze({pattern!r}): expected the name of a parameter or of what holds it")
-            fitting = [n for n in names if fnmatch.fnmatchcase(n, pattern) or fnmatch.fnmatchcase(n, f"{pattern}.*")]
+            fitting = [
+                n for n in names if fnmatch.fnmatchcase(n, str(pattern)) or fnmatch.fnmatchcase(n, f"{pattern}.*")
+            ]
             if not fitting:
-                shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-                raise SpecError(f"Model.freeze({pattern!r}): fits no parameter; there are {shown}")
-            found += [name for name in fitting if name not in found]
-        for name in found:
+                listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+                raise SpecError(
+                    f"Model.freeze({pattern!r}): no parameter or module has this name; choose from {listed}"
+                )
+            matched += [name for name in fitting if name not in matched]
+        for name in matched:
             self.get_parameter(name).requires_grad_(not frozen)
-        return found
+        return matched
 
     def summary(self) -> str:
-        """Return a table of the model for people: a line a head, and the totals."""
+        """Return a table for people: a line a head, and totals."""
         rows: list[tuple[str, ...]] = [
             ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
         ]
         for name, head in self.heads():
             spec, tensors = head.spec, list(head.parameters())
             frozen = sum(p.numel() for p in tensors if not p.requires_grad)
-            shown = [str(head.in_features), f"{math.prod(head.factors):,}", str(head.out_features)]
+            sizes = [str(head.in_features), f"{math.prod(head.factors):,}", str(head.out_features)]
             functions = [short_form(spec.expansion), short_form(spec.reconciliation), short_form(spec.remainder)]
             if spec.channels > 1:
                 functions[1] = f"{spec.channels} × {functions[1]}"
             if head._owner:
                 functions[0] += " (shared)"
             rows.append(
-                (name, *shown, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
+                (name, *sizes, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
             )
         lines = text_table(rows, right=(1, 2, 3, 7, 8))
         total = sum(p.numel() for p in self.parameters())
         trained = trained_count(self)
         buffers = sum(b.numel() for b in self.buffers())
-        footer = f"{total:,} parameters, {trained:,} of them trained; {buffers:,} values in buffers"
-        return "\n".join((*lines, footer))
+        footer = f"{total:,} parameters, {trained:,} trained; {buffers:,} values in buffers"
+        return "
+".join((*lines, footer))
 
     def extra_repr(self) -> str:
         return f"widths={list(self.spec.widths)}"
 
 
 class ExpansionModule(nn.Module):
-    """An expansion by itself as a module, x → κ(x), for `nn.Sequential` and other models of torch.
+    """An expansion as a module, x → κ(x), for `nn.Sequential` and other models of torch.
 
     Args:
         in_features: m, at least 1.
-        expansion: κ; its columns are formed.
+        expansion: κ, formed.
         seed, device, dtype: as in `Head`.
 
     Attributes:
         out_features: D.
-        kappa: the store of the tensors of κ; `kapsi.calibrate` sets them from data.
+        kappa: the store of the tensors of κ; `kapsi.calibrate` sets the tensors from data.
 
     Raises:
-        SpecError: κ has more columns than are formed.
+        SpecError: κ has too many columns.
 
     Example:
         >>> import torch, kapsi as kp
@@ -205,7 +208,7 @@ class ExpansionModule(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors anew."""
+        """Draw all tensors."""
         if not any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             self.kappa.reset(as_generator(seed))
 
@@ -231,5 +234,5 @@ def scale_last_layer(model: Model, factor: float = 0.01) -> Model:
 
 
 def trained_count(model: nn.Module) -> int:
-    """Return how many numbers of a module are trained."""
+    """Return the number of trained values of a module."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

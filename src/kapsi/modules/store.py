@@ -1,10 +1,9 @@
-"""Stores: the tensors that functions declare, as parameters and buffers."""
+"""Stores: the tensors declared by functions, as parameters and buffers."""
 
 from __future__ import annotations
 
 import keyword
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,44 +11,29 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import SpecError, check_integer, unknown
 from kapsi.function import LARGEST_TENSOR, Param, Params, flatten
 
-__all__ = [
-    "Seed",
-    "Store",
-    "as_generator",
-    "integer",
-    "memory",
-]
+__all__ = ["Seed", "Store", "as_generator", "memory"]
 
 Seed = int | Generator | None
-"""Where random values come from: a seed, a generator, or None for torch's default generator."""
+"""Source of random values: a seed, a generator, or None for torch's default generator."""
 
 
 def as_generator(seed: Seed) -> Generator | None:
-    """Return a generator of one's own for a seed, the given one, or None."""
+    """Return a new generator for a seed; generators and None are returned unchanged."""
     if seed is None or isinstance(seed, Generator):
         return seed
+    number = check_integer("seed", seed, wanted="an integer, a torch.Generator or None")
     try:
-        return torch.Generator().manual_seed(integer("seed", seed, "an integer, a torch.Generator or None"))
+        return torch.Generator().manual_seed(number)
     except (RuntimeError, ValueError, OverflowError):
         raise SpecError(f"seed: expected an integer of at most 64 bits, got {seed}") from None
 
 
-def integer(name: str, value: Any, wanted: str) -> int:
-    """Return an integer of Python or NumPy as one of Python."""
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise SpecError(f"{name}: expected {wanted}, got {value!r}")
-
-
 @contextmanager
 def memory(what: str) -> Iterator[None]:
-    """Raise a `SpecError` where there is no memory for tensors."""
+    """Raise a `SpecError` if tensors do not fit into memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -59,11 +43,11 @@ def memory(what: str) -> Iterator[None]:
 
 
 class Store(nn.Module):
-    """The tensors that a function declares, by name: trainable ones are parameters, the rest buffers.
+    """The tensors of a function by name: trainable tensors are parameters, the others buffers.
 
-    Access is plain `store["name"]`; the stores of nested functions are reached the same way. What is declared `transposed` is a
-    tensor with its last axis first, `(D, rank)`, and has that shape in `parameters()` and `state_dict()`; `store["name"]` is
-    its view of the declared shape, `(rank, D)`, and so are the values that are assigned to it.
+    `store["name"]` is a tensor, or the store of a nested function. A tensor declared `transposed` is stored with its last
+    axis first, `(D, rank)`, also in `parameters()` and `state_dict()`; `store["name"]` is a view of the declared shape,
+    `(rank, D)`, as are assigned values.
 
     Args:
         params: the declaration.
@@ -71,7 +55,7 @@ class Store(nn.Module):
         device, dtype: of the tensors.
 
     Raises:
-        SpecError: a name that `nn.Module` uses for itself, or a tensor beyond any machine.
+        SpecError: a name reserved by `nn.Module`, or a tensor beyond any machine.
     """
 
     def __init__(
@@ -90,15 +74,12 @@ class Store(nn.Module):
                 self.add_module(name, Store(param, channels, device, dtype))
                 continue
             shape = param.shape if channels is None else (channels, *param.shape)
+            sizes = " × ".join(f"{size:,}" for size in shape)
             if math.prod(shape) > LARGEST_TENSOR:
-                sizes = " × ".join(f"{size:,}" for size in shape)
                 raise SpecError(f"{name!r} would have {sizes} elements; at most {LARGEST_TENSOR:,} are allowed")
-            kept = (shape[-1], *shape[:-1]) if param.transposed else shape
-            try:
-                tensor = torch.empty(kept, device=device, dtype=param.dtype or dtype)
-            except (RuntimeError, MemoryError):
-                sizes = " × ".join(f"{size:,}" for size in shape)
-                raise SpecError(f"{name!r} of {sizes} elements does not fit into memory") from None
+            stored = (shape[-1], *shape[:-1]) if param.transposed else shape
+            with memory(f"{name!r} of {sizes} elements"):
+                tensor = torch.empty(stored, device=device, dtype=param.dtype or dtype)
             if param.trainable:
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
@@ -114,18 +95,18 @@ class Store(nn.Module):
             or name.startswith("_")
         ):
             raise SpecError(
-                f"Store: {name!r} cannot be the name of a tensor; a module uses it for itself, or it is not an identifier"
+                f"Store: {name!r} cannot be the name of a tensor: reserved by nn.Module, or not an identifier"
             )
 
     def __getitem__(self, name: str) -> Any:
         value = getattr(self, name, None)
         if name not in self._declared or value is None:
-            raise KeyError(f"there is no tensor {name!r}; there are: {', '.join(self._declared) or 'none'}")
+            raise KeyError(unknown("tensor", name, self._declared))
         param = self._declared[name]
         return value.movedim(0, -1) if isinstance(param, Param) and param.transposed else value
 
     def names(self) -> list[str]:
-        """Return the names of all tensors, dotted for those of nested functions."""
+        """Return the names of all tensors, with dots for nested functions."""
         return [name for name, _ in flatten(self._declared)]
 
     def trainable(self) -> bool:
@@ -134,68 +115,69 @@ class Store(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: Generator | None = None) -> None:
-        """Draw initial values anew."""
+        """Draw new initial values."""
         for name, param in self._declared.items():
             if isinstance(param, Param):
-                try:
+                sizes = " × ".join(f"{size:,}" for size in self[name].shape)
+                with memory(f"initial values of {name!r}, {sizes} elements,"):
                     drawn = param.draw(self._channels, generator)
-                except (RuntimeError, MemoryError) as error:
-                    if isinstance(error, RuntimeError) and "allocate" not in str(error):
-                        raise
-                    sizes = " × ".join(f"{size:,}" for size in self[name].shape)
-                    raise SpecError(f"the initial values of {name!r}, {sizes}, do not fit into memory") from None
                 self[name].copy_(drawn)
             else:
                 self[name].reset(generator)
 
     def assign(self, values: Mapping[str, Any], where: str = "Store") -> None:
-        """Set some tensors, in place, after a check of names and shapes; nothing is set if one does not fit.
+        """Set some tensors, in place: all of them, or none if a name or a shape does not fit.
 
         Args:
-            values: new values by name, tensors or what `torch.as_tensor` takes; mappings for nested functions.
-            where: what messages begin with.
+            values: new values by name, tensors or arguments of `torch.as_tensor`; mappings for nested functions.
+            where: beginning of messages.
         """
         with torch.no_grad():
-            for target, value in self._fitted(values, where):
+            for target, value in self.matched(values, where):
                 target.copy_(value)
 
-    def _fitted(self, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
+    def matched(self, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a tensor of the store and its new values, after a check; arguments as in `assign`."""
         pairs: list[tuple[Tensor, Tensor]] = []
         for name, value in values.items():
             if name not in self._declared:
-                hint = did_you_mean(str(name), self._declared)
-                raise SpecError(
-                    f"{where}: there is no tensor {name!r}; {hint}there are: {', '.join(self._declared) or 'none'}"
-                )
-            target = self[name]
-            if isinstance(target, Store):
-                if not isinstance(value, Mapping):
-                    raise SpecError(f"{where}.{name}: expected a mapping of tensors, got {type(value).__name__}")
-                pairs += target._fitted(value, f"{where}.{name}")
+                raise SpecError(f"{where}: {unknown('tensor', name, self._declared)}")
+            target, place = self[name], f"{where}.{name}"
+            if isinstance(target, Store) and isinstance(value, Mapping):
+                pairs += target.matched(value, place)
                 continue
-            try:
-                # Numbers of Python have 64 bits, and so has what they become.
-                wide = None if isinstance(value, Tensor) or not target.is_floating_point() else torch.float64
-                tensor = torch.as_tensor(value, dtype=wide)
-            except (TypeError, ValueError, RuntimeError):
-                raise SpecError(
-                    f"{where}.{name}: expected numbers of shape {tuple(target.shape)}, got {type(value).__name__}"
-                ) from None
-            # A single set of values stands for every channel.
-            if self._channels is not None and tensor.shape == target.shape[1:]:
-                tensor = tensor.expand(target.shape)
-            if tensor.shape != target.shape:
-                raise SpecError(f"{where}.{name}: expected shape {tuple(target.shape)}, got {tuple(tensor.shape)}")
-            if target.dtype == torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
-                raise SpecError(f"{where}.{name}: expected true and false, or ones and zeros")
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise SpecError(f"{where}.{name}: expected finite numbers")
-            if tensor.is_complex():
-                raise SpecError(f"{where}.{name}: expected real numbers, got {tensor.dtype}")
-            if target.is_floating_point() and not bool(torch.isfinite(tensor.to(target.dtype)).all()):
-                raise SpecError(f"{where}.{name}: expected numbers within the range of {target.dtype}")
+            tensor, problem = None, f"expected a mapping of tensors, got {type(value).__name__}"
+            if isinstance(target, Tensor):
+                tensor, problem = self._as_tensor(target, value)
+            if tensor is None or problem:
+                raise SpecError(f"{place}: {problem}")
             pairs.append((target, tensor))
         return pairs
+
+    def _as_tensor(self, target: Tensor, value: Any) -> tuple[Tensor | None, str]:
+        """Return new values of a tensor in its shape, and the problem of values that do not fit."""
+        shape = tuple(target.shape)
+        try:
+            # Numbers of Python have 64 bits; keep all of them.
+            wide = None if isinstance(value, Tensor) or not target.is_floating_point() else torch.float64
+            tensor = torch.as_tensor(value, dtype=wide)
+        except (TypeError, ValueError, RuntimeError):
+            return None, f"expected numbers of shape {shape}, got {type(value).__name__}"
+        # A single set of values stands for every channel.
+        if self._channels is not None and tensor.shape == shape[1:]:
+            tensor = tensor.expand(shape)
+        problem = ""
+        if tensor.shape != shape:
+            problem = f"expected shape {shape}, got {tuple(tensor.shape)}"
+        elif target.dtype == torch.bool and not bool(((tensor == 0) | (tensor == 1)).all()):
+            problem = "expected true and false, or ones and zeros"
+        elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            problem = "expected finite numbers"
+        elif tensor.is_complex():
+            problem = f"expected real numbers, got {tensor.dtype}"
+        elif target.is_floating_point() and not bool(torch.isfinite(tensor.to(target.dtype)).all()):
+            problem = f"expected numbers within the range of {target.dtype}"
+        return tensor, problem
 
     def forward(self, *args: Any) -> Any:
         raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")

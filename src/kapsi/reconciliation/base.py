@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -49,6 +49,9 @@ class Reconciliation(Function, role="reconciliation"):
     Declared initial values must give every row of ψ an expected square norm of one; the head then divides by the measured
     RMS of the outputs.
     """
+
+    compact: ClassVar[Mapping[str, Any]] = {}
+    """Options of a small instance, suggested if another ψ is too large for a wide κ; empty: never suggested."""
 
     @property
     def multilinear(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -195,6 +196,8 @@ class DualLowRankKronecker(_LowRankTerms, name="dual_low_rank_kronecker", aliase
         >>> DualLowRankKronecker(rank=5).count(out_features=64, factors=(785, 784))
         7925
     """
+
+    compact: ClassVar[Mapping[str, Any]] = {"rank": 5}
 
     def _term(self, p: int, q: int, s: int, t: int) -> dict[str, Param]:
         r = self.rank

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kapsi.function import Param, Params, Tensors, option
 from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation
@@ -64,6 +65,7 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
         3146
     """
 
+    compact: ClassVar[Mapping[str, Any]] = {"rank": 64}
     examples = ({}, {"rank": 1}, {"rank": 5})
     multilinear = True
 

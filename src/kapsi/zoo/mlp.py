@@ -66,7 +66,7 @@ def spec(
                           in  D  out  expansion  reconciliation  remainder  parameters  frozen
         layers.0.heads.0   4  4    8  identity   dense           zero               40       -
         layers.1.heads.0   8  8    3  identity   dense           zero               27       -
-        67 parameters, 67 of them trained; 0 values in buffers
+        67 parameters, 67 trained; 0 values in buffers
     """
     if not isinstance(widths, Iterable):
         raise SpecError(f"mlp.spec(widths={widths!r}): expected numbers of features, such as [4, 8, 3]")
