@@ -712,7 +712,7 @@ def test_other_things_than_specifications() -> None:
         kp.Head(3, 2, kp.Taylor())
     with pytest.raises(kp.SpecError, match="Layer: expected a LayerSpec, got HeadSpec"):
         kp.Layer(3, 2, kp.HeadSpec())
-    with pytest.raises(kp.SpecError, match=r"Model: expected a ModelSpec, got list; kp\.rpn"):
+    with pytest.raises(kp.SpecError, match=r"Model: expected a ModelSpec, such as kp\.rpn"):
         kp.Model([3, 2])
     with pytest.raises(kp.SpecError, match=r"Model\(dtype=torch\.int32\): expected torch\.float64"):
         kp.Model(kp.rpn([3, 2]), dtype=torch.int32)
