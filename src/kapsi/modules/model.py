@@ -155,8 +155,7 @@ class Model(nn.Module):
         trained = trained_count(self)
         buffers = sum(b.numel() for b in self.buffers())
         footer = f"{total:,} parameters, {trained:,} trained; {buffers:,} values in buffers"
-        return "
-".join((*lines, footer))
+        return "\n".join((*lines, footer))
 
     def extra_repr(self) -> str:
         return f"widths={list(self.spec.widths)}"
