@@ -240,7 +240,7 @@ def test_what_is_no_state_is_the_nearest_or_refused() -> None:
     strict = dataclasses.replace(nearest, outside="error")
     assert strict(torch.tensor([[2.0]]), tables).dense().tolist() == [[30]]
     with pytest.raises(
-        kp.SpecError, match=r"2 inputs are not the number of a state, the first is 0.5 of input 0, .* 0 to 2"
+        kp.DataError, match=r"2 inputs are not the number of a state, the first is 0.5 of input 0, .* 0 to 2"
     ):
         strict(torch.tensor([[1.0], [0.5], [3.0]]), tables)
     # A program cannot look at values: what is no state is no number.

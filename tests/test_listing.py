@@ -96,7 +96,7 @@ def test_an_entry_is_what_class_and_docstring_say() -> None:
     assert (degree.kind, degree.default, degree.minimum, degree.maximum) == ("integer", "3", 0, 16)
     assert policy.choices == ("linear", "extended", "clamp", "zero", "error")
     assert policy.range == "linear | extended | clamp | zero | error"
-    assert options["low"].range == "number"
+    assert options["low"].range == "-1e+30..1e+30"
     assert options["low"].meaning == options["high"].meaning
     assert options["low"].meaning.startswith("the range before calibration, in units of the inputs")
 

@@ -663,7 +663,7 @@ def test_making_a_model_moves_no_statistics() -> None:
 def test_batch_norm_of_one_row_says_what_to_do() -> None:
     model = kp.Model(kp.rpn([3, 2], before="batch_norm"), seed=0)
     for x in (torch.ones(1, 3), torch.ones(3), torch.ones(1, 1, 3)):
-        with pytest.raises(kp.SpecError, match=r"at least two rows, got 1; use a larger batch, or model\.eval\(\)"):
+        with pytest.raises(kp.DataError, match=r"at least two rows, got 1; use a larger batch, or model\.eval\(\)"):
             model.train()(x)
         assert model.eval()(x).shape == (*x.shape[:-1], 2)
     assert model.train()(torch.ones(0, 3)).shape == (0, 2)

@@ -38,7 +38,7 @@ def test_what_is_no_state_is_the_nearest_or_refused() -> None:
     assert nearest(x, {}).dense().tolist() == [[1, 0, 1, 0, 0, 1]]
     strict = kp.CombinatorialState(order=1, states=2, outside="error")
     with pytest.raises(
-        kp.SpecError, match=r"CombinatorialState\(outside='error'\): 3 inputs are not the number of a state"
+        kp.DataError, match=r"CombinatorialState\(outside='error'\): 3 inputs are not the number of a state"
     ):
         strict(x, {})
     assert strict.clamped() == nearest

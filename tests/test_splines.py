@@ -164,7 +164,7 @@ def test_many_given_intervals_and_any_leading_shape(rows) -> None:
 
 def test_out_of_range_error_with_given_knots() -> None:
     kappa = kp.BSpline(knots=(0.0, 1.0, 3.0), extrapolation="error")
-    with pytest.raises(kp.SpecError, match=r"1 inputs are out of range, the first is 3\.5"):
+    with pytest.raises(kp.DataError, match=r"1 inputs are out of range, the first is 3\.5"):
         on(kappa, [-4.5, -3, -1.5, 0, 1, 3, 4.5, 6, 7.5], torch.tensor([0.5, 3.0, 3.5], dtype=F64))
 
 
@@ -611,7 +611,7 @@ def test_a_head_of_splines_that_refuse_begins_like_others(wrap) -> None:
     )
     x = torch.rand(5, 2) * 2 - 1
     torch.testing.assert_close(refusing(x), clamping(x), rtol=0, atol=0)
-    with pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 3"):
+    with pytest.raises(kp.DataError, match="1 inputs are out of range, the first is 3"):
         refusing(torch.tensor([0.5, 3.0]))
 
 
@@ -636,7 +636,7 @@ def test_gathered_splines_go_through_the_transforms(monkeypatch) -> None:
 
 def test_gathered_splines_refuse_what_is_out_of_range() -> None:
     head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100, extrapolation="error")), seed=0)
-    with torch.no_grad(), pytest.raises(kp.SpecError, match="1 inputs are out of range, the first is 1"):
+    with torch.no_grad(), pytest.raises(kp.DataError, match="1 inputs are out of range, the first is 1"):
         head(torch.cat((torch.zeros(599, 8), torch.eye(8)[:1] * 1.75)))
 
 
@@ -649,5 +649,5 @@ def test_rounding_steps_beyond_the_range_are_no_error() -> None:
     head = kp.Head(1, 1, kp.HeadSpec(kappa), seed=0)
     ends, beyond = torch.tensor([[-1.0], [1.0]]), torch.tensor([[-1.0000002], [1.0000002]])
     torch.testing.assert_close(head(beyond), head(ends))
-    with pytest.raises(kp.SpecError, match="1 inputs are out of range"):
+    with pytest.raises(kp.DataError, match="1 inputs are out of range"):
         head(torch.tensor([[1.00001]]))

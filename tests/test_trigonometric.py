@@ -244,7 +244,7 @@ def test_a_matrix_in_a_specification_is_plain_data() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kp.LinearExpansion(0.0), "scale must not be zero"),
+        (lambda: kp.LinearExpansion(0.0), "and not zero"),
         (lambda: kp.LinearExpansion(1e300), r"scale must be 1e-15 to 1e\+15 in size"),
         (lambda: kp.LinearExpansion(matrix=MATRIX), "choose side='post' or side='pre'"),
         (lambda: kp.LinearExpansion(side="left"), "expected one of none, post, pre"),

@@ -514,9 +514,9 @@ def test_other_models_are_refused() -> None:
     model = zoo.fit_counts(rows((2, 2), 20), [(0, 1)])
     with pytest.raises(kp.SpecError, match="expected targets"):
         zoo.log_posterior(model, [[0.0, 1.0]], [2])
-    with pytest.raises(kp.SpecError, match="are not the number of a state"):
+    with pytest.raises(kp.DataError, match="are not the number of a state"):
         zoo.log_posterior(model, [[0.0, 5.0]], [0])
-    with pytest.raises(kp.SpecError, match="are not the number of a state"):
+    with pytest.raises(kp.DataError, match="are not the number of a state"):
         model(torch.tensor([[0.0, 5.0]]).double())
     with pytest.raises(kp.SpecError, match="expected no values"):
         zoo.log_partition(model, values=(0, 1))

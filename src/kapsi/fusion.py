@@ -1,4 +1,4 @@
-"""How the outputs of several heads become one: the sum, as in the paper, and others by name."""
+"""Fusion of the outputs of several heads: the sum, as in the paper, and alternatives."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ class Fusion(Function, role="fusion"):
     """A fusion of k heads, `(k, ..., n) → (..., n)`."""
 
     def params(self, heads: int, out_features: int) -> Params:
-        """Return the tensors that the fusion needs."""
+        """Return the declared tensors."""
         return {}
 
     def gain(self, heads: int) -> float:
-        """Return the standard deviation that independent outputs of unit deviation have at initial values."""
+        """Return the standard deviation of the fused output at initial values, for independent head outputs of unit
+        deviation.
+        """
         return 1.0
 
     @abstractmethod
     def __call__(self, outputs: Tensor, params: Tensors) -> Tensor:
-        """Return one output, `(..., n)`, of those of the heads, `(k, ..., n)`."""
+        """Return the fused output `(..., n)` from the outputs of the heads `(k, ..., n)`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Mean(Fusion, name="mean"):
 
 @dataclass(frozen=True)
 class WeightedSum(Fusion, name="weighted_sum"):
-    """A trainable weighted sum of the heads, Σ a_h y_h; all a_h are one at first."""
+    """A trainable weighted sum of the heads, Σ a_h y_h, with all a_h = 1 initially."""
 
     def params(self, heads: int, out_features: int) -> Params:
         return {"weights": Param((heads,), "ones")}
@@ -71,7 +73,7 @@ class WeightedSum(Fusion, name="weighted_sum"):
 
 @dataclass(frozen=True)
 class Concatenation(Fusion, name="concatenation"):
-    """A linear map of the heads side by side, W [y₁, y₂, …], W `(n, k·n)`."""
+    """A linear map of the concatenated heads, W [y₁, y₂, …], W `(n, k·n)`."""
 
     def params(self, heads: int, out_features: int) -> Params:
         return {"matrix": Param((out_features, heads * out_features), (heads * out_features) ** -0.5)}

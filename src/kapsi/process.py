@@ -1,7 +1,7 @@
-"""Processing by name from a closed table: activations, norms and dropout, before and after κ and after a layer.
+"""Processing steps before κ, after κ and after a layer: activations, norms and dropout.
 
-A `Process` is an option of a specification; the module that it makes is registered in the head or layer, so that it is
-trained, saved, and switched by `train()` and `eval()`.
+A `Process` is an option of a specification. The head or layer registers its module, so training, saving, `train()` and
+`eval()` include the step.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kapsi.derivatives import layer_norm
-from kapsi.errors import SpecError
+from kapsi.errors import DataError
 from kapsi.function import Function, option
 
 __all__ = ["Activation", "BatchNorm", "Dropout", "InstanceNorm", "LayerNorm", "Process", "pipeline"]
 
 
 class Process(Function, role="process"):
-    """A step on values of shape `(..., features)` that keeps their shape.
+    """A step on values of shape `(..., features)`; the shape stays the same.
 
     Attributes:
-        random: whether it draws random numbers in training.
-        fixed: whether it is the same function of a row for ever: nothing random, trained or remembered.
+        random: whether training draws random numbers.
+        fixed: whether the step is a constant function of each row: nothing random, trained or stored.
     """
 
     random: ClassVar[bool] = False
@@ -35,13 +35,13 @@ class Process(Function, role="process"):
 
     @abstractmethod
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
-        """Return the module that does the step."""
+        """Return the module of the step."""
 
 
 def pipeline(
     steps: Sequence[Process], features: int, device: torch.device | None, dtype: torch.dtype | None
 ) -> nn.Sequential:
-    """Return the modules of some steps in order."""
+    """Return the modules of several steps in order."""
     return nn.Sequential(*[step.module(features, device, dtype) for step in steps])
 
 
@@ -49,13 +49,13 @@ def pipeline(
 
 
 class Activation(Process):
-    """An element-wise function without tensors of its own."""
+    """An element-wise function without tensors."""
 
     fixed = True
     function: ClassVar[Callable[..., Tensor]]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the function of each value."""
+        """Apply the function to each value."""
         return type(self).function(x)
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
@@ -167,12 +167,12 @@ class Sine(Activation, name="sine", aliases=("sin",)):
     function = staticmethod(torch.sin)
 
 
-EXP_UP_TO = 10.0
-"""Where the exponential goes on as its tangent: values stay moderate."""
+EXP_CUTOFF = 10.0
+"""Largest exact input of the exponential, which continues as its tangent to keep values moderate."""
 
 
 def _exponential(x: Tensor) -> Tensor:
-    inside = x.clamp_max(EXP_UP_TO)
+    inside = x.clamp_max(EXP_CUTOFF)
     return inside.exp() * (1 + (x - inside))
 
 
@@ -180,7 +180,7 @@ def _exponential(x: Tensor) -> Tensor:
 class Exp(Activation, name="exp"):
     """eˣ for x ≤ 10, its tangent beyond.
 
-    After a layer, sums become products.
+    Turns the sums of a layer into products.
     """
 
     function = staticmethod(_exponential)
@@ -198,11 +198,11 @@ class _LayerNorm(nn.LayerNorm):
 class LayerNorm(Process, name="layer_norm"):
     """(x − mean) / √(variance + ε) over the features of each row.
 
-    After κ and without affine part it folds into the contraction: κ(x) need not be formed.
+    After κ and without affine part, the norm folds into the contraction, and κ(x) need not be formed.
 
     Args:
-        affine: a trainable scale and shift for each feature.
-        epsilon: ε, added to the variance.
+        affine: add a trainable scale and shift for each feature.
+        epsilon: ε, added to the variance, at least 0.
     """
 
     examples = ({}, {"affine": True})
@@ -222,19 +222,19 @@ class _BatchNorm(nn.BatchNorm1d):
         if self.training and rows.shape[0] < 2:
             if rows.shape[0] == 0:
                 return x
-            raise SpecError("batch_norm: training needs at least two rows, got 1; use a larger batch, or model.eval()")
+            raise DataError("batch_norm: training needs at least two rows, got 1; use a larger batch, or model.eval()")
         normalized: Tensor = super().forward(rows)
         return normalized.reshape(x.shape)
 
 
 @dataclass(frozen=True)
 class BatchNorm(Process, name="batch_norm"):
-    """(x − mean) / √(variance + ε) of each feature over the batch; in evaluation with the running statistics.
+    """(x − mean) / √(variance + ε) of each feature over the batch; in evaluation with running statistics.
 
     Args:
-        affine: a trainable scale and shift for each feature.
+        affine: add a trainable scale and shift for each feature.
         momentum: weight of a new batch in the running statistics, 0 to 1.
-        epsilon: ε, added to the variance.
+        epsilon: ε, added to the variance, above 0.
     """
 
     examples = ({}, {"affine": True, "momentum": 0.3})
@@ -269,13 +269,13 @@ class _InstanceNorm(nn.Module):
 
 @dataclass(frozen=True)
 class InstanceNorm(Process, name="instance_norm"):
-    """(x − mean) / √(variance + ε) of each row, which is one instance with one channel of m positions.
+    """(x − mean) / √(variance + ε) of each row, as an instance with one channel of m positions.
 
-    Without affine part it is the layer norm; the affine part is one scale and one shift for all positions.
+    Without affine part equal to the layer norm; the affine part is a single scale and shift for all positions.
 
     Args:
-        affine: a trainable scale and shift.
-        epsilon: ε, added to the variance.
+        affine: add a trainable scale and shift.
+        epsilon: ε, added to the variance, at least 0.
     """
 
     examples = ({}, {"affine": True})
@@ -289,7 +289,7 @@ class InstanceNorm(Process, name="instance_norm"):
 
 @dataclass(frozen=True)
 class Dropout(Process, name="dropout"):
-    """Each value is zero with probability p in training, the others are divided by 1 − p; nothing in evaluation.
+    """In training, values are set to zero with probability p and otherwise divided by 1 − p; identity in evaluation.
 
     Args:
         p: probability, 0 to 1.

@@ -1,4 +1,4 @@
-"""Remainder functions π: Rᵐ → Rⁿ, what completes the layer beside ⟨κ(x), ψ(w)⟩."""
+"""Remainder functions π: Rᵐ → Rⁿ, the term of a layer beside ⟨κ(x), ψ(w)⟩."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ class Remainder(Function, role="remainder"):
 
     @property
     def multilinear(self) -> bool:
-        """Whether π is affine in each trainable tensor, the others fixed, as needed by `ridge`.
+        """Whether π is affine in each trainable tensor, the others fixed, as `ridge` requires.
 
-        False by default; a subclass declares it by `multilinear = True`.
+        False by default; a subclass declares `multilinear = True`.
         """
         return False
 
     def params(self, in_features: int, out_features: int) -> Params:
-        """Return the tensors that π needs."""
+        """Return the declared tensors."""
         return {}
 
     def takes_sparse(self) -> bool:
-        """Return whether inputs may be a `torch.sparse_csr` tensor; `__call__` then looks at the layout."""
+        """Return whether `torch.sparse_csr` inputs are allowed; `__call__` then checks the layout."""
         return False
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return new values for some of the tensors, estimated from data, as `Expansion.calibrate` does."""
+        """Return new values for some of the tensors, as `Expansion.calibrate`."""
         return {}
 
     def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:
-        """Multiply π by a positive gain, in place, by its trainable tensors as they were drawn."""
+        """Multiply π by a positive gain in place, through freshly drawn trainable tensors."""
         for tensor in params.parameters():
             tensor.mul_(gain)
 
@@ -67,7 +67,7 @@ class Remainder(Function, role="remainder"):
 
 @dataclass(frozen=True)
 class ZeroRemainder(Remainder, name="zero"):
-    """Nothing: π(x) = 0. A head with it adds nothing at all.
+    """No remainder: π(x) = 0.
 
     Source: arXiv 2407.04819, "Constant Remainder".
 
@@ -86,12 +86,13 @@ class ZeroRemainder(Remainder, name="zero"):
 
 @dataclass(frozen=True)
 class ConstantRemainder(Remainder, name="constant"):
-    """The same for all inputs: π(x) = c, c `(n,)`.
+    """Constant outputs for all inputs: π(x) = c, c `(n,)`.
 
-    The constants are a buffer that is saved with the model; `head.assign("remainder", value=…)` sets one for each output.
+    The constants are a buffer, saved with the model; set a constant for each output with `head.assign("remainder",
+    value=…)`.
 
     Args:
-        value: what all of c is at first, any finite number.
+        value: initial value of all entries of c, any finite number.
 
     Source: arXiv 2407.04819, "Constant Remainder".
 
@@ -121,7 +122,7 @@ class IdentityRemainder(Remainder, name="identity"):
     """The inputs themselves: π(x) = σ(x); needs m = n.
 
     Args:
-        activation: σ, the name of an activation, none by default.
+        activation: σ, the name of an activation; None: σ(x) = x.
 
     Raises:
         SpecError: m ≠ n.
@@ -155,12 +156,12 @@ class LinearRemainder(Remainder, name="linear"):
     """A linear map: π(x) = τ(W σ(x) + b), W `(n, m)`.
 
     Args:
-        before: σ, the name of an activation before the matrix, none by default; `silu` is the base function of a KAN.
-        after: τ, the name of an activation after it, none by default.
-        bias: whether there is a b.
+        before: σ, the name of an activation before the matrix; None: identity; `silu` is the base function of a KAN.
+        after: τ, the name of an activation after the matrix; None: identity.
+        bias: include b.
 
-    Source: arXiv 2407.04819, "Linear Remainder"; W σ(x) is the base function of Kolmogorov–Arnold networks
-        (arXiv 2404.19756).
+    Source: arXiv 2407.04819, "Linear Remainder"; W σ(x) is the base function of Kolmogorov–Arnold networks (arXiv
+        2404.19756).
 
     Example:
         >>> import torch
@@ -203,8 +204,8 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
     """Another head: π(x) = ⟨κ′(x), ψ′(w′)⟩ + π′(x).
 
     Args:
-        expansion: κ′; `kapsi.calibrate` calibrates it too.
-        reconciliation: ψ′, whose initial values are scaled as those of a head.
+        expansion: κ′, also calibrated by `kapsi.calibrate`.
+        reconciliation: ψ′, with initial values scaled as in a head.
         remainder: π′, zero by default.
 
     Source: arXiv 2407.04819, "Complementary Expansion based Remainder".
@@ -255,8 +256,8 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             precision = torch.float64 if heavy else torch.promote_types(weights[0].dtype, torch.float32)
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
-            made = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
-            size = output_spread(self.expansion, self.expansion.clamped()(x, kappa), made)
+            weights_of_psi = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
+            size = output_spread(self.expansion, self.expansion.clamped()(x, kappa), weights_of_psi)
             self.reconciliation.scale(weights, gain / size)
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:

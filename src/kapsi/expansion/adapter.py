@@ -1,4 +1,4 @@
-"""Modules of torch as expansions."""
+"""PyTorch modules as expansions."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from kapsi.function import Param, Params, Tensors
 __all__ = ["ModuleExpansion", "register_module"]
 
 FACTORIES: dict[str, Callable[[int], nn.Module]] = {}
-"""Makers of modules by name."""
+"""Factories of modules by name."""
 
 TEMPLATES: dict[tuple[str, int], tuple[nn.Module, int]] = {}
-"""For a name and a number of inputs the module on the meta device, and its number of outputs."""
+"""The module on the meta device and its number of outputs, by name and number of inputs."""
 
-LARGEST_TRIED = 2**24
-"""Numbers in the largest module that is tried on rows; of larger ones only the shapes of their outputs are known."""
+LARGEST_TRIAL = 2**24
+"""Size of the largest module run on trial rows; of larger modules only the output shapes are checked."""
 
 NAMES_OF_A_STORE = {"assign", "names", "reset", "trainable", "training"}
-"""Names that tensors of a head cannot have, beside those of every module."""
+"""Reserved names of a head's tensors, beside those of every module."""
 
 
 def register_module(name: str, factory: Callable[[int], nn.Module]) -> None:
-    """Make a module known by name, so that a specification can use it as an expansion.
+    """Register a module under a name, for use as an expansion in specifications.
 
-    The module is run in evaluation mode and must work row by row: `(rows, m) → (rows, D)`, each row by itself. All its
-    tensors must be parameters or buffers.
+    The module runs in evaluation mode and must work row by row: `(rows, m) → (rows, D)`. All its tensors must be parameters
+    or buffers.
 
     Args:
-        name: what `ModuleExpansion(name)` and files call it; a program that reads such a file registers it first.
-        factory: returns a module for m inputs, its initial values drawn by torch as usual, or one that is trained already,
-            of which the tensors are copied. It is called on the meta device first.
+        name: used by `ModuleExpansion(name)` and by files; register the module before reading such a file.
+        factory: returns a module for m inputs, with initial values drawn by torch as usual; or a trained module, whose
+            tensors are copied. Called on the meta device first.
 
     Raises:
-        SpecError: no name, or no function.
+        SpecError: no name, or no callable.
 
     Example:
         >>> import torch, kapsi as kp
@@ -72,55 +72,55 @@ register_module("silu_layer", _silu_layer)
 
 
 def _template(name: str, in_features: int) -> tuple[nn.Module, int]:
-    """Return the module on the meta device, where nothing is allocated, and its number of outputs."""
+    """Return the module on the meta device, and its number of outputs."""
     if (name, in_features) not in TEMPLATES:
         where = f"ModuleExpansion({name!r})"
         if name not in FACTORIES:
             hint = did_you_mean(name, FACTORIES)
             raise SpecError(
                 f"{where}: no such module is registered; {hint}there are {', '.join(sorted(FACTORIES))}; "
-                "kapsi.register_module makes one known"
+                "add one with kapsi.register_module"
             )
         with torch.device("meta"), torch.no_grad():
-            made = _made(name, in_features)
+            module = _build(name, in_features)
             try:
-                # A copy: a factory may return a module that others use.
-                made = copy.deepcopy(made).to("meta").eval()
+                # A copy: the factory may return a shared module.
+                module = copy.deepcopy(module).to("meta").eval()
                 x = torch.empty(3, in_features)
-                rows, row = made(x), made(x[:1])
+                rows, row = module(x), module(x[:1])
             except Exception as error:
                 raise SpecError(f"{where}: fails on {in_features} inputs: {_first_line(error)}") from error
         if not all(isinstance(y, Tensor) and y.dim() == 2 for y in (rows, row)) or rows.shape != (3, row.shape[1]):
             raise SpecError(f"{where}: must work row by row, (rows, {in_features}) to (rows, D)")
         if x._version:
-            raise SpecError(f"{where}: changes its inputs in place; use operations that do not (inplace=False)")
+            raise SpecError(f"{where}: changes its inputs in place; set inplace=False")
         if not row.shape[1]:
             raise SpecError(f"{where}: has no outputs for {in_features} inputs")
-        _try_rows(made, where, in_features)
-        TEMPLATES[name, in_features] = made, row.shape[1]
+        _try_rows(module, where, in_features)
+        TEMPLATES[name, in_features] = module, row.shape[1]
     return TEMPLATES[name, in_features]
 
 
-def _made(name: str, in_features: int) -> nn.Module:
-    """Return what the factory returns."""
+def _build(name: str, in_features: int) -> nn.Module:
+    """Return the module of a factory."""
     where = f"ModuleExpansion({name!r})"
     try:
-        made = FACTORIES[name](in_features)
+        module = FACTORIES[name](in_features)
     except Exception as error:
         raise SpecError(f"{where}: its factory fails on {in_features} inputs: {_first_line(error)}") from error
-    if not isinstance(made, nn.Module):
-        raise SpecError(f"{where}: its factory must return a torch.nn.Module, returned {type(made).__name__}")
-    for path, tensor in _tensors(made).items():
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"{where}: its factory must return a torch.nn.Module, returned {type(module).__name__}")
+    for path, tensor in _tensors(module).items():
         if is_lazy(tensor):
             raise SpecError(f"{where}: {path} has no size yet; use modules that are not lazy")
-    return made
+    return module
 
 
 @torch.no_grad()
 def _try_rows(template: nn.Module, where: str, in_features: int) -> None:
-    """Raise a `SpecError` where a module has other tensors than its parameters and buffers, or mixes rows."""
+    """Raise a `SpecError` if a module has tensors other than parameters and buffers, or mixes rows."""
     tensors = _tensors(template)
-    if in_features + sum(tensor.numel() for tensor in tensors.values()) > LARGEST_TRIED:
+    if in_features + sum(tensor.numel() for tensor in tensors.values()) > LARGEST_TRIAL:
         return
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -130,15 +130,15 @@ def _try_rows(template: nn.Module, where: str, in_features: int) -> None:
         }
         x = torch.randn(3, in_features)
         try:
-            together = functional_call(template, values, (x,))
-            alone = torch.cat([functional_call(template, values, (row,)) for row in x.split(1)])
+            batched = functional_call(template, values, (x,))
+            separate = torch.cat([functional_call(template, values, (row,)) for row in x.split(1)])
         except Exception as error:
             first = _first_line(error)
             hint = "; all its tensors must be parameters or buffers (register_buffer)" if "meta" in first else ""
             raise SpecError(f"{where}: fails on {in_features} inputs: {first}{hint}") from error
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-3, equal_nan=True):
+    if not torch.allclose(batched, separate, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise SpecError(
-            f"{where}: must work row by row; its outputs of a row depend on other rows, on chance, or on earlier calls"
+            f"{where}: must work row by row; outputs of a row depend on other rows, on randomness, or on earlier calls"
         )
 
 
@@ -150,8 +150,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict((*module.named_parameters(), *module.named_buffers()))
 
 
-def _place(path: str) -> list[str]:
-    """Return where the tensor of a module is among those of the head: names that cannot be there get a prefix."""
+def _path_in_head(path: str) -> list[str]:
+    """Return the path of a module's tensor in the head; reserved names get a prefix."""
     return [
         f"own_{part}"
         if part.startswith(("_", "own_"))
@@ -163,46 +163,46 @@ def _place(path: str) -> list[str]:
     ]
 
 
-class _Making:
-    """Initial values of a module, which is made once for all of its tensors: some may depend on others."""
+class _Initializer:
+    """Initial values of a module, built once for all of its tensors, since some may depend on others."""
 
     def __init__(self, name: str, in_features: int) -> None:
         self.name, self.in_features = name, in_features
-        self.left: dict[str, Tensor] = {}
+        self.pending: dict[str, Tensor] = {}
 
     def __call__(self, shape: tuple[int, ...], generator: Generator | None, *, path: str) -> Tensor:
-        """Return one tensor; torch's own random state is put back where a generator is given."""
-        if path not in self.left:
-            self.left = self._drawn(generator)
-        if path not in self.left:
-            raise SpecError(f"ModuleExpansion({self.name!r}): the module that is registered now has no {path}")
-        return self.left.pop(path).detach()
+        """Return one tensor; with a generator, torch's global random state is restored."""
+        if path not in self.pending:
+            self.pending = self._draw(generator)
+        if path not in self.pending:
+            raise SpecError(f"ModuleExpansion({self.name!r}): the module now registered has no {path}")
+        return self.pending.pop(path).detach()
 
-    def _drawn(self, generator: Generator | None) -> dict[str, Tensor]:
+    def _draw(self, generator: Generator | None) -> dict[str, Tensor]:
         if generator is None:
-            return _tensors(_made(self.name, self.in_features))
+            return _tensors(_build(self.name, self.in_features))
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _tensors(_made(self.name, self.in_features))
+            return _tensors(_build(self.name, self.in_features))
 
 
 @dataclass(frozen=True)
 class ModuleExpansion(Expansion, name="module"):
-    """A module of torch as κ: κ(x) = f(x), f registered by name, D as many columns as it has outputs.
+    """A PyTorch module as κ: κ(x) = f(x), f registered by name, D its number of outputs.
 
-    Its parameters and buffers become those of the head; the module itself holds none, so that a specification stays data
-    and a file holds no code. Names that the head cannot have (`_net`, `float`) get the prefix `own_`.
+    Parameters and buffers of the module become tensors of the head; the expansion holds none, so a specification remains
+    data and a file contains no code. Reserved names (`_net`, `float`) get the prefix `own_`.
 
     Args:
-        module: the name given to `register_module`; `silu_layer` is there, SiLU(W x + b) of 4·m units.
-        learnable: train its parameters; False keeps them as they were drawn (or set), saved with the model.
+        module: a name given to `register_module`; `silu_layer`, SiLU(W x + b) with 4·m units, is built in.
+        learnable: train the parameters; False keeps initial or assigned values, saved with the model.
 
     Raises:
-        SpecError: no such module, one that does not work row by row or changes its inputs, or one with tensors that are
-            neither parameters nor buffers.
+        SpecError: an unknown module, a module that mixes rows or changes its inputs, or tensors other than parameters and
+            buffers.
 
-    Source: the library's own; `torch.func.functional_call`.
+    Source: kapsi; `torch.func.functional_call`.
 
     Example:
         >>> import torch, kapsi as kp
@@ -220,27 +220,27 @@ class ModuleExpansion(Expansion, name="module"):
 
     def params(self, in_features: int) -> Params:
         template, _ = _template(self.module, in_features)
-        declared: dict[str, Any] = {}
-        making = _Making(self.module, in_features)
+        params: dict[str, Any] = {}
+        initializer = _Initializer(self.module, in_features)
         for path, tensor in _tensors(template).items():
-            place = declared
-            *outer, last = _place(path)
+            node = params
+            *outer, last = _path_in_head(path)
             for part in outer:
-                place = place.setdefault(part, {})
-            place[last] = Param(
+                node = node.setdefault(part, {})
+            node[last] = Param(
                 tuple(tensor.shape),
-                functools.partial(making, path=path),
+                functools.partial(initializer, path=path),
                 trainable=self.learnable and tensor.requires_grad,
                 dtype=None if tensor.is_floating_point() else tensor.dtype,
             )
-        return declared
+        return params
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         template, columns = _template(self.module, x.shape[-1])
         values = {}
         for path in _tensors(template):
             value: Any = params
-            for part in _place(path):
+            for part in _path_in_head(path):
                 value = value[part]
             values[path] = value
         if x.dim() == 2:

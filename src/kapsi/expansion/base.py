@@ -1,4 +1,4 @@
-"""The protocol of data expansions κ: Rᵐ → Rᴰ, and what element-wise families share."""
+"""The protocol of data expansions κ: Rᵐ → Rᴰ."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = [
 ]
 
 NORMAL_IQR = 1.3489795003921634
-"""The distance of the quartiles of a standard normal distribution."""
+"""Interquartile range of the standard normal distribution."""
 
 Interval: TypeAlias = tuple[int, float, float]
-"""A group of consecutive columns and the range of inputs on which they are well behaved: (columns, low, high)."""
+"""A group of consecutive columns and their domain: (columns, low, high)."""
 
 
 @dataclass(frozen=True)
 class Refinement:
-    """An expansion on a finer grid, and how the present functions are written in the new ones: κ_old(x) = M κ_new(x).
+    """An expansion on a finer grid, with the old expansion as a linear map of the new: κ_old(x) = M κ_new(x).
 
     Args:
         expansion: κ_new.
-        tensors: its tensors, all of them.
+        tensors: all tensors of κ_new.
         columns: multiplies rows `(..., D)` by M, to `(..., D′)`.
-        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, where M = N ⊗ I acts on the first axis of κ's grid alone;
-            None where it does not.
+        grid: multiplies rows `(..., q)` by N, to `(..., q′)`, if M = N ⊗ I acts on the first axis of κ's grid alone;
+            otherwise None.
     """
 
     expansion: Expansion
@@ -53,42 +53,42 @@ class Refinement:
 class Expansion(Function, role="expansion"):
     """κ: a data expansion, `(..., m) → (..., D)`, row by row.
 
-    An instance is called with inputs and the tensors it declared, and returns `Features`.
+    Call an instance with inputs and the declared tensors; the result is a `Features`.
     """
 
     @abstractmethod
     def factors(self, in_features: int) -> tuple[int, int]:
-        """Return (q, t), D = q·t: the grid on which Kronecker kinds of ψ fit κ naturally."""
+        """Return (q, t), D = q·t: the natural grid for Kronecker kinds of ψ."""
 
     def out_features(self, in_features: int) -> int:
         """Return D, the number of columns."""
         return math.prod(self.factors(in_features))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
-        """Return where the columns are well behaved, as (columns, low, high) for each group of columns in order."""
+        """Return the domain of well-behaved inputs, as (columns, low, high) for each group of columns in order."""
         return ((self.out_features(in_features), -math.inf, math.inf),)
 
     def heavy_tailed(self) -> bool:
-        """Return whether a few inputs outweigh all others, as with polynomials of high degree, 1/x and tan.
+        """Return whether a few inputs dominate the outputs, as with polynomials of high degree, 1/x and tan.
 
-        Initial weights are then scaled for inputs in the domain, and by the middle half of what they make of those.
+        The scale of initial weights is then measured on inputs in the domain, by the middle half of the outputs.
         """
         return False
 
     def clamped(self) -> Expansion:
-        """Return the expansion that stands for this one where initial outputs are measured: it refuses no input."""
+        """Return a variant without errors for inputs out of range, used to measure initial outputs."""
         return self
 
     def element_wise(self) -> bool:
-        """Return whether each column depends on one input alone, basis-major: column g·m + i on input i of m."""
+        """Return whether every column depends on a single input, basis-major: column g·m + i on input i of m."""
         return False
 
     def takes_sparse(self) -> bool:
-        """Return whether inputs may be a `torch.sparse_csr` tensor: zeros then make zeros, and `__call__` looks at the layout."""
+        """Return whether `torch.sparse_csr` inputs are allowed: zeros map to zeros, and `__call__` checks the layout."""
         return False
 
     def params(self, in_features: int) -> Params:
-        """Return the tensors that the expansion needs; nested by part for expansions made of others."""
+        """Return the declared tensors; nested by part for composed expansions."""
         return {}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
@@ -96,25 +96,25 @@ class Expansion(Function, role="expansion"):
 
         Args:
             x: inputs of the expansion, `(rows, m)`.
-            params: the present values.
-            y: class labels or targets, `(rows,)` or `(rows, n)`, for the expansions that use them.
+            params: current values.
+            y: class labels or targets, `(rows,)` or `(rows, n)`, for supervised expansions.
         """
         return {}
 
     def has_grid(self) -> bool:
-        """Return whether there is a grid in it that `kapsi.refine` makes finer."""
+        """Return whether `kapsi.refine` can refine a grid of the expansion."""
         return False
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
-        """Return the same functions on a grid of so many intervals, or None where there is no grid.
+        """Return the same functions on a grid of `intervals` intervals, or None without a grid.
 
         Args:
-            tensors: the present values.
+            tensors: current values.
             in_features: m.
-            intervals: of the new grid.
+            intervals: number of intervals of the new grid.
 
         Raises:
-            SpecError: the present functions cannot be written in those of the new grid.
+            SpecError: the functions of the current grid are not representable on the new grid.
         """
         return None
 
@@ -124,10 +124,13 @@ class Expansion(Function, role="expansion"):
 
 
 class KnownDerivatives(OwnDerivatives):
-    """A function of each input whose derivatives of every order are known: evaluated in place, and only x is kept.
+    """An element-wise function with known derivatives of every order: evaluated in place, and only x is saved.
 
-    Called with x `(..., m)`, an order, and `evaluate(x, order)`, which returns the derivative of that order at x, `(..., m)`, or
-    `(..., G, m)` for G functions at once; it is called where nothing is differentiated.
+    Args:
+        x: inputs `(..., m)`.
+        order: order of the derivative, 0 for the value.
+        evaluate: (x, order) → derivative at x, `(..., m)`, or `(..., G, m)` for G functions at once; need not be
+            differentiable.
     """
 
     @staticmethod
@@ -142,7 +145,7 @@ class KnownDerivatives(OwnDerivatives):
 
     @staticmethod
     def _slopes(ctx: Any, x: Tensor) -> tuple[Tensor, bool]:
-        """Return the next derivative, and whether it is one of several functions."""
+        """Return the next derivative, and whether there are several functions."""
         slopes: Tensor = KnownDerivatives.apply(x, ctx.order + 1, ctx.evaluate)
         return slopes, slopes.dim() > x.dim()
 
@@ -164,20 +167,20 @@ class KnownDerivatives(OwnDerivatives):
 
 
 def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:
-    """Return inputs moved into the domain of a heavy-tailed expansion; of any other as they are."""
+    """Clamp inputs to the domain of a heavy-tailed expansion; other expansions leave inputs unchanged."""
     if not expansion.heavy_tailed():
         return x
     return x.clamp(*common_domain(expansion, x.shape[-1]))
 
 
 def common_domain(expansion: Expansion, in_features: int) -> tuple[float, float]:
-    """Return the range in which all columns are well behaved; the lower end is above the upper where they share none."""
+    """Return the intersection of the domains of all columns; if empty, the lower end exceeds the upper."""
     bounds = expansion.domain(in_features)
     return max(low for _, low, _ in bounds), min(high for _, _, high in bounds)
 
 
 def rms(expansion: Expansion, y: Tensor) -> float:
-    """Return the root mean square of outputs; of a heavy-tailed expansion that of a normal one with its middle half."""
+    """Return the RMS of outputs; for a heavy-tailed expansion the RMS of a normal distribution with equal quartiles."""
     values = y.double().flatten()
     if expansion.heavy_tailed() and values.numel() > 1:
         low, high = torch.quantile(values[: 2**20], values.new_tensor([0.25, 0.75])).tolist()

@@ -1,4 +1,4 @@
-"""Combinations of inputs: themselves side by side, their joint log-density, and tables of their joint states."""
+"""Combinations of inputs: concatenated, as joint log-densities, and as tables of joint states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Generator, Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.expansion.base import Expansion
 from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING, deviation
 from kapsi.expansion.numerics import concat_basis, working_precision
@@ -21,20 +21,20 @@ from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["Combinatorial", "CombinatorialCategorical", "CombinatorialNormal"]
 
-MOST_STATES = 100_000
-"""Of an input of tables; float32 counts them."""
+MAX_STATES = 100_000
+"""Of an input of tables; exact integers in float32."""
 
 
 @dataclass(frozen=True)
 class Combinations(Expansion):
-    """Columns for every combination of 1 to `order` inputs, or for chosen ones.
+    """Columns for every combination of 1 to `order` inputs, or for given combinations.
 
-    Combinations come by size, those of a size in lexicographic order; chosen ones as they are given. Columns are counted
-    before anything is made.
+    Combinations are in order of size, then lexicographic; given combinations keep their order. Sizes are checked before
+    allocation.
     """
 
-    takes_empty: ClassVar[bool] = False  # whether the combination of no inputs is one
-    takes_repeated: ClassVar[bool] = False  # whether an input may be in one more than once
+    takes_empty: ClassVar[bool] = False  # allow the empty combination
+    takes_repeated: ClassVar[bool] = False  # allow repeated inputs in a combination
 
     order: int = option(2, minimum=1, maximum=4)
     subsets: tuple[tuple[int, ...], ...] | None = None
@@ -74,23 +74,23 @@ class Combinations(Expansion):
 
     @abstractmethod
     def _columns(self, size: int) -> int:
-        """Return how many columns a combination of so many inputs has."""
+        """Return the number of columns of a combination of `size` inputs."""
 
 
 @dataclass(frozen=True)
 class Combinatorial(Combinations, name="combinatorial"):
-    """The inputs of every combination side by side: κ(x) = [(x choose 1), …, (x choose d)], d = order, D = Σ i·C(m, i).
+    """The inputs of every combination, concatenated: κ(x) = [(x choose 1), …, (x choose d)], d = order, D = Σ i·C(m, i).
 
-    Combinations come by size, those of a size in lexicographic order, the inputs of each in ascending order:
-    x₁, x₂, x₃, x₁x₂, x₁x₃, x₂x₃ for three inputs and order 2, where x₁x₂ are two columns.
+    Combinations are in order of size, then lexicographic, the inputs of each in ascending order: x₁, x₂, x₃, x₁x₂, x₁x₃,
+    x₂x₃ for three inputs and order 2, where x₁x₂ are two columns.
 
     Args:
-        order: d, the largest combination, 1 to 4; above m there are no more.
-        subsets: combinations instead of all, as tuples of the numbers of inputs, from 0 on, of any sizes and in any order;
-            D is then the sum of their sizes, and the order is not used.
+        order: d, size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
+        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes and in any order; D is
+            then the sum of their sizes. Overrides the order.
 
     Raises:
-        SpecError: more than 16.7 million columns, or a subset with an input that is not there.
+        SpecError: more than 16.7 million columns, or a subset with an unknown input.
 
     Source: arXiv 2407.04819, "Combinatorial Data Expansion".
 
@@ -108,7 +108,7 @@ class Combinatorial(Combinations, name="combinatorial"):
         return size
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        self.factors(x.shape[-1])  # before the numbers are made
+        self.factors(x.shape[-1])  # check the size first
         if self.subsets is None:
             index = torch.cat([c.T.flatten() for c in all_combinations(x.shape[-1], self.order, x.device)])
         else:
@@ -120,24 +120,24 @@ class Combinatorial(Combinations, name="combinatorial"):
 class CombinatorialNormal(Combinations, name="combinatorial_normal"):
     """Joint normal log-density of every combination: κ(x) = [log N(x_S | μ_S, Σ_S) for all S], D = Σ C(m, i).
 
-    All combinations of 1 to d = order inputs, by size and lexicographic. Mean and covariance of a combination are the parts
-    of one mean μ and one covariance Σ = LLᵀ of all inputs, a buffer unless they are learnable. Sums and differences of
-    columns are joint and conditional log-probabilities. `kapsi.calibrate` sets μ and Σ by maximum likelihood; 10⁻⁹ of its
-    variance is added to that of each input, so that collinear inputs work, and a constant input gets variance 1.
+    Combinations of 1 to d = order inputs, in order of size, then lexicographic. All use parts of one mean μ and one
+    covariance Σ = LLᵀ, buffers unless learnable. Sums and differences of columns are joint and conditional
+    log-probabilities. `kapsi.calibrate` sets μ and Σ by maximum likelihood, with 10⁻⁹ of each variance added, so that
+    collinear inputs work; a constant input gets variance 1.
 
-    Before calibration all is standard normal, as in the paper. There is one mean, so values at the same distance on its two
-    sides are alike for the single inputs (−2 and 2 before calibration): give the head a `LinearRemainder`, or put it beside
-    `NaiveNormal` in `Extended`, where the side counts.
+    Before calibration all densities are standard normal, as in the paper. With a single mean, values on either side at the
+    same distance are indistinguishable for single inputs (−2 and 2 before calibration): give the head a `LinearRemainder`,
+    or combine with `NaiveNormal` in `Extended`.
 
     Args:
-        order: d, the largest combination, 1 to 4; above m there are no more.
-        subsets: combinations instead of all, as tuples of the numbers of inputs, from 0 on, of any sizes and in any order;
-            D is then their number, and the order is not used.
-        learnable: the parameters `mean` (μ) and `factor` (L: its strictly lower part, and the logarithms of its diagonal;
-            what is above is not used) are trained.
+        order: d, size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
+        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes and in any order; D is
+            then their number. Overrides the order.
+        learnable: train the parameters `mean` (μ) and `factor` (L: strictly lower part, and the logarithms of the diagonal;
+            the upper part is ignored).
 
     Raises:
-        SpecError: more than 16.7 million columns, or a subset with an input that is not there.
+        SpecError: more than 16.7 million columns, or a subset with an unknown input.
 
     Source: arXiv 2407.04819, "Combinatorial Probabilistic Data Expansion".
 
@@ -173,39 +173,41 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
         return {"mean": mean, "factor": lower.tril(-1) + lower.diagonal().log().diag()}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        self.factors(x.shape[-1])  # before the numbers are made
+        self.factors(x.shape[-1])  # check the size first
         centered = working_precision(x) - working_precision(params["mean"])
-        # In float64: a conditional variance is a small difference. It costs nothing a row.
+        # In float64, since a conditional variance is a small difference; the cost is independent of the rows.
         factor = params["factor"].double()
         scale = factor.diagonal().exp()
         lower = factor.tril(-1) + scale.diag()
-        covariance, least = lower @ lower.T, scale.square()
+        covariance, min_variance = lower @ lower.T, scale.square()
         if self.subsets is None:
             combinations: Iterable[Tensor] = all_combinations(x.shape[-1], self.order, x.device)
-            columns = concat_basis([_log_density(centered, c, covariance, least) for c in combinations])
+            columns = concat_basis([_log_density(centered, c, covariance, min_variance) for c in combinations])
             return DenseFeatures(columns.to(x.dtype))
         sizes = sorted({len(subset) for subset in self.subsets})
         order = [[i for i, subset in enumerate(self.subsets) if len(subset) == size] for size in sizes]
-        combinations = (torch.tensor([sorted(self.subsets[i]) for i in places], device=x.device).T for places in order)
-        columns = concat_basis([_log_density(centered, c, covariance, least) for c in combinations])
-        places = [i for group in order for i in group]
-        back = sorted(range(len(places)), key=places.__getitem__)
-        return DenseFeatures(columns.index_select(-1, torch.tensor(back, device=x.device)).to(x.dtype))
+        combinations = (
+            torch.tensor([sorted(self.subsets[i]) for i in indices], device=x.device).T for indices in order
+        )
+        columns = concat_basis([_log_density(centered, c, covariance, min_variance) for c in combinations])
+        indices = [i for group in order for i in group]
+        inverse = sorted(range(len(indices)), key=indices.__getitem__)
+        return DenseFeatures(columns.index_select(-1, torch.tensor(inverse, device=x.device)).to(x.dtype))
 
 
 @dataclass(frozen=True)
 class StateCombinations(Combinations):
-    """Combinations of inputs that are numbers of states, and the places of their joint states in tables."""
+    """Combinations of inputs that are state numbers, and the cells of their joint states in tables."""
 
     takes_empty = True
 
-    states: int | tuple[int, ...] = option(2, minimum=1, maximum=MOST_STATES)
+    states: int | tuple[int, ...] = option(2, minimum=1, maximum=MAX_STATES)
     outside: Literal["nearest", "error"] = "nearest"
 
     def check(self) -> None:
         super().check()
-        if isinstance(self.states, tuple) and not all(1 <= number <= MOST_STATES for number in self.states or (0,)):
-            raise SpecError(f"{type(self).__name__}(states={self.states}): each must be from 1 to {MOST_STATES:,}")
+        if isinstance(self.states, tuple) and not all(1 <= number <= MAX_STATES for number in self.states or (0,)):
+            raise SpecError(f"{type(self).__name__}(states={self.states}): each must be from 1 to {MAX_STATES:,}")
 
     def factors(self, in_features: int) -> tuple[int, int]:
         if isinstance(self.states, tuple) and len(self.states) != in_features:
@@ -213,14 +215,14 @@ class StateCombinations(Combinations):
                 f"{type(self).__name__}(states=…): {len(self.states):,} numbers of states for {in_features:,} inputs; give one "
                 "for each, or one for all"
             )
-        found = super().factors(in_features)
+        factors = super().factors(in_features)
         entries = self._entries(in_features)
         if entries > LARGEST_FORMED:
             raise SpecError(
                 f"{type(self).__name__}: the tables would have {float(entries):.4g} numbers, at most {LARGEST_FORMED:,} are "
                 "made; choose smaller combinations, or fewer states"
             )
-        return found
+        return factors
 
     def clamped(self) -> Self:
         return replace(self, outside="nearest")
@@ -233,7 +235,7 @@ class StateCombinations(Combinations):
         sizes = self.sizes(in_features)
         if self.subsets is not None:
             return sum([math.prod([sizes[i] for i in subset]) for subset in self.subsets])
-        # Of combinations of each size: an elementary symmetric polynomial.
+        # Elementary symmetric polynomials: entries of the combinations of each size.
         products = [1] + [0] * self.order
         for size in sizes:
             for i in range(self.order, 0, -1):
@@ -241,30 +243,32 @@ class StateCombinations(Combinations):
         return sum(products[1:])
 
     def _layout(self, in_features: int, device: torch.device) -> _Layout:
-        """Return where the table of each combination is, and how far apart the states of each of its inputs are."""
+        """Return the layout of the tables."""
         if self.subsets is None:
-            made = all_combinations(in_features, self.order, device)
-            last = len(made)
-            padded = [torch.nn.functional.pad(each, (0, 0, 0, last - len(each)), value=-1) for each in made]
+            combinations = all_combinations(in_features, self.order, device)
+            largest = len(combinations)
+            padded = [
+                torch.nn.functional.pad(index, (0, 0, 0, largest - len(index)), value=-1) for index in combinations
+            ]
             inputs = torch.cat(padded, 1)
         else:
-            last = max([len(subset) for subset in self.subsets])
-            rows = [[*subset, *[-1] * (last - len(subset))] for subset in self.subsets]
-            inputs = torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), last).T
-        sizes = torch.tensor((*self.sizes(in_features), 1), device=device)[inputs]  # one state where there is no input
+            largest = max([len(subset) for subset in self.subsets])
+            rows = [[*subset, *[-1] * (largest - len(subset))] for subset in self.subsets]
+            inputs = torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), largest).T
+        sizes = torch.tensor((*self.sizes(in_features), 1), device=device)[inputs]  # a single state for padding
         ends = sizes.flip(0).cumprod(0).flip(0)
         widths = sizes.prod(0)
         return _Layout(
             inputs.clamp_min(0), ends // sizes * (inputs >= 0), widths.cumsum(0) - widths, self._entries(in_features)
         )
 
-    def _places(self, x: Tensor, layout: _Layout) -> Tensor:
-        """Return the place of the joint state of each combination in the tables, `(..., D)`."""
+    def _cells(self, x: Tensor, layout: _Layout) -> Tensor:
+        """Return the table cell of the joint state of each combination, `(..., D)`."""
         states = self._nearest(x).long()
-        places = layout.offsets.expand(*x.shape[:-1], -1)
+        cells = layout.offsets.expand(*x.shape[:-1], -1)
         for inputs, strides in zip(layout.inputs, layout.strides, strict=True):
-            places = places + states.index_select(-1, inputs) * strides
-        return places
+            cells = cells + states.index_select(-1, inputs) * strides
+        return cells
 
     def _nearest(self, x: Tensor) -> Tensor:
         values = working_precision(x).detach().nan_to_num(0.0)
@@ -272,50 +276,54 @@ class StateCombinations(Combinations):
         return torch.minimum(values.round().clamp_min(0), last)
 
     def _spoiled(self, x: Tensor) -> Tensor:
-        """Return which rows are not numbers, `(..., 1)`: after a check of x where that is the policy."""
-        spoiled = x.isnan()
+        """Return the rows with NaN, `(..., 1)`; invalid states are refused, or marked in a compiled model, with
+        `outside="error"`.
+
+        Raises:
+            DataError: an input is no state number.
+        """
+        invalid = x.isnan()
         if self.outside == "error" and not x.is_meta:
-            outside = ~spoiled & (self._nearest(x) != x)
+            outside = ~invalid & (self._nearest(x) != x)
             if torch.compiler.is_compiling():
-                spoiled = spoiled | outside
+                invalid = invalid | outside
             elif bool(outside.any()):
                 first = outside.nonzero()[0, -1].item()
-                raise SpecError(
+                raise DataError(
                     f"{type(self).__name__}(outside='error'): {int(outside.sum()):,} inputs are not the number of a state, the "
                     f"first is {x[outside][0].item():.6g} of input {first}, which has the states 0 to "
                     f"{self.sizes(x.shape[-1])[int(first)] - 1:,}"
                 )
-        return spoiled.any(-1, keepdim=True)
+        return invalid.any(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class CombinatorialCategorical(StateCombinations, name="combinatorial_categorical"):
-    """A number for the joint state of every combination: κ(x) = [T_S(x_S) for all S], D = Σ C(m, i).
+    """A table entry for the joint state of every combination: κ(x) = [T_S(x_S) for all S], D = Σ C(m, i).
 
-    Inputs are numbers of states, 0 to k − 1. The tables T_S are logarithms of joint or conditional probabilities, one after
-    another in the buffer `tables` (a parameter if they are learnable); in each the last input of the combination runs fastest.
-    Sums and differences of columns are then the log-probabilities of a Bayesian network. `kapsi.calibrate` sets the tables to the
-    logarithms of relative frequencies, with one added to each count. What is assigned must be finite, since zeros of ψ times −∞
-    would be no number: a probability of zero is a number such as −10,000, whose exponential is zero.
+    Inputs are state numbers, 0 to k − 1. The tables T_S are logarithms of joint or conditional probabilities, concatenated
+    in the buffer `tables` (a parameter if learnable), the last input of a combination running fastest. Sums and differences
+    of columns are then log-probabilities of a Bayesian network. `kapsi.calibrate` sets the tables to logarithms of relative
+    frequencies, with one added to each count. Assigned values must be finite, since zeros of ψ times −∞ are NaN: represent
+    a probability of zero by a number such as −10,000.
 
-    Before calibration inputs are independent, and each state is e² times less likely than the one before. There is no gradient
-    with respect to x.
+    Before calibration inputs are independent, each state e² times less likely than the state before. The gradient with
+    respect to x is zero.
 
     Args:
-        order: the largest combination, 1 to 4; above m there are no more.
-        subsets: combinations instead of all, as tuples of the numbers of inputs, from 0 on, of any sizes and in any order, which
-            is the order of the axes of their tables; () has one number, the same for all x. D is then their number, and the
-            order is not used.
-        states: k, the number of states of each input, 1 to 100,000, or one for all.
-        outside: what an input is that is not the number of a state: the `nearest` one; or an `error`, a ValueError where values
-            can be looked at, and no number in a compiled or exported model.
-        learnable: the parameter `tables` is trained.
+        order: size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
+        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes; the order within a
+            tuple is the order of the axes of its table; () has a single entry. D is then their number. Overrides the order.
+        states: k, number of states of each input, 1 to 100,000, or one number for all.
+        outside: treatment of invalid state numbers: `nearest`: the nearest valid state; `error`: a ValueError in eager
+            mode, NaN in a compiled or exported model.
+        learnable: train the parameter `tables`.
 
     Raises:
-        SpecError: more than 16.7 million columns or numbers in tables, or a subset with an input that is not there.
+        SpecError: more than 16.7 million columns or table entries, or a subset with an unknown input.
 
-    Source: arXiv 2407.04819, "Combinatorial Probabilistic Data Expansion"; Koller and Friedman, Probabilistic Graphical Models
-        (2009), 3.2.
+    Source: arXiv 2407.04819, "Combinatorial Probabilistic Data Expansion"; Koller and Friedman, Probabilistic Graphical
+        Models (2009), 3.2.
 
     Example:
         >>> import torch
@@ -342,29 +350,29 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
         return {"tables": Param((self._entries(in_features),), initial, trainable=self.learnable)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return the logarithms of the relative frequencies of joint states, one added to each count."""
+        """Return logarithms of the relative frequencies of joint states, with one added to each count."""
         layout = self._layout(x.shape[-1], x.device)
         counts = torch.zeros(layout.entries, dtype=torch.int64, device=x.device)
         for rows in x.split(max(1, LARGEST_FORMED // max(1, layout.offsets.numel()))):
-            counts += torch.bincount(self._places(rows, layout).flatten(), minlength=layout.entries)
+            counts += torch.bincount(self._cells(rows, layout).flatten(), minlength=layout.entries)
         widths = torch.diff(layout.offsets, append=layout.offsets.new_tensor([layout.entries]))
         totals = torch.repeat_interleave(len(x) + widths, widths, output_size=layout.entries)
         return {"tables": ((counts.double() + 1) / totals).log()}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        self.factors(x.shape[-1])  # before the numbers are made
-        columns = params["tables"][self._places(x, self._layout(x.shape[-1], x.device))]
+        self.factors(x.shape[-1])  # check the size first
+        columns = params["tables"][self._cells(x, self._layout(x.shape[-1], x.device))]
         return DenseFeatures(torch.where(self._spoiled(x), math.nan, columns.to(x.dtype)))
 
 
 class _Layout(NamedTuple):
-    """Where tables are.
+    """Positions of the tables.
 
     Attributes:
-        inputs: the inputs of each combination, zeros where it has fewer, `(largest, D)`.
-        strides: how far apart their states are, 0 where there is no input, `(largest, D)`.
-        offsets: where the table of each begins, `(D,)`.
-        entries: of all tables.
+        inputs: inputs of each combination, padded with zeros, `(largest, D)`.
+        strides: distances between states of each input, 0 for padding, `(largest, D)`.
+        offsets: start of the table of each combination, `(D,)`.
+        entries: number of entries of all tables.
     """
 
     inputs: Tensor
@@ -376,54 +384,54 @@ class _Layout(NamedTuple):
 def _independent_states(
     function: CombinatorialCategorical, in_features: int, shape: tuple[int, ...], generator: Generator | None
 ) -> Tensor:
-    """Return tables of independent inputs, each state e² times less likely than the one before."""
+    """Return tables of independent inputs, each state e² times less likely than the state before."""
     layout = function._layout(in_features, torch.device("cpu"))
     widths = torch.diff(layout.offsets, append=layout.offsets.new_tensor([layout.entries]))
     sizes = torch.tensor(function.sizes(in_features))
     constants = torch.log(-torch.expm1(-2.0 * sizes.double()) / -math.expm1(-2.0))
     column = torch.repeat_interleave(torch.arange(len(widths)), widths, output_size=layout.entries)
-    place = torch.arange(layout.entries) - layout.offsets[column]
+    position = torch.arange(layout.entries) - layout.offsets[column]
     total = torch.zeros(layout.entries, dtype=torch.float64)
     for inputs, strides in zip(layout.inputs, layout.strides, strict=True):
-        states = place // strides[column].clamp_min(1) % sizes[inputs[column]]
+        states = position // strides[column].clamp_min(1) % sizes[inputs[column]]
         total -= torch.where(strides[column] > 0, 2.0 * states + constants[inputs[column]], 0.0)
     return total
 
 
 def all_combinations(m: int, order: int, device: torch.device) -> list[Tensor]:
-    """Return all combinations of 1, 2, … order of m inputs, `(size, C(m, size))`, the columns in lexicographic order.
+    """Return all combinations of 1, 2, … order of m inputs, `(size, C(m, size))`, with columns in lexicographic order.
 
-    Those of a size are those of one less, each followed by every later input.
+    Each combination of one size less is extended by every later input.
     """
     last = torch.arange(m, device=device)
-    made = [last.unsqueeze(0)]
+    combinations = [last.unsqueeze(0)]
     for size in range(2, min(order, m) + 1):
         total = math.comb(m, size)
         later = m - 1 - last
         parent = torch.repeat_interleave(later, output_size=total)
         begin = later.cumsum(0) - later
         last = last[parent] + 1 + torch.arange(total, device=device) - begin[parent]
-        made.append(torch.cat((made[-1][:, parent], last.unsqueeze(0))))
-    return made
+        combinations.append(torch.cat((combinations[-1][:, parent], last.unsqueeze(0))))
+    return combinations
 
 
-def _log_density(centered: Tensor, index: Tensor, covariance: Tensor, least: Tensor) -> Tensor:
+def _log_density(centered: Tensor, index: Tensor, covariance: Tensor, min_variance: Tensor) -> Tensor:
     """Return the joint normal log-density of combinations of inputs, `(..., combinations)`.
 
-    Inputs are eliminated one after another: what is left of the others is their residual given those before.
+    Inputs are eliminated one after another; the others are replaced by their residuals given the eliminated inputs.
 
     Args:
         centered: x − μ, `(..., m)`.
-        index: the inputs of each combination, in ascending order, `(size, combinations)`.
+        index: inputs of each combination in ascending order, `(size, combinations)`.
         covariance: Σ, `(m, m)`.
-        least: the variance of each input given all inputs before it, `(m,)`: given some of them it is not smaller.
+        min_variance: variance of each input given all inputs before it, `(m,)`: a lower bound given only some of them.
     """
     size = len(index)
     residual = centered.index_select(-1, index.flatten()).unflatten(-1, index.shape)
     joint = covariance[index.unsqueeze(1), index.unsqueeze(0)]
     total = torch.zeros_like(residual[..., 0, :])
     for k in range(size):
-        variance = torch.maximum(joint[0, 0], least[index[k]])
+        variance = torch.maximum(joint[0, 0], min_variance[index[k]])
         first = residual[..., 0, :]
         total = total + (first * variance.rsqrt().to(first.dtype)).square() + variance.log().to(first.dtype)
         if k + 1 < size:

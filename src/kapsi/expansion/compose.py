@@ -1,4 +1,4 @@
-"""Expansions made of expansions: nested (one after another) and extended (side by side)."""
+"""Compositions of expansions: nested (one after another) and extended (concatenated)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Extended", "Nested"]
 
 @dataclass(frozen=True)
 class Extended(Expansion, name="extended"):
-    """Expansions side by side: κ(x) = [κ₁(x), κ₂(x), …], D = ΣDᵢ.
+    """Concatenated expansions: κ(x) = [κ₁(x), κ₂(x), …], D = ΣDᵢ.
 
     Args:
-        parts: the expansions, at least one; their tensors are named by position, `0`, `1`, ….
+        parts: the expansions, at least one; tensors are named by position, `0`, `1`, ….
 
     Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
 
@@ -74,18 +74,20 @@ class Extended(Expansion, name="extended"):
         return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
-        """Return all parts that have a grid with a finer one, the others as they are."""
-        found = [part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.parts)]
-        if not any(found):
+        """Return all parts with a grid refined, the others unchanged."""
+        finer_parts = [part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.parts)]
+        if not any(finer_parts):
             return None
         sizes = [part.out_features(in_features) for part in self.parts]
 
         def columns(rows: Tensor) -> Tensor:
-            pieces = zip(rows.split(sizes, -1), found, strict=True)
+            pieces = zip(rows.split(sizes, -1), finer_parts, strict=True)
             return torch.cat([piece if finer is None else finer.columns(piece) for piece, finer in pieces], -1)
 
-        parts = tuple(part if finer is None else finer.expansion for part, finer in zip(self.parts, found, strict=True))
-        values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(found)}
+        parts = tuple(
+            part if finer is None else finer.expansion for part, finer in zip(self.parts, finer_parts, strict=True)
+        )
+        values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(finer_parts)}
         return Refinement(Extended(parts), values, columns)
 
     def takes_sparse(self) -> bool:
@@ -94,9 +96,9 @@ class Extended(Expansion, name="extended"):
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         pieces: list[Features] = []
         for i, part in enumerate(self.parts):
-            made = part(x, params[str(i)])
-            for piece in made.parts if isinstance(made, ConcatenatedFeatures) else (made,):
-                # Neighbors without structure become one array: one matrix product instead of several.
+            features = part(x, params[str(i)])
+            for piece in features.parts if isinstance(features, ConcatenatedFeatures) else (features,):
+                # Merge neighbors without structure into one array: a single matrix product instead of several.
                 if pieces and isinstance(piece, DenseFeatures) and isinstance(pieces[-1], DenseFeatures):
                     pieces[-1] = DenseFeatures(torch.cat((pieces[-1].values, piece.values), -1))
                 elif pieces and isinstance(piece, SparseFeatures) and isinstance(pieces[-1], SparseFeatures):
@@ -110,10 +112,10 @@ class Extended(Expansion, name="extended"):
 class Nested(Expansion, name="nested"):
     """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), D = D_k(… D₂(D₁)).
 
-    The parts stand in the order they are applied. The structure of the last one is kept; what goes into it is formed.
+    Parts are in order of application. The last part keeps its structure; the inputs of every part are dense.
 
     Args:
-        parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-spline.
+        parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-splines.
 
     Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
 
@@ -138,9 +140,8 @@ class Nested(Expansion, name="nested"):
     def _widths(self, in_features: int) -> list[int]:
         """Return the number of inputs of each part."""
         widths = [in_features]
-        for part in self.parts[
-            :-1
-        ]:  # the last one's columns are never asked for twice: nested parts would double the time
+        # Without the last part: its width is not needed, and computing it for every nesting level takes exponential time.
+        for part in self.parts[:-1]:
             widths.append(part.out_features(widths[-1]))
         return widths
 
@@ -157,7 +158,7 @@ class Nested(Expansion, name="nested"):
         return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
-        """Return the range of the first part, for all columns: what goes into the others is not the input."""
+        """Return the domain of the first part for all columns: only the first part sees the inputs."""
         return ((self.out_features(in_features), *common_domain(self.parts[0], in_features)),)
 
     def params(self, in_features: int) -> Params:
@@ -165,7 +166,7 @@ class Nested(Expansion, name="nested"):
         return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=True))}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return new values part by part, each from what the calibrated parts before it make of the data."""
+        """Return new values part by part, each from the outputs of the calibrated parts before."""
         values: dict[str, Any] = {}
         for i, part in enumerate(self.parts):
             new = part.calibrate(x, params[str(i)], y)
@@ -182,7 +183,7 @@ class Nested(Expansion, name="nested"):
         return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
-        """Return the last part with a finer grid; what goes into it must have none."""
+        """Return the last part refined; the parts before must have no grid."""
         last = len(self.parts) - 1
         for i, part in enumerate(self.parts[:last]):
             if part.has_grid():
@@ -197,7 +198,7 @@ class Nested(Expansion, name="nested"):
         return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
 
     def takes_sparse(self) -> bool:
-        """Return whether the last part does, and those before it are the identity."""
+        """Return whether the last part takes sparse inputs and all others are the identity."""
         return all(isinstance(part, Identity) for part in self.parts[:-1]) and self.parts[-1].takes_sparse()
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
@@ -209,16 +210,16 @@ class Nested(Expansion, name="nested"):
 
 
 class _Overlay:
-    """Tensors by name, some of them replaced."""
+    """Tensors by name, some replaced."""
 
-    def __init__(self, below: Tensors, above: Mapping[str, Any]) -> None:
-        self.below, self.above = below, above
+    def __init__(self, tensors: Tensors, replaced: Mapping[str, Any]) -> None:
+        self.tensors, self.replaced = tensors, replaced
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.above:
-            return self.below[name]
-        value = self.above[name]
-        return _Overlay(self.below[name], value) if isinstance(value, Mapping) else value
+        if name not in self.replaced:
+            return self.tensors[name]
+        value = self.replaced[name]
+        return _Overlay(self.tensors[name], value) if isinstance(value, Mapping) else value
 
 
 def _need_parts(function: Extended | Nested) -> None:

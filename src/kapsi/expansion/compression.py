@@ -1,4 +1,4 @@
-"""Expansions that compress: principal components, and distances to centers."""
+"""Expansions for compression: principal components, and distances to centers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ __all__ = ["CenterDistances", "PrincipalComponents"]
 class PrincipalComponents(Expansion, name="principal_components", aliases=("pca",)):
     """Principal components: κ(x) = V (x − μ), D = min(count, m).
 
-    The buffers are `mean` μ `(m,)` and `components` V `(D, m)`. Before `kapsi.calibrate` they are zero and the first D inputs;
-    after it the rows of V are the directions of largest variance of the data, the largest first, of length 1, each with its
-    largest entry positive. Whitened they are divided by the standard deviation along them, and zero where there is none.
+    The buffers are `mean` μ `(m,)` and `components` V `(D, m)`. Before `kapsi.calibrate` they are zero and the first D
+    inputs; afterwards the rows of V are unit vectors in the directions of largest variance, in descending order, each with
+    a positive largest entry. Whitened, they are divided by the standard deviation along them; directions without variance
+    become zero.
 
     Args:
         count: largest number of components, 1 to 1,000,000; None: all.
-        whiten: whether calibration gives components of unit variance.
-        learnable: whether μ and V are trained.
+        whiten: calibrate to components of unit variance.
+        learnable: train μ and V.
 
     Source: Jolliffe, Principal Component Analysis (2002), chapter 1; a data compression of arXiv 2407.04819.
 
@@ -62,17 +63,19 @@ class PrincipalComponents(Expansion, name="principal_components", aliases=("pca"
         values = x.cpu().double()
         rows, m = values.shape
         mean = values.mean(0)
-        # Of the triangular factor, which is small, and with rows of zeros, so that there are directions for all components.
+        # SVD of the small triangular factor, padded with rows of zeros to obtain directions for all components.
         triangle = torch.linalg.qr(values - mean, mode="r").R
         padding = max(0, self.out_features(m) - len(triangle))
-        _, sizes, directions = torch.linalg.svd(F.pad(triangle, (0, 0, 0, padding)), full_matrices=False)
+        _, singular_values, directions = torch.linalg.svd(F.pad(triangle, (0, 0, 0, padding)), full_matrices=False)
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
         directions = directions * torch.where(largest < 0, -1.0, 1.0)
         if self.whiten:
-            deviation = sizes / max(1, rows - 1) ** 0.5
+            deviation = singular_values / max(1, rows - 1) ** 0.5
             rounding = torch.finfo(values.dtype).eps * max(rows, m) * float(values.abs().amax().clamp_min(1e-300))
-            none = deviation <= rounding
-            directions = torch.where(none, 0.0, 1 / torch.where(none, 1.0, deviation)).unsqueeze(1) * directions
+            negligible = deviation <= rounding
+            directions = (
+                torch.where(negligible, 0.0, 1 / torch.where(negligible, 1.0, deviation)).unsqueeze(1) * directions
+            )
         return {"mean": mean, "components": directions[: self.out_features(m)]}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
@@ -88,13 +91,13 @@ def _first_inputs(shape: tuple[int, ...], generator: Generator | None) -> Tensor
 class CenterDistances(Expansion, name="center_distances"):
     """Distances to centers: κ(x) = [‖x − c₁‖, …, ‖x − c_G‖], D = G.
 
-    The centers are a buffer `centers` `(G, m)`, standard normal at first. `kapsi.calibrate` places them in the data (k-means). At
-    a center itself, where the distance has no slope, the gradient is zero.
+    The centers are a buffer `centers` `(G, m)`, initially standard normal. `kapsi.calibrate` places them in the data
+    (k-means). At a center, where the distance has no derivative, the gradient is zero.
 
     Args:
         centers: G, 1 to 100,000.
-        squared: whether distances are squared.
-        learnable: whether the centers are trained.
+        squared: use squared distances.
+        learnable: train the centers.
 
     Source: Lloyd, Least Squares Quantization in PCM (1982), doi 10.1109/TIT.1982.1056489; Coates and Ng, Learning Feature
         Representations with K-Means (2012), for distances as features.
@@ -118,14 +121,14 @@ class CenterDistances(Expansion, name="center_distances"):
         return {"centers": Param((self.centers, in_features), "normal", trainable=self.learnable)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return centers that cover the data."""
+        """Return centers from k-means."""
         return {"centers": cluster_centers(x, self.centers)}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         square = square_distances(working_precision(x), working_precision(params["centers"]))
         if self.squared:
             return DenseFeatures(square.to(x.dtype))
-        # The root has no slope at zero, and one that is not finite beside it: 10⁻³⁰ is far below rounding of any distance.
+        # The root has an infinite slope at zero; 10⁻³⁰ is far below the rounding of any distance.
         apart = square > 1e-30
         distance = torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0 * square)
         return DenseFeatures(distance.to(x.dtype))

@@ -1,4 +1,4 @@
-"""Columns scaled by how much they say about the classes: log-count ratios, fixed by calibration."""
+"""Columns scaled by evidence about the classes: log-count ratios from calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError
 from kapsi.expansion.base import Expansion
 from kapsi.expansion.numerics import working_precision
 from kapsi.features import Features, SparseFeatures, features_of
@@ -22,19 +22,19 @@ __all__ = ["LogCountScale"]
 class LogCountScale(Expansion, name="log_count_scale"):
     """Inputs scaled by naive Bayes: κ(x) = s ∘ x, s_i = (b + mean_c `|r_ci|`) / (b + 1), D = m.
 
-    r_ci = log(p_ci / Σⱼ p_cj) − log(q_ci / Σⱼ q_cj) is the log-count ratio of a class: p_ci is a plus the number of its rows in
-    which input i is not zero, q_ci a plus that of all other rows. A penalty on ψ then holds down least the columns that tell
-    classes apart by themselves. Inputs with signs go with `|r|` as they go with r: the sign of a weight is free.
+    r_ci = log(p_ci / Σⱼ p_cj) − log(q_ci / Σⱼ q_cj) is the log-count ratio of a class: p_ci is a plus the number of rows of
+    class c with input i not zero, q_ci a plus the number of all other such rows. Regularization of ψ then shrinks
+    discriminative columns least. Inputs scaled by `|r|` are as good as by r, since weights have either sign.
 
-    The scales are a buffer `scale` `(m,)`, one until `kapsi.calibrate` sets it from rows with class labels; without labels, with
-    those of a single class, or with targets that are no whole numbers it stays. Sparse inputs stay sparse.
+    The scales are a buffer `scale` `(m,)`, one until `kapsi.calibrate` sets them from rows with class labels; without
+    labels, with a single class, or with targets other than whole numbers they stay. Sparse inputs stay sparse.
 
     Args:
-        offset: b, 0 to 10⁶. With 0 a column that says nothing is lost; the larger it is, the nearer are all scales to one.
+        offset: b, 0 to 10⁶. With 0 an uninformative column vanishes; with larger values all scales approach one.
         smoothing: a, 10⁻⁶ to 10⁶ rows.
 
-    Source: Wang and Manning, Baselines and Bigrams: Simple, Good Sentiment and Topic Classification (ACL 2012), NBSVM, aclanthology
-        P12-2018, with b and `|r|` in place of r. With two classes both have the same `|r|`.
+    Source: Wang and Manning, Baselines and Bigrams: Simple, Good Sentiment and Topic Classification (ACL 2012), NBSVM,
+        aclanthology P12-2018, with b and `|r|` in place of r. With two classes both have the same `|r|`.
 
     Example:
         >>> import torch
@@ -65,16 +65,14 @@ class LogCountScale(Expansion, name="log_count_scale"):
         """Return scales from rows with labels.
 
         Raises:
-            SpecError: labels that are not finite.
+            DataError: labels are not finite.
         """
         if y is None or y.numel() != x.shape[0]:
             return {}
         labels = y.reshape(-1).to(x.device)
         if labels.is_floating_point():
             if not bool(labels.isfinite().all()):
-                raise SpecError(
-                    "LogCountScale: labels in y are not finite; leave those rows out, or calibrate without y"
-                )
+                raise DataError("LogCountScale: labels in y are not finite; drop these rows, or calibrate without y")
             if bool((labels.frac() != 0).any()):
                 return {}
         classes, codes = labels.unique(return_inverse=True)
@@ -87,21 +85,21 @@ class LogCountScale(Expansion, name="log_count_scale"):
         return {"scale": scale.to(params["scale"].dtype)}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        made = features_of(x)
+        features = features_of(x)
         scale = working_precision(params["scale"])
-        values = working_precision(made.values)
-        if isinstance(made, SparseFeatures):
-            scale = scale[made.indices]
-        return replace(made, values=(values * scale).to(x.dtype))
+        values = working_precision(features.values)
+        if isinstance(features, SparseFeatures):
+            scale = scale[features.indices]
+        return replace(features, values=(values * scale).to(x.dtype))
 
 
 def _rows_with(x: Tensor, codes: Tensor, classes: int) -> Tensor:
-    """Return how many rows of each class have an input that is not zero, `(classes, m)` in float64."""
+    """Return the number of rows of each class with input i not zero, `(classes, m)` in float64."""
     m = x.shape[-1]
     if x.layout == torch.strided:
         member = torch.nn.functional.one_hot(codes, classes).double()
         return member.mT @ (x != 0).double()
-    there = x.values() != 0
+    nonzero = x.values() != 0
     row_of = torch.repeat_interleave(torch.arange(x.shape[0], device=x.device), x.crow_indices().diff())
-    places = codes[row_of] * m + x.col_indices()
-    return torch.bincount(places[there], minlength=classes * m).view(classes, m).double()
+    cells = codes[row_of] * m + x.col_indices()
+    return torch.bincount(cells[nonzero], minlength=classes * m).view(classes, m).double()

@@ -20,17 +20,17 @@ __all__ = ["Fourier"]
 class Fourier(Expansion, name="fourier"):
     """Cosines and sines of a period: κ(x) = [cos(2πx/P), sin(2πx/P), …, cos(2πNx/P), sin(2πNx/P)], D = 2·m·N.
 
-    The period is what is known about the inputs, such as 24 for an hour of the day, and calibration leaves it alone: one
-    that is estimated from the range of the data forces the same value on both of its ends. For inputs that do not repeat,
-    choose it wider than their range; the default is that of cos x and fits standardized inputs. In float32 all columns are
-    right to a few rounding steps while N·`|x|`/P is below 65,536.
+    The period is prior knowledge about the inputs, such as 24 for an hour of the day, and stays fixed in calibration: a
+    period equal to the range of the data would force equal values at both ends. For aperiodic inputs choose it larger than
+    the range; the default is the period of cos x and suits standardized inputs. In float32 all columns are accurate to a
+    few rounding steps for N·`|x|`/P below 65,536.
 
     Args:
         period: P, 10⁻⁶ to 10¹⁵, in units of the inputs.
         harmonics: N, 1 to 1,000.
 
-    Source: arXiv 2407.04819, "Fourier Series based Data Expansions"; the reduction to one period is that of Cody and
-        Waite, Software Manual for the Elementary Functions (1980).
+    Source: arXiv 2407.04819, "Fourier Series based Data Expansions"; reduction to one period after Cody and Waite, Software
+        Manual for the Elementary Functions (1980).
 
     Example:
         >>> import torch
@@ -60,10 +60,10 @@ class Fourier(Expansion, name="fourier"):
 
 
 def _within_half_a_period(x: Tensor, period: float) -> Tensor:
-    """Return x less the nearest multiple of the period, to a rounding step of the result while that is below the 2¹⁶th.
+    """Return x less the nearest multiple of the period, accurate to a rounding step up to 2¹⁶ periods.
 
-    The quotient x / P keeps no more digits behind the point than the type has left: three at 1,000 periods in float32.
-    So the multiple is taken off x itself, in pieces of the period short enough for their multiples to be exact.
+    The quotient x / P has few digits behind the point left: three at 1,000 periods in float32. So the multiple is
+    subtracted from x itself, in pieces of the period with exact multiples.
     """
     multiple = (x / period).detach().round()
     for piece in _pieces(period):
@@ -72,7 +72,7 @@ def _within_half_a_period(x: Tensor, period: float) -> Tensor:
 
 
 def _pieces(value: float) -> list[float]:
-    """Return a number as a sum of three numbers of 8 binary digits and what is left."""
+    """Return a number as a sum of three numbers of 8 binary digits and a rest."""
     pieces = []
     for _ in range(3):
         mantissa, exponent = math.frexp(value)

@@ -17,26 +17,26 @@ __all__ = [
 ]
 
 
-def data_range(x: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of each input in data `(rows, m)`, with room around a constant input.
+def data_range(x: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
+    """Return the ends of each input in data `(rows, m)`, with a margin around a constant input.
 
     Args:
         x: the data.
-        cells: into how many parts the range will be cut; each must be wider than rounding.
+        intervals: number of parts of the range; each part must be wider than rounding.
     """
-    most, coarse = torch.finfo(x.dtype).max, torch.finfo(x.dtype).eps
+    largest_value, eps = torch.finfo(x.dtype).max, torch.finfo(x.dtype).eps
     x = working_precision(x)
     info = torch.finfo(x.dtype)
     low, high = x.amin(0).clamp(-info.max / 8, info.max / 8), x.amax(0).clamp(-info.max / 8, info.max / 8)
-    # At a width of few rounding steps the parts would vanish, or both ends become one in the type that they are kept in.
-    largest = torch.maximum(low.abs(), high.abs())
-    least = (largest * max(64 * cells * info.eps, 4 * coarse)).clamp_min(info.tiny * 64 * cells)
-    margin = torch.where(high - low > least, torch.zeros_like(low), least.clamp_min(0.5))
-    return (low - margin).clamp_min(-most), (high + margin).clamp_max(most)
+    # With a width of a few rounding steps, parts would vanish, or both ends would round to the same stored value.
+    magnitude = torch.maximum(low.abs(), high.abs())
+    min_width = (magnitude * max(64 * intervals * info.eps, 4 * eps)).clamp_min(info.tiny * 64 * intervals)
+    margin = torch.where(high - low > min_width, torch.zeros_like(low), min_width.clamp_min(0.5))
+    return (low - margin).clamp_min(-largest_value), (high + margin).clamp_max(largest_value)
 
 
 def working_precision(x: Tensor) -> Tensor:
-    """Return x in float32 if it comes in a 16-bit type: bases lose all their digits there (a cubic has an error of 0.25)."""
+    """Return x, 16-bit types in float32: in 16 bits a cubic basis has an error of 0.25."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -46,12 +46,12 @@ def concat_basis(values: list[Tensor]) -> Tensor:
 
 
 def exp_neg(z: Tensor) -> Tensor:
-    """Return exp(−z), zero from where it would be a denormal number: those make a product take 30 times as long."""
+    """Return exp(−z), with denormal results flushed to zero: products with denormal numbers are 30 times slower."""
     return torch.exp(-torch.where(z > _largest_exponent(z), math.inf, z))
 
 
 def clamp_gaussian_input(u: Tensor) -> Tensor:
-    """Return u moved to where exp(−u²/2) is a normal number."""
+    """Return u clamped to the range in which exp(−u²/2) is a normal number."""
     most = math.sqrt(2 * _largest_exponent(u))
     return u.clamp(-most, most)
 
@@ -61,14 +61,14 @@ def _largest_exponent(like: Tensor) -> float:
 
 
 def bounded_ratio(top: Tensor, bottom: Tensor, eps: float) -> Tensor:
-    """Return top / bottom where that is at most 1/ε, ε = `eps`, and a smooth bridge across the pole.
+    """Return top / bottom up to 1/ε, ε = `eps`, with a smooth bridge across the pole.
 
-    With c = bottom / top the ratio is 1/c for |c| ≥ ε and the odd 2c/ε² − c³/ε⁴ for |c| < ε: equal in value and slope at
-    the seams, zero at the pole. Top and bottom must not both be zero.
+    With c = bottom / top the ratio is 1/c for |c| ≥ ε and 2c/ε² − c³/ε⁴ for |c| < ε: equal in value and slope at ±ε, zero
+    at the pole. Top and bottom must not both be zero.
     """
     inside = bottom.abs() < eps * top.abs()
     one = torch.ones_like(top)
-    # Each branch with arguments that are safe for it: a NaN in the branch that is not taken would spoil the gradient.
+    # Safe arguments for both branches: a NaN in the branch not taken would spoil the gradient.
     outer = top / torch.where(inside, one, bottom)
     c = torch.where(inside, bottom, 0 * one) / torch.where(inside, top, one) / eps
     return torch.where(inside, (2 - c.square()) * c / eps, outer)

@@ -24,21 +24,12 @@ __all__ = ["GaussianRBF", "InverseQuadraticRBF"]
 class RadialBasis(Expansion):
     """Bumps around centers: κ(x) = [φ(ε₁(x − c₁)), …, φ(ε_G(x − c_G))], basis-major, D = m·G.
 
-    Each center of each input has a width of its own, 1/ε. Centers `(G, m)` and the logarithms of the widths
-    `log_width = −log ε`, `(G, m)`, are buffers: evenly spaced on [low, high] at first, set from data by `kapsi.calibrate`, or
-    given with `head.assign("expansion", centers=…, log_width=…)`.
+    Each center of each input has its own width 1/ε. Centers `(G, m)` and the logarithms of the widths `log_width` = −log ε
+    `(G, m)` are buffers: initially evenly spaced on [low, high], then set by `kapsi.calibrate` or by
+    `head.assign("expansion", centers=…, log_width=…)`.
 
-    Args:
-        centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size. The defaults
-            put centers at −2, −1, …, 2 with ε = 1, and hold 95% of inputs of unit scale.
-        overlap: 1/ε in units of the distance between neighboring centers, 0.01 to 100. At 1 the sum of many bumps
-            is constant between the centers to within a percent; less separates them, more smooths.
-        placement: how `kapsi.calibrate` places centers: `uniform`, evenly over the range of the data; `quantile`, with an
-            equal share of the data around each, and widths by the distances to its neighbors.
-        extrapolation: what happens farther than one width beyond all centers. `formula`: the bumps decay as they say, a
-            Gaussian until it is zero and has no gradient; `linear`: every bump goes on as its tangent there.
-        learnable: whether centers and widths are trained.
+    The default centers −2, −1, …, 2 with ε = 1 cover 95% of standard normal inputs. With `overlap` 1 the sum of many bumps
+    is constant between the centers to within a percent; less separates them, more smooths.
     """
 
     centers: int = option(5, minimum=1, maximum=100_000)
@@ -81,43 +72,43 @@ class RadialBasis(Expansion):
     def params(self, in_features: int) -> Params:
         count, length = self.centers, self.high - self.low
         if count == 1:
-            places: tuple[float, ...] = ((self.low + self.high) / 2,)
+            positions: tuple[float, ...] = ((self.low + self.high) / 2,)
         else:
-            places = tuple(self.low + length * i / (count - 1) for i in range(count))
+            positions = tuple(self.low + length * i / (count - 1) for i in range(count))
         width = self.overlap * length / max(1, count - 1)
         return {
-            "centers": Param((count, in_features), places, trainable=self.learnable),
+            "centers": Param((count, in_features), positions, trainable=self.learnable),
             "log_width": Param((count, in_features), (math.log(width),), trainable=self.learnable),
         }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return centers in the data, and widths by the distances between them.
+        """Return centers in the data, and widths from the distances between them.
 
-        A distance counts as at least a tenth of the mean one: quantiles coincide where values repeat.
+        Distances count as at least a tenth of the mean: quantiles coincide for repeated values.
         """
         low, high = data_range(x, self.centers)
         if self.placement == "uniform":
-            share = torch.linspace(0, 1, self.centers, dtype=low.dtype, device=low.device).unsqueeze(-1)
-            places = low + (high - low) * (share if self.centers > 1 else share + 0.5)
+            fraction = torch.linspace(0, 1, self.centers, dtype=low.dtype, device=low.device).unsqueeze(-1)
+            positions = low + (high - low) * (fraction if self.centers > 1 else fraction + 0.5)
         else:
-            places = torch.minimum(torch.maximum(_quantiles(working_precision(x), self.centers), low), high)
-        return {"centers": places, "log_width": torch.log(self.overlap * _spacing(places, high - low))}
+            positions = torch.minimum(torch.maximum(_quantiles(working_precision(x), self.centers), low), high)
+        return {"centers": positions, "log_width": torch.log(self.overlap * _spacing(positions, high - low))}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         values, centers = working_precision(x).unsqueeze(-2), working_precision(params["centers"])
         log_width = working_precision(params["log_width"])
         epsilon = torch.exp(-log_width)
         if self.extrapolation == "formula":
-            # The difference first: it is exact near a center, however far both are from zero.
+            # The difference is exact near a center, however far both are from zero.
             bumps = self._profile((values - centers) * epsilon)
         else:
             width = torch.exp(log_width)
             low = (centers - width).amin(-2, keepdim=True)
             high = (centers + width).amax(-2, keepdim=True)
-            near = torch.minimum(torch.maximum(values, low), high)
-            u = (near - centers) * epsilon
-            at = self._profile(u)
-            bumps = at + self._slope(u, at) * epsilon * (values - near)
+            clamped = torch.minimum(torch.maximum(values, low), high)
+            u = (clamped - centers) * epsilon
+            value = self._profile(u)
+            bumps = value + self._slope(u, value) * epsilon * (values - clamped)
         return DenseFeatures(bumps.flatten(-2).to(x.dtype))
 
 
@@ -125,18 +116,18 @@ class RadialBasis(Expansion):
 class GaussianRBF(RadialBasis, name="gaussian_rbf"):
     """Gaussian bumps around centers: κ(x) = [φ₁(x), …, φ_G(x)], φ_g(x) = exp(−(ε_g(x − c_g))²), basis-major, D = m·G.
 
-    Centers and widths are buffers `centers` and `log_width` = −log ε, `(G, m)`; `kapsi.calibrate` sets them from data. Far
-    from all centers value and gradient vanish, as the formula says: in float32 from ten widths on. Calibrate, or choose
-    `extrapolation="linear"`, where inputs may lie there.
+    Centers and widths are buffers `centers` and `log_width` = −log ε, `(G, m)`; `kapsi.calibrate` sets them from data. Ten
+    widths away from all centers value and gradient vanish in float32. Calibrate, or choose `extrapolation="linear"`, for
+    such inputs.
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
-        overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
-        placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
-        extrapolation: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
-            tangent there.
-        learnable: whether centers and widths are trained.
+        low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
+        overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
+        placement: of centers in calibration: `uniform`: evenly over the range of the data; `quantile`: with equal fractions
+            of the data around each, and widths from the distances to neighbors.
+        extrapolation: farther than a width beyond all centers. `formula`: as everywhere; `linear`: tangents of the bumps.
+        learnable: train centers and widths.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".
 
@@ -159,16 +150,16 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
     """Inverse quadratic bumps around centers: φ_g(x) = 1 / (1 + (ε_g(x − c_g))²), basis-major, D = m·G.
 
     Centers and widths are buffers `centers` and `log_width` = −log ε, `(G, m)`; `kapsi.calibrate` sets them from data. Far
-    from all centers the bumps fall as 1/x² and still have a gradient.
+    from all centers the bumps fall as 1/x² and keep a gradient.
 
     Args:
         centers: G, their number for each input, 1 to 100,000.
-        low, high: the first and the last center before calibration, in units of the inputs, up to 10¹⁵ in size.
-        overlap: the width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
-        placement: how `kapsi.calibrate` places centers, `uniform` over the range of the data or by `quantile`.
-        extrapolation: farther than one width beyond all centers, `formula`: as everywhere; `linear`: every bump goes on as its
-            tangent there.
-        learnable: whether centers and widths are trained.
+        low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
+        overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
+        placement: of centers in calibration: `uniform`: evenly over the range of the data; `quantile`: with equal fractions
+            of the data around each, and widths from the distances to neighbors.
+        extrapolation: farther than a width beyond all centers. `formula`: as everywhere; `linear`: tangents of the bumps.
+        learnable: train centers and widths.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".
 
@@ -187,21 +178,21 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
 
 
 def _quantiles(x: Tensor, count: int) -> Tensor:
-    """Return the quantiles ½/count, 1½/count, …, `(count, m)`: the middles of equal shares of the data."""
+    """Return the quantiles ½/count, 1½/count, …, `(count, m)`: the middles of equal fractions of the data."""
     ordered = x.sort(0).values
-    share = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) / count
-    place = share * (len(x) - 1)
-    below = place.floor().long()
+    fraction = (torch.arange(count, dtype=torch.float64, device=x.device) + 0.5) / count
+    position = fraction * (len(x) - 1)
+    below = position.floor().long()
     above = (below + 1).clamp_max(len(x) - 1)
-    return torch.lerp(ordered[below], ordered[above], (place - below).to(x.dtype).unsqueeze(-1))
+    return torch.lerp(ordered[below], ordered[above], (position - below).to(x.dtype).unsqueeze(-1))
 
 
-def _spacing(places: Tensor, length: Tensor) -> Tensor:
-    """Return the mean distance of each place `(G, m)` to its neighbors; `length` `(m,)` where there is none."""
-    count = len(places)
+def _spacing(positions: Tensor, length: Tensor) -> Tensor:
+    """Return the mean distance of each position `(G, m)` to its neighbors, or `length` `(m,)` for a single position."""
+    count = len(positions)
     if count == 1:
         return length.unsqueeze(0)
-    gaps = places.diff(dim=0)
-    each = (torch.cat((gaps[:1], gaps)) + torch.cat((gaps, gaps[-1:]))) / 2
-    mean = (places[-1] - places[0]) / (count - 1)
-    return torch.maximum(each, torch.where(mean > 0, mean / 10, length / count))
+    gaps = positions.diff(dim=0)
+    distances = (torch.cat((gaps[:1], gaps)) + torch.cat((gaps, gaps[-1:]))) / 2
+    mean = (positions[-1] - positions[0]) / (count - 1)
+    return torch.maximum(distances, torch.where(mean > 0, mean / 10, length / count))

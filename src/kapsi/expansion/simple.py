@@ -1,4 +1,4 @@
-"""Expansions that keep the number of columns: the inputs, whether they are above a threshold, reciprocals, linear maps."""
+"""Expansions with one column per input: identity, threshold, reciprocal, linear map."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Identity(Expansion, name="identity"):
 class Binarize(Expansion, name="binarize"):
     """Whether each input is above a threshold: κ(x) = 1 where x > θ, else 0, D = m.
 
-    There is no slope anywhere: what stands before it is not trained. Sparse inputs stay sparse where zeros make zeros, θ ≥ 0.
+    The gradient is zero, so steps before κ are not trained. Sparse inputs stay sparse for θ ≥ 0.
 
     Args:
         threshold: θ, any finite number, in units of the inputs.
@@ -75,22 +75,20 @@ class Binarize(Expansion, name="binarize"):
         return self.threshold >= 0
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        made = features_of(x)
-        above = (working_precision(made.values) > self.threshold).to(x.dtype)
-        return replace(
-            made, values=torch.where(made.values.isnan(), made.values, above)
-        )  # not a number stays what it is
+        features = features_of(x)
+        above = (working_precision(features.values) > self.threshold).to(x.dtype)
+        return replace(features, values=torch.where(features.values.isnan(), features.values, above))  # NaN stays NaN
 
 
 @dataclass(frozen=True)
 class Reciprocal(Expansion, name="reciprocal"):
     """The reciprocal of each input: κ(x) = 1/x, D = m.
 
-    Nearer to zero than ε the pole is bridged by the odd 2x/ε² − x³/ε⁴, which meets 1/x at ±ε in value and slope: values
-    stay within 1.1/ε, and an input of zero gives zero.
+    For `|x|` < ε the pole is bridged by 2x/ε² − x³/ε⁴, equal to 1/x at ±ε in value and slope: values stay within 1.1/ε, and
+    zero maps to zero.
 
     Args:
-        eps: ε, the smallest `|x|` whose reciprocal is exact, 10⁻⁶ to 1,000, in units of the inputs.
+        eps: ε, the smallest `|x|` with an exact reciprocal, 10⁻⁶ to 1,000, in units of the inputs.
 
     Source: arXiv 2407.04819, "Identity and Reciprocal Data Expansion".
 
@@ -111,7 +109,7 @@ class Reciprocal(Expansion, name="reciprocal"):
         return True
 
     def heavy_tailed(self) -> bool:
-        """Return True: the reciprocal of a normal input has no finite variance but for the bridge."""
+        """Return True: without the bridge, the reciprocal of a normal input has infinite variance."""
         return True
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
@@ -123,14 +121,14 @@ class Reciprocal(Expansion, name="reciprocal"):
 class LinearExpansion(Expansion, name="linear"):
     """A given linear map of the inputs: κ(x) = c·x, c·x C_post or c·C_pre xᵀ, D = m.
 
-    The matrix C is a constant that is saved with the model and not trained. It stands in the specification, or is set
-    later by `head.assign("expansion", matrix=…)` and is the identity until then.
+    The matrix C is a constant: saved with the model, not trained. Give it in the specification, or later with
+    `head.assign("expansion", matrix=…)`; until then C is the identity.
 
     Args:
         scale: c, not zero; 10⁻¹⁵ to 10¹⁵ in size, so that squares of columns stay within float32.
-        side: where the matrix stands: `none`, there is none; `post`, after the inputs as a row, so that each of its
-            columns makes one column of κ; `pre`, before the inputs as a column, so that each of its rows does.
-        matrix: C by rows, m lists of m numbers; needs `side` to be `post` or `pre`.
+        side: position of the matrix: `none`: no matrix; `post`: x C, a column of κ for each column of C; `pre`: C xᵀ, a
+            column of κ for each row of C.
+        matrix: C by rows, m lists of m numbers; needs `side` `post` or `pre`.
 
     Raises:
         SpecError: the matrix is not m×m, for the m inputs of the head.
@@ -141,10 +139,10 @@ class LinearExpansion(Expansion, name="linear"):
         >>> import torch
         >>> LinearExpansion(2.0)(torch.tensor([1.0, 10.0]), {}).dense()
         tensor([ 2., 20.])
-        >>> given = {"matrix": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
-        >>> LinearExpansion(side="post")(torch.tensor([1.0, 10.0]), given).dense()
+        >>> tensors = {"matrix": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+        >>> LinearExpansion(side="post")(torch.tensor([1.0, 10.0]), tensors).dense()
         tensor([31., 42.])
-        >>> LinearExpansion(side="pre")(torch.tensor([1.0, 10.0]), given).dense()
+        >>> LinearExpansion(side="pre")(torch.tensor([1.0, 10.0]), tensors).dense()
         tensor([21., 43.])
     """
 
@@ -155,10 +153,8 @@ class LinearExpansion(Expansion, name="linear"):
     matrix: tuple[tuple[float, ...], ...] | None = None
 
     def check(self) -> None:
-        if self.scale == 0:
-            raise SpecError("LinearExpansion(scale=0.0): scale must not be zero, or every column is")
         if not 1e-15 <= abs(self.scale) <= 1e15:
-            raise SpecError(f"LinearExpansion(scale={self.scale}): scale must be 1e-15 to 1e+15 in size")
+            raise SpecError(f"LinearExpansion(scale={self.scale}): scale must be 1e-15 to 1e+15 in size, and not zero")
         if self.matrix is not None and self.side == "none":
             raise SpecError("LinearExpansion(matrix=…, side='none'): choose side='post' or side='pre'")
         rows = len(self.matrix or ())

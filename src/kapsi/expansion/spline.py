@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
@@ -319,7 +319,7 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
         outside = (x < low - slack) | (x > high + slack)
         if bool(outside.any()):
             first = x[outside][0].item()
-            raise SpecError(
+            raise DataError(
                 f"BSpline(extrapolation='error'): {int(outside.sum()):,} inputs are out of range, the first is {first:.6g}"
             )
 

@@ -23,7 +23,7 @@ def pieces_on_knots(x: Tensor, knots: Tensor, degree: int) -> tuple[Tensor, Tens
 
     Returns:
         The inputs clamped to the range; the interval of each, equal to the index of its first function; the functions
-        `(..., degree + 1, m)`; and the terms whose differences are the slopes, `(..., degree, m)`.
+        `(..., degree + 1, m)`; and terms with the slopes as differences, `(..., degree, m)`.
     """
     ends = knots[degree : len(knots) - degree]
     clamped = x.clamp(ends[0], ends[-1])
@@ -40,16 +40,16 @@ def pieces_on_knots(x: Tensor, knots: Tensor, degree: int) -> tuple[Tensor, Tens
 
 
 def _pieces(points: Sequence[Tensor], window: Sequence[Tensor], one: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the degree + 1 non-zero functions on an interval, and the terms whose differences are their slopes.
+    """Return the degree + 1 non-zero functions on an interval, and terms with their slopes as differences.
 
     Recursion of Cox and de Boor with a point for each degree. If all points equal x, the results are the values at x; with
-    `degree` consecutive knots of a finer grid they are weights of these functions in one function of the finer grid (Oslo
-    algorithm, or blossoming). No divisor is zero for an interval of positive width, also with repeated knots.
+    `degree` consecutive knots of a finer grid, weights of these functions in a function of the finer grid (Oslo algorithm,
+    or blossoming). No divisor is zero for an interval of positive width, also with repeated knots.
 
     Args:
-        points: one for each degree from 1.
+        points: a point for each degree from 1.
         window: the last `degree` knots up to the lower end of the interval, and the first `degree` from its upper end.
-        one: a one in the shape of the result.
+        one: ones in the shape of the result.
     """
     degree = len(points)
     basis = [one]

@@ -1,4 +1,4 @@
-"""Decision trees: which leaf a row ends in."""
+"""Decision trees: indicators of leaves."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ __all__ = ["TreeLeaves"]
 
 @dataclass(frozen=True)
 class TreeLeaves(Expansion, name="tree_leaves"):
-    """The leaf of each tree that a row ends in: κ(x)_l = Π [x_f ≤ θ or x_f > θ] over the splits on the path to leaf l, D = leaves.
+    """The leaf of each tree reached by a row: κ(x)_l = Π [x_f ≤ θ or x_f > θ] over the splits on the path to leaf l, D =
+    leaves.
 
-    Of each tree one column is 1 and the others are 0; with a dense ψ that has the values of the leaves, this is a decision tree
-    or a sum of them. All rows and trees go down one level at a time, so the work is that of the depth and not of the splits.
+    For each tree a single column is 1 and the others are 0; a dense ψ with the values of the leaves makes a decision tree
+    or a sum of trees. All rows and trees descend a level at a time, so the cost grows with the depth, not with the number
+    of splits.
 
-    A node has a number: the splits 0 to S − 1, S = leaves − trees, the leaves from S on in the order of columns. The buffers are
-    `roots` `(trees,)`, the first node of each tree; `feature` and `threshold` `(S,)`, the input and θ of each split; `branches`
-    `(2, S)`, the nodes where x_f ≤ θ (first row) and where not, with larger numbers than the split itself; `inputs`, m; and with
-    `missing` also `missing_left` `(S,)`, whether an input that is not a number goes the first way.
+    Nodes are numbered: the splits 0 to S − 1, S = leaves − trees, then the leaves from S in the order of columns. The
+    buffers are `roots` `(trees,)`, the first node of each tree; `feature` and `threshold` `(S,)`, the input and θ of each
+    split; `branches` `(2, S)`, the next nodes for x_f ≤ θ (first row) and x_f > θ, with larger numbers than the split
+    itself; `inputs`, m; and with `missing` also `missing_left` `(S,)`, whether NaN takes the first branch.
 
-    Before calibration the splits are at quantiles of a standard normal distribution; `kapsi.calibrate` puts each at the median of
-    the rows that reach it. There is no slope anywhere: what stands before κ is not trained.
+    Before calibration the splits are at quantiles of a standard normal distribution; `kapsi.calibrate` puts each at the
+    median of the rows that reach the split. The gradient is zero, so steps before κ are not trained.
 
     Args:
         leaves: D, of all trees together, at least as many as trees, to 10,000,000.
         trees: number of trees, 1 to 1,000,000.
-        depth: largest number of splits on a path, at least that of balanced trees, to 1,000.
-        single: whether inputs are rounded to float32 before they are compared, as scikit-learn's trees do.
-        missing: whether a value that is not a number is missing and goes a stated way; without it makes its row not a number.
+        depth: largest number of splits on a path, at least the depth of balanced trees, to 1,000.
+        single: round inputs to float32 before comparisons, as scikit-learn's trees do.
+        missing: treat NaN as missing and send it to a branch given by `missing_left`; False: a NaN spoils its row.
 
     Raises:
-        SpecError: fewer leaves than trees, or a depth too small for balanced trees of so many leaves.
+        SpecError: fewer leaves than trees, or a depth too small for balanced trees with this number of leaves.
 
     Source: Breiman, Friedman, Olshen and Stone, Classification and Regression Trees (1984), section 2.
 
@@ -76,10 +78,10 @@ class TreeLeaves(Expansion, name="tree_leaves"):
             raise SpecError(
                 f"TreeLeaves(leaves={self.leaves}, trees={self.trees}): a tree has at least one leaf; give as many leaves as trees"
             )
-        least = math.ceil(math.log2(-(-self.leaves // self.trees)))
-        if self.depth < least:
+        min_depth = math.ceil(math.log2(-(-self.leaves // self.trees)))
+        if self.depth < min_depth:
             raise SpecError(
-                f"TreeLeaves(leaves={self.leaves}, trees={self.trees}, depth={self.depth}): the depth must be at least {least}"
+                f"TreeLeaves(leaves={self.leaves}, trees={self.trees}, depth={self.depth}): the depth must be at least {min_depth}"
             )
 
     def factors(self, in_features: int) -> tuple[int, int]:
@@ -88,30 +90,30 @@ class TreeLeaves(Expansion, name="tree_leaves"):
     def params(self, in_features: int) -> Params:
         splits = self.leaves - self.trees
 
-        def first(name: str, shape: tuple[int, ...], dtype: torch.dtype | None = torch.int64) -> Param:
+        def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype | None = torch.int64) -> Param:
             init = functools.partial(_first, self.leaves, self.trees, in_features, name)
             return Param(shape, init, trainable=False, dtype=dtype)
 
-        declared = {
+        params = {
             "inputs": Param((1,), (float(in_features),), trainable=False, dtype=torch.int64),
-            "roots": first("roots", (self.trees,)),
-            "feature": first("feature", (splits,)),
-            "threshold": first("threshold", (splits,), None),
-            "branches": first("branches", (2, splits)),
+            "roots": buffer("roots", (self.trees,)),
+            "feature": buffer("feature", (splits,)),
+            "threshold": buffer("threshold", (splits,), None),
+            "branches": buffer("branches", (2, splits)),
         }
         if self.missing:
-            declared["missing_left"] = Param((splits,), "zeros", trainable=False, dtype=torch.bool)
-        return declared
+            params["missing_left"] = Param((splits,), "zeros", trainable=False, dtype=torch.bool)
+        return params
 
     def validate(self, tensors: Tensors) -> None:
-        """Raise a `SpecError` where nodes and children are no trees of this depth."""
+        """Raise a `SpecError` unless the nodes form trees of this depth."""
         splits, nodes = self.leaves - self.trees, 2 * self.leaves - self.trees
         roots, feature, children = (tensors[name].cpu() for name in ("roots", "feature", "branches"))
         inputs = int(tensors["inputs"])
         if bool(((feature < 0) | (feature >= inputs)).any()):
             raise SpecError(f"TreeLeaves: feature: expected numbers of inputs from 0 to {inputs - 1}")
-        every = torch.cat((roots, children.flatten()))
-        if not torch.equal(every.sort().values, torch.arange(nodes)):
+        all_nodes = torch.cat((roots, children.flatten()))
+        if not torch.equal(all_nodes.sort().values, torch.arange(nodes)):
             raise SpecError(
                 f"TreeLeaves: roots and branches: expected each of the nodes 0 to {nodes - 1} once, splits before leaves; "
                 "assign them together"
@@ -125,7 +127,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
             raise SpecError(f"TreeLeaves(depth={self.depth}): branches: a leaf lies {max(level)} splits deep")
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return thresholds at the median of the rows that reach each split; where there are none they stay."""
+        """Return thresholds at the median of the rows reaching each split; splits without rows keep theirs."""
         feature, children = params["feature"].tolist(), params["branches"].T.tolist()
         threshold = params["threshold"].detach().cpu().double()
         values = x.detach().cpu()
@@ -147,35 +149,37 @@ class TreeLeaves(Expansion, name="tree_leaves"):
         threshold = working_precision(params["threshold"])
         values = working_precision(x)
         values = (values.float() if self.single else values).to(threshold.dtype)
-        # What is infinite is not above a threshold that stands for infinity.
+        # Infinity must not exceed a threshold that stands for infinity.
         values = values.clamp(max=torch.finfo(values.dtype).max)
         feature, (left, right) = params["feature"], params["branches"].unbind(0)
         for _ in range(self.depth if splits else 0):
-            place = node.clamp_max(splits - 1)
-            value = values.gather(-1, feature[place])
-            first = value <= threshold[place]
+            split = node.clamp_max(splits - 1)
+            value = values.gather(-1, feature[split])
+            first = value <= threshold[split]
             if self.missing:
-                first = torch.where(value.isnan(), params["missing_left"][place], first)
-            node = torch.where(node < splits, torch.where(first, left[place], right[place]), node)
-        made = torch.zeros((*x.shape[:-1], self.leaves), dtype=x.dtype, device=x.device).scatter(-1, node - splits, 1.0)
+                first = torch.where(value.isnan(), params["missing_left"][split], first)
+            node = torch.where(node < splits, torch.where(first, left[split], right[split]), node)
+        result = torch.zeros((*x.shape[:-1], self.leaves), dtype=x.dtype, device=x.device).scatter(
+            -1, node - splits, 1.0
+        )
         if self.missing:
-            return DenseFeatures(made)
-        return DenseFeatures(torch.where(x.isnan().any(-1, keepdim=True), torch.nan, made))
+            return DenseFeatures(result)
+        return DenseFeatures(torch.where(x.isnan().any(-1, keepdim=True), torch.nan, result))
 
 
 def _first(
     leaves: int, trees: int, in_features: int, name: str, shape: tuple[int, ...], generator: Generator | None
 ) -> Tensor:
-    """Return a buffer of balanced trees, split at quantiles of a normal distribution, by inputs in turn."""
+    """Return a buffer of balanced trees, split at quantiles of a normal distribution, cycling through the inputs."""
     splits = leaves - trees
     roots: list[int] = []
     rows: list[tuple[int, float, int, int]] = []
     counts = [leaves // trees + (tree < leaves % trees) for tree in range(trees)]
     begin, column = 0, splits
     for tree, count in enumerate(counts):
-        share = 0.3 + 0.4 * (tree + 0.5) / trees
+        fraction = 0.3 + 0.4 * (tree + 0.5) / trees
         roots.append(begin if count > 1 else column)
-        rows += _balanced(count, begin, column, in_features, tree, share)
+        rows += _balanced(count, begin, column, in_features, tree, fraction)
         begin, column = begin + count - 1, column + count
     if name == "roots":
         return torch.tensor(roots)
@@ -187,20 +191,20 @@ def _first(
 
 
 def _balanced(
-    count: int, begin: int, column: int, inputs: int, tree: int, share: float
+    count: int, begin: int, column: int, inputs: int, tree: int, fraction: float
 ) -> Iterator[tuple[int, float, int, int]]:
     """Yield (feature, threshold, first child, second child) of the splits of a tree, parents before children."""
     if count == 1:
         return
-    # Of each split: how many leaves are below it, the first of them, its level, and what is left of each input's range.
+    # For each split: number of leaves below, the first of these leaves, level, and remaining range of each input.
     Ranges = dict[int, tuple[float, float]]
-    waiting: list[tuple[int, int, int, Ranges]] = [(count, column, 0, {})]
-    following = begin + 1
-    while waiting:
-        below, leaf, level, ranges = waiting.pop(0)
+    queue: list[tuple[int, int, int, Ranges]] = [(count, column, 0, {})]
+    next_node = begin + 1
+    while queue:
+        below, leaf, level, ranges = queue.pop(0)
         feature = (tree + level) % inputs
         low, high = ranges.get(feature, (0.0, 1.0))
-        middle = low + share * (high - low)
+        middle = low + fraction * (high - low)
         children = []
         for part, start, side in (
             ((below + 1) // 2, leaf, (low, middle)),
@@ -209,7 +213,7 @@ def _balanced(
             if part == 1:
                 children.append(start)
             else:
-                children.append(following)
-                following += 1
-                waiting.append((part, start, level + 1, {**ranges, feature: side}))
+                children.append(next_node)
+                next_node += 1
+                queue.append((part, start, level + 1, {**ranges, feature: side}))
         yield feature, NormalDist().inv_cdf(min(max(middle, 1e-12), 1 - 1e-12)), children[0], children[1]

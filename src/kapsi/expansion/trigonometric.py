@@ -39,11 +39,11 @@ class _Three(Expansion):
 class Trigonometric(_Three, name="trigonometric"):
     """Cosine, sine and tangent: κ(x) = [cos x, sin x, tan x], D = 3m.
 
-    The tangent is exact up to 1/ε. Nearer to a pole, where c = cot x lies within ±ε, it is bridged by the odd
-    2c/ε² − c³/ε⁴, which meets 1/c in value and slope: values stay within 1.1/ε, and the pole itself gives zero.
+    The tangent is exact up to 1/ε. Near a pole, for c = cot x within ±ε, it is bridged by 2c/ε² − c³/ε⁴, equal to 1/c at ±ε
+    in value and slope: values stay within 1.1/ε, and the pole maps to zero.
 
     Args:
-        eps: ε, about the distance from a pole at which the tangent leaves its formula, 10⁻⁶ to 1, in radians.
+        eps: ε, about the distance from a pole at which the bridge begins, 10⁻⁶ to 1, in radians.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
 
@@ -58,7 +58,7 @@ class Trigonometric(_Three, name="trigonometric"):
     eps: float = option(0.01, minimum=1e-6, maximum=1.0)
 
     def heavy_tailed(self) -> bool:
-        """Return True: the tangent has a pole in every period, so no range of inputs is free of large values."""
+        """Return True: the tangent has a pole in every period."""
         return True
 
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,11 +70,11 @@ class Trigonometric(_Three, name="trigonometric"):
 class Hyperbolic(_Three, name="hyperbolic"):
     """Hyperbolic cosine, sine and tangent: κ(x) = [cosh x, sinh x, tanh x], D = 3m.
 
-    Beyond `|x|` = p the first two go on as their tangents at ±p. At the largest p they and their squares stay within
-    float32 for `|x|` up to 1,000; in float16, which ends at 65,504, choose p of at most 4 for such inputs.
+    Beyond `|x|` = p, cosh and sinh continue as their tangents at ±p. At the largest p values and squares stay within
+    float32 for `|x|` up to 1,000; in float16, with a maximum of 65,504, choose p of at most 4 for such inputs.
 
     Args:
-        cutoff: p, up to where cosh and sinh are exact, 0.1 to 30.
+        cutoff: p, largest `|x|` with exact cosh and sinh, 0.1 to 30.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
 
@@ -98,11 +98,11 @@ class Hyperbolic(_Three, name="hyperbolic"):
 class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_trigonometric",)):
     """Inverse cosine, sine and tangent: κ(x) = [arccos x, arcsin x, arctan x], D = 3m.
 
-    The first two are exact for `|x|` ≤ 1 − δ and go on as their tangents beyond: their slopes, infinite at ±1, stay within
-    1/√(2δ − δ²), which is 7.1 at the default, and inputs outside of [−1, 1] still tell apart.
+    arccos and arcsin are exact for `|x|` ≤ 1 − δ and continue as tangents: slopes, infinite at ±1, stay within 1/√(2δ −
+    δ²), which is 7.1 at the default, and inputs outside of [−1, 1] remain distinguishable.
 
     Args:
-        margin: δ, the distance from ±1 at which arccos and arcsin leave their formulas, 10⁻⁶ to 0.5.
+        margin: δ, distance from ±1 at which the tangents begin, 10⁻⁶ to 0.5.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions".
 
@@ -129,14 +129,14 @@ class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_t
 class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbolic",)):
     """Inverse hyperbolic cosine, sine and tangent: κ(x) = [arccosh x, arcsinh x, arctanh x], D = 3m.
 
-    The first lives on [1, ∞), the last on (−1, 1). arccosh is exact for x ≥ 1 + δ, arctanh for `|x|` ≤ 1 − δ, and both go on
-    as their tangents beyond, with slopes of 1/√(2δ + δ²) and 1/(2δ − δ²), 7.1 and 50 at the default.
+    arccosh has the domain [1, ∞), arctanh (−1, 1). arccosh is exact for x ≥ 1 + δ, arctanh for `|x|` ≤ 1 − δ; both continue
+    as tangents, with slopes of 1/√(2δ + δ²) and 1/(2δ − δ²), 7.1 and 50 at the default.
 
     Args:
-        margin: δ, the distance from ±1 at which arccosh and arctanh leave their formulas, 10⁻⁶ to 0.5.
+        margin: δ, distance from ±1 at which the tangents begin, 10⁻⁶ to 0.5.
 
     Source: arXiv 2407.04819, "Hyperbolic Function and Trigonometric Function based Data Expansions", as in the paper's
-        overview of functions; the formula there has sinh and tanh in the places of their inverses.
+        overview of functions; the formula in the text has sinh and tanh in place of the inverses.
 
     Example:
         >>> import torch
@@ -166,9 +166,9 @@ class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbo
 def _tangent_beyond(
     x: Tensor, function: Callable[[Tensor], Tensor], ends: tuple[float, float], slopes: tuple[float, float]
 ) -> Tensor:
-    """Return a function where x lies between two ends, and its tangents beyond; an end at infinity has none.
+    """Return a function between two ends, and its tangents beyond; an infinite end has no tangent.
 
-    The slopes are given: from an end that is rounded to float32 they would lose the digits of a small margin.
+    Slopes are arguments, because an end rounded to float32 would lose the digits of a small margin.
     """
     low, high = ends
     y = function(x.clamp(low, high)) + slopes[0] * torch.where(x < low, x - low, 0.0)
