@@ -18,9 +18,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.multiclass import _ovr_decision_function
 
 import kapsi as kp
+from kapsi.zoo.kernel_svm import convert, fit_dual, fit_primal, from_sklearn, one_vs_rest, spec, support, vote
 from kapsi.zoo.kernel_svm import dual as kernel_svm_dual
-from kapsi.zoo.kernel_svm import fit_dual, fit_primal, from_sklearn, machine, one_vs_rest, spec, support, vote
-from kapsi.zoo.kernel_svm.dual import DualProgress, classification, regression, solve_dual
+from kapsi.zoo.kernel_svm.dual import DualOptions, DualProgress, classification, regression, solve_dual
+from kapsi.zoo.kernel_svm.model import MAPS
 from kapsi.zoo.kernel_svm.parity import PARITY
 
 FEW = settings(max_examples=15, deadline=None, derandomize=True)
@@ -52,7 +53,7 @@ def test_specifications_of_all_kernels_and_maps() -> None:
     assert spec("rbf", 3, 1).widths == (3, 1)
     made = {
         (kernel, features): spec(kernel, 3, features=features, count=7).layers[0].heads[0].expansion
-        for kernel, maps in machine.MAPS.items()
+        for kernel, maps in MAPS.items()
         for features in maps
     }
     assert made["polynomial", "explicit"] == kp.PolynomialMap(3, coef0=0.0)
@@ -71,12 +72,12 @@ def test_specifications_of_all_kernels_and_maps() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("laplacian", 3), {}, "choose from linear, polynomial, rbf, sigmoid"),
-        (("rbf", 3), {"features": "explicit"}, "the rbf kernel has centers, random_fourier, nystrom"),
-        (("sigmoid", 3), {"features": "nystrom"}, "the sigmoid kernel has centers"),
-        (("rbf", 3, 0), {}, "classes=0"),
-        (("rbf", 3, 2.0), {}, "classes=2.0"),
-        (("rbf", 3), {"decision": "ovo"}, "choose pairs or classes"),
+        (("laplacian", 3), {}, "expected one of linear, polynomial, rbf, sigmoid"),
+        (("rbf", 3), {"features": "explicit"}, "of the rbf kernel: expected one of centers, random_fourier, nystrom"),
+        (("sigmoid", 3), {"features": "nystrom"}, "of the sigmoid kernel: expected one of centers"),
+        (("rbf", 3, 0), {}, "classes.*got 0"),
+        (("rbf", 3, 2.0), {}, "classes.*got 2.0"),
+        (("rbf", 3), {"decision": "ovo"}, "expected one of pairs, classes"),
         (("linear", 3), {"gamma": 1.0}, "the linear kernel has no gamma"),
         (("rbf", 3), {"degree": 2}, "the rbf kernel has no degree"),
         (("rbf", 3), {"coef0": 1.0}, "the rbf kernel has no coef0"),
@@ -143,9 +144,9 @@ def test_votes_are_those_of_libsvm(classes, seed) -> None:
 def test_values_of_no_number_of_classes() -> None:
     for function in (vote, one_vs_rest):
         for columns in (0, 2, 4, 5):
-            with pytest.raises(kp.SpecError, match="1, 3, 6, 10"):
+            with pytest.raises(kp.DataError, match="1, 3, 6, 10"):
                 function(torch.ones(3, columns))
-    with pytest.raises(kp.SpecError, match="two classes have one value"):
+    with pytest.raises(kp.DataError, match="two classes have one value"):
         one_vs_rest(torch.ones(3, 1))
     assert vote(torch.ones(2, 5, 3)).shape == (2, 5)
     assert one_vs_rest(torch.ones(2, 5, 6, dtype=torch.float32)).dtype == torch.float32
@@ -264,19 +265,19 @@ def with_probability() -> svm.SVC:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: "SVC", {}, "expected SVC, NuSVC, SVR, NuSVR, LinearSVC or LinearSVR, got str"),
+        (lambda: "SVC", {}, "expected SVC, NuSVC, SVR, NuSVR, LinearSVC, LinearSVR; got str"),
         (lambda: svm.OneClassSVM().fit(np.ones((3, 2))), {}, "got OneClassSVM"),
-        (lambda: make_pipeline(StandardScaler(), svm.SVC()), {}, "got Pipeline; of a pipeline give the last step"),
+        (lambda: make_pipeline(StandardScaler(), svm.SVC()), {}, "got Pipeline; for a pipeline pass the last step"),
         (svm.SVC, {}, "the SVC is not fitted"),
         (svm.LinearSVR, {}, "the LinearSVR is not fitted"),
         (lambda: svm.SVC(kernel="precomputed").fit(np.eye(4), [0, 1, 0, 1]), {}, "the kernel is precomputed"),
         (lambda: fitted(kernel=lambda a, b: a @ b.T), {}, "the kernel is a function"),
         (with_probability, {}, "probability=True"),
         (fitted, {"explicit": True}, "explicit is for the polynomial kernel, this is rbf"),
-        (lambda: svm.LinearSVC().fit([[0.0], [1.0]], [0, 1]), {"explicit": True}, "a linear model is explicit"),
+        (lambda: svm.LinearSVC().fit([[0.0], [1.0]], [0, 1]), {"explicit": True}, "this is linear"),
         (lambda: fitted(kernel="poly", degree=40, gamma=0.01), {}, "degree must be at most 32"),
         (lambda: fitted(kernel="poly", coef0=-0.5), {"explicit": True}, "coef0 must be at least 0"),
-        (lambda: fitted(gamma=0.0), {}, "gamma is 0, it must be above 0"),
+        (lambda: fitted(gamma=0.0), {}, "gamma is 0, expected a finite number above 0"),
     ],
 )
 def test_what_is_not_carried_over(make, options, message) -> None:
@@ -285,8 +286,8 @@ def test_what_is_not_carried_over(make, options, message) -> None:
 
 
 def test_too_many_support_vectors_to_be_made_dense(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "LARGEST_SUPPORT", 50)
-    with pytest.raises(kp.SpecError, match="support vectors of 3 inputs are more than the 50 numbers"):
+    monkeypatch.setattr(convert, "LARGEST_SUPPORT", 50)
+    with pytest.raises(kp.SpecError, match="support vectors of 3 inputs exceed 50 dense values"):
         from_sklearn(fitted())
 
 
@@ -416,7 +417,7 @@ def test_the_dual_reaches_the_objective_of_libsvm(kernel, cost, weight, sizes) -
     options = {"degree": 2, "coef0": 0.5} if kernel == "polynomial" else {}
     steps: list[DualProgress] = []
     made = {"kernel": kernel, "C": cost, "class_weight": weight, **options, **sizes}
-    ours = fit_dual(x, y, tolerance=1e-6, progress=steps.append, **made)
+    ours = fit_dual(x, y, tolerance=1e-6, on_step=steps.append, **made)
     theirs = svm.SVC(kernel=SKLEARN[kernel], C=cost, class_weight=weight, tol=1e-6, **options).fit(x, y)
     assert steps[-1].objective == pytest.approx(dual_objective(theirs), rel=1e-6)
     close(outputs(ours, x), theirs.decision_function(x), 1e-3)
@@ -425,7 +426,7 @@ def test_the_dual_reaches_the_objective_of_libsvm(kernel, cost, weight, sizes) -
     falls = np.diff([step.objective for step in steps])
     assert (falls <= 1e-9 * abs(steps[-1].objective)).all()
     # At the tolerance that is usual the objective is as near as is promised.
-    fit_dual(x, y, progress=steps.append, **made)
+    fit_dual(x, y, on_step=steps.append, **made)
     assert steps[-1].objective == pytest.approx(dual_objective(theirs), rel=1e-4)
 
 
@@ -434,7 +435,7 @@ def test_the_dual_reaches_the_objective_of_libsvm(kernel, cost, weight, sizes) -
 def test_primal_and_dual_meet(rows, width, cost, seed) -> None:
     x, y = blobs(rows, width, 2, seed)
     steps: list[DualProgress] = []
-    ours = fit_dual(x, y, C=cost, gamma=0.5, tolerance=1e-8, progress=steps.append)
+    ours = fit_dual(x, y, C=cost, gamma=0.5, tolerance=1e-8, on_step=steps.append)
     head = ours.layers[0].heads[0]
     beta, centers = head.psi["matrix"].detach().numpy()[0], head.kappa["centers"].numpy()
     norm = beta @ pairwise_kernels(centers, metric="rbf", gamma=0.5) @ beta
@@ -451,7 +452,7 @@ def test_the_dual_of_a_regression_reaches_the_objective_of_libsvm(kernel, epsilo
     options = {"degree": 2, "coef0": 0.5} if kernel == "polynomial" else {}
     steps: list[DualProgress] = []
     made = {"kernel": kernel, "C": 2.0, "epsilon": epsilon, **options, **sizes}
-    ours = fit_dual(x, y, sample_weight=weight, tolerance=1e-6, progress=steps.append, **made)
+    ours = fit_dual(x, y, sample_weight=weight, tolerance=1e-6, on_step=steps.append, **made)
     theirs = svm.SVR(kernel=SKLEARN[kernel], C=2.0, epsilon=epsilon, tol=1e-7, **options).fit(x, y, weight)
     assert steps[-1].objective == pytest.approx(dual_objective(theirs, y), rel=1e-6)
     close(outputs(ours, x), theirs.predict(x), 1e-4)
@@ -482,7 +483,7 @@ def test_several_classes_pair_by_pair(kernel) -> None:
 def test_a_kernel_that_is_not_positive_ends_where_the_conditions_are_met() -> None:
     x, y = blobs(150, 3, 2)
     steps: list[DualProgress] = []
-    ours = fit_dual(x, y, kernel="sigmoid", gamma=1.0, C=10.0, tolerance=1e-5, progress=steps.append)
+    ours = fit_dual(x, y, kernel="sigmoid", gamma=1.0, C=10.0, tolerance=1e-5, on_step=steps.append)
     assert steps[-1].violation <= 1e-5
     margin = (2 * y - 1) * outputs(ours, x)[:, 0].numpy()
     head = ours.layers[0].heads[0]
@@ -514,20 +515,20 @@ def test_equal_rows_of_different_classes() -> None:
 def test_rows_of_the_kernel_are_kept_within_the_bound() -> None:
     x = torch.from_numpy(blobs(100, 3, 2)[0])
     expected = pairwise_kernels(x.numpy(), metric="rbf", gamma=0.5)
-    lines = kernel_svm_dual._KernelRows(x, "rbf", 0.5, 3, 0.0, 8 * 100 * 20)
-    assert lines.kept.nbytes == 8 * 100 * 20
+    lines = kernel_svm_dual._KernelRows(x, DualOptions(gamma=0.5, cache=8 * 100 * 20 / 2**20))
+    assert lines.cached.nbytes == 8 * 100 * 20
     random = np.random.default_rng(0)
     for _ in range(50):
         rows = random.choice(100, size=int(random.integers(1, 40)), replace=False)
         weights = random.normal(size=len(rows))
         np.testing.assert_allclose(lines.product(rows, weights), weights @ expected[rows], atol=1e-13)
         np.testing.assert_allclose(lines.block(rows), expected[np.ix_(rows, rows)], atol=1e-14)
-        held = np.flatnonzero(lines.place >= 0)
-        np.testing.assert_allclose(lines.kept[lines.place[held]], expected[held], atol=1e-14)
+        held = np.flatnonzero(lines.slot >= 0)
+        np.testing.assert_allclose(lines.cached[lines.slot[held]], expected[held], atol=1e-14)
         assert len(held) <= 20
         assert np.isin(held, rows).sum() == min(20, len(rows))
-    assert kernel_svm_dual._KernelRows(x, "rbf", 0.5, 3, 0.0, 1.0).kept.shape == (4, 100)
-    assert kernel_svm_dual._KernelRows(x, "rbf", 0.5, 3, 0.0, 1e9).kept.shape == (100, 100)
+    assert kernel_svm_dual._KernelRows(x, DualOptions(gamma=0.5, cache=1e-6)).cached.shape == (4, 100)
+    assert kernel_svm_dual._KernelRows(x, DualOptions(gamma=0.5, cache=1e3)).cached.shape == (100, 100)
 
 
 def test_a_row_that_was_just_used_is_not_made_again(monkeypatch) -> None:
@@ -537,7 +538,7 @@ def test_a_row_that_was_just_used_is_not_made_again(monkeypatch) -> None:
     monkeypatch.setattr(
         kernel_svm_dual, "similarity", lambda kind, some, *rest: made.append(len(some)) or similarity(kind, some, *rest)
     )
-    lines = kernel_svm_dual._KernelRows(x, "rbf", 0.5, 3, 0.0, 8 * 30 * 10)
+    lines = kernel_svm_dual._KernelRows(x, DualOptions(gamma=0.5, cache=8 * 30 * 10 / 2**20))
     for rows in ([0, 1, 2, 3, 4, 5], [4, 5, 6, 7], [0, 8, 9], [10], [0, 8, 9]):
         lines.product(np.array(rows), np.ones(len(rows)))
     # The tenth slot is taken, and what was used longest ago goes: one of the rows 1 to 3.
@@ -551,7 +552,7 @@ def test_the_steps_that_are_allowed_are_over() -> None:
     ):
         model = fit_dual(x, y, C=10.0, iterations=5)
     assert model(torch.from_numpy(x)).shape == (200, 1)
-    solved = solve_dual(classification(y == 1, np.full(200, 1.0)), torch.from_numpy(x), kernel="rbf")
+    solved = solve_dual(classification(y == 1, np.full(200, 1.0)), torch.from_numpy(x))
     assert solved.converged
     assert solved.iterations > 5
     assert abs(solved.coefficients.sum()) < 1e-12
@@ -559,7 +560,7 @@ def test_the_steps_that_are_allowed_are_over() -> None:
 
 def test_a_solution_of_regression_has_its_rows_balanced() -> None:
     x = blobs(60, 3, 2)[0]
-    solved = solve_dual(regression(x[:, 0], np.full(60, 2.0), 0.1), torch.from_numpy(x), kernel="rbf")
+    solved = solve_dual(regression(x[:, 0], np.full(60, 2.0), 0.1), torch.from_numpy(x))
     assert abs(solved.coefficients.sum()) < 1e-12
     assert abs(solved.coefficients).max() <= 2.0
 
@@ -572,37 +573,37 @@ X, Y = blobs(20, 3, 2)
     [
         (scipy.sparse.csr_matrix(X), Y, {}, "use x.toarray"),
         (torch.from_numpy(X).to_sparse(), Y, {}, "use x.to_dense"),
-        ("rows", Y, {}, "expected inputs as numbers"),
+        ("rows", Y, {}, "x: expected numbers"),
         (X[0], Y, {}, "shape \\(rows, m\\)"),
         (X[:0], Y[:0], {}, "at least one row"),
-        (X * np.nan, Y, {}, "inputs must be finite"),
+        (X * np.nan, Y, {}, "x: expected finite numbers"),
         (X, Y[:-1], {}, "expected y of shape \\(20,\\)"),
         (X, Y[:, None], {}, "expected y of shape \\(20,\\)"),
-        (X, ["a"] * 20, {}, "expected y as class numbers"),
+        (X, ["a"] * 20, {}, "y .class numbers or numbers.: expected numbers"),
         (X, Y + 1, {}, "class numbers 0 to n − 1"),
         (X, Y * 2, {}, "got 0, 2"),
         (X, Y * 0, {}, "at least two classes"),
-        (X, Y + np.inf, {}, "y must be finite"),
-        (X, Y, {"kernel": "poly"}, "choose from rbf, linear, polynomial, sigmoid"),
-        (X, Y, {"C": 0.0}, "fit_dual\\(C=0.0\\): expected a finite number above 0"),
-        (X, Y, {"C": "1"}, "C='1'"),
-        (X, Y, {"gamma": 0.0}, "gamma=0.0"),
-        (X, Y, {"gamma": "wide"}, "expected scale, auto or a number"),
+        (X, Y + np.inf, {}, "y .*: expected finite numbers"),
+        (X, Y, {"kernel": "poly"}, "expected one of rbf, linear, polynomial, sigmoid"),
+        (X, Y, {"C": 0.0}, "fit_dual\\(C\\): expected a finite number above 0, got 0.0"),
+        (X, Y, {"C": "1"}, "C.*got '1'"),
+        (X, Y, {"gamma": 0.0}, "gamma.*got 0.0"),
+        (X, Y, {"gamma": "wide"}, "expected scale, auto or a finite number"),
         (X, Y, {"kernel": "linear", "gamma": 1.0}, "the linear kernel has no gamma"),
         (X, Y, {"degree": 2}, "the rbf kernel has no degree"),
         (X, Y, {"kernel": "polynomial", "degree": 0}, "degree=0"),
-        (X, Y, {"kernel": "polynomial", "coef0": np.nan}, "coef0=nan"),
+        (X, Y, {"kernel": "polynomial", "coef0": np.nan}, "coef0: expected a finite number, got nan"),
         (X, Y, {"epsilon": 0.1}, "epsilon is for regression"),
-        (X, Y * 1.0, {"epsilon": -0.1}, "epsilon=-0.1"),
+        (X, Y * 1.0, {"epsilon": -0.1}, "epsilon.*got -0.1"),
         (X, Y * 1.0, {"class_weight": "balanced"}, "class_weight is for class numbers"),
         (X, Y, {"class_weight": "even"}, "expected balanced"),
         (X, Y, {"class_weight": [1.0]}, "a number for each of 2 classes"),
-        (X, Y, {"class_weight": {2: 1.0}}, "the classes are 0 to 1"),
-        (X, Y, {"class_weight": {0: -1.0}}, "class_weight=-1.0"),
+        (X, Y, {"class_weight": {2: 1.0}}, "2 classes, 0 to 1"),
+        (X, Y, {"class_weight": {0: -1.0}}, "class_weight.*got -1.0"),
         (X, Y, {"class_weight": {0: 0.0}}, "all rows of class 0 have weight 0"),
-        (X, Y, {"sample_weight": np.ones(3)}, "sample_weight as 20 finite numbers"),
+        (X, Y, {"sample_weight": np.ones(3)}, "sample_weight as 20 numbers"),
         (X, Y, {"sample_weight": -np.ones(20)}, "of at least 0"),
-        (X, Y, {"sample_weight": "heavy"}, "sample_weight as 20"),
+        (X, Y, {"sample_weight": "heavy"}, "sample_weight: expected numbers"),
         (X, Y * 1.0, {"sample_weight": np.zeros(20)}, "all rows have weight 0"),
         (X, Y, {"tolerance": 0.0}, "tolerance=0.0"),
         (X, Y, {"iterations": 0}, "iterations=0"),
@@ -610,19 +611,19 @@ X, Y = blobs(20, 3, 2)
     ],
 )
 def test_data_and_options_of_the_dual_that_do_not_fit(x, y, options, message) -> None:
-    with pytest.raises(kp.SpecError, match=message):
+    with pytest.raises((kp.SpecError, kp.DataError), match=message):
         fit_dual(x, y, **options)
 
 
 @pytest.mark.parametrize(
     ("y", "model", "options", "message"),
     [
-        (Y, spec("linear", 3), {"loss": "mse"}, "choose hinge or squared_hinge"),
+        (Y, spec("linear", 3), {"loss": "mse"}, "expected one of hinge, squared_hinge"),
         (Y, "linear", {}, "expected a ModelSpec"),
         (Y * 1.0, spec("linear", 3), {}, "fit_dual has regression"),
         (Y, spec("linear", 4), {}, "the data need widths \\(3, 1\\)"),
         (np.arange(20) % 3, spec("linear", 3, 4), {}, "use spec\\(…, decision='classes'\\)"),
-        (Y, spec("linear", 3), {"C": -1.0}, "C=-1.0"),
+        (Y, spec("linear", 3), {"C": -1.0}, "C.*got -1.0"),
     ],
 )
 def test_data_and_options_of_the_primal_that_do_not_fit(y, model, options, message) -> None:
@@ -665,7 +666,7 @@ def test_derived_classes_are_refused() -> None:
 
     draw = np.random.default_rng(0)
     estimator = Shifted().fit(draw.normal(size=(20, 2)), draw.integers(0, 2, 20))
-    with pytest.raises(kp.SpecError, match="got Shifted; a class derived from one of them may compute something else"):
+    with pytest.raises(kp.SpecError, match="got Shifted; a derived class may compute something else"):
         from_sklearn(estimator)
 
 
@@ -679,5 +680,5 @@ def test_reversed_and_foreign_arrays() -> None:
 
 
 def test_kernels_that_are_no_names() -> None:
-    with pytest.raises(kp.SpecError, match="choose from linear, polynomial, rbf, sigmoid"):
+    with pytest.raises(kp.SpecError, match="expected one of linear, polynomial, rbf, sigmoid"):
         spec(["rbf"], 4)

@@ -23,9 +23,9 @@ __all__ = [
     "check_estimator",
     "deviation",
     "finite_tensor",
+    "forbid",
     "model_of",
     "one_head",
-    "refuse",
     "sizes",
     "sklearn_rows",
     "tensor_of",
@@ -95,7 +95,7 @@ def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: s
     return where
 
 
-def refuse(where: str, *problems: tuple[bool, str]) -> None:
+def forbid(where: str, *problems: tuple[bool, str]) -> None:
     """Raise a `SpecError` with the text of the first present problem."""
     for present, text in problems:
         if present:

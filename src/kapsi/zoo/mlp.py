@@ -19,7 +19,7 @@ from kapsi.modules import Model
 from kapsi.process import BatchNorm, Dropout, LayerNorm, Process
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.prediction import predict_proba
-from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, finite_tensor, refuse, sklearn_rows
+from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, finite_tensor, forbid, sklearn_rows
 
 __all__ = ["ACTIVATIONS", "PARITY", "from_sklearn", "from_torch", "spec"]
 
@@ -163,7 +163,7 @@ def from_torch(module: nn.Module) -> Model:
 def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of nested sequences in order, with their names."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    refuse(
+    forbid(
         f"from_torch: {name} ({type(module).__name__})",
         ("forward" in vars(module), "has a forward of its own, lost by a conversion"),
         (
@@ -189,7 +189,7 @@ def _parts(module: nn.Module) -> list[_LinearBlock]:
         where = f"from_torch: {name} ({type(child).__name__})"
         tensors: list[Tensor] = list(child.parameters())
         shared = next((owners[id(tensor)] for tensor in tensors if id(tensor) in owners), None)
-        refuse(
+        forbid(
             where,
             (shared is not None, f"shares a parameter with {shared}; kapsi has no shared parameters, use a copy"),
             (
@@ -229,10 +229,10 @@ def _step(module: nn.Module, where: str) -> tuple[Process | None, int | None]:
         return Dropout(float(module.p)), None
     if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
         axes = len(module.normalized_shape)
-        refuse(where, (axes != 1, f"normalizes over {axes} axes; only a norm over one axis, the features, converts"))
+        forbid(where, (axes != 1, f"normalizes over {axes} axes; only a norm over one axis, the features, converts"))
         return LayerNorm(affine=module.elementwise_affine, epsilon=module.eps), module.normalized_shape[0]
     if isinstance(module, nn.BatchNorm1d) and kind is nn.BatchNorm1d:
-        refuse(
+        forbid(
             where,
             (
                 not module.track_running_stats,
@@ -303,7 +303,7 @@ def from_sklearn(estimator: Any) -> Model:
 
     where = check_estimator(estimator, (MLPClassifier, MLPRegressor), "from_sklearn")
     output = estimator.out_activation_
-    refuse(
+    forbid(
         where,
         (
             output not in ("identity", "logistic", "softmax"),

@@ -28,9 +28,9 @@ from kapsi.zoo.base import (
     check_estimator,
     deviation,
     finite_tensor,
+    forbid,
     model_of,
     one_head,
-    refuse,
     sizes,
     sklearn_rows,
 )
@@ -248,7 +248,7 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
     # The loop of scikit-learn over the inputs raises the degree by one after the first input: later inputs continue from a
     # point within their range.
     shifted = policy == "linear" and degree < 2 and (inputs > 1 or degree < 1)
-    refuse(
+    forbid(
         where,
         (
             policy not in EXTRAPOLATIONS,

@@ -18,7 +18,7 @@ from kapsi.process import Activation
 from kapsi.reconciliation.dense import Dense
 from kapsi.remainder import LinearRemainder, Remainder, ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
-from kapsi.zoo.base import refuse
+from kapsi.zoo.base import forbid
 from kapsi.zoo.mlp import ACTIVATIONS
 
 __all__ = ["from_pykan"]
@@ -125,7 +125,7 @@ def _depth_of_pykan(model: Any) -> int:
         )
     products = [(number, nodes[1]) for number, nodes in enumerate(model.width) if nodes[1]]
     number, count = products[0] if products else (0, 0)
-    refuse(
+    forbid(
         "from_pykan",
         (
             kind.forward is not module.MultKAN.forward,
@@ -149,7 +149,7 @@ def _layer_of_pykan(model: Any, number: int) -> _PykanLayer:
 
 
 def _symbolic_constants(model: Any, number: int) -> Tensor:
-    """Return the sum of the constant symbolic edges of each output; refuse other symbolic edges."""
+    """Return the sum of the constant symbolic edges of each output; forbid other symbolic edges."""
     symbolic = model.symbolic_fun[number]
     mask = _values(symbolic.mask, f"from_pykan: symbolic_fun[{number}].mask")
     if not model.symbolic_enabled:
@@ -175,7 +175,7 @@ def _width_of_inputs(used: list[int], in_features: int | None) -> int:
             )
         return len(used)
     columns: int = coerce(int, in_features, "from_pykan(in_features)")
-    refuse(
+    forbid(
         f"from_pykan(in_features={columns})",
         (columns < least, f"expected an integer of at least {least}, as the model uses input {least - 1}"),
         (len(set(used)) < len(used), f"the model uses an input twice: {used}"),

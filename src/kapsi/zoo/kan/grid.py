@@ -13,7 +13,7 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.reconciliation.dense import Masked
 from kapsi.remainder import ExpansionRemainder
-from kapsi.zoo.base import refuse
+from kapsi.zoo.base import forbid
 from kapsi.zoo.kan.edges import checked_rows, heads_of, layers_of
 
 __all__ = ["update_grid"]
@@ -86,7 +86,7 @@ def _check_spline(head: Head, where: str) -> None:
         inside = expansion
     nested = inside is not None and inside.has_grid()
     processed = isinstance(expansion, BSpline) and bool(head.spec.after)
-    refuse(
+    forbid(
         where,
         (nested, f"the spline is a part of {inside.name if inside else ''}; use a separate head"),
         (
