@@ -233,7 +233,10 @@ def test_safetensors_of_others(path) -> None:
 
 
 METADATA = {
-    "newer version": ({"format_version": str(FORMAT_VERSION + 1)}, ["format version 2", "upgrade kapsi"]),
+    "newer version": (
+        {"format_version": str(FORMAT_VERSION + 1)},
+        [f"format version {FORMAT_VERSION + 1}", "upgrade kapsi"],
+    ),
     "version of many digits": ({"format_version": "9" * 6000}, ["damaged", "format version"]),
     "no version": ({"format_version": None}, ["damaged", "format version"]),
     "version is text": ({"format_version": "one"}, ["damaged", "'one'"]),
@@ -256,10 +259,10 @@ METADATA = {
         ["finite"],
     ),
     "open width": ({"spec": '{"widths": [null, 2]}'}, ["needs all widths"]),
-    "frozen name": ({"frozen": '["layers.0.heads.0.psi.matrix"]'}, ["freezes parameters that are not there"]),
-    "frozen buffer": ({"frozen": '["layers.0.heads.0.kappa.range"]'}, ["freezes parameters that are not there"]),
-    "frozen number": ({"frozen": "[3]"}, ["freezes parameters that are not there"]),
-    "frozen mapping": ({"frozen": "{}"}, ["freezes parameters that are not there"]),
+    "frozen name": ({"frozen": '["layers.0.heads.0.psi.matrix"]'}, ["freezes unknown parameters"]),
+    "frozen buffer": ({"frozen": '["layers.0.heads.0.kappa.range"]'}, ["freezes unknown parameters"]),
+    "frozen number": ({"frozen": "[3]"}, ["freezes unknown parameters"]),
+    "frozen mapping": ({"frozen": "{}"}, ["freezes unknown parameters"]),
     "frozen not JSON": ({"frozen": "x"}, ["not JSON"]),
 }
 
@@ -410,7 +413,7 @@ def test_models_that_are_not_what_their_specification_says_are_not_saved(tmp_pat
     path = tmp_path / "m.safetensors"
     changed = kp.Model(kp.rpn([2, 2, 2]), seed=0)
     torch.nn.utils.parametrizations.weight_norm(changed.layers[0].heads[0].psi, "matrix")
-    with pytest.raises(kp.SpecError, match="not what its specification says"):
+    with pytest.raises(kp.SpecError, match="differs from its specification"):
         kp.save(changed, path)
     tied = kp.Model(kp.rpn([2, 2, 2]), seed=0)
     tied.layers[1].heads[0].psi.matrix = tied.layers[0].heads[0].psi.matrix
@@ -451,3 +454,15 @@ def test_tensors_of_several_types_are_refused(tmp_path) -> None:
     save_file(tensors, path, metadata)
     with pytest.raises(kp.SpecError, match="several types, F32, F64"):
         kp.load(path)
+
+
+@pytest.mark.parametrize("name", ["model", "options"])
+def test_files_of_version_1_are_converted(name, tmp_path) -> None:
+    folder = Path(__file__).parent / "files_of_0_1"
+    model = kp.load(folder / f"{name}.safetensors")
+    values = load_file(folder / f"{name}_values.safetensors")
+    torch.testing.assert_close(model(values["x"]), values["y"], rtol=0, atol=1e-6)
+    kp.save(model, tmp_path / "again.safetensors")
+    again = kp.load(tmp_path / "again.safetensors")
+    assert again.spec == model.spec
+    assert torch.equal(again(values["x"]), model(values["x"]))

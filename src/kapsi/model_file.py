@@ -1,4 +1,4 @@
-"""Models in files: one safetensors file with the specification in its metadata; written beside and renamed."""
+"""Models in files: a safetensors file with the specification in the metadata; written aside and renamed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from kapsi.errors import FileError, SpecError
+from kapsi.errors import FileError, SpecError, refuse
 from kapsi.files import atomic
+from kapsi.migrate import migrate_model
 from kapsi.modules import Model
 from kapsi.spec import ModelSpec, from_dict, to_dict
 from kapsi.version import __version__
@@ -17,41 +18,31 @@ from kapsi.version import __version__
 __all__ = ["FORMAT_VERSION", "load", "save"]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-FORMAT_VERSION = 1
-"""Version of the file format; a newer file is refused, with the advice to upgrade."""
+FORMAT_VERSION = 2
+"""Version of the file format; older files are converted, newer files refused."""
 
 
 def save(model: Model, path: str | Path) -> None:
-    """Write a model as one safetensors file: all tensors, and in the metadata the specification and what is frozen.
+    """Write a model as one safetensors file: tensors, and in the metadata the specification and the frozen parameters.
 
     Args:
         model: on any device, in any type.
-        path: the file; an old one is replaced when the new one is whole.
+        path: the file; an existing file is replaced at the end.
 
     Raises:
         FileError: the file cannot be written.
-        SpecError: no model, or one on the meta device.
+        SpecError: no model, a model on the meta device, or a model that differs from its specification.
     """
     from safetensors.torch import save_file
 
     if not isinstance(model, Model):
-        raise SpecError(f"save: expected a kapsi.Model, got {type(model).__name__}")
+        refuse("save", "a kapsi.Model", model)
     if not isinstance(path, str | Path):
-        raise SpecError(f"save: expected a path, got {type(path).__name__}")
+        refuse("save", "a path", path)
     state = model.state_dict()
-    if any(tensor.is_meta for tensor in state.values()):
-        raise SpecError("save: the model is on the meta device and has no values")
-    wanted = {name: tensor.shape for name, tensor in Model(model.spec, device="meta").state_dict().items()}
-    other = sorted({name for name, _ in {*wanted.items()} ^ {(name, tensor.shape) for name, tensor in state.items()}})
-    if other:
-        raise SpecError(
-            f"save: the model is not what its specification says, see {', '.join(other[:3])}; "
-            "remove parametrizations, pruning and added modules first"
-        )
-    if len({tensor.data_ptr() for tensor in state.values() if tensor.numel()}) < sum(
-        t.numel() > 0 for t in state.values()
-    ):
-        raise SpecError("save: tensors of the model share memory (tied weights), which the specification does not say")
+    problem = _unsaveable(model, state)
+    if problem:
+        raise SpecError(f"save: {problem}")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     metadata = {
@@ -63,17 +54,32 @@ def save(model: Model, path: str | Path) -> None:
     }
     with atomic(path) as beside:
         beside.touch()
-        mode = beside.stat().st_mode  # safetensors makes files that only their owner may read
+        mode = beside.stat().st_mode  # safetensors makes files private
         try:
             save_file(tensors, beside, metadata)
             _order_metadata(beside)
             beside.chmod(mode)
-        except Exception as error:  # safetensors has one error type for everything, not an OSError
+        except Exception as error:  # safetensors has a single error type, no OSError
             raise FileError(f"{path}: cannot be written: {error}") from None
 
 
+def _unsaveable(model: Model, state: dict[str, torch.Tensor]) -> str:
+    """Return the reason against saving a model, empty if there is none."""
+    if any(tensor.is_meta for tensor in state.values()):
+        return "the model is on the meta device and has no values"
+    expected = {(name, tensor.shape) for name, tensor in Model(model.spec, device="meta").state_dict().items()}
+    other = sorted({name for name, _ in expected ^ {(name, tensor.shape) for name, tensor in state.items()}})
+    if other:
+        return (
+            f"the model differs from its specification, see {', '.join(other[:3])}; "
+            "remove parametrizations, pruning and added modules first"
+        )
+    pointers = [tensor.data_ptr() for tensor in state.values() if tensor.numel()]
+    return "" if len(set(pointers)) == len(pointers) else "tensors of the model share memory (tied weights)"
+
+
 def _order_metadata(file: Path) -> None:
-    """Bring the metadata of a safetensors file into alphabetical order: safetensors writes them in a random one."""
+    """Sort the metadata of a safetensors file, written by safetensors in random order."""
     with open(file, "r+b") as handle:
         size = int.from_bytes(handle.read(8), "little")
         header = json.loads(handle.read(size))
@@ -85,32 +91,22 @@ def _order_metadata(file: Path) -> None:
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Model:
-    """Return the model of a file that `save` wrote, in evaluation mode.
+    """Return the model of a file written by `save`, in evaluation mode.
 
-    The file may come from a stranger: it can name registered functions only, its sizes are checked against the tensors that
-    are really there before anything is allocated, and nothing in it is executed.
+    Safe for untrusted files: only registered functions are named, sizes are checked against the tensors of the file before
+    anything is allocated, and nothing is executed.
 
     Args:
-        path: the file.
-        device: where the tensors go, the CPU by default.
+        path: the file, of this or an earlier format version.
+        device: of the tensors, the CPU by default.
 
     Raises:
-        SpecError: not such a file, damaged, of a newer version, or with tensors that do not fit the specification.
+        SpecError: not a model file, damaged, of a newer version, or with tensors that do not fit the specification.
     """
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    try:
-        place = torch.device("cpu" if device is None else device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise SpecError(
-            f"load(device={device!r}): there is no such device here: {str(error).splitlines()[0]}"
-        ) from None
-    if place.type == "meta":
-        raise SpecError(
-            "load(device='meta'): a loaded model has values; make a model without with kp.Model(spec, device='meta')"
-        )
+    place = _device(device)
     if not path.is_file():
         raise SpecError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
@@ -118,10 +114,10 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
             metadata = handle.metadata() or {}
             model, frozen = _blank(metadata, {name: handle.get_slice(name) for name in handle.keys()}, str(path))  # noqa: SIM118
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
-    except SafetensorError as error:
-        raise SpecError(f"{path}: is not a safetensors file, or is damaged: {error}") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, OSError) as error:
+        system = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        damaged = f"is not a safetensors file, or is damaged: {error}"
+        raise SpecError(f"{path}: {system if isinstance(error, OSError) else damaged}") from None
     model.load_state_dict(tensors, assign=True)
     for name, head in model.heads():
         try:
@@ -133,50 +129,71 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
     return model.to(place).eval()
 
 
+def _device(device: torch.device | str | None) -> torch.device:
+    try:
+        place = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=place)
+        problem = "a loaded model has values; use kp.Model(spec, device='meta')" if place.type == "meta" else ""
+    except (RuntimeError, AssertionError, TypeError) as error:
+        problem = f"there is no such device here: {str(error).splitlines()[0]}"
+    if problem:
+        raise SpecError(f"load(device={device!r}): {problem}")
+    return place
+
+
 def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tuple[Model, list[str]]:
-    """Return the model on the meta device, which allocates nothing, once the header agrees with it."""
-    if metadata.get("format") != "kapsi model":
-        raise SpecError(f"{where}: is not a kapsi model (its metadata does not say so)")
+    """Return the model on the meta device and the names of frozen parameters, after a check of the header."""
     version = metadata.get("format_version", "")
-    if not version.isdecimal() or len(version) > 9:
-        raise SpecError(f"{where}: is damaged: the format version is {version[:20]!r}")
-    if int(version) > FORMAT_VERSION:
-        raise SpecError(
-            f"{where}: has format version {version}, this kapsi reads up to {FORMAT_VERSION}; upgrade kapsi"
-        )
+    problem = ""
+    if metadata.get("format") != "kapsi model":
+        problem = "is not a kapsi model (by its metadata)"
+    elif not version.isdecimal() or len(version) > 9:
+        problem = f"is damaged: the format version is {version[:20]!r}"
+    elif int(version) > FORMAT_VERSION:
+        problem = f"has format version {version}, this kapsi reads up to {FORMAT_VERSION}; upgrade kapsi"
+    if problem:
+        raise SpecError(f"{where}: {problem}")
     try:
         data, frozen = json.loads(metadata.get("spec", "")), json.loads(metadata.get("frozen", "[]"))
+        data = migrate_model(data) if int(version) < 2 else data
     except (ValueError, RecursionError):  # also of an integer with too many digits
         raise SpecError(f"{where}: is damaged: its specification is not JSON") from None
     spec: ModelSpec = from_dict(data, ModelSpec, f"{where}: spec")
-    several = len(spec.widths) - 1 if len(spec.layers) == 1 else 1
-    heads = several * sum(len(layer.heads) for layer in spec.layers)
+    repeated = len(spec.widths) - 1 if len(spec.layers) == 1 else 1
+    heads = repeated * sum(len(layer.heads) for layer in spec.layers)
     if heads > len(slices):
-        # Every ψ has a tensor: do not build a million heads to learn that theirs are not there.
+        # Every ψ has a tensor: do not build a million heads for a file without their tensors.
         raise SpecError(f"{where}: {heads:,} heads, but {len(slices):,} tensors")
     try:
         model = Model(spec, device="meta")
     except SpecError as error:
         raise SpecError(f"{where}: spec: {error}") from None
+    problem = _mismatch(model, slices, frozen)
+    if problem:
+        raise SpecError(f"{where}: {problem}")
+    return model, frozen
+
+
+def _mismatch(model: Model, slices: dict[str, Any], frozen: Any) -> str:
+    """Return the first difference between the tensors of a file and a model, empty if there is none."""
     expected = model.state_dict()
     missing, extra = sorted(expected.keys() - slices.keys()), sorted(slices.keys() - expected.keys())
     if missing or extra:
-        listed = [f"missing {', '.join(missing[:5])}"] * bool(missing) + [f"unexpected {', '.join(extra[:5])}"] * bool(
-            extra
-        )
-        raise SpecError(f"{where}: the tensors do not fit the specification: {'; '.join(listed)}")
-    kinds: set[str] = set()
+        named = (("missing", missing), ("unexpected", extra))
+        listed = "; ".join(f"{word} {', '.join(names[:5])}" for word, names in named if names)
+        return f"the tensors do not fit the specification: {listed}"
+    types: set[str] = set()
     for name, tensor in expected.items():
-        shape, kind = tuple(slices[name].get_shape()), str(slices[name].get_dtype())
+        shape, dtype = tuple(slices[name].get_shape()), str(slices[name].get_dtype())
         if shape != tuple(tensor.shape):
-            raise SpecError(f"{where}: {name} has shape {shape}, the specification says {tuple(tensor.shape)}")
+            return f"{name} has shape {shape}, the specification says {tuple(tensor.shape)}"
         allowed = {torch.bool: ("BOOL",), torch.int64: ("I64",)}.get(tensor.dtype, FLOATS)
-        if kind not in allowed:
-            raise SpecError(f"{where}: {name} has type {kind}, expected {' or '.join(allowed)}")
-        kinds.add(kind)
-    if len(kinds.intersection(FLOATS)) > 1:
-        raise SpecError(f"{where}: its tensors have several types, {', '.join(sorted(kinds))}; one is expected")
+        if dtype not in allowed:
+            return f"{name} has type {dtype}, expected {' or '.join(allowed)}"
+        types.add(dtype)
+    if len(types.intersection(FLOATS)) > 1:
+        return f"its tensors have several types, {', '.join(sorted(types))}; one is expected"
     parameters = dict(model.named_parameters())
     if not isinstance(frozen, list) or not all(isinstance(name, str) and name in parameters for name in frozen):
-        raise SpecError(f"{where}: is damaged: it freezes parameters that are not there")
-    return model, frozen
+        return "is damaged: it freezes unknown parameters"
+    return ""

@@ -17,7 +17,7 @@ from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Taylor
 from kapsi.features import features_of
 from kapsi.function import Function, Param, Params, Tensors
-from kapsi.initial import output_spread, probe
+from kapsi.initial import output_rms, probe
 from kapsi.process import Activation
 from kapsi.reconciliation import LowRank, Reconciliation
 from kapsi.weights import DenseWeights
@@ -257,7 +257,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
             weights_of_psi = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
-            size = output_spread(self.expansion, self.expansion.clamped()(x, kappa), weights_of_psi)
+            size = output_rms(self.expansion, self.expansion.clamped()(x, kappa), weights_of_psi)
             self.reconciliation.scale(weights, gain / size)
 
     def __call__(self, x: Tensor, params: Tensors, out_features: int) -> Tensor:

@@ -14,7 +14,7 @@ from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
 from kapsi.features import DenseFeatures, Features, check_formed, formed
 from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Params, catalogue, flatten
-from kapsi.initial import output_spread, probe
+from kapsi.initial import output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import LayerNorm, pipeline
 from kapsi.reconciliation import Reconciliation
@@ -223,7 +223,7 @@ class Head(nn.Module):
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
         weights = self.spec.reconciliation(psi, self.out_features, self.factors)
         x = probe(self.spec.expansion, self.in_features, self.out_features).to(like.device, precision)
-        return output_spread(self.spec.expansion, measured.expand(x), weights)
+        return output_rms(self.spec.expansion, measured.expand(x), weights)
 
     # -------------------------------------------------------------------------------- tensors from the user
 
