@@ -788,7 +788,7 @@ def test_long_formulas_name_their_hidden_nodes() -> None:
 
 def test_what_formulas_are_not_made_of_is_refused() -> None:
     model, x = randomized(kan.spec([2, 1])), points(30, 2)
-    with pytest.raises(kp.SpecError, match=r"unknown function 'sine'; did you mean 'sin'\?"):
+    with pytest.raises(kp.SpecError, match=r"got 'sine'; did you mean 'sin'\?"):
         kan.formulas(model, x, ["sine"])
     with pytest.raises(kp.SpecError, match="at least one of"):
         kan.formulas(model, x, [])

@@ -272,16 +272,16 @@ def test_refused_fits_and_specifications() -> None:
         regression.fit_linear(blank(2), x * np.nan, y)
     with pytest.raises(DataError, match="weights of at least 0"):
         regression.fit_linear(blank(2), x, y, sample_weight=-np.ones(60))
-    with pytest.raises(kp.SpecError, match="alpha=-1"):
+    with pytest.raises(kp.SpecError, match=r"alpha.*got -1"):
         regression.fit_linear(blank(2), x, y, alpha=-1)
-    with pytest.raises(kp.SpecError, match="c=0"):
+    with pytest.raises(kp.SpecError, match=r"c.*got 0"):
         regression.fit_logistic(blank(2), x, y > 0, c=0)
     for model in (blank(2, 1, "factorization_machine"), kp.Model(kp.rpn([2, 1])), None):
         with pytest.raises(kp.SpecError, match="expected a model of one layer and head"):
             regression.fit_linear(model, x, y)
-    with pytest.raises(kp.SpecError, match="choose from linear, polynomial"):
+    with pytest.raises(kp.SpecError, match="expected one of linear, polynomial"):
         regression.spec(2, 1, "quadratic")
-    with pytest.raises(kp.SpecError, match="unknown option 'degree'; available: none"):
+    with pytest.raises(kp.SpecError, match="there is no option 'degree'; there are none"):
         regression.spec(2, 1, degree=2)
 
 
@@ -321,5 +321,5 @@ def test_splines_of_a_constant_are_refused() -> None:
 
 
 def test_kinds_that_are_no_names() -> None:
-    with pytest.raises(kp.SpecError, match="choose from linear, polynomial"):
+    with pytest.raises(kp.SpecError, match="expected one of linear, polynomial"):
         regression.spec(3, 1, [])

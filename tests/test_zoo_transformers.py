@@ -140,7 +140,7 @@ def test_refused() -> None:
         transformers.from_sklearn([])
     with pytest.raises(kp.SpecError, match="3 inputs have at most 3 components, not 4"):
         transformers.spec(3, 4)
-    with pytest.raises(kp.SpecError, match="choose from principal_components, center_distances"):
+    with pytest.raises(kp.SpecError, match="expected one of principal_components, center_distances"):
         transformers.spec(3, 2, "pca")
     with pytest.raises(kp.SpecError, match="whiten is for principal_components"):
         transformers.spec(3, 2, "center_distances", whiten=True)
@@ -181,7 +181,7 @@ def test_reversed_rows_are_rows() -> None:
 
 
 def test_sizes_that_are_no_integers() -> None:
-    with pytest.raises(kp.SpecError, match=r"outputs: expected an integer, got 'a'"):
+    with pytest.raises(kp.SpecError, match=r"outputs: expected an integer of at least 1, got 'a'"):
         transformers.spec(4, "a")
-    with pytest.raises(kp.SpecError, match=r"inputs: expected an integer, got 2.0"):
+    with pytest.raises(kp.SpecError, match=r"inputs: expected an integer of at least 1, got 2.0"):
         transformers.spec(2.0, 1)

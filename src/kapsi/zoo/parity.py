@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NamedTuple
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, check_integer
 from kapsi.function import coerce
 from kapsi.text import align, text_table
 from kapsi.zoo.base import Case, cases
@@ -59,8 +59,7 @@ def run(seed: int = 0, only: str | None = None) -> list[ParityRow]:
     Raises:
         SpecError: no matching case.
     """
-    if coerce(int, seed, "parity.run(seed)") < 0:
-        raise SpecError(f"parity.run(seed={seed!r}): expected an integer of at least 0")
+    check_integer("parity.run(seed)", seed, 0)
     part = coerce(str | None, only, "parity.run(only)") or ""
     available = cases()
     chosen = [case for case in available if part.casefold() in _text(case).casefold()]

@@ -6,16 +6,15 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from math import factorial, inf, prod
+from math import factorial, prod, ulp
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, SpecError, check_choice, check_number, unknown
 from kapsi.expansion import Expansion, Hermite, Taylor
-from kapsi.function import coerce
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense, KhatriRao
 from kapsi.remainder import ZeroRemainder
@@ -95,11 +94,9 @@ def spec(inputs: int, outputs: int = 1, kind: str = "linear", **options: Any) ->
         (1, 34)
     """
     where = f"regression.spec(kind={kind!r})"
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise SpecError(f"{where}: choose from {', '.join(KINDS)}")
-    unknown = next((name for name in options if name not in KINDS[kind]), None)
-    if unknown is not None:
-        raise SpecError(f"{where}: unknown option {unknown!r}; available: {', '.join(KINDS[kind]) or 'none'}")
+    check_choice("regression.spec(kind)", kind, KINDS)
+    for name in options:
+        forbid(where, (name not in KINDS[kind], unknown("option", name, KINDS[kind])))
     if kind == "factorization_machine":
         psi = from_dict({"kind": "khatri_rao", "rank": options.get("rank", 8)}, KhatriRao, where)
         heads = (HeadSpec(Taylor(2), psi), HeadSpec(Hermite(2), bias=True))
@@ -306,8 +303,7 @@ def fit_linear(model: Model, x: Any, y: Any, *, alpha: float = 0.0, sample_weigh
         True
     """
     head = _head(model, "fit_linear")
-    if not 0 <= coerce(float, alpha, "fit_linear(alpha)") < inf:
-        raise SpecError(f"fit_linear(alpha={alpha!r}): expected a number of at least 0")
+    check_number("fit_linear(alpha)", alpha, 0)
     like = head.psi["matrix"]
     rows, targets, weight = _data("fit_linear", x, y, sample_weight, model.in_features, model.out_features)
     with torch.no_grad():
@@ -346,8 +342,7 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
         DataError: targets other than class numbers.
     """
     _head(model, "fit_logistic")
-    if not 0 < coerce(float, c, "fit_logistic(c)") < inf:
-        raise SpecError(f"fit_logistic(c={c!r}): expected a number above 0")
+    check_number("fit_logistic(c)", c, ulp(0.0), wanted="a finite number above 0")
     single = model.out_features == 1
     labels = finite_tensor(y, "fit_logistic: y (class numbers 0, 1, …)")
     if not torch.equal(labels, labels.round()):

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from kapsi.calibrate import calibrate
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, check_choice, check_integer
 from kapsi.expansion import CombinatorialNormal
 from kapsi.files import atomic
-from kapsi.function import coerce
 from kapsi.modules import Model
 from kapsi.reconciliation import Dense
 from kapsi.remainder import LinearRemainder
@@ -74,8 +73,7 @@ def scores(folds: int = 10, seed: int = 0, models: Sequence[str] | None = None) 
         models: names of models; default: all.
     """
     for name in models or ():
-        if name not in _MODELS:
-            raise SpecError(f"scores(models=…): unknown model {name!r}; available: {', '.join(_MODELS)}")
+        check_choice("scores(models)", name, _MODELS)
     from sklearn.model_selection import StratifiedKFold
 
     x, y = _iris()
@@ -102,8 +100,7 @@ def graphs(strongest: int = 2) -> list[Graph]:
         strongest: number of combinations with the largest positive entries, and of combinations with the largest negative
             entries, at least 1.
     """
-    if coerce(int, strongest, "graphs(strongest)") < 1:
-        raise SpecError(f"graphs(strongest={strongest!r}): expected a number of combinations, at least 1")
+    check_integer("graphs(strongest)", strongest, 1)
     x, y = _iris()
     parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=(BINS,) * 4 + (3,))
     model = _trained(x, y)

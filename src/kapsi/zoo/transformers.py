@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from kapsi.calibrate import calibrate
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, check_choice, check_integer
 from kapsi.expansion import CenterDistances, Expansion, PrincipalComponents
-from kapsi.function import coerce
 from kapsi.modules import Model
 from kapsi.reconciliation import Eye
 from kapsi.spec import HeadSpec, ModelSpec
@@ -23,6 +22,7 @@ from kapsi.zoo.base import (
     check_estimator,
     deviation,
     finite_tensor,
+    forbid,
     model_of,
     one_head,
     sizes,
@@ -62,18 +62,19 @@ def spec(
         torch.Size([2, 4])
     """
     where = f"transformers.spec(kind={kind!r})"
-    inputs, outputs = coerce(int, inputs, f"{where}: inputs"), coerce(int, outputs, f"{where}: outputs")
-    if kind == "center_distances" and whiten:
-        raise SpecError(f"{where}: whiten is for principal_components")
-    if kind == "principal_components" and outputs > inputs:
-        raise SpecError(f"{where}: {inputs} inputs have at most {inputs} components, not {outputs}")
+    check_integer(f"{where}: inputs", inputs, 1)
+    check_integer(f"{where}: outputs", outputs, 1)
+    components = kind == "principal_components"
+    forbid(
+        where,
+        (kind == "center_distances" and whiten, "whiten is for principal_components"),
+        (components and outputs > inputs, f"{inputs} inputs have at most {inputs} components, not {outputs}"),
+    )
     kinds: dict[str, Callable[[], Expansion]] = {
         "principal_components": lambda: PrincipalComponents(outputs, whiten, learnable),
         "center_distances": lambda: CenterDistances(outputs, learnable=learnable),
     }
-    if kind not in kinds:
-        raise SpecError(f"{where}: choose from {', '.join(kinds)}")
-    return one_head(HeadSpec(kinds[kind](), Eye()), inputs, outputs)
+    return one_head(HeadSpec(kinds[check_choice("transformers.spec(kind)", kind, kinds)](), Eye()), inputs, outputs)
 
 
 def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
@@ -137,10 +138,7 @@ def fit_components(x: Any, count: int, *, whiten: bool = False) -> Model:
     if rows.dim() != 2 or len(rows) < 2 or not rows.shape[1]:
         raise DataError(f"fit_components: expected x of shape (rows, m) with at least 2 rows, got {tuple(rows.shape)}")
     most = min(rows.shape)
-    if not 1 <= coerce(int, count, "fit_components(count)") <= most:
-        raise SpecError(
-            f"fit_components(count={count!r}): expected an integer from 1 to {most}, the smaller of rows and inputs"
-        )
+    check_integer("fit_components(count)", count, 1, most)
     model = Model(spec(rows.shape[1], count, whiten=whiten), seed=0, dtype=torch.float64, device="cpu")
     return calibrate(model, rows).eval()
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, SpecError, check_integer
 from kapsi.expansion.spline import BSpline
-from kapsi.function import catalogue, coerce
+from kapsi.function import catalogue
 from kapsi.modules import Model
 from kapsi.process import Activation
 from kapsi.reconciliation.dense import Dense
@@ -174,13 +174,8 @@ def _width_of_inputs(used: list[int], in_features: int | None) -> int:
                 f"least {least}"
             )
         return len(used)
-    columns: int = coerce(int, in_features, "from_pykan(in_features)")
-    forbid(
-        f"from_pykan(in_features={columns})",
-        (columns < least, f"expected an integer of at least {least}, as the model uses input {least - 1}"),
-        (len(set(used)) < len(used), f"the model uses an input twice: {used}"),
-    )
-    return columns
+    forbid("from_pykan", (len(set(used)) < len(used), f"the model uses an input twice: {used}"))
+    return check_integer("from_pykan(in_features)", in_features, least)
 
 
 def _values(tensor: Tensor, where: str) -> Tensor:

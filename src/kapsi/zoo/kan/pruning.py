@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, check_number
 from kapsi.expansion.simple import Identity
 from kapsi.expansion.spline import BSpline
 from kapsi.function import coerce
@@ -19,6 +19,7 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation.dense import Dense, Masked
 from kapsi.remainder import IdentityRemainder, LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.zoo.base import forbid
 from kapsi.zoo.kan.edges import Edges, checked_rows, edge_functions, edges_of, heads_of, layers_of, shares_of
 
 __all__ = ["prune"]
@@ -59,9 +60,7 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
         ((2, 2, 1), True)
     """
     x = checked_rows(model, x, "prune", least=2)
-    edges, nodes = coerce(float, edges, "prune(edges)"), coerce(float, nodes, "prune(nodes)")
-    if min(edges, nodes) < 0:
-        raise SpecError(f"prune(edges={edges}, nodes={nodes}): expected numbers of at least 0")
+    edges, nodes = check_number("prune(edges)", edges, 0), check_number("prune(nodes)", nodes, 0)
     fixed = coerce(bool, fixed, "prune(fixed)")
     for name, head in model.heads():
         _check_prunable(head, f"prune: {name}")
@@ -77,13 +76,19 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
 
 def _check_prunable(head: Head, where: str) -> None:
     spec = head.spec
-    if not isinstance(spec.expansion, BSpline | Identity) or not isinstance(spec.reconciliation, Dense | Masked):
-        raise SpecError(
-            f"{where}: {type(spec.expansion).__name__} with {type(spec.reconciliation).__name__} cannot be pruned; possible are "
-            "BSpline and Identity with Dense and Masked"
-        )
-    if isinstance(spec.remainder, IdentityRemainder):
-        raise SpecError(f"{where}: IdentityRemainder has no removable edges; use a LinearRemainder")
+    known = isinstance(spec.expansion, BSpline | Identity) and isinstance(spec.reconciliation, Dense | Masked)
+    forbid(
+        where,
+        (
+            not known,
+            f"{type(spec.expansion).__name__} with {type(spec.reconciliation).__name__} cannot be pruned; possible are "
+            "BSpline and Identity with Dense and Masked",
+        ),
+        (
+            isinstance(spec.remainder, IdentityRemainder),
+            "IdentityRemainder has no removable edges; use a LinearRemainder",
+        ),
+    )
 
 
 def _remove(model: Model, values: list[Edges], keep: list[Tensor], *, fixed: bool) -> tuple[Model, list[Tensor]]:

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError, did_you_mean
-from kapsi.function import coerce
+from kapsi.errors import DataError, SpecError, check_choice, check_integer, check_number
 from kapsi.modules import Model
 from kapsi.zoo.kan.edges import Edges, checked_rows, edge_functions
 
@@ -186,9 +185,7 @@ class Formulas:
         Raises:
             SpecError: an edge with R² below `least`.
         """
-        digits = coerce(int, digits, "Formulas.text(digits)")
-        if not 1 <= digits <= 17:
-            raise SpecError(f"Formulas.text(digits={digits}): expected 1 to 17")
+        digits = check_integer("Formulas.text(digits)", digits, 1, 17)
         missing = self.missing()
         if missing:
             i, j, k, edge = min(missing, key=lambda entry: entry[3].r2)
@@ -286,9 +283,7 @@ def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *,
         y1 = 3*sin(x1) - 2*x2
     """
     names = FUNCTIONS if functions is None else _checked_names(functions)
-    least = coerce(float, least, "formulas(least)")
-    if not 0 <= least <= 1:
-        raise SpecError(f"formulas(least={least}): expected a number from 0 to 1")
+    least = check_number("formulas(least)", least, 0, 1)
     layers = edge_functions(model, checked_rows(model, x, "formulas", least=2))
     edges = []
     for layer in layers:
@@ -300,11 +295,9 @@ def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *,
 
 def _checked_names(functions: Any) -> tuple[str, ...]:
     names = (functions,) if isinstance(functions, str) else tuple(functions)
-    wrong = [name for name in names if name not in _FUNCTIONS]
-    if wrong or not names:
-        problem = f"unknown function {wrong[0]!r}; {did_you_mean(str(wrong[0]), FUNCTIONS)}" if wrong else ""
-        raise SpecError(f"formulas: {problem}expected at least one of {', '.join(FUNCTIONS)}")
-    return names
+    if not names:
+        raise SpecError(f"formulas(functions): expected at least one of {', '.join(FUNCTIONS)}")
+    return tuple(check_choice("formulas(functions)", name, FUNCTIONS) for name in names)
 
 
 def _best(layer: Edges, j: int, k: int, names: Iterable[str]) -> EdgeFormula:
