@@ -270,8 +270,8 @@ def test_sympy_is_loaded_only_for_expressions() -> None:
         ("(x)(y)", "for a product write (…)*("),
         ("sin x", "column 5: found 'x', expected '(' after sin"),
         ("sin", "column 4: found the end, expected '(' after sin"),
-        ("sin(x, y)", "column 6: found ',', which no formula has"),
-        ("x$3", "column 2: found '$', which no formula has; allowed are numbers, names and + - * / ** ^ ( )"),
+        ("sin(x, y)", "column 6: found ','"),
+        ("x$3", "column 2: found '$'; allowed are numbers, names and + - * / ** ^ ( )"),
         ("x.real", "column 2: found '.'"),
         ("x==1", "column 2: found '='"),
         ("x%2", "column 2: found '%'"),
@@ -282,7 +282,7 @@ def test_sympy_is_loaded_only_for_expressions() -> None:
         ("asin(x)", "did you mean arcsin?"),
         ("e*x", "there is no 'e'; Euler's number is exp(1)"),
         ("x²", "there is no 'x²'; did you mean x?"),
-        ("٣*x", "found '٣', which no formula has"),
+        ("٣*x", "found '٣'"),
         ("1_000", "found '_000', expected an operator"),
         ("0x10", "found 'x10', expected an operator"),
         ("1e400*x", "column 1: the number is too large; constants must be finite in float64"),
@@ -336,7 +336,7 @@ def test_names_of_variables(names, message) -> None:
 @pytest.mark.parametrize("opening", ["(", "-", "x**", "sin(", "sin(-(x**", "2*("])
 def test_depth_has_a_limit(opening) -> None:
     text = opening * 2000 + "x" + ")" * 2000 * opening.count("(")
-    with pytest.raises(FormulaError, match=r"inside one another|characters"):
+    with pytest.raises(FormulaError, match=r"nested|characters"):
         parse(text[:MAX_LENGTH], ["x"])
 
 

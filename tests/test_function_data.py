@@ -154,7 +154,9 @@ def test_the_data_of_the_paper_rather_than_its_table() -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(FormulaError, match=r"no group of functions 'feynmann'; did you mean feynman\? there are elem"):
+    with pytest.raises(
+        FormulaError, match=r"no group of functions 'feynmann'; did you mean 'feynman'\? choose from elem"
+    ):
         problems("feynmann")
     with pytest.raises(FormulaError, match=r"no function 'I\.9\.19'; did you mean I\.9\.18"):
         problem("I.9.19")
@@ -259,19 +261,19 @@ def test_few_rows_are_judged_by_more() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": 0}, "rows 0: must be a whole number, 1 to 1,000,000,000"),
-        ({"rows": 10**10}, "rows 10000000000"),
-        ({"rows": 2.5}, "rows 2.5"),
-        ({"rows": True}, "rows True"),
-        ({"seed": -1}, "seed -1: must be a whole number, 0 or more"),
-        ({"seed": None}, "seed None"),
-        ({"noise": -0.1}, "noise -0.1: a share"),
+        ({"rows": 0}, "rows: expected an integer from 1 to 1,000,000,000, got 0"),
+        ({"rows": 10**10}, "rows: expected .*, got 10000000000"),
+        ({"rows": 2.5}, "rows: expected .*, got 2.5"),
+        ({"rows": True}, "rows: expected .*, got True"),
+        ({"seed": -1}, "seed: expected an integer of at least 0, got -1"),
+        ({"seed": None}, "seed: expected .*, got None"),
+        ({"noise": -0.1}, "noise -0.1: expected a fraction"),
         ({"noise": math.nan}, "noise nan"),
         ({"noise": math.inf}, "noise inf"),
         ({"noise": 1e308}, "noise 1e\\+308 makes targets too large"),
         ({"noise": "much"}, "noise 'much'"),
-        ({"noise": 10**5000}, "noise beyond float64: a share"),
-        ({"rows": 10**5000}, "rows beyond float64: must be a whole number"),
+        ({"noise": 10**5000}, "noise beyond float64: expected a fraction"),
+        ({"rows": 10**5000}, "rows: expected .*, got an integer beyond float64"),
         ({"rows": 1, "noise": 0.1}, "the target does not vary over 1 rows"),
     ],
 )
@@ -282,7 +284,7 @@ def test_arguments_out_of_range(arguments, message) -> None:
 
 @pytest.mark.parametrize(("rows", "train"), [(1, 1), (10, 0), (10, 10), (10, 11)])
 def test_a_split_has_rows_in_both_parts(rows, train) -> None:
-    with pytest.raises(FormulaError, match=r"rows 1:|train"):
+    with pytest.raises(FormulaError, match=r"rows: |train: "):
         problem("E.3").split(rows, train, seed=0)
 
 
@@ -320,7 +322,7 @@ def test_variables_that_do_not_fit(text) -> None:
 
 
 def test_problems_that_do_not_fit() -> None:
-    with pytest.raises(FormulaError, match="there are no variables"):
+    with pytest.raises(FormulaError, match="expected one or more Variable"):
         FunctionProblem("f", "1", ())
     with pytest.raises(FormulaError, match="declared twice"):
         problem_from("x", ["x:0:1", "x:0:2"])
@@ -335,7 +337,7 @@ def test_problems_that_do_not_fit() -> None:
     with pytest.raises(FormulaError, match="variable '3': a name has letters"):
         Variable(3, 0, 1)
     for variables in (3, "x", ("x",), ("x:0:1",)):
-        with pytest.raises(FormulaError, match=r"the variables must be Variable\(name, low, high\)"):
+        with pytest.raises(FormulaError, match=r"expected one or more Variable\(name, low, high\)"):
             FunctionProblem("f", "x", variables)
     one_by_one = (Variable(name, 0, 1) for name in "xy")
     assert FunctionProblem("f", "x+y", one_by_one).variables == (Variable("x", 0, 1), Variable("y", 0, 1))
@@ -496,9 +498,9 @@ def test_lists(kapsi) -> None:
         (("E.3", "E.4"), "there is no 'E.3'"),
         (("elementary", "--rows", "3"), "--rows is about one function; name it"),
         (("--output", "x.csv"), "--output is about one function"),
-        (("E.3", "--rows", "0"), "rows 0: must be a whole number, 1 to 1,000,000,000"),
-        (("E.3", "--seed", "-1"), "seed -1: must be a whole number, 0 or more"),
-        (("E.3", "--noise", "-1"), "noise -1.0: a share of the target's standard deviation"),
+        (("E.3", "--rows", "0"), "rows: expected an integer from 1 to 1,000,000,000, got 0"),
+        (("E.3", "--seed", "-1"), "seed: expected an integer of at least 0, got -1"),
+        (("E.3", "--noise", "-1"), "noise -1.0: expected a fraction of the target's standard deviation"),
         (("E.3", "--target", "x"), "--target 'x' is a variable of the function"),
         (("E.3", "--target", " "), "--target ' ' is no name"),
         (("E.3", "--target", " x"), "--target ' x' is a variable of the function"),

@@ -16,7 +16,7 @@ from kapsi.data import cache
 from kapsi.data import images as module
 from kapsi.data.hub import DATASETS
 from kapsi.data.images import DEVIATIONS, MEANS, SHAPES, load_images
-from kapsi.errors import TableError
+from kapsi.errors import DataError
 
 COLUMN = {"mnist": "image", "cifar10": "img"}
 EACH = pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -260,8 +260,8 @@ def test_a_cache_that_cannot_be_written_is_a_note(tmp_path, monkeypatch, kind) -
     data = load_images("mnist", tmp_path)
     assert np.array_equal(data.train_x, flat(pictures("mnist", 20, 0)))
     assert len(data.notes) == 3
-    assert data.notes[-1].startswith("not kept for the next time: ")
-    assert data.notes[-1].endswith("KAPSI_CACHE names another folder")
+    assert data.notes[-1].startswith("not cached: ")
+    assert data.notes[-1].endswith("set KAPSI_CACHE to another folder")
 
 
 def test_the_folder_of_the_cache(monkeypatch, tmp_path) -> None:
@@ -288,15 +288,15 @@ def with_image(root, file, **options) -> None:
     [
         (b"no image", r"mnist: image 5 cannot be read \(cannot identify image file .*\); save the files again"),
         (encoded(pictures("mnist", 1)[0])[:300], r"mnist: image 5 cannot be read \("),
-        (encoded(pictures("mnist", 1)[0][:20]), r"image 5 cannot be read \(it has 28 × 20 pixels, not 28 × 28\)"),
-        (encoded(pictures("cifar10", 1)[0][:28, :28]), r"image 5 cannot be read \(its mode is RGB, not L\)"),
+        (encoded(pictures("mnist", 1)[0][:20]), r"image 5 cannot be read \(28 × 20 pixels instead of 28 × 28\)"),
+        (encoded(pictures("cifar10", 1)[0][:28, :28]), r"image 5 cannot be read \(mode RGB instead of L\)"),
         (encoded(pictures("mnist", 1)[0], "GIF"), "image 5 cannot be read"),
         (None, r"1 values of 'image' are missing, the first in row 5"),
     ],
 )
 def test_an_image_that_cannot_be_read_is_refused(tmp_path, file, message) -> None:
     with_image(folder_of(tmp_path, "mnist"), file)
-    with pytest.raises(TableError, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         load_images("mnist", tmp_path)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "cache").exists()
@@ -307,14 +307,16 @@ def test_a_column_without_images_is_refused(tmp_path, kind) -> None:
     folder_of(tmp_path, "mnist")
     table = pa.table({"image": pa.nulls(10, kind), "label": pa.array(range(10))})
     pq.write_table(table, tmp_path / "mnist" / "train.parquet")
-    with pytest.raises(TableError, match=r"column 'image' is of the type .*; it must hold encoded images"):
+    with pytest.raises(DataError, match=r"column 'image' is of the type .*; it must hold encoded images"):
         load_images("mnist", tmp_path)
 
 
 def test_without_pillow_one_line_says_what_to_do(tmp_path, monkeypatch) -> None:
     folder_of(tmp_path, "mnist")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(TableError, match=r'decoded by pillow, which is not there; pip install "kapsi\[data\]"'):
+    with pytest.raises(
+        DataError, match=r'pillow, which decodes the images, is not installed; pip install "kapsi\[data\]"'
+    ):
         load_images("mnist", tmp_path)
 
 
@@ -332,11 +334,11 @@ def test_without_pillow_one_line_says_what_to_do(tmp_path, monkeypatch) -> None:
 )
 def test_only_rows_of_pixels_are_normalized(tmp_path, x) -> None:
     data = load_images("mnist", folder_of(tmp_path, "mnist"))
-    with pytest.raises(TableError, match=r"images: pixels to normalize must be uint8 of shape \(n, 784\), not"):
+    with pytest.raises(DataError, match=r"images: pixels to normalize must be uint8 of shape \(n, 784\), not"):
         data.normalize(x)
     assert data.normalize(np.zeros((0, 784), np.uint8)).shape == (0, 784)
 
 
 def test_text_is_no_set_of_images() -> None:
-    with pytest.raises(TableError, match="'imdb' is no data set of images; those known are mnist, cifar10"):
+    with pytest.raises(DataError, match="there is no data set of images 'imdb'; choose from mnist, cifar10"):
         load_images("imdb")

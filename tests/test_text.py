@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 import kapsi as kp
 from kapsi.data.hub import DATASETS
 from kapsi.data.text import TextData, load_text
-from kapsi.errors import TableError
+from kapsi.errors import DataError
 
 WORDS = [
     "the",
@@ -180,11 +180,11 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path) -> None:
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(options, message) -> None:
-    with pytest.raises(TableError, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         data().tfidf(**options)
     assert "\n" not in str(caught.value)
 
 
 def test_images_are_no_set_of_texts() -> None:
-    with pytest.raises(TableError, match="'mnist' is no data set of text; those known are imdb, ag_news, sst2"):
+    with pytest.raises(DataError, match="there is no data set of text 'mnist'; choose from imdb, ag_news, sst2"):
         load_text("mnist")

@@ -67,6 +67,8 @@ class RunError(FileError):
 
 def shown(value: Any) -> str:
     """Return a value for a message, at most 60 letters on one line: plain values and dataclasses; of other objects the type."""
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print 4,300 digits
+        return "an integer beyond float64"
     plain = value is None or type(value).__module__ == "builtins" or dataclasses.is_dataclass(value)
     text = " ".join(repr(value).split()) if plain else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""The tables that come with the package: Iris, Pima and Banknote."""
+"""Tables bundled with the package: Iris, Pima and Banknote."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kapsi.data.tabular import Table, read_table
-from kapsi.errors import TableError, nearest
+from kapsi.errors import TableError, unknown
 
 __all__ = ["BUNDLED", "BundledTable", "bundled", "bundled_file"]
 
 
 @dataclass(frozen=True)
 class BundledTable:
-    """What is known of a bundled table; licenses are in LICENSES.md beside the files.
+    """A bundled table; licenses are in LICENSES.md beside the files.
 
     Args:
-        file: its name in this folder.
-        target: the column with the classes.
-        title: one line.
+        file: name of the file in this folder.
+        target: name of the column of classes.
+        title: description of one line.
     """
 
     file: str
@@ -40,26 +40,24 @@ BUNDLED = {
 
 @contextmanager
 def bundled_file(name: str) -> Iterator[Path]:
-    """Give the CSV file of a bundled table.
+    """Provide the path of the CSV file of a bundled table.
 
     Raises:
-        TableError: there is none of this name.
+        TableError: the name is unknown.
     """
     from importlib.resources import as_file, files
 
     if name not in list(BUNDLED):
-        near = nearest(str(name), BUNDLED)
-        hint = f" (nearest: {near[0]})" if near else ""
-        raise TableError(f"bundled: there is no table {name!r}{hint}; there are {', '.join(BUNDLED)}")
+        raise TableError(f"bundled: {unknown('table', name, BUNDLED)}")
     with as_file(files("kapsi.data") / BUNDLED[name].file) as path:
         yield path
 
 
 def bundled(name: str) -> tuple[Table, str]:
-    """Return a bundled table, "iris", "pima" or "banknote", and the name of its target.
+    """Return a bundled table, "iris", "pima" or "banknote", and the name of the target column.
 
     Raises:
-        TableError: there is none of this name.
+        TableError: the name is unknown.
 
     Example:
         >>> table, target = bundled("iris")

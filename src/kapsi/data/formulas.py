@@ -1,4 +1,4 @@
-"""Formulas as text, such as `exp(x)*sin(y/2)`: a closed grammar that is parsed here and never handed to Python.
+"""Formulas as text, such as `exp(x)*sin(y/2)`: a closed grammar with its own parser, never run as Python.
 
     sum     = product {("+" | "-") product}
     product = signed {("*" | "/") signed}
@@ -6,7 +6,7 @@
     power   = atom [("**" | "^") signed]
     atom    = number | pi | variable | function "(" sum ")" | "(" sum ")"
 
-So `-x**2` is -(x²), `2**3**2` is 2^9, and `a/b/c` is (a/b)/c, as in Python; `~` is the minus sign of the AI Feynman tables.
+As in Python, `-x**2` is -(x²), `2**3**2` is 2^9, and `a/b/c` is (a/b)/c. `~` is the minus sign of the AI Feynman tables.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["number", "constant", "variable", "operator", "function"]
 
 MAX_LENGTH = 4096  # characters
-MAX_DEPTH = 40  # signs, powers and parentheses inside one another; printing by sympy recurses, too
-MAX_EXACT_BITS = (
-    14_000  # of numbers that sympy may compute on the way, which Python still prints; beyond, it computes nothing
-)
+MAX_DEPTH = 40  # nested signs, powers and parentheses; sympy's printer recurses, too
+MAX_EXACT_BITS = 14_000  # of numbers computed by sympy; the longest that Python prints
 
-# By the name in formulas: that of numpy and torch, and that of sympy.
+# Name in formulas: (name in numpy and torch, name in sympy).
 FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "exp": ("exp", "exp"),
     "ln": ("log", "log"),
@@ -68,13 +66,13 @@ OPERAND = "a number, a variable, a function or '('"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a formula in postfix order, which takes its operands from a stack and leaves its result there.
+    """A step of a formula in postfix order: pop the operands from a stack, push the result.
 
     Args:
         kind: "number", "constant", "variable", "operator" or "function".
-        text: the number as it is written, the name, or one of `+ - * / **` and `neg`.
-        operands: how many values it takes.
-        constant: its value where no variable is in it, None otherwise.
+        text: the number as written, the name, or one of `+ - * / **` and `neg`.
+        operands: number of operands.
+        constant: the value of a part without variables, else None.
     """
 
     kind: Kind
@@ -85,12 +83,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula that was read.
+    """A parsed formula.
 
     Args:
-        text: as it was given.
-        variables: the declared names in their order, which is that of the columns in `evaluate`.
-        steps: the formula in postfix order.
+        text: the formula as given.
+        variables: declared names, in the order of the columns in `evaluate`.
+        steps: steps in postfix order.
 
     Example:
         >>> formula = parse("-x**2 + 2*y", ["x", "y"])
@@ -107,7 +105,7 @@ class Formula:
     steps: tuple[Step, ...] = field(repr=False)
 
     def evaluate(self, x: npt.ArrayLike) -> Floats:
-        """Return the formula's values in float64, NaN or infinite where it has none.
+        """Return the values of the formula; NaN or infinite outside its domain.
 
         Args:
             x: (..., variables) numbers.
@@ -116,12 +114,12 @@ class Formula:
             (...) float64.
 
         Raises:
-            FormulaError: x does not have one column a variable.
+            FormulaError: x does not have one column per variable.
         """
         try:
-            given = np.asarray(x)
-            # NumPy would make numbers of dates and texts, and drop an imaginary part.
-            columns = given.astype(np.float64) if given.dtype.kind in "biufO" else None
+            array = np.asarray(x)
+            # NumPy would convert dates and texts, and drop imaginary parts.
+            columns = array.astype(np.float64) if array.dtype.kind in "biufO" else None
         except (TypeError, ValueError, OverflowError):
             columns = None
         if columns is None:
@@ -132,16 +130,16 @@ class Formula:
         return np.array(np.broadcast_to(np.asarray(value, dtype=np.float64), columns.shape[:-1]))
 
     def evaluate_torch(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the formula's values as a tensor of x's type and device, with derivatives.
+        """Return the values of the formula as a differentiable tensor of x's dtype and device.
 
         Args:
-            x: (..., variables) of a floating-point type.
+            x: (..., variables), floating-point.
 
         Returns:
             (...).
 
         Raises:
-            FormulaError: x is of another type, or does not have one column a variable.
+            FormulaError: x is no floating-point tensor, or does not have one column per variable.
         """
         import torch
 
@@ -156,10 +154,10 @@ class Formula:
 
     @functools.cached_property
     def expression(self) -> sympy.Expr:
-        """Return the formula for sympy, over real symbols of the variables' names, whole numbers as such.
+        """The sympy expression over real symbols, with exact integers.
 
-        It is simplified as sympy does by itself, unless numbers of thousands of digits could come of that, as of
-        (7*x)**10**9: then it stays as it is written, with floating-point numbers.
+        Sympy simplifies the expression automatically, unless the result could have numbers of thousands of digits, as
+        for (7*x)**10**9: such a formula stays as written, with floating-point numbers.
         """
         import sympy
 
@@ -172,7 +170,7 @@ class Formula:
 
     @property
     def latex(self) -> str:
-        """Return the formula as LaTeX, without dollar signs."""
+        """The formula as LaTeX, without dollar signs."""
         import sympy
 
         return str(sympy.latex(self.expression, ln_notation=True))
@@ -185,7 +183,7 @@ class Formula:
             )
 
     def _run(self, values: Mapping[str, Any], library: Any) -> Any:
-        """Return the value by the functions of numpy or torch; parts without a variable are plain floats."""
+        """Evaluate the steps with numpy or torch; parts without a variable are plain floats."""
         stack: list[Any] = []
         for step in self.steps:
             operands = _pop(stack, step.operands)
@@ -211,15 +209,15 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 
 
 def parse(text: str, variables: Iterable[str]) -> Formula:
-    """Read a formula.
+    """Parse a formula.
 
     Args:
-        text: with `+ - * / ** ^ ( )`, numbers, pi, the functions exp, ln and log (both natural), sqrt, sin, cos, tan,
+        text: formula of `+ - * / ** ^ ( )`, numbers, pi, the functions exp, ln and log (both natural), sqrt, sin, cos, tan,
             arcsin, arccos, arctan, sinh, cosh, tanh, arcsinh, arccosh, arctanh, abs, and the variables.
-        variables: the names that may stand in the formula; a variable may be called pi, but not as a function is.
+        variables: allowed names; a variable may be named pi, but not like a function.
 
     Raises:
-        FormulaError: text or a name that does not fit; the message names the column.
+        FormulaError: the text or a name does not fit; the message names the column.
 
     Example:
         >>> parse("2*E_n/I", ["E_n", "I"]).evaluate([[3.0, 2.0]])
@@ -238,31 +236,32 @@ def parse(text: str, variables: Iterable[str]) -> Formula:
 
 
 def check_names(variables: Iterable[str]) -> tuple[str, ...]:
-    """Return the variables' names.
+    """Return the names of variables as a tuple.
 
     Raises:
-        FormulaError: a name that is no name, is a function's, or is there twice.
+        FormulaError: a name is no identifier, the name of a function, or repeated.
     """
     names = tuple(variables) if isinstance(variables, Iterable) else (variables,)
     for name in names:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise FormulaError(f"variable {quoted(str(name))}: a name has letters, digits and _, a letter or _ first")
         if name in FUNCTIONS:
-            raise FormulaError(f"variable {name}: this is the name of a function; give the variable another")
+            raise FormulaError(f"variable {name}: this is the name of a function; choose another name")
         if names.count(name) > 1:
-            raise FormulaError(f"variable {name}: declared twice; every name may be there once")
+            raise FormulaError(f"variable {name}: declared twice; declare each name once")
     return names
 
 
 def quoted(text: str) -> str:
+    """Return the repr of a text, at most 80 characters."""
     shown = repr(text)
     return shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-10:]}"
 
 
 def _pop(stack: list[Any], count: int) -> list[Any]:
-    taken = stack[len(stack) - count :]
+    popped = stack[len(stack) - count :]
     del stack[len(stack) - count :]
-    return taken
+    return popped
 
 
 # ---------------------------------------------------------------- parsing
@@ -276,7 +275,7 @@ class _Token:
 
 
 class _Parser:
-    """Recursive descent; it emits the steps in postfix order, so that what follows needs no recursion."""
+    """Recursive descent; emits the steps in postfix order, so that evaluation needs no recursion."""
 
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         self.text = text
@@ -286,7 +285,7 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.steps: list[Step] = []
-        self.constants: list[float | None] = []  # the stack at this point: values of parts without a variable
+        self.constants: list[float | None] = []  # stack of the values of parts without a variable
 
     def read(self) -> list[Step]:
         self._sum()
@@ -297,20 +296,20 @@ class _Parser:
     # tokens
 
     def _tokens(self) -> list[_Token]:
-        found, place = [], 0
-        while self.text[place:].strip():
-            match = TOKEN.match(self.text, place)
+        tokens, position = [], 0
+        while self.text[position:].strip():
+            match = TOKEN.match(self.text, position)
             if match is None:
-                place += len(self.text[place:]) - len(self.text[place:].lstrip())
+                position += len(self.text[position:]) - len(self.text[position:].lstrip())
                 raise self._error(
-                    place + 1,
-                    f"found {self.text[place]!r}, which no formula has; allowed are numbers, names and + - * / ** ^ ( )",
+                    position + 1,
+                    f"found {self.text[position]!r}; allowed are numbers, names and + - * / ** ^ ( )",
                 )
             kind = match.lastgroup or "mark"
             text = match[kind]
-            found.append(_Token(kind, "**" if text == "^" else text, match.start(kind) + 1))
-            place = match.end()
-        return [*found, _Token("end", END, len(self.text.rstrip()) + 1)]
+            tokens.append(_Token(kind, "**" if text == "^" else text, match.start(kind) + 1))
+            position = match.end()
+        return [*tokens, _Token("end", END, len(self.text.rstrip()) + 1)]
 
     @property
     def token(self) -> _Token:
@@ -333,7 +332,7 @@ class _Parser:
         token = self.token
         found = END if token.kind == "end" else repr(token.text)
         before = self.tokens[self.at - 1] if self.at else None
-        # 2x, x y and x(y+1) are products to a reader, and nothing here.
+        # 2x, x y and x(y+1) mean products to a reader.
         product = token.kind in ("name", "number") or token.text == "("
         hint = ""
         if before is not None and before.text in FUNCTIONS:
@@ -376,7 +375,7 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             raise self._error(
                 self.token.column,
-                f"more than {MAX_DEPTH} signs, powers and parentheses are inside one another; write it flatter",
+                f"more than {MAX_DEPTH} nested signs, powers and parentheses; write the formula flatter",
             )
         if self._is("-", "~", "+"):
             sign = self._next()
@@ -428,20 +427,20 @@ class _Parser:
     # steps
 
     def _emit(self, kind: Kind, token: _Token, operands: int) -> None:
-        given = _pop(self.constants, operands)
+        constants = _pop(self.constants, operands)
         value: float | None = None
         if kind == "number":
             value = float(token.text)
         elif kind == "constant":
             value = CONSTANTS[token.text]
-        elif kind != "variable" and None not in given:
+        elif kind != "variable" and None not in constants:
             with np.errstate(all="ignore"):
-                numbers = [np.float64(number) for number in given if number is not None]
+                numbers = [np.float64(number) for number in constants if number is not None]
                 apply = OPERATORS[token.text] if kind == "operator" else getattr(np, FUNCTIONS[token.text][0])
                 value = float(apply(*numbers))
         if value is not None and not math.isfinite(value):
-            what = "the number is too large" if kind == "number" else f"{token.text} of constants gives {value}"
-            raise self._error(token.column, f"{what}; constants must be finite in float64")
+            reason = "the number is too large" if kind == "number" else f"{token.text} of constants gives {value}"
+            raise self._error(token.column, f"{reason}; constants must be finite in float64")
         self.constants.append(value)
         self.steps.append(Step(kind, token.text, operands, value))
 
@@ -450,16 +449,16 @@ class _Parser:
 
 
 def _is_tame(steps: Sequence[Step]) -> bool:
-    """Return whether no number that sympy may compute on the way is longer than MAX_EXACT_BITS.
+    """Return whether the numbers in all intermediate results of sympy have at most MAX_EXACT_BITS bits.
 
-    Each part has a bound on the bits of the numbers in it. Powers, and exponentials of logarithms, raise them to
-    what stands in the exponent.
+    Each part has a bound on the bits of its numbers. Powers, and exponentials of logarithms, raise the bound to the
+    exponent.
     """
     stack: list[float] = []
     for step in steps:
         bits = _pop(stack, step.operands)
         if step.kind == "number":
-            # Of 0.001 as of 1000, which is what a power may make of it.
+            # The same for 0.001 and 1000: a power may invert the number.
             stack.append(max(1.0, abs(math.log2(abs(step.constant or 1.0)))))
         elif step.kind in ("constant", "variable"):
             stack.append(0)
@@ -479,15 +478,15 @@ def _is_tame(steps: Sequence[Step]) -> bool:
 
 
 def _raised(base: float, exponent: float) -> float:
-    """Return a bound on the bits of base^exponent from those of both."""
-    # An exponent may also become larger by its base's: (x**1000)**1000 is x**1000000.
+    """Return a bound on the bits of base^exponent."""
+    # Nested exponents multiply: (x**1000)**1000 is x**1000000.
     return max(base * 2.0 ** min(exponent, 64.0), base + exponent)
 
 
 def _symbolic(step: Step, operands: list[Any], exact: bool, sympy: Any) -> Any:
-    """Return a step's expression; `exact` lets sympy simplify."""
+    """Return the expression of a step; `exact` lets sympy simplify."""
     if not exact and step.constant is not None:
-        # Printing simplifies a little even what was built without it.
+        # The printer simplifies even unevaluated expressions.
         return sympy.Float(step.constant, 17)
     if step.kind == "number":
         return sympy.Integer(int(step.text)) if step.text.isdigit() else sympy.Float(step.text, 17)

@@ -1,4 +1,4 @@
-"""Public data sets by name: from a folder in the layout of the Hugging Face hub, or from the hub itself; checked."""
+"""Public data sets by name: from a folder in the layout of the Hugging Face hub, or from the hub; checked."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.errors import DataSetError, nearest
+from kapsi.errors import DataSetError, unknown
 from kapsi.files import one_line
 
-__all__ = ["DATASETS", "PublicData", "Source", "Split", "find", "read_split"]
+__all__ = ["DATASETS", "HubSplit", "PublicData", "Source", "find", "read_split"]
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """What is known of a public data set.
+    """A public data set.
 
     Args:
-        name: how it is called here; the folder of its files.
-        repository: its name on the hub.
+        name: name in kapsi, and of the folder of the files.
+        repository: name on the hub.
         kind: "images" or "text".
-        column: the column with images or texts; labels are in the column "label".
-        classes: the names of the classes, in the order of their numbers.
-        splits: the split on the hub that trains and the one that tests.
-        rows: how many rows those have.
-        license: what is known of the terms of use.
-        source: who made it.
+        column: name of the column of images or texts; labels are in the column "label".
+        classes: names of the classes, in the order of their numbers.
+        splits: names of the training split and the test split on the hub.
+        rows: number of rows of both splits.
+        license: terms of use, as far as stated.
+        source: citation.
     """
 
     name: str
@@ -114,13 +114,13 @@ DATASETS: Mapping[str, PublicData] = {
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is read from.
+    """The files of a data set.
 
     Args:
         data: the data set.
-        folder: with its Parquet files, or None for the hub.
-        files: the Parquet files of both splits.
-        stamps: name, size and time of each file.
+        folder: folder of the Parquet files; None for the hub.
+        files: Parquet files of both splits.
+        stamps: name, size and modification time of each file.
     """
 
     data: PublicData
@@ -130,23 +130,23 @@ class Source:
 
     @property
     def where(self) -> str:
-        """Return the place, for messages."""
+        """The folder or repository, for messages."""
         return str(self.folder) if self.folder is not None else f"hub:{self.data.repository}"
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Return plain data that changes with the files. What the hub has under these names does not change."""
+        """Plain data that changes with the files; data sets on the hub do not change."""
         return {"where": self.where, "files": [list(stamp) for stamp in self.stamps]}
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """The rows of one split.
+class HubSplit:
+    """The rows of a split.
 
     Args:
-        values: the images' files or the texts, a chunked array of Arrow.
+        values: encoded images or texts, a chunked array of Arrow.
         labels: (rows,) int64, class numbers from 0.
-        notes: what a reader of results has to know.
+        notes: limitations, such as missing rows.
     """
 
     values: Any
@@ -154,35 +154,37 @@ class Split:
     notes: tuple[str, ...]
 
 
-def _refuse(where: str, text: str) -> DataSetError:
+def _error(where: str, text: str) -> DataSetError:
     return DataSetError(" ".join(f"{where}: {text}".split()))
 
 
+def _reject(where: str, text: str) -> NoReturn:
+    raise _error(where, text)
+
+
 def known(name: str, kind: str) -> PublicData:
-    """Return a data set of one kind by its name.
+    """Return a data set by kind and name.
 
     Raises:
-        DataSetError: there is none of this name.
+        DataSetError: the name is unknown.
     """
     names = [data.name for data in DATASETS.values() if data.kind == kind]
     if name not in names:
-        near = nearest(str(name), names)
-        hint = f" (nearest: {near[0]})" if near else ""
-        raise _refuse("data", f"{name!r} is no data set of {kind}{hint}; those known are {', '.join(names)}")
+        _reject("data", unknown(f"data set of {kind}", name, names))
     return DATASETS[name]
 
 
 def find(data: PublicData, folder: str | Path | None = None) -> Source:
-    """Return where a data set is: in a folder, else in the folder `KAPSI_DATA`, else on the hub.
+    """Find the files of a data set: in a folder, else in the folder `KAPSI_DATA`, else on the hub.
 
-    The folder holds NAME/train.parquet and so on, or what the hub has: NAME/CONFIG/train-00000-of-00001.parquet.
+    The folder holds NAME/train.parquet, …, or files as on the hub, NAME/CONFIG/train-00000-of-00001.parquet.
 
     Args:
         data: the data set.
-        folder: the folder with a folder for each data set.
+        folder: folder with one folder per data set.
 
     Raises:
-        DataSetError: the folder is not there or has no files of the data set.
+        DataSetError: the folder does not exist or has no files of the data set.
     """
     named = folder if folder is not None else os.environ.get("KAPSI_DATA") or None
     if named is None:
@@ -191,51 +193,51 @@ def find(data: PublicData, folder: str | Path | None = None) -> Source:
     stamps = {}
     try:
         root = Path(os.path.realpath(os.path.expanduser(named)))
-        there, home = root.is_dir(), root / data.name
+        exists, home = root.is_dir(), root / data.name
         for path in sorted(home.rglob("*.parquet")):
-            # What tools keep beside the files, such as .cache, is no data.
+            # Hidden folders of tools, such as .cache, hold no data.
             if path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts):
                 stamps[path] = (str(path.relative_to(home)), path.stat().st_size, path.stat().st_mtime_ns)
-    except (OSError, ValueError, TypeError) as error:  # a NUL in the name; no name at all
-        raise _refuse(repr(named), f"the folder cannot be read ({one_line(error)}){origin}; check the path") from None
-    if not there:
+    except (OSError, ValueError, TypeError) as error:  # a NUL in the name, or no name
+        raise _error(repr(named), f"the folder cannot be read ({one_line(error)}){origin}; check the path") from None
+    if not exists:
         text = f"there is no such folder{origin}; give one that holds {data.name}/{data.splits[0]}.parquet"
-        raise _refuse(str(named), text)
+        _reject(str(named), text)
     parts = []
     for split in data.splits:
         files = tuple(path for path in stamps if re.fullmatch(rf"{split}([-._].*)?\.parquet", path.name))
         if not files:
-            raise _refuse(
+            _reject(
                 str(named),
                 f"no {data.name}/{split}.parquet and no {data.name}/*/{split}-*.parquet{origin}; "
                 f"save the files of https://huggingface.co/datasets/{data.repository} there, or give another folder",
             )
-        _whole(files, home)
+        _check_complete(files, home)
         parts.append(files)
     return Source(data, home, (parts[0], parts[1]), tuple(stamps[path] for part in parts for path in part))
 
 
-def _whole(files: tuple[Path, ...], home: Path) -> None:
-    """Refuse a split of which a part is missing: train-00000-of-00002 without train-00001-of-00002."""
+def _check_complete(files: tuple[Path, ...], home: Path) -> None:
+    """Reject a split with a missing part: train-00000-of-00002 without train-00001-of-00002."""
     parts: dict[tuple[str, str], set[int]] = {}
     for path in files:
         match = re.fullmatch(r"(.*)-(\d+)-of-(\d+)\.parquet", path.name)
         if match:
             parts.setdefault((str(path.parent / match[1]), match[3]), set()).add(int(match[2]))
-    for (name, total), there in parts.items():
-        lost = [number for number in range(min(int(total), 10_000)) if number not in there]
+    for (name, total), numbers in parts.items():
+        lost = [number for number in range(min(int(total), 10_000)) if number not in numbers]
         if lost:
-            raise _refuse(str(home), f"{Path(name).name}-{lost[0]:05d}-of-{total}.parquet is missing; save it there")
+            _reject(str(home), f"{Path(name).name}-{lost[0]:05d}-of-{total}.parquet is missing; save it there")
 
 
-def read_split(source: Source, test: bool) -> Split:
-    """Read and check one split: columns, classes, number of rows, labels, missing values.
+def read_split(source: Source, test: bool) -> HubSplit:
+    """Read a split and check columns, classes, number of rows, labels and missing values.
 
-    A split with fewer rows than are known is taken, with a note.
+    A subset of the rows is accepted, with a note.
 
     Args:
-        source: of `find`.
-        test: whether the test split is meant.
+        source: result of `find`.
+        test: read the test split instead of the training split.
 
     Raises:
         DataSetError: the files are damaged or of another data set, or the hub cannot be reached.
@@ -253,18 +255,16 @@ def _from_files(files: tuple[Path, ...], data: PublicData, where: str) -> Any:
     tables = []
     for path in files:
         try:
-            # Arrow takes no names that are not UTF-8.
+            # Arrow rejects paths that are not UTF-8.
             with open(path, "rb") as handle, pq.ParquetFile(handle) as file:
                 _has_columns(file.schema_arrow, data, where)
                 tables.append(file.read(columns=[data.column, "label"]))
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns are not UTF-8
-            raise _refuse(
-                str(path), f"not readable as Parquet ({one_line(error)[:200]}); save the file again"
-            ) from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # column names that are not UTF-8
+            raise _error(str(path), f"not readable as Parquet ({one_line(error)[:200]}); save the file again") from None
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise _refuse(where, f"the files of the split do not fit together ({one_line(error)[:200]})") from None
+        raise _error(where, f"the files of the split do not fit together ({one_line(error)[:200]})") from None
 
 
 def _has_columns(schema: Any, data: PublicData, where: str) -> None:
@@ -272,9 +272,7 @@ def _has_columns(schema: Any, data: PublicData, where: str) -> None:
 
     for name in (data.column, "label"):
         if schema.names.count(name) != 1:
-            raise _refuse(
-                where, f"there is no column {name!r} in {schema.names}; these are no files of {data.repository}"
-            )
+            _reject(where, f"there is no column {name!r} in {schema.names}; these are no files of {data.repository}")
     kind = schema.field(data.column).type
     if data.kind == "images":
         fits = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -284,30 +282,30 @@ def _has_columns(schema: Any, data: PublicData, where: str) -> None:
         fits = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     needed = "encoded images" if data.kind == "images" else "text"
     if not fits:
-        raise _refuse(where, f"column {data.column!r} is of the type {kind}; it must hold {needed}")
+        _reject(where, f"column {data.column!r} is of the type {kind}; it must hold {needed}")
     if not pa.types.is_integer(schema.field("label").type):
-        raise _refuse(where, f"column 'label' is of the type {schema.field('label').type}; it must hold integers")
+        _reject(where, f"column 'label' is of the type {schema.field('label').type}; it must hold integers")
     names = _class_names(schema)
     if names is not None and names != data.classes:
-        raise _refuse(where, f"the classes are {list(names)[:10]}; those of {data.name} are {list(data.classes)}")
+        _reject(where, f"the classes are {list(names)[:10]}; those of {data.name} are {list(data.classes)}")
 
 
 def _class_names(schema: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes that the file gives, where it gives any."""
+    """Return the names of the classes in the metadata of a file, None without metadata."""
     with suppress(KeyError, TypeError, ValueError, RecursionError):
         return tuple(json.loads(schema.metadata[b"huggingface"])["info"]["features"]["label"]["names"])
     return None
 
 
-def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) -> Split:
+def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) -> HubSplit:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     values, raw = table.column(data.column), table.column("label")
     try:
-        values.validate(full=True)  # that texts are UTF-8
+        values.validate(full=True)  # texts are UTF-8
     except pa.ArrowException as error:
-        raise _refuse(
+        raise _error(
             where, f"column {data.column!r} is damaged ({one_line(error)[:200]}); save the files again"
         ) from None
     if data.kind == "images" and values.type.num_fields:
@@ -315,24 +313,22 @@ def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) ->
     for name, column in ((data.column, values), ("label", raw)):
         if column.null_count:
             row = pc.index(pc.is_null(column), True).as_py()
-            raise _refuse(where, f"{column.null_count} values of {name!r} are missing, the first in row {row + 1}")
+            _reject(where, f"{column.null_count} values of {name!r} are missing, the first in row {row + 1}")
     if not len(raw):
-        raise _refuse(where, "the split has no rows")
+        _reject(where, "the split has no rows")
     labels = raw.to_numpy().astype(np.int64)
     bad = (labels < 0) | (labels >= len(data.classes))
     if bad.any():
         row = int(np.argmax(bad))
         hint = "; this split has no labels" if (labels == -1).all() else ""
-        raise _refuse(where, f"label {labels[row]} in row {row + 1}; labels are 0 to {len(data.classes) - 1}{hint}")
+        _reject(where, f"label {labels[row]} in row {row + 1}; labels are 0 to {len(data.classes) - 1}{hint}")
     absent = sorted(set(range(len(data.classes))) - set(np.unique(labels).tolist()))
     if absent:
-        raise _refuse(
-            where, f"no row is of the class {data.classes[absent[0]]!r}; these are not all files of the split"
-        )
+        _reject(where, f"no row is of the class {data.classes[absent[0]]!r}; these are not all files of the split")
     if len(labels) > rows:
-        raise _refuse(where, f"{len(labels):,} rows, but {data.name} has {rows:,}; leave one copy of its files")
+        _reject(where, f"{len(labels):,} rows, but {data.name} has {rows:,}; leave one copy of its files")
     few = f"{data.name}: {len(labels):,} of the {rows:,} rows of the split {split!r} (a subset)"
-    return Split(values, labels, (few,) if len(labels) < rows else ())
+    return HubSplit(values, labels, (few,) if len(labels) < rows else ())
 
 
 # ---------------------------------------------------------------- the hub
@@ -340,11 +336,11 @@ def _checked(table: Any, data: PublicData, where: str, split: str, rows: int) ->
 
 PROBE_SECONDS = 5
 OFFLINE = "KAPSI_OFFLINE"
-"""Variable of the environment: where it is set the hub is not asked; a value of several words says in messages why."""
+"""Environment variable: if set, the hub is not used; a value of several words appears in messages as the reason."""
 
 
 def _from_hub(data: PublicData, split: str) -> Any:
-    """Return a split as a table of Arrow, through the hub's own package and its cache."""
+    """Return a split as an Arrow table, through the `datasets` package and its cache."""
     train, test = (f"{data.name}/{part}.parquet" for part in data.splits)
     folder = (
         f"set KAPSI_DATA to a folder that holds {train} and {test} of https://huggingface.co/datasets/{data.repository}"
@@ -353,32 +349,34 @@ def _from_hub(data: PublicData, split: str) -> Any:
         import datasets
         import huggingface_hub
     except ImportError as error:
-        why = f"the package {error.name} is not there"
-        text = f'neither a folder nor the hub is at hand ({why}); pip install "kapsi[data]" and connect, or {folder}'
-        raise _refuse(data.name, text) from None
-    quiet = _not_to_ask()
-    silence = quiet or _silence(huggingface_hub, data.repository)
+        reason = f"the package {error.name} is not installed"
+        text = (
+            f'neither a folder nor the hub is available ({reason}); pip install "kapsi[data]" and connect, or {folder}'
+        )
+        raise _error(data.name, text) from None
+    offline = _offline_reason()
+    silence = offline or _silence(huggingface_hub, data.repository)
     with _quick_and_quiet(datasets, huggingface_hub, offline=silence is not None):
         try:
             table = datasets.load_dataset(data.repository, split=split).data.table
         except Exception as error:  # of datasets, huggingface_hub, httpx, requests, fsspec, the disk
             reason = silence or f"{type(error).__name__}: {one_line(error)[:200]}"
             text = (
-                f"is not at hand, and the hub is not asked {quiet}; {folder}, or "
-                + (f"unset {OFFLINE}" if OFFLINE in quiet else f"fetch it by kapsi data {data.name}")
-                if quiet
+                f"is not available, and the hub is not used {offline}; {folder}, or "
+                + (f"unset {OFFLINE}" if OFFLINE in offline else f"fetch it by kapsi data {data.name}")
+                if offline
                 else f"the hub cannot be read ({reason}); connect to huggingface.co, or {folder}"
             )
-            raise _refuse(data.name, text) from None
+            raise _error(data.name, text) from None
     _has_columns(table.schema, data, f"hub:{data.repository} ({split})")
     return table.select([data.column, "label"])
 
 
 @contextmanager
 def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> Iterator[None]:
-    """Let the packages of the hub count and report nothing, show progress on a terminal only, and not wait for a network.
+    """Configure the packages of the hub: no telemetry, progress on a terminal only, no waiting for a network.
 
-    Offline they would try each request for half a minute; told so, they give what they have in their cache.
+    Offline, they use their cache instead of retrying each request for half a minute.
     """
     constants, config = huggingface_hub.constants, datasets.config
     settings = [(constants, "HF_HUB_DISABLE_TELEMETRY", True), (config, "HF_UPDATE_DOWNLOAD_COUNTS", False)]
@@ -409,19 +407,19 @@ def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> I
             part.enable_progress_bars()
 
 
-def _not_to_ask() -> str | None:
-    """Return when the hub is not asked, None where it may be."""
-    given = os.environ.get(OFFLINE, "")
-    return None if given in ("", "0") else given if " " in given else f"while {OFFLINE} is set"
+def _offline_reason() -> str | None:
+    """Return the reason not to use the hub, None if the hub may be used."""
+    value = os.environ.get(OFFLINE, "")
+    return None if value in ("", "0") else value if " " in value else f"while {OFFLINE} is set"
 
 
 def _silence(huggingface_hub: Any, repository: str) -> str | None:
-    """Return why the hub does not answer, or None where it does: one request that is tried once."""
+    """Return the reason why the hub does not answer, by a single request; None if it answers."""
     constants = huggingface_hub.constants
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        # The session knows proxies and certificates.
+        # The session applies proxies and certificates.
         address = f"{constants.ENDPOINT}/api/datasets/{repository}"
         status = huggingface_hub.utils.get_session().head(address, timeout=PROBE_SECONDS).status_code
     except Exception as error:  # of httpx, requests, ssl, socket

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10 as rows of pixels: decoded in threads, kept, normalized."""
+"""MNIST and CIFAR-10 as rows of pixels: decoded in threads, cached, normalized."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.cache import Arrays, digest, kept
-from kapsi.data.hub import PublicData, Split, find, known, read_split
+from kapsi.data.cache import Arrays, cached, digest
+from kapsi.data.hub import HubSplit, PublicData, find, known, read_split
 from kapsi.data.progress import terminal_line
-from kapsi.errors import DataSetError, TableError
+from kapsi.errors import DataError, DataSetError
 
 __all__ = ["ImageData", "load_images"]
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-# Mean and standard deviation of the training pixels, of each channel, on the scale 0 to 1.
+# Mean and standard deviation of the training pixels per channel, on the scale 0 to 1.
 MEANS = {"mnist": (0.1307,), "cifar10": (0.4914, 0.4822, 0.4465)}
 DEVIATIONS = {"mnist": (0.3081,), "cifar10": (0.2470, 0.2435, 0.2616)}
 DECODED_AT_ONCE = 512
@@ -38,12 +38,12 @@ class ImageData:
         train_y: (n,) int64, class numbers from 0.
         test_x: (n, features) uint8.
         test_y: (n,) int64.
-        mean: of each channel, on the scale 0 to 1, for `normalize`.
-        std: of each channel.
+        mean: mean of each channel, on the scale 0 to 1, for `normalize`.
+        std: standard deviation of each channel.
         shape: (channels, height, width).
-        classes: their names.
-        source: where the images were read from.
-        notes: what a reader of results has to know, such as that rows are missing.
+        classes: names of the classes.
+        source: folder or repository of the images.
+        notes: limitations, such as missing rows.
     """
 
     train_x: npt.NDArray[np.uint8]
@@ -64,12 +64,12 @@ class ImageData:
             x: (n, features) uint8, such as rows of `train_x`.
 
         Raises:
-            TableError: x is of another type or shape.
+            DataError: x has another type or shape.
         """
         size = int(np.prod(self.shape))
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (size,):
-            given = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise TableError(f"images: pixels to normalize must be uint8 of shape (n, {size}), not {given}")
+            kind = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise DataError(f"images: pixels to normalize must be uint8 of shape (n, {size}), not {kind}")
         levels = np.arange(256) / 255.0
         flat = x.reshape(len(x), self.shape[0], size // self.shape[0])
         out = np.empty(flat.shape, dtype=np.float32)
@@ -87,17 +87,17 @@ class ImageData:
 def load_images(
     name: str, folder: str | Path | None = None, *, watch: Callable[[int, int], None] | None = None
 ) -> ImageData:
-    """Load MNIST ("mnist") or CIFAR-10 ("cifar10"), from a folder, else from `KAPSI_DATA`, else from the hub.
+    """Load MNIST ("mnist") or CIFAR-10 ("cifar10") from a folder, else from `KAPSI_DATA`, else from the hub.
 
-    Decoded pixels are kept in the cache folder; the next time takes less than a second.
+    Decoded pixels are cached; loading from the cache takes less than a second.
 
     Args:
-        name: of the data set.
-        folder: that holds NAME/train.parquet and NAME/test.parquet, or files as the hub has them.
-        watch: called with the number of decoded images and of all; by default a line on a terminal says so.
+        name: name of the data set.
+        folder: folder with NAME/train.parquet and NAME/test.parquet, or with the files of the hub.
+        watch: called with the numbers of decoded and of all images; by default progress is shown on a terminal.
 
     Raises:
-        DataSetError: there is no such data set, its files are damaged, or there is neither folder nor network.
+        DataSetError: the data set is unknown or damaged, or neither folder nor network is available.
     """
     data = known(name, "images")
     source = find(data, folder)
@@ -106,16 +106,16 @@ def load_images(
         parts = [read_split(source, test) for test in (False, True)]
         total = sum(len(part.labels) for part in parts)
         arrays: Arrays = {}
-        tell = watch or terminal_line(f"decoding {name}")
+        report = watch or terminal_line(f"decoding {name}")
         before = 0
         for key, part in zip(("train", "test"), parts, strict=True):
-            arrays[f"{key}_x"] = _decoded(part, data, source.where, functools.partial(_told, tell, before, total))
+            arrays[f"{key}_x"] = _decoded(part, data, source.where, functools.partial(_shift, report, before, total))
             arrays[f"{key}_y"] = part.labels
             before += len(part.labels)
         arrays["notes"] = np.array([note for part in parts for note in part.notes], dtype=np.str_)
         return arrays
 
-    arrays, notes = kept(f"{name}-{digest(source.where)}", source.fingerprint, make)
+    arrays, notes = cached(f"{name}-{digest(source.where)}", source.fingerprint, make)
     return ImageData(
         arrays["train_x"],
         arrays["train_y"],
@@ -130,20 +130,20 @@ def load_images(
     )
 
 
-def _told(tell: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    tell(before + done, total)
+def _shift(report: Callable[[int, int], None], before: int, total: int, done: int) -> None:
+    report(before + done, total)
 
 
-def _decoded(part: Split, data: PublicData, where: str, tell: Callable[[int], None]) -> npt.NDArray[np.uint8]:
+def _decoded(part: HubSplit, data: PublicData, where: str, report: Callable[[int], None]) -> npt.NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
         raise DataSetError(
-            f'{data.name}: images are decoded by pillow, which is not there; pip install "kapsi[data]"'
+            f'{data.name}: pillow, which decodes the images, is not installed; pip install "kapsi[data]"'
         ) from None
     channels, height, width = SHAPES[data.name]
     mode = "L" if channels == 1 else "RGB"
-    Image.init()  # all formats, before several threads look for theirs
+    Image.init()  # load all formats before the threads start
     out = np.empty((len(part.labels), channels, height, width), dtype=np.uint8)
 
     def block(begin: int) -> int:
@@ -152,9 +152,9 @@ def _decoded(part: Split, data: PublicData, where: str, tell: Callable[[int], No
             try:
                 with Image.open(io.BytesIO(file), formats=("PNG", "WEBP")) as image:
                     if image.size != (width, height):
-                        raise ValueError(f"it has {image.size[0]} × {image.size[1]} pixels, not {width} × {height}")
+                        raise ValueError(f"{image.size[0]} × {image.size[1]} pixels instead of {width} × {height}")
                     if image.mode != mode:
-                        raise ValueError(f"its mode is {image.mode}, not {mode}")
+                        raise ValueError(f"mode {image.mode} instead of {mode}")
                     pixels = np.asarray(image)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 reason = " ".join(str(error).split())
@@ -168,5 +168,5 @@ def _decoded(part: Split, data: PublicData, where: str, tell: Callable[[int], No
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         for count in pool.map(block, range(0, len(out), DECODED_AT_ONCE)):
             done += count
-            tell(done)
+            report(done)
     return out.reshape(len(out), -1)

@@ -1,8 +1,8 @@
-"""Functions to learn: those of the paper, the AI Feynman equations, and own formulas; rows drawn from them.
+"""Regression problems with known functions: the paper's, the AI Feynman equations, and own formulas.
 
-Elementary (E.0 to E.16) and composite (C.0 to C.16) functions are those of arXiv 2407.04819. The Feynman equations are 100
-from physics lectures (I.6.2a to III.21.20) and 20 more (test_1 to test_20), of the AI Feynman database. F.0 to F.26 are the
-paper's names for 27 of the 100. D.I.6.2 to D.III.17.37 are these 27 without dimensions, after the paper on KAN.
+Elementary (E.0 to E.16) and composite (C.0 to C.16) functions are from arXiv 2407.04819. The AI Feynman database has 100
+equations from physics lectures (I.6.2a to III.21.20) and 20 more (test_1 to test_20). F.0 to F.26 are the paper's names for 27
+of the 100; D.I.6.2 to D.III.17.37 are their dimensionless forms, after the paper on KAN.
 
 Source: S. Udrescu and M. Tegmark, AI Feynman, Science Advances 6 (2020), arXiv 1905.11481; J. Zhang, arXiv 2407.04819;
 Z. Liu et al., KAN: Kolmogorov-Arnold Networks, arXiv 2404.19756.
@@ -24,15 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.formulas import NUMBER, Formula, check_names, parse, quoted
-from kapsi.errors import FormulaError, did_you_mean, nearest
+from kapsi.errors import FormulaError, check_integer, nearest, unknown
 
-__all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Rows", "Variable", "problem", "problem_from", "problems"]
+__all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Sample", "Variable", "problem", "problem_from", "problems"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 GROUPS = ("elementary", "composite", "feynman", "feynman_bonus", "feynman_dimensionless")
 
-# The paper's numbers of the 27 Feynman equations that its tables have.
+# The Feynman equations in the paper's tables, numbered F.0 to F.26.
 _PAPER = (
     "I.6.2 I.6.2b I.9.18 I.12.11 I.13.12 I.15.3x I.16.6 I.18.4 I.26.2 I.27.6 I.29.16 I.30.3 I.30.5 I.37.4 I.40.1 I.44.4 "
     "I.50.26 II.2.42 II.6.15a II.11.17 II.11.27 II.35.18 II.36.38 II.38.3 III.9.52 III.10.19 III.17.37"
@@ -40,7 +40,7 @@ _PAPER = (
 ALIASES: Mapping[str, str] = MappingProxyType({f"F.{number}": name for number, name in enumerate(_PAPER.split())})
 
 MOST_REDRAWN = 0.5
-JUDGED = 1000  # rows, at least, that tell how much of a range has no finite values
+JUDGED = 1000  # smallest number of rows to estimate the share of non-finite values from
 MAX_ROUNDS = 200
 MAX_ROWS = 10**9
 RANGE_END = re.compile(rf"[-+]?{NUMBER}")
@@ -48,15 +48,15 @@ RANGE_END = re.compile(rf"[-+]?{NUMBER}")
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable and the range that it is drawn from, uniformly.
+    """A variable, uniform over a range.
 
     Args:
-        name: as in the formula.
-        low: the least value.
-        high: the greatest value, above low.
+        name: name in the formula.
+        low: smallest value.
+        high: largest value, above low.
 
     Raises:
-        FormulaError: a range that is not finite or empty.
+        FormulaError: the range is empty or not finite.
     """
 
     name: str
@@ -80,13 +80,13 @@ class Variable:
             raise FormulaError(f"variable {self.name}: the range {self.low} to {self.high} is too wide for float64")
 
 
-class Rows(NamedTuple):
+class Sample(NamedTuple):
     """Rows drawn from a function.
 
     Args:
         x: (rows, variables) float64.
-        y: (rows,) float64, with noise where it was asked for.
-        redrawn: how many drawn rows were replaced, since the function has no finite value there.
+        y: (rows,) float64, with noise if requested.
+        redrawn: number of replaced rows, where the function was not finite.
     """
 
     x: Floats
@@ -99,14 +99,14 @@ class FunctionProblem:
     """A function to learn: a formula and the ranges of its variables.
 
     Args:
-        name: such as E.3 or I.9.18.
-        formula: as text, in the grammar of `kapsi.data.formulas.parse`.
-        variables: in the order of the columns of x.
-        title: what the function is, where it has a name.
-        output: what the value is called in the source.
+        name: name such as E.3 or I.9.18.
+        formula: text in the grammar of `kapsi.data.formulas.parse`.
+        variables: variables in the order of the columns of x.
+        title: common name of the function, if any.
+        output: name of the value in the source.
 
     Raises:
-        FormulaError: a formula or a variable that does not fit.
+        FormulaError: the formula or a variable does not fit.
 
     Example:
         >>> problem = FunctionProblem("mine", "x*sin(y)", (Variable("x", 0, 1), Variable("y", -1, 1)))
@@ -124,62 +124,61 @@ class FunctionProblem:
     output: str = "f"
 
     def __post_init__(self) -> None:
-        given = tuple(self.variables) if isinstance(self.variables, Iterable) else (self.variables,)
-        if not all(isinstance(variable, Variable) for variable in given):
-            raise FormulaError(f"function {self.name}: the variables must be Variable(name, low, high), not {given!r}")
-        object.__setattr__(self, "variables", given)
-        if not self.variables:
-            raise FormulaError(f"function {self.name}: there are no variables; declare one at least, as in x:0:1")
+        variables = tuple(self.variables) if isinstance(self.variables, Iterable) else (self.variables,)
+        if not variables or not all(isinstance(variable, Variable) for variable in variables):
+            raise FormulaError(
+                f"function {self.name}: expected one or more Variable(name, low, high), as in x:0:1, got {variables!r}"
+            )
+        object.__setattr__(self, "variables", variables)
         check_names(variable.name for variable in self.variables)
         _ = self.parsed
 
     @functools.cached_property
     def parsed(self) -> Formula:
-        """Return the formula that was read: with values, sympy expression and LaTeX."""
+        """The parsed formula, with values, sympy expression and LaTeX."""
         return parse(self.formula, [variable.name for variable in self.variables])
 
     @property
     def inputs(self) -> int:
-        """Return the number of variables."""
+        """The number of variables."""
         return len(self.variables)
 
     @property
     def ranges(self) -> str:
-        """Return the ranges as text, variables of the same range together: `x, y in [0, 1]; t in [1, 5]`."""
+        """The ranges as text, grouped: `x, y in [0, 1]; t in [1, 5]`."""
         grouped: dict[tuple[float, float], list[str]] = {}
         for variable in self.variables:
             grouped.setdefault((variable.low, variable.high), []).append(variable.name)
         return "; ".join(f"{', '.join(names)} in [{low:g}, {high:g}]" for (low, high), names in grouped.items())
 
     def values(self, x: npt.ArrayLike) -> Floats:
-        """Return the function's values in float64, NaN or infinite where it has none.
+        """Return the values of the function in float64; NaN or infinite outside its domain.
 
         Args:
             x: (..., variables).
         """
         return self.parsed.evaluate(x)
 
-    def draw(self, rows: int, *, seed: int, noise: float = 0.0) -> Rows:
-        """Draw rows uniformly from the ranges, and say how many had to be drawn again.
+    def draw(self, rows: int, *, seed: int, noise: float = 0.0) -> Sample:
+        """Draw rows uniformly from the ranges; rows without a finite value are redrawn.
 
-        The numbers come from PCG64 with this seed alone: functions of equally many variables get the same uniform
-        numbers, each moved to its ranges, so that they can be compared. Rows where the function is not finite are drawn
-        again.
+        Numbers come from PCG64 and depend on the seed only: functions with equally many variables get the same uniform
+        numbers, scaled to their ranges, for comparisons row by row.
 
         Args:
-            rows: how many, 1 or more.
-            seed: 0 or more.
-            noise: the standard deviation of normal noise added to y, as a share of y's own standard deviation over these
-                rows; 0 is none. The noise does not change x.
+            rows: number of rows, at least 1.
+            seed: seed, at least 0.
+            noise: standard deviation of normal noise in y, as a fraction of the standard deviation of y over the rows; 0
+                for none. x does not depend on the noise.
 
         Raises:
-            FormulaError: an argument out of range, or a function that is not finite on most of its range.
+            FormulaError: an argument is out of range, or the function is not finite on most of the range.
         """
-        _check_whole("rows", rows, 1, MAX_ROWS)
-        _check_whole("seed", seed, 0)
+        rows = check_integer("rows", rows, 1, MAX_ROWS, error=FormulaError)
+        check_integer("seed", seed, 0, error=FormulaError)
         if not _is_number(noise) or not 0.0 <= noise < math.inf:
             raise FormulaError(
-                f"noise {_shown(noise)}: a share of the target's standard deviation, 0 or more and finite, as in 0.1"
+                f"noise {_shown(noise)}: expected a fraction of the target's standard deviation, 0 or more and finite, as in 0.1"
             )
         generator = np.random.Generator(np.random.PCG64(seed))
         x = self._uniform(generator, rows)
@@ -202,18 +201,18 @@ class FunctionProblem:
                 raise FormulaError(
                     f"function {self.name}: noise {noise} makes targets too large for float64; give less"
                 )
-        return Rows(x, y, redrawn)
+        return Sample(x, y, redrawn)
 
     def sample(self, rows: int, *, seed: int, noise: float = 0.0) -> tuple[Floats, Floats]:
-        """Return x (rows, variables) and y (rows,), as `draw` draws them.
+        """Return x (rows, variables) and y (rows,) of `draw`.
 
         Args:
-            rows: how many, 1 or more.
-            seed: 0 or more; the same seed gives the same rows.
-            noise: normal noise, as a share of y's standard deviation.
+            rows: number of rows, at least 1.
+            seed: seed, at least 0.
+            noise: normal noise, as a fraction of the standard deviation of y.
 
         Raises:
-            FormulaError: an argument out of range, or a function that is not finite on most of its range.
+            FormulaError: an argument is out of range, or the function is not finite on most of the range.
         """
         drawn = self.draw(rows, seed=seed, noise=noise)
         return drawn.x, drawn.y
@@ -221,39 +220,36 @@ class FunctionProblem:
     def split(
         self, rows: int = 2000, train: int = 1000, *, seed: int, noise: float = 0.0
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return x and y to train on, x and y to test on: the first `train` of the rows that `sample` draws, and the rest.
+        """Return training x and y, test x and y: the first `train` rows of `sample`, and the rest.
 
         Args:
-            rows: how many in all; the paper has 2,000.
-            train: how many of them to train on, 1 to rows - 1; the paper has half.
-            seed: 0 or more.
-            noise: as in `draw`; in the targets of both parts.
+            rows: number of rows in all, 2,000 as in the paper.
+            train: number of training rows, 1 to rows − 1; half as in the paper.
+            seed: seed, at least 0.
+            noise: normal noise as in `draw`, in the targets of both parts.
 
         Raises:
-            FormulaError: an argument out of range.
+            FormulaError: an argument is out of range.
         """
-        _check_whole("rows", rows, 2, MAX_ROWS)
-        _check_whole("train", train, 1)
-        if train >= rows:
-            raise FormulaError(f"train {train}: of {rows} rows, 1 to {rows - 1} are to train on; one is left to test")
+        check_integer("rows", rows, 2, MAX_ROWS, error=FormulaError)
+        check_integer("train", train, 1, rows - 1, error=FormulaError)
         x, y = self.sample(rows, seed=seed, noise=noise)
         return x[:train], y[:train], x[train:], y[train:]
 
     def _uniform(self, generator: np.random.Generator, rows: int) -> Floats:
         low = np.array([variable.low for variable in self.variables])
         high = np.array([variable.high for variable in self.variables])
-        # Rounding may lift a number beyond the end.
+        # Rounding may exceed the end.
         return np.minimum(low + (high - low) * generator.random((rows, self.inputs)), high)
 
     def _check_domain(self, bad: npt.NDArray[np.intp], rows: int, seed: int) -> None:
-        """Refuse a function that is not finite on most of its range."""
-        found, drawn = len(bad), rows
-        if found and rows < JUDGED:
-            # Few rows say little: one of one would be all of them.
+        """Reject a function that is not finite on most of its range."""
+        count, drawn = len(bad), rows
+        if count and rows < JUDGED:
             more = self._uniform(np.random.Generator(np.random.PCG64(seed)), JUDGED)
-            found, drawn = int((~np.isfinite(self.values(more))).sum()), JUDGED
-        if found > MOST_REDRAWN * drawn:
-            raise self._not_finite(found, drawn)
+            count, drawn = int((~np.isfinite(self.values(more))).sum()), JUDGED
+        if count > MOST_REDRAWN * drawn:
+            raise self._not_finite(count, drawn)
 
     def _not_finite(self, bad: int, rows: int) -> FormulaError:
         return FormulaError(
@@ -266,51 +262,48 @@ class FunctionProblem:
         deviation = float(np.std(y / largest)) * largest if largest else 0.0
         if not deviation:
             raise FormulaError(
-                f"function {self.name}: the target does not vary over {len(y)} rows, and noise is a share of how it varies; "
+                f"function {self.name}: the target does not vary over {len(y)} rows, but noise is a fraction of its variation; "
                 "draw more rows, or no noise"
             )
         return deviation
 
 
 def problems(group: str) -> tuple[FunctionProblem, ...]:
-    """Return the functions of a group, in the order of their source.
+    """Return the problems of a group, in the order of the source.
 
     Args:
         group: elementary (17), composite (17), feynman (100), feynman_bonus (20) or feynman_dimensionless (27).
 
     Raises:
-        FormulaError: there is no such group.
+        FormulaError: the group is unknown.
 
     Example:
         >>> [problem.name for problem in problems("elementary")][:3]
         ['E.0', 'E.1', 'E.2']
     """
     if group not in GROUPS:
-        hint = did_you_mean(str(group), GROUPS, quoted=False)
-        raise FormulaError(f"there is no group of functions {group!r}; {hint}there are {', '.join(GROUPS)}")
+        raise FormulaError(unknown("group of functions", group, GROUPS))
     return _read(group)
 
 
 def problem(name: str) -> FunctionProblem:
-    """Return a function by its name, or by the paper's number: F.2 is I.9.18.
+    """Return a problem by name, or by the paper's number: F.2 is I.9.18.
 
     Args:
-        name: such as E.3, C.0, I.9.18, test_4, D.I.9.18 or F.2.
+        name: E.3, C.0, I.9.18, test_4, D.I.9.18, F.2, ….
 
     Raises:
-        FormulaError: there is no such function.
+        FormulaError: the name is unknown.
 
     Example:
         >>> problem("F.2").name, problem("I.9.18").formula
         ('I.9.18', 'G*m1*m2/((x2-x1)**2+(y2-y1)**2+(z2-z1)**2)')
     """
-    wanted = ALIASES.get(str(name), name)
-    for group in GROUPS:
-        for problem in _read(group):
-            if problem.name == wanted:
-                return problem
-    known = [problem.name for group in GROUPS for problem in _read(group)] + list(ALIASES)
-    close = nearest(str(name), known)
+    wanted = ALIASES.get(str(name), str(name))
+    known = {problem.name: problem for group in GROUPS for problem in _read(group)}
+    if wanted in known:
+        return known[wanted]
+    close = nearest(str(name), [*known, *ALIASES])
     hint = f"did you mean {', '.join(close)}? " if close else ""
     raise FormulaError(
         f"there is no function {name!r}; {hint}there are E.0 to E.16, C.0 to C.16, I.6.2a to III.21.20, test_1 to "
@@ -319,10 +312,10 @@ def problem(name: str) -> FunctionProblem:
 
 
 def read_variable(text: str) -> Variable:
-    """Return the variable of `name:low:high`.
+    """Parse a variable, `name:low:high`.
 
     Raises:
-        FormulaError: text of another shape.
+        FormulaError: the text has another form.
     """
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or not all(RANGE_END.fullmatch(part) for part in parts[1:]):
@@ -331,10 +324,10 @@ def read_variable(text: str) -> Variable:
 
 
 def problem_from(formula: str, variables: Sequence[str], name: str = "f") -> FunctionProblem:
-    """Return the function of a formula and of variables as `name:low:high`.
+    """Return the problem of an own formula with variables `name:low:high`.
 
     Raises:
-        FormulaError: a formula or a variable that does not fit.
+        FormulaError: the formula or a variable does not fit.
 
     Example:
         >>> problem_from("x+y", ["x:0:1", "y:-1:1"]).inputs
@@ -361,7 +354,7 @@ def _read(group: str) -> tuple[FunctionProblem, ...]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether this is a real number, NumPy's too, that float64 can hold."""
+    """Return whether a value is a real number within the range of float64."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -373,10 +366,3 @@ def _is_number(value: object) -> bool:
 
 def _shown(value: object) -> str:
     return "beyond float64" if isinstance(value, int) and value.bit_length() > 1024 else repr(value)
-
-
-def _check_whole(what: str, value: int, least: int, most: int | None = None) -> None:
-    wrong = isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least
-    if wrong or (most is not None and value > most):
-        allowed = f"{least} or more" if most is None else f"{least} to {most:,}"
-        raise FormulaError(f"{what} {_shown(value)}: must be a whole number, {allowed}")

@@ -1,4 +1,4 @@
-"""IMDB, AG News and SST-2: texts, and their TF-IDF columns, sparse."""
+"""IMDB, AG News and SST-2: texts and sparse TF-IDF columns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.cache import Arrays, digest, kept
+from kapsi.data.cache import Arrays, cached, digest
 from kapsi.data.hub import find, known, read_split
 from kapsi.data.progress import terminal_line
-from kapsi.errors import TableError
+from kapsi.errors import DataError
 from kapsi.files import one_line
 
 __all__ = ["TextData", "load_text"]
@@ -23,17 +23,17 @@ __all__ = ["TextData", "load_text"]
 
 @dataclass(frozen=True, eq=False)
 class TextData:
-    """Texts with their classes.
+    """Texts and their classes.
 
     Args:
         train_text: (n,) texts.
         train_y: (n,) int64, class numbers from 0.
         test_text: (n,) texts.
         test_y: (n,) int64.
-        name: of the data set.
-        classes: their names.
-        source: where the texts were read from.
-        notes: what a reader of results has to know, such as that rows are missing.
+        name: name of the data set.
+        classes: names of the classes.
+        source: folder or repository of the texts.
+        notes: limitations, such as missing rows.
     """
 
     train_text: tuple[str, ...]
@@ -55,21 +55,21 @@ class TextData:
         sublinear_tf: bool = True,
         fit_rows: npt.NDArray[np.integer[Any]] | None = None,
     ) -> tuple[Any, Any]:
-        """Return TF-IDF columns of the training and the test texts, as two SciPy CSR matrices in float32.
+        """Return TF-IDF columns of the training and test texts, two SciPy CSR matrices in float32.
 
-        Vocabulary and document frequencies are those of the training texts: scikit-learn's `TfidfVectorizer`.
+        Vocabulary and document frequencies come from the training texts, by scikit-learn's `TfidfVectorizer`.
 
         Args:
-            ngrams: the smallest and the largest number of words that make a column.
-            min_df: words in fewer training texts are left out; a share where it is a float.
-            max_df: words in more training texts are left out; a share where it is a float.
-            stop_words: "english" leaves out those of scikit-learn.
-            sublinear_tf: whether 1 + log(count) stands for a count.
-            fit_rows: numbers of the training rows that vocabulary and frequencies are taken of; all by default. All training
-                rows are transformed.
+            ngrams: smallest and largest number of words per column; (1, 2) for unigrams and bigrams.
+            min_df: smallest document frequency, a number (int) or a fraction (float) of training texts.
+            max_df: largest document frequency, a number (int) or a fraction (float) of training texts.
+            stop_words: "english" for scikit-learn's list, None for no list.
+            sublinear_tf: replace counts by 1 + log(count).
+            fit_rows: numbers of the training rows for vocabulary and frequencies; None for all. All training rows are
+                transformed.
 
         Raises:
-            TableError: no words are left, or an option does not fit.
+            DataError: no words are left, or an option does not fit.
         """
         from importlib.metadata import version
 
@@ -91,7 +91,7 @@ class TextData:
             **{name: repr(value) for name, value in options.items()},
         }
         name = f"{self.name}-tfidf-{digest(json.dumps(source))}"
-        arrays, _ = kept(name, source, lambda: self._columns(options, rows))
+        arrays, _ = cached(name, source, lambda: self._columns(options, rows))
         train, test = (
             csr_matrix(
                 (arrays[f"{part}_data"], arrays[f"{part}_indices"], arrays[f"{part}_starts"]),
@@ -104,32 +104,32 @@ class TextData:
     def _numbers(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         count = len(self.train_text)
         try:
-            found = np.asarray(rows)
+            array = np.asarray(rows)
         except ValueError:  # lists of different lengths
-            found = np.array("")
-        fits = found.ndim == 1 and found.dtype.kind in "iu" and found.size > 0
-        if not fits or found.min() < 0 or found.max() >= count:
-            raise TableError(
+            array = np.array("")
+        fits = array.ndim == 1 and array.dtype.kind in "iu" and array.size > 0
+        if not fits or array.min() < 0 or array.max() >= count:
+            raise DataError(
                 f"{self.name}: fit_rows must be numbers of training rows, 0 to {count - 1}, and at least one"
             )
-        return found.astype(np.int64)
+        return array.astype(np.int64)
 
     def _columns(self, options: dict[str, Any], rows: npt.NDArray[np.int64] | None) -> Arrays:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         fitted = self.train_text if rows is None else [self.train_text[row] for row in rows]
         again = () if rows is None else self.train_text
-        tell = terminal_line(f"TF-IDF of {self.name}")
+        report = terminal_line(f"TF-IDF of {self.name}")
         total = len(fitted) + len(again) + len(self.test_text)
-        texts = _told(itertools.chain(fitted, again, self.test_text), total, tell)
+        texts = _reported(itertools.chain(fitted, again, self.test_text), total, report)
         try:
             vectorizer = TfidfVectorizer(**options, dtype=np.float32)
             train = vectorizer.fit_transform(itertools.islice(texts, len(fitted)))
             if rows is not None:
                 train = vectorizer.transform(itertools.islice(texts, len(again)))
             test = vectorizer.transform(texts)
-        except (ValueError, TypeError) as error:  # no words are left; an option that does not fit
-            raise TableError(
+        except (ValueError, TypeError) as error:  # no words are left, or an option does not fit
+            raise DataError(
                 f"{self.name}: no TF-IDF columns ({one_line(error)}); change ngrams, min_df or max_df"
             ) from None
         arrays: Arrays = {"width": np.array(train.shape[1])}
@@ -139,23 +139,23 @@ class TextData:
         return arrays
 
 
-def _told(texts: Iterable[str], total: int, tell: Callable[[int, int], None]) -> Iterator[str]:
+def _reported(texts: Iterable[str], total: int, report: Callable[[int, int], None]) -> Iterator[str]:
     for done, text in enumerate(texts, start=1):
         yield text
-        tell(done, total)
+        report(done, total)
 
 
 def load_text(name: str, folder: str | Path | None = None) -> TextData:
-    """Load IMDB ("imdb"), AG News ("ag_news") or SST-2 ("sst2"), from a folder, else from `KAPSI_DATA`, else from the hub.
+    """Load IMDB ("imdb"), AG News ("ag_news") or SST-2 ("sst2") from a folder, else from `KAPSI_DATA`, else from the hub.
 
-    The test rows of SST-2 are its 872 validation rows, since the labels of its test split are hidden on the hub.
+    The test rows of SST-2 are the 872 rows of the validation split: the labels of the test split are hidden.
 
     Args:
-        name: of the data set.
-        folder: that holds NAME/train.parquet and NAME/test.parquet (SST-2: validation.parquet), or files as the hub has them.
+        name: name of the data set.
+        folder: folder with NAME/train.parquet and NAME/test.parquet (SST-2: validation.parquet), or with the files of the hub.
 
     Raises:
-        DataSetError: there is no such data set, its files are damaged, or there is neither folder nor network.
+        DataSetError: the data set is unknown or damaged, or neither folder nor network is available.
     """
     data = known(name, "text")
     source = find(data, folder)
