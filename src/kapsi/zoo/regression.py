@@ -233,8 +233,8 @@ def _polynomial(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
             continue
         orderings = factorial(len(word)) / prod(factorial(count) for count in Counter(word).values())
         coefficients[:, columns[word]] = matrix[:, column] / orderings**0.5
-    made = spec(inputs, len(matrix), "polynomial", degree=degree)
-    return model_of(made, total, reconciliation={"matrix": coefficients})
+    layout = spec(inputs, len(matrix), "polynomial", degree=degree)
+    return model_of(layout, total, reconciliation={"matrix": coefficients})
 
 
 def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
@@ -268,8 +268,8 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
     table = matrix.reshape(len(matrix), inputs, columns)
     table = torch.nn.functional.pad(table, (0, functions - columns)).transpose(1, 2).flatten(1)
     options: dict[str, Any] = {"intervals": functions - degree, "degree": degree, "knots": "quantile"}
-    made = spec(inputs, len(matrix), "additive", extrapolation=EXTRAPOLATIONS[policy], **options)
-    return model_of(made, bias, expansion={"knots": knots}, reconciliation={"matrix": table})
+    layout = spec(inputs, len(matrix), "additive", extrapolation=EXTRAPOLATIONS[policy], **options)
+    return model_of(layout, bias, expansion={"knots": knots}, reconciliation={"matrix": table})
 
 
 # ------------------------------------------------------------------------------------------------ fitting

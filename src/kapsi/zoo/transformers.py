@@ -104,8 +104,8 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
     check_estimator(estimator, (PCA, TruncatedSVD, KMeans, MiniBatchKMeans), "from_sklearn")
     if isinstance(estimator, KMeans | MiniBatchKMeans):
         centers = _float64(estimator.cluster_centers_)
-        made = spec(centers.shape[1], len(centers), "center_distances", learnable=learnable)
-        return model_of(made, expansion={"centers": centers})
+        layout = spec(centers.shape[1], len(centers), "center_distances", learnable=learnable)
+        return model_of(layout, expansion={"centers": centers})
     components = np.asarray(estimator.components_, dtype=np.float64)
     mean, whiten = np.zeros(components.shape[1]), False
     if isinstance(estimator, PCA):
@@ -114,8 +114,8 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
             scale = np.sqrt(estimator.explained_variance_)
             smallest = np.finfo(scale.dtype).eps  # of the type of the fit
             components = components / np.maximum(scale, smallest).astype(np.float64)[:, None]
-    made = spec(components.shape[1], len(components), whiten=whiten, learnable=learnable)
-    return model_of(made, expansion={"mean": _float64(mean), "components": _float64(components)})
+    layout = spec(components.shape[1], len(components), whiten=whiten, learnable=learnable)
+    return model_of(layout, expansion={"mean": _float64(mean), "components": _float64(components)})
 
 
 def fit_components(x: Any, count: int, *, whiten: bool = False) -> Model:

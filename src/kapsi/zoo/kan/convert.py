@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kapsi.errors import DataError, SpecError, check_integer
+from kapsi.errors import SpecError, check_integer
 from kapsi.expansion.spline import BSpline
 from kapsi.function import catalogue
 from kapsi.modules import Model
@@ -18,7 +18,7 @@ from kapsi.process import Activation
 from kapsi.reconciliation.dense import Dense
 from kapsi.remainder import LinearRemainder, Remainder, ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
-from kapsi.zoo.base import forbid
+from kapsi.zoo.base import finite_tensor, forbid
 from kapsi.zoo.mlp import ACTIVATIONS
 
 __all__ = ["from_pykan"]
@@ -77,12 +77,12 @@ class _PykanLayer:
 
     def __init__(self, number: int, layer: Any, scale: Tensor, bias: Tensor, remainder: Remainder) -> None:
         where = f"from_pykan: act_fun[{number}]"
-        mask = _values(layer.mask, f"{where}.mask") * scale
-        self.base = _values(layer.scale_base, f"{where}.scale_base") * mask
-        self.coefficients = _values(layer.coef, f"{where}.coef") * (
-            _values(layer.scale_sp, f"{where}.scale_sp") * mask
+        mask = finite_tensor(layer.mask, f"{where}.mask") * scale
+        self.base = finite_tensor(layer.scale_base, f"{where}.scale_base") * mask
+        self.coefficients = finite_tensor(layer.coef, f"{where}.coef") * (
+            finite_tensor(layer.scale_sp, f"{where}.scale_sp") * mask
         ).unsqueeze(-1)
-        grid, degree = _values(layer.grid, f"{where}.grid"), int(layer.k)
+        grid, degree = finite_tensor(layer.grid, f"{where}.grid"), int(layer.k)
         intervals = grid.shape[1] - 1 - 2 * degree
         self.expansion = BSpline(
             intervals, degree, extrapolation="extended", knots="quantile", uniform_share=float(layer.grid_eps)
@@ -139,7 +139,7 @@ def _depth_of_pykan(model: Any) -> int:
 def _layer_of_pykan(model: Any, number: int) -> _PykanLayer:
     layer = model.act_fun[number]
     affine = {
-        name: _values(getattr(model, name)[number], f"from_pykan: {name}[{number}]")
+        name: finite_tensor(getattr(model, name)[number], f"from_pykan: {name}[{number}]")
         for name in ("node_scale", "node_bias", "subnode_scale", "subnode_bias")
     }
     constants = _symbolic_constants(model, number)
@@ -151,7 +151,7 @@ def _layer_of_pykan(model: Any, number: int) -> _PykanLayer:
 def _symbolic_constants(model: Any, number: int) -> Tensor:
     """Return the sum of the constant symbolic edges of each output; forbid other symbolic edges."""
     symbolic = model.symbolic_fun[number]
-    mask = _values(symbolic.mask, f"from_pykan: symbolic_fun[{number}].mask")
+    mask = finite_tensor(symbolic.mask, f"from_pykan: symbolic_fun[{number}].mask")
     if not model.symbolic_enabled:
         return torch.zeros(len(mask), dtype=torch.float64)
     for output, source in mask.nonzero().tolist():
@@ -161,7 +161,7 @@ def _symbolic_constants(model: Any, number: int) -> Tensor:
                 f"from_pykan: the edge of layer {number} from node {source} to node {output} is symbolic, {name!r}; only splines "
                 "and constants convert: call model.unfix_symbolic_all() first, and kan.formulas for formulas in kapsi"
             )
-    affine = _values(symbolic.affine, f"from_pykan: symbolic_fun[{number}].affine")
+    affine = finite_tensor(symbolic.affine, f"from_pykan: symbolic_fun[{number}].affine")
     return (mask * affine[..., 3]).sum(1)
 
 
@@ -176,13 +176,6 @@ def _width_of_inputs(used: list[int], in_features: int | None) -> int:
         return len(used)
     forbid("from_pykan", (len(set(used)) < len(used), f"the model uses an input twice: {used}"))
     return check_integer("from_pykan(in_features)", in_features, least)
-
-
-def _values(tensor: Tensor, where: str) -> Tensor:
-    values = tensor.detach().to("cpu", torch.float64).clone()
-    if not bool(values.isfinite().all()):
-        raise DataError(f"{where}: expected finite numbers; the model of pykan has diverged")
-    return values
 
 
 _FUNCTIONS: dict[Any, str] = {

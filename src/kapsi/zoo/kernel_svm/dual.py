@@ -317,11 +317,11 @@ def _working_set(up: Numbers, down: Numbers, size: int, previous: NDArray[np.int
     chosen = np.zeros(count, dtype=bool)
     chosen[first[np.isfinite(up[first])]] = True
     chosen[second[np.isfinite(down[second])]] = True
-    kept = previous[~chosen[previous]]
+    earlier = previous[~chosen[previous]]
     # Free variables first.
-    alive = kept[np.isfinite(up[kept]) & np.isfinite(down[kept])]
-    chosen[alive[: size - int(chosen.sum())]] = True
-    chosen[kept[: size - int(chosen.sum())]] = True
+    free = earlier[np.isfinite(up[earlier]) & np.isfinite(down[earlier])]
+    chosen[free[: size - int(chosen.sum())]] = True
+    chosen[earlier[: size - int(chosen.sum())]] = True
     return np.flatnonzero(chosen)
 
 

@@ -109,8 +109,8 @@ def fit_dual(
         solution = solve_dual(problem, inputs[torch.from_numpy(rows)], options, on_step)
         table[number, rows], bias[number] = solution.coefficients, solution.bias
     used = np.flatnonzero(table.any(0))
-    made = KernelOptions(kernel, options.gamma, options.degree, options.coef0)
-    return machine(made, inputs.numpy()[used], table[:, used], bias, explicit=False, where=where)
+    used_kernel = KernelOptions(kernel, options.gamma, options.degree, options.coef0)
+    return machine(used_kernel, inputs.numpy()[used], table[:, used], bias, explicit=False, where=where)
 
 
 def fit_primal(
