@@ -195,7 +195,7 @@ def test_count_that_does_not_fit_the_classes() -> None:
 def test_missing_labels_are_refused(missing) -> None:
     x, y = blobs(60, 3, 2, seed=2)
     y = np.where(np.arange(60) < 2, missing, y)
-    with pytest.raises(kp.SpecError, match=r"NaiveGamma: 2 of 60 labels in y are not finite; leave those rows out, or"):
+    with pytest.raises(kp.DataError, match=r"NaiveGamma: 2 of 60 labels in y are not finite; drop these rows, or"):
         fitted(kp.NaiveMixed(("gamma",), 3), x, y)
 
 

@@ -157,7 +157,7 @@ def test_few_distinct_rows_repeat() -> None:
 
 
 def test_calibration_looks_at_a_share_of_large_data(monkeypatch) -> None:
-    monkeypatch.setattr("kapsi.expansion.kernel.LARGEST_DISTANCES", 2**12)
+    monkeypatch.setattr("kapsi.expansion.kernel.BLOCK_DISTANCES", 2**12)
     x = normal(2000, 64)
     with WatchSizes(x) as watch:
         centers = kp.KernelMap("rbf", 10, gamma=1.0).calibrate(x, {})["centers"]

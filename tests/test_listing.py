@@ -98,7 +98,7 @@ def test_an_entry_is_what_class_and_docstring_say() -> None:
     assert policy.range == "linear | extended | clamp | zero | error"
     assert options["low"].range == "-1e+30..1e+30"
     assert options["low"].meaning == options["high"].meaning
-    assert options["low"].meaning.startswith("the range before calibration, in units of the inputs")
+    assert options["low"].meaning.startswith("range before calibration, in units of the inputs")
 
 
 def test_options_change_what_an_entry_shows() -> None:

@@ -323,7 +323,7 @@ def test_derivatives_equal_those_of_torch(kappa) -> None:
     )
     x = torch.stack((places, places.flip(0)), -1).requires_grad_()
     results = []
-    for way in (kappa._written_out, kappa._plain):
+    for way in (kappa._in_place, kappa._differentiable):
         y = way(x)
         scale = y.detach().abs().amax(0).clamp_min(1)  # of each polynomial: T₁₂ and T₁ have little in common
         made = [y / scale]

@@ -198,7 +198,7 @@ class Nested(Expansion, name="nested"):
         return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
 
     def takes_sparse(self) -> bool:
-        """Return whether the last part takes sparse inputs and all others are the identity."""
+        """Return whether the last part takes sparse inputs and the others are the identity."""
         return all(isinstance(part, Identity) for part in self.parts[:-1]) and self.parts[-1].takes_sparse()
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:

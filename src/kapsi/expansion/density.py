@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.expansion.base import Expansion, Interval
 from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
@@ -29,37 +29,37 @@ __all__ = [
 ]
 
 SMOOTHING = 1e-9
-"""What is added to fitted variances, as a share of the variance of an input; that of sklearn's GaussianNB."""
+"""Fraction of the variance of an input added to fitted variances, as in sklearn's GaussianNB."""
 
 LARGEST_INPUT = 1e150
-"""Fits take larger inputs as this one: sums of squares stay finite in float64."""
+"""Fits clamp inputs to this size, so that sums of squares stay finite in float64."""
 
 LARGEST_SHAPE = 1e4
-"""Shape of the narrowest gamma distribution that is fitted: of deviation 1% of its mean; float32 loses digits beyond."""
+"""Largest fitted shape of a gamma distribution, with a deviation of 1% of the mean; float32 loses digits beyond."""
 
 LARGEST_DEGREES = 1e6
-"""Most degrees of freedom that are fitted: inputs of a million belong to no chi-squared distribution."""
+"""Largest fitted degrees of freedom."""
 
 ITERATIONS_CAUCHY = 60
-"""Each step halves the error, or less where rows are few or lie in clusters far apart; 60 leave 10⁻⁷ of it as a rule."""
+"""Each step halves the error, or less for few or widely clustered rows; 60 usually leave 10⁻⁷ of the error."""
 
 ITERATIONS_NEWTON = 10
-"""Each step doubles the digits, from one right at least."""
+"""Each step doubles the number of correct digits, starting from at least one."""
 
 
 @dataclass(frozen=True)
 class NaiveDensity(Expansion):
     """Log-densities of each input: κ(x) = [log p(x | θ₁), …, log p(x | θ_d)], setting-major, d = count, D = m·d.
 
-    The parameters θ are tensors `(count, m)`, one for each setting and input, buffers unless they are learnable; positive
-    ones are stored as logarithms, so that every value is valid.
+    The parameters θ are tensors `(count, m)`, one value for each setting and input, buffers unless learnable; positive
+    parameters are stored as logarithms, so every value is valid.
 
-    `kapsi.calibrate` fits them by maximum likelihood. Without labels the data of each input are cut by rank into `count`
-    groups of equal size, and each setting is fitted to one of them, the lowest first. With labels, y of shape `(rows,)` or
-    `(rows, 1)` of whole numbers in any type, the settings are class-major, the lowest class first: each class has
-    count / classes of them, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no
-    labels. A group without spread gets a deviation of 3·10⁻⁵ times that of its input; of the widest input, if its own is
-    constant; and 1 where all are constant.
+    `kapsi.calibrate` fits by maximum likelihood. Without labels, the data of each input are divided by rank into `count`
+    groups of equal size, and each setting is fitted to a group, in ascending order. With labels, y of shape `(rows,)` or
+    `(rows, 1)` of whole numbers in any type, the settings are class-major in ascending order: each class has count /
+    classes settings, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no labels.
+    A constant group gets a deviation of 3·10⁻⁵ times the deviation of the input; of the widest input, if the input is
+    constant; and 1 if all are constant.
     """
 
     count: int = option(2, minimum=1, maximum=100_000)
@@ -79,25 +79,26 @@ class NaiveDensity(Expansion):
         """Return maximum likelihood estimates, each setting from its group of rows.
 
         Raises:
-            SpecError: `count` is not a multiple of the number of classes in y, or y has values that are not finite.
+            SpecError: `count` is not a multiple of the number of classes in y.
+            DataError: y has values that are not finite.
         """
         rows = x.double().clamp(-LARGEST_INPUT, LARGEST_INPUT)
-        spread = deviation(rows)
-        widest = spread.max()
-        least = math.sqrt(SMOOTHING) * torch.where(spread > 0, spread, widest)
-        least, widest = (torch.where(widest > 0, value, 1.0) for value in (least, widest))
+        deviations = deviation(rows)
+        widest = deviations.max()
+        min_deviation = math.sqrt(SMOOTHING) * torch.where(deviations > 0, deviations, widest)
+        min_deviation, widest = (torch.where(widest > 0, value, 1.0) for value in (min_deviation, widest))
         labels = self._labels(y, rows)
         classes = 1 if labels is None else len(labels.unique())
         fits = []
         for group in self._groups(rows, labels):
-            # One of several settings whose rows are all alike, as the zeros of a 0/1 column, is as wide as its share of the
-            # input. As narrow as rounding, its column would outweigh all others.
-            alike = (deviation(group) == 0) & (spread > 0) & (self.count > classes)
-            fits.append(self._fit(group, torch.where(alike, spread / self.count, least), widest))
+            # Of several settings, a setting with constant rows, as the zeros of a 0/1 column, gets a fraction of the
+            # deviation of the input: with a deviation near rounding its column would dominate all others.
+            degenerate = (deviation(group) == 0) & (deviations > 0) & (self.count > classes)
+            fits.append(self._fit(group, torch.where(degenerate, deviations / self.count, min_deviation), widest))
         return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0]}
 
     def _labels(self, y: Tensor | None, rows: Tensor) -> Tensor | None:
-        """Return class labels `(rows,)` if y is that, whole numbers in any type; else None."""
+        """Return y as class labels `(rows,)` if all values are whole numbers, otherwise None."""
         if y is None or y.numel() != len(rows):
             return None
         labels = y.reshape(-1).to(rows.device)
@@ -105,16 +106,16 @@ class NaiveDensity(Expansion):
             return labels
         missing = int((~labels.isfinite()).sum())
         if missing:
-            raise SpecError(
+            raise DataError(
                 f"{type(self).__name__}: {missing:,} of {len(labels):,} labels in y are not finite; "
-                "leave those rows out, or calibrate without y"
+                "drop these rows, or calibrate without y"
             )
         return None if bool((labels.frac() != 0).any()) else labels
 
     def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
-        """Yield the rows that each setting is fitted to, every column sorted by itself."""
+        """Yield the rows for each setting, with every column sorted."""
         classes = [] if labels is None else labels.unique().tolist()
-        each, rest = divmod(self.count, max(1, len(classes)))
+        per_class, rest = divmod(self.count, max(1, len(classes)))
         if rest:
             shown = ", ".join(str(int(label)) for label in classes[:10]) + (", …" if len(classes) > 10 else "")
             allowed = ", ".join(str(len(classes) * k) for k in (1, 2, 3))
@@ -124,34 +125,34 @@ class NaiveDensity(Expansion):
             )
         for part in [rows] if labels is None else [rows[labels == label] for label in classes]:
             ordered, size = part.sort(0).values, len(part)
-            for k in range(each):
-                start = k * size // each
-                yield ordered[start : max((k + 1) * size // each, start + 1)]
+            for k in range(per_class):
+                start = k * size // per_class
+                yield ordered[start : max((k + 1) * size // per_class, start + 1)]
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         tensors = {name: working_precision(params[name]) for name in self._defaults()}
         return DenseFeatures(self._extended(working_precision(x).unsqueeze(-2), tensors).flatten(-2).to(x.dtype))
 
     def _extended(self, x: Tensor, t: Tensors) -> Tensor:
-        """Return the columns for any real x: the log-density, and its continuation where x has none."""
+        """Return the columns for any real x: the log-density, and its continuation outside of the support."""
         return self._log_density(x, t)
 
     @abstractmethod
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        """Return the parameters before calibration, a value for each setting, by name."""
+        """Return the parameters before calibration by name, a value for each setting."""
 
     @abstractmethod
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         """Return log p(x | θ), `(..., count, m)` for x of shape `(..., 1, m)`."""
 
     @abstractmethod
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        """Return the parameters by maximum likelihood, `(m,)` each.
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
+        """Return maximum likelihood parameters, `(m,)` each.
 
         Args:
             rows: `(rows, m)`, at least one, each column in ascending order.
-            least: the deviation of each input that takes the place of none, `(m,)`.
-            widest: the largest deviation of an input in all data, `()`.
+            min_deviation: deviation of each input in place of zero, `(m,)`.
+            widest: largest deviation of an input in all data, `()`.
         """
 
 
@@ -159,8 +160,8 @@ class NaiveDensity(Expansion):
 class PositiveDensity(NaiveDensity):
     """Log-densities on x > 0.
 
-    Below a floor ε the columns go on as log p(ε) − log(2 − x/ε): continuous, and falling ever more slowly away from the
-    support. Fits take smaller inputs as ε.
+    Below a floor ε the columns continue as log p(ε) − log(2 − x/ε): continuous, and falling ever more slowly. Fits clamp
+    inputs to ε.
     """
 
     floor: float = option(1e-2, minimum=1e-6, maximum=1e6)
@@ -180,16 +181,17 @@ class PositiveDensity(NaiveDensity):
 class NaiveNormal(NaiveDensity, name="naive_normal"):
     """Log-densities of normal distributions: log p(x | μ, σ) = −(x − μ)²/(2σ²) − log σ − ½ log 2π, D = m·count.
 
-    Before calibration the means are spread evenly over [−1.5, 1.5] with σ = 1. One setting is symmetric about its mean and
-    cannot tell −2 from 2; two of different means can. Fitted by mean and variance of each group, plus a share of the largest
-    variance of an input. With labels and one setting a class, the sum over a class of its columns is the log-likelihood of
-    sklearn's `GaussianNB`, for inputs that do not vary within a class too: their columns are then huge. A model that is
-    trained on such inputs (columns of zeros and ones) wants a smoothing of about 0.01. `NaiveDensity` says how groups are made.
+    Before calibration the means are evenly spaced on [−1.5, 1.5] with σ = 1. A single setting is symmetric about its mean
+    and cannot distinguish −2 from 2; two settings of different means can. Fits use mean and variance of each group, plus a
+    fraction of the largest variance of an input. With labels and one setting per class, the sum of the columns of a class
+    is the log-likelihood of sklearn's `GaussianNB`, also for inputs constant within a class, whose columns are then huge.
+    Models trained on such inputs (columns of zeros and ones) need a smoothing of about 0.01. See `NaiveDensity` for the
+    groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameters `mean` (μ) and `log_scale` (log σ) are trained.
-        smoothing: share of the largest variance of an input that is added to all variances when they are fitted, 0 to 1.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameters `mean` (μ) and `log_scale` (log σ).
+        smoothing: fraction of the largest variance of an input added to all fitted variances, 0 to 1.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (a) Gaussian.
 
@@ -205,15 +207,15 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
     smoothing: float = option(SMOOTHING, minimum=0.0, maximum=1.0)
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"mean": _spread_locations(self.count), "log_scale": (0.0,)}
+        return {"mean": _even_locations(self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         z = (x - t["mean"]) * torch.exp(-t["log_scale"])
         return -0.5 * z.square() - t["log_scale"] - 0.5 * math.log(2 * math.pi)
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         smoothed = rows.var(0, correction=0) + self.smoothing * widest.square()
-        variance = torch.where(deviation(rows) > 0, smoothed, torch.maximum(smoothed, least.square()))
+        variance = torch.where(deviation(rows) > 0, smoothed, torch.maximum(smoothed, min_deviation.square()))
         return {"mean": rows.mean(0), "log_scale": 0.5 * variance.log()}
 
 
@@ -221,12 +223,12 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
 class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     """Log-densities of Laplace distributions: log p(x | μ, b) = −|x − μ|/b − log 2b, D = m·count.
 
-    Before calibration the locations are spread evenly over [−1.5, 1.5] with b = 1; a single one cannot tell −2 from 2.
-    Fitted by the median and the mean distance from it, of groups as `NaiveDensity` says.
+    Before calibration the locations are evenly spaced on [−1.5, 1.5] with b = 1; a single location cannot distinguish −2
+    from 2. Fits use the median of each group and the mean distance from the median; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameters `location` (μ) and `log_scale` (log b) are trained.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameters `location` (μ) and `log_scale` (log b).
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (c) Laplace.
 
@@ -239,27 +241,27 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     examples = ({}, {"count": 3, "learnable": True})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"location": _spread_locations(self.count), "log_scale": (0.0,)}
+        return {"location": _even_locations(self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return -(x - t["location"]).abs() * torch.exp(-t["log_scale"]) - t["log_scale"] - math.log(2)
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         location = _median(rows)
-        return {"location": location, "log_scale": (rows - location).abs().mean(0).clamp_min(least).log()}
+        return {"location": location, "log_scale": (rows - location).abs().mean(0).clamp_min(min_deviation).log()}
 
 
 @dataclass(frozen=True)
 class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
     """Log-densities of Cauchy distributions: log p(x | x₀, γ) = −log(1 + ((x − x₀)/γ)²) − log πγ, D = m·count.
 
-    Before calibration the locations are spread evenly over [−1.5, 1.5] with γ = 1; a single one cannot tell −2 from 2.
-    Fitted by 60 steps of expectation and maximization from the median and half of the distance of the quartiles, of groups
-    as `NaiveDensity` says.
+    Before calibration the locations are evenly spaced on [−1.5, 1.5] with γ = 1; a single location cannot distinguish −2
+    from 2. Fits run 60 steps of expectation maximization from the median and half of the interquartile range of each group;
+    see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameters `location` (x₀) and `log_scale` (log γ) are trained.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameters `location` (x₀) and `log_scale` (log γ).
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (d) Cauchy. The fit: Kent, Tyler and Vardi, A curious
         likelihood identity for the multivariate t-distribution (1994).
@@ -273,21 +275,21 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
     examples = ({}, {"count": 3, "learnable": True})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"location": _spread_locations(self.count), "log_scale": (0.0,)}
+        return {"location": _even_locations(self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         z = (x - t["location"]) * torch.exp(-t["log_scale"])
         return -torch.log1p(z.square()) - t["log_scale"] - math.log(math.pi)
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         size = len(rows)
-        location, scale = _median(rows), ((rows[3 * size // 4] - rows[size // 4]) / 2).clamp_min(least)
+        location, scale = _median(rows), ((rows[3 * size // 4] - rows[size // 4]) / 2).clamp_min(min_deviation)
         for _ in range(ITERATIONS_CAUCHY):
             weights = 1 / (1 + ((rows - location) / scale).square())
             total = weights.sum(0)
             location = (weights * rows).sum(0) / total
-            # The weighted mean square of z is size / total − 1: one at the maximum.
-            scale = (scale * (size / total - 1).clamp_min(0).sqrt()).clamp_min(least)
+            # The weighted mean square of z is size / total − 1, which equals 1 at the maximum.
+            scale = (scale * (size / total - 1).clamp_min(0).sqrt()).clamp_min(min_deviation)
         return {"location": location, "log_scale": scale.log()}
 
 
@@ -295,14 +297,14 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
 class NaiveExponential(PositiveDensity, name="naive_exponential"):
     """Log-densities of exponential distributions: log p(x | λ) = log λ − λx for x > 0, D = m·count.
 
-    Below the floor ε the columns go on as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
-    `before="softplus"`. Before calibration the rates are spread evenly in logarithm over [½, 2]. Fitted by the
-    reciprocal of the mean, of groups as `NaiveDensity` says.
+    Below the floor ε the columns continue as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
+    `before="softplus"`. Before calibration the rates are evenly spaced in logarithm on [½, 2]. Fits use the reciprocal of
+    the mean of each group; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameter `log_rate` (log λ) is trained.
-        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameter `log_rate` (log λ).
+        floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (b) exponential.
 
@@ -315,12 +317,12 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"log_rate": _spread_logarithms(self.count, 0.5, 2)}
+        return {"log_rate": _even_logarithms(self.count, 0.5, 2)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return t["log_rate"] - x * torch.exp(t["log_rate"])
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         return {"log_rate": -rows.mean(0).log()}
 
 
@@ -328,17 +330,17 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
 class NaiveGamma(PositiveDensity, name="naive_gamma"):
     """Log-densities of gamma distributions: log p(x | k, θ) = (k − 1) log x − x/θ − log Γ(k) − k log θ, D = m·count.
 
-    Below the floor ε the columns go on as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
-    `before="softplus"`. Before calibration the shapes are spread evenly in logarithm over [1, 4], all of mean 1. Fitted by
-    Newton's method on the shape, at most 10,000, of groups as `NaiveDensity` says.
+    Below the floor ε the columns continue as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
+    `before="softplus"`. Before calibration the shapes are evenly spaced in logarithm on [1, 4], all with mean 1. Fits use
+    Newton's method for the shape, at most 10,000; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameters `log_shape` (log k) and `log_scale` (log θ) are trained.
-        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameters `log_shape` (log k) and `log_scale` (log θ).
+        floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
 
-    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (f) gamma. The fit: Minka, Estimating a Gamma
-        distribution (2002).
+    Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (f) gamma. The fit: Minka, Estimating a Gamma distribution
+        (2002).
 
     Example:
         >>> import torch
@@ -350,7 +352,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
     examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        shapes = _spread_logarithms(self.count, 1, 4)
+        shapes = _even_logarithms(self.count, 1, 4)
         return {"log_shape": shapes, "log_scale": tuple(-value for value in shapes)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
@@ -358,9 +360,9 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
         falling = x * torch.exp(-t["log_scale"])
         return (shape - 1) * x.log() - falling - torch.lgamma(shape) - shape * t["log_scale"]
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         mean = rows.mean(0)
-        # log k − ψ(k) is this, and close to 1/(2k) for large k.
+        # log k − ψ(k), close to 1/(2k) for large k.
         target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * LARGEST_SHAPE))
         shape = (3 - target + ((target - 3).square() + 24 * target).sqrt()) / (12 * target)
         for _ in range(ITERATIONS_NEWTON):
@@ -372,17 +374,18 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
 
 @dataclass(frozen=True)
 class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
-    """Log-densities of chi-squared distributions: log p(x | k) = (k/2 − 1) log x − x/2 − log Γ(k/2) − (k/2) log 2, D = m·count.
+    """Log-densities of chi-squared distributions: log p(x | k) = (k/2 − 1) log x − x/2 − log Γ(k/2) − (k/2) log 2, D =
+    m·count.
 
-    The degrees of freedom k are any positive numbers here. Below the floor ε the columns go on as log p(ε) − log(2 − x/ε).
-    For inputs of both signs give the head `before="softplus"`. Before calibration the degrees are spread evenly in
-    logarithm over [1, 4]. Fitted by Newton's method on ψ(k/2) = mean of log(x/2), at most a million, of groups as
-    `NaiveDensity` says.
+    The degrees of freedom k are any positive numbers. Below the floor ε the columns continue as log p(ε) − log(2 − x/ε).
+    For inputs of both signs give the head `before="softplus"`. Before calibration the degrees are evenly spaced in
+    logarithm on [1, 4]. Fits use Newton's method on ψ(k/2) = mean of log(x/2), for k of at most a million; see
+    `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameter `log_degrees` (log k) is trained.
-        floor: ε, the smallest input that is taken as it is, 10⁻⁶ to 10⁶, in units of x.
+        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameter `log_degrees` (log k).
+        floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (e) chi-squared. The fit: Minka, Estimating a Dirichlet
         distribution (2000), appendix C.
@@ -396,13 +399,13 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"log_degrees": _spread_logarithms(self.count, 1, 4)}
+        return {"log_degrees": _even_logarithms(self.count, 1, 4)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         half = t["log_degrees"].exp() / 2
         return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
 
-    def _fit(self, rows: Tensor, least: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(LARGEST_DEGREES / 2))
         euler = 0.5772156649015329
         half = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
@@ -423,18 +426,18 @@ HALF_LINE: dict[str, type[PositiveDensity]] = {
 
 @dataclass(frozen=True)
 class NaiveMixed(Expansion, name="naive_mixed"):
-    """Log-densities of several distributions side by side: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
+    """Log-densities of several distributions: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
 
-    Columns, parameters before and after calibration, and the continuation below the floor are those of `NaiveNormal`,
-    `NaiveCauchy` and so on, in the order of `kinds`; their tensors are named by kind.
+    Columns, parameters before and after calibration, and the continuation below the floor equal `NaiveNormal`,
+    `NaiveCauchy` and so on, in the order of `kinds`; tensors are named by kind.
 
     Args:
         kinds: the distributions, each once: `normal`, `cauchy`, `laplace`, `exponential`, `gamma`, `chi_squared`.
-        count: settings of each distribution and input, at least 1; with labels a multiple of the number of classes.
-        learnable: the parameters are trained.
-        floor: the smallest input that distributions on x > 0 take as it is, 10⁻⁶ to 10⁶, in units of x.
+        count: settings of each distribution and input, 1 to 100,000; with labels a multiple of the number of classes.
+        learnable: train the parameters.
+        floor: start of the continuation of distributions on x > 0, 10⁻⁶ to 10⁶, in units of x.
 
-    Source: arXiv 2407.04819, "Naive Probabilistic Data Expansion", the hybrid one.
+    Source: arXiv 2407.04819, "Naive Probabilistic Data Expansion", the hybrid variant.
 
     Example:
         >>> NaiveMixed(("normal", "gamma"), count=3).out_features(5)
@@ -452,7 +455,7 @@ class NaiveMixed(Expansion, name="naive_mixed"):
         if not self._parts or len(self._parts) < len(self.kinds):
             raise SpecError(f"NaiveMixed(kinds={self.kinds}): name at least one distribution, and each once")
 
-    @cached_property  # made with the function: a compiled call makes no functions
+    @cached_property  # cached before compilation
     def _parts(self) -> dict[str, NaiveDensity]:
         count, learnable, floor = self.count, self.learnable, self.floor
         return {
@@ -479,27 +482,27 @@ class NaiveMixed(Expansion, name="naive_mixed"):
         return DenseFeatures(concat_basis([p(x, params[kind]).dense() for kind, p in self._parts.items()]))
 
 
-# ------------------------------------------------------------------------------------------------ what they share
+# ------------------------------------------------------------------------------------------------ shared helpers
 
 
 def deviation(rows: Tensor) -> Tensor:
-    """Return the standard deviation of each column, `(m,)`; zero where it is nothing but rounding of equal values."""
+    """Return the standard deviation of each column, `(m,)`; zero for deviations within the rounding of equal values."""
     measured = rows.var(0, correction=0).sqrt()
     return torch.where(measured > 1e-12 * rows.abs().amax(0), measured, 0.0)
 
 
 def _median(rows: Tensor) -> Tensor:
-    """Return the median of sorted columns, of an even number the mean of the middle two."""
+    """Return the median of sorted columns; for an even number of rows the mean of the middle two."""
     size = len(rows)
     return (rows[(size - 1) // 2] + rows[size // 2]) / 2
 
 
-def _spread_locations(count: int) -> tuple[float, ...]:
+def _even_locations(count: int) -> tuple[float, ...]:
     """Return centers of distributions for inputs of unit scale, symmetric about zero."""
     return tuple(3 * k / (count - 1) - 1.5 for k in range(count)) if count > 1 else (0.0,)
 
 
-def _spread_logarithms(count: int, low: float, high: float) -> tuple[float, ...]:
-    """Return logarithms of values from low to high in equal ratios; of one the geometric mean."""
+def _even_logarithms(count: int, low: float, high: float) -> tuple[float, ...]:
+    """Return logarithms of values from low to high in equal ratios; a single value is the geometric mean."""
     low, high = math.log(low), math.log(high)
     return tuple(low + (high - low) * k / (count - 1) for k in range(count)) if count > 1 else ((low + high) / 2,)

@@ -24,34 +24,34 @@ __all__ = ["KernelMap", "Nystrom", "PolynomialMap", "RandomFourier"]
 Kernel: TypeAlias = Literal["rbf", "linear", "polynomial", "sigmoid"]
 
 LARGEST_POWER = 1e30
-"""Where a polynomial kernel would pass this, it goes on linearly: float32 ends at 3.4e38, and slopes are larger than values."""
+"""Limit of a polynomial kernel, linear from there, as float32 ends at 3.4e38 and slopes exceed values."""
 
-LARGEST_DISTANCES = 2**22
-"""Elements of the largest array that is made while centers are looked for: 32 MiB in float64."""
+BLOCK_DISTANCES = 2**22
+"""Elements of the largest array in the search for centers: 32 MiB in float64."""
 
 LLOYD_STEPS = 10
-"""Steps of k-means; the later ones move the centers little."""
+"""Steps of k-means; later steps change little."""
 
 
 @dataclass(frozen=True)
 class KernelMap(Expansion, name="kernel_map"):
     """A kernel against centers: κ(x) = [k(x, c₁), …, k(x, c_G)], D = G.
 
-    With m inputs in x, `rbf` is exp(−γ‖x − c‖²), `linear` ⟨x, c⟩, `polynomial` (γ⟨x, c⟩ + c₀)^d and `sigmoid`
-    tanh(γ⟨x, c⟩ + c₀). With a dense ψ this is the decision function of a kernel machine.
+    With m inputs in x, `rbf` is exp(−γ‖x − c‖²), `linear` ⟨x, c⟩, `polynomial` (γ⟨x, c⟩ + c₀)^d and `sigmoid` tanh(γ⟨x, c⟩
+    + c₀). With a dense ψ the head is the decision function of a kernel machine.
 
-    Centers are a buffer `centers` `(G, m)`, standard normal at first, and γ is the buffer `log_gamma` (all kernels but
-    `linear`). `kapsi.calibrate` places the centers in the data (k-means), or give them with
-    `head.assign("expansion", centers=…)`. Where a polynomial would pass 10³⁰ it goes on linearly, in γ⟨x, c⟩ + c₀.
+    Centers are a buffer `centers` `(G, m)`, initially standard normal; γ is a buffer `log_gamma` (all kernels but
+    `linear`). `kapsi.calibrate` places the centers in the data (k-means); or set them with `head.assign("expansion",
+    centers=…)`. From a value of 10³⁰ a polynomial continues linearly in γ⟨x, c⟩ + c₀.
 
     Args:
         kernel: `rbf`, `linear`, `polynomial` or `sigmoid`.
         centers: G, 1 to 100,000.
-        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
+        gamma: γ, 10⁻¹² to 10⁶; None: 1/m, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
             `auto` and `scale`.
         degree: d of the polynomial, 1 to 32.
         coef0: c₀ of the polynomial and the sigmoid.
-        learnable: whether the centers and γ are trained.
+        learnable: train the centers and γ.
 
     Source: arXiv 2407.04819, "Unifying Kernel SVM"; Schölkopf and Smola, Learning with Kernels (2002), chapter 2.
 
@@ -93,9 +93,9 @@ class KernelMap(Expansion, name="kernel_map"):
         return {"centers": centers, "log_gamma": _log_gamma(self.gamma, in_features, self.learnable)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return centers that cover the data, and γ by its variance if none was given."""
+        """Return centers from k-means, and γ from the variance of the data unless given."""
         centers = {"centers": cluster_centers(x, self.centers)}
-        return centers if self.kernel == "linear" else {**centers, **_calibrated_gamma(self.gamma, x)}
+        return centers if self.kernel == "linear" else {**centers, **_calibrate_gamma(self.gamma, x)}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         gamma = None if self.kernel == "linear" else working_precision(params["log_gamma"]).exp()
@@ -108,16 +108,16 @@ class KernelMap(Expansion, name="kernel_map"):
 class PolynomialMap(Expansion, name="polynomial_map"):
     """The feature map of the polynomial kernel: ⟨κ(x), κ(z)⟩ = (γ⟨x, z⟩ + c₀)^d exactly.
 
-    With u = [√γ x, √c₀] the kernel is ⟨u(x), u(z)⟩^d, and κ(x) = u ⊗ … ⊗ u, d times: Taylor's monomials of degree 0 to d, that
-    of degree k with the binomial weight √(C(d, k) γᵏ c₀^(d−k)). The symmetric form has every monomial once, times the square root
-    of its number of orderings, D = C(m + d, d); the other has every ordering, D = (m + 1)^d, and is a product that is never
-    multiplied out where the weights allow. Without c₀ only the degree d is there: m in place of m + 1.
+    With u = [√γ x, √c₀] the kernel is ⟨u(x), u(z)⟩^d, and κ(x) = u ⊗ … ⊗ u, d times: Taylor's monomials of degree 0 to d,
+    with binomial weights √(C(d, k) γᵏ c₀^(d−k)) for degree k. The symmetric form contains every monomial once, times the
+    square root of the number of orderings, D = C(m + d, d); the full form contains every ordering, D = (m + 1)^d, as a
+    product never multiplied out if the weights allow. Without c₀ only degree d remains, with m in place of m + 1.
 
     γ is the buffer `log_gamma`.
 
     Args:
         degree: d, 1 to 32. Values stay finite in float32 for γ‖x‖² + c₀ up to 10^(76/d).
-        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
+        gamma: γ, 10⁻¹² to 10⁶; None: 1/m, and 1/(m · variance of the data) after `kapsi.calibrate`, as scikit-learn's
             `auto` and `scale`.
         coef0: c₀, at least 0.
         symmetric: each monomial once instead of every ordering.
@@ -168,8 +168,8 @@ class PolynomialMap(Expansion, name="polynomial_map"):
         return {"log_gamma": _log_gamma(self.gamma, in_features, trainable=False)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return γ by the variance of the data if none was given."""
-        return _calibrated_gamma(self.gamma, x)
+        """Return γ from the variance of the data unless given."""
+        return _calibrate_gamma(self.gamma, x)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = working_precision(x)
@@ -190,14 +190,14 @@ class PolynomialMap(Expansion, name="polynomial_map"):
 class RandomFourier(Expansion, name="random_fourier"):
     """Random Fourier features of the kernel exp(−γ‖x − y‖²): κ(x) = √(2/D) cos(√(2γ) W x + b), D = count.
 
-    Inner products ⟨κ(x), κ(y)⟩ are the kernel to within a standard deviation below 1/√D. W is standard normal, b uniform on
-    [0, 2π); both are drawn once and saved with the model, as the buffers `frequencies` `(D, m)`, at unit scale, and
+    Inner products ⟨κ(x), κ(y)⟩ approximate the kernel with a standard deviation below 1/√D. W is standard normal, b uniform
+    on [0, 2π); both are drawn once and saved with the model, as the buffers `frequencies` `(D, m)`, at unit scale, and
     `phases` `(D,)`. γ is the buffer `log_gamma`.
 
     Args:
         count: D, 1 to 1,000,000.
-        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`.
-        learnable: whether frequencies, phases and γ are trained.
+        gamma: γ, 10⁻¹² to 10⁶; None: 1/m, and 1/(m · variance of the data) after `kapsi.calibrate`.
+        learnable: train frequencies, phases and γ.
 
     Source: Rahimi and Recht, Random Features for Large-Scale Kernel Machines (2007).
 
@@ -227,11 +227,11 @@ class RandomFourier(Expansion, name="random_fourier"):
         }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return γ by the variance of the data if none was given; frequencies and phases stay."""
-        return _calibrated_gamma(self.gamma, x)
+        """Return γ from the variance of the data unless given; frequencies and phases stay."""
+        return _calibrate_gamma(self.gamma, x)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        # The inputs are scaled and not the frequencies: those are usually the larger array of the two.
+        # Scale the inputs, usually the smaller array, not the frequencies.
         scale = torch.exp(working_precision(params["log_gamma"]) / 2) * math.sqrt(2)
         frequencies, phases = working_precision(params["frequencies"]), working_precision(params["phases"])
         angles = F.linear(working_precision(x) * scale, frequencies, phases)
@@ -242,22 +242,22 @@ class RandomFourier(Expansion, name="random_fourier"):
 class Nystrom(Expansion, name="nystrom"):
     """The Nyström approximation of a kernel: κ(x) = K(x, Z) K(Z, Z)^{−½} for landmarks Z, D = their number.
 
-    Inner products ⟨κ(x), κ(y)⟩ are the kernel exactly where x or y is a landmark. Kernels and γ are those of `KernelMap`, but
-    for `sigmoid`, whose K(Z, Z) has no real root.
+    Inner products ⟨κ(x), κ(y)⟩ equal the kernel if x or y is a landmark. Kernels and γ are as in `KernelMap`, without
+    `sigmoid`, whose K(Z, Z) has no real root.
 
-    Landmarks `(D, m)`, the root `normalization` `(D, D)` and `log_gamma` are buffers. Before `kapsi.calibrate`, which places
-    the landmarks in the data (k-means), they are standard normal points, the same for every seed. The three belong together:
-    whoever assigns landmarks assigns their normalization too. Directions of K(Z, Z) below rounding are left out.
+    Landmarks `(D, m)`, the root `normalization` `(D, D)` and `log_gamma` are buffers. Before `kapsi.calibrate`, which
+    places the landmarks in the data (k-means), landmarks are standard normal points, equal for every seed. Assign
+    landmarks, normalization and `log_gamma` together. Directions of K(Z, Z) below rounding are left out.
 
     Args:
-        count: D, 1 to 10,000; calibration takes time with its third power.
+        count: D, 1 to 10,000; the time of calibration grows as D³.
         kernel: `rbf`, `linear` or `polynomial`.
-        gamma: γ, 10⁻¹² to 10⁶. None is 1/m at first, and 1/(m · variance of the data) after `kapsi.calibrate`.
+        gamma: γ, 10⁻¹² to 10⁶; None: 1/m, and 1/(m · variance of the data) after `kapsi.calibrate`.
         degree: d of the polynomial, 1 to 32.
         coef0: c₀ of the polynomial, at least 0.
 
-    Source: Williams and Seeger, Using the Nyström Method to Speed Up Kernel Machines (2001); Zhang, Tsang and Kwok, Improved
-    Nyström Low-Rank Approximation and Error Analysis (2008), for landmarks by k-means.
+    Source: Williams and Seeger, Using the Nyström Method to Speed Up Kernel Machines (2001); Zhang, Tsang and Kwok,
+        Improved Nyström Low-Rank Approximation and Error Analysis (2008), for landmarks by k-means.
 
     Example:
         >>> import torch, kapsi as kp
@@ -297,20 +297,20 @@ class Nystrom(Expansion, name="nystrom"):
         }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return landmarks that cover the data, their normalization, and γ by the variance of the data if none was given."""
-        # As they will be stored, so that the normalization is that of the stored ones.
+        """Return landmarks from k-means, their normalization, and γ from the variance of the data unless given."""
+        # In stored precision, for a consistent normalization.
         landmarks = cluster_centers(x, self.count).to(x.dtype).double()
-        new = _calibrated_gamma(self.gamma, x)
+        new = _calibrate_gamma(self.gamma, x)
         gamma = new.get("log_gamma", params["log_gamma"]).to(x.dtype).cpu().double().exp()
         rounding = torch.finfo(working_precision(x).dtype).eps
         return {**new, "landmarks": landmarks, "normalization": self._normalization(landmarks, gamma, rounding)}
 
     def _normalization(self, landmarks: Tensor, gamma: Tensor, rounding: float) -> Tensor:
-        """Return K(Z, Z)^{−½}; eigenvalues that are nothing but rounding in the precision of use count as infinite."""
+        """Return K(Z, Z)^{−½}; eigenvalues within the rounding of the precision in use count as infinite."""
         gram = similarity(self.kernel, landmarks, landmarks, gamma, self.degree, self.coef0)
         values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-        least = (values[-1] * rounding * self.count).clamp_min(torch.finfo(values.dtype).tiny)
-        roots = torch.where(values > least, values.clamp_min(least).rsqrt(), torch.zeros_like(values))
+        cutoff = (values[-1] * rounding * self.count).clamp_min(torch.finfo(values.dtype).tiny)
+        roots = torch.where(values > cutoff, values.clamp_min(cutoff).rsqrt(), torch.zeros_like(values))
         return (vectors * roots) @ vectors.T
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
@@ -324,7 +324,7 @@ class Nystrom(Expansion, name="nystrom"):
 
 
 def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None, degree: int, coef0: float) -> Tensor:
-    """Return k(x, c) for all centers: `(..., G)` of x `(..., m)` and centers `(G, m)`; `linear` uses no γ."""
+    """Return k(x, c) for all centers: `(..., G)` for x `(..., m)` and centers `(G, m)`; `linear` uses no γ."""
     if kernel == "linear" or gamma is None:
         return F.linear(x, centers)
     if kernel == "rbf":
@@ -332,21 +332,21 @@ def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None,
     inner = gamma * F.linear(x, centers) + coef0
     if kernel == "sigmoid":
         return torch.tanh(inner)
-    turn = LARGEST_POWER ** (1 / degree)
-    near = inner.clamp(-turn, turn)
-    return near.pow(degree) + degree * near.pow(degree - 1) * (inner - near)
+    cutoff = LARGEST_POWER ** (1 / degree)
+    clamped = inner.clamp(-cutoff, cutoff)
+    return clamped.pow(degree) + degree * clamped.pow(degree - 1) * (inner - clamped)
 
 
 def square_distances(x: Tensor, centers: Tensor) -> Tensor:
-    """Return ‖x − c‖² for all centers, `(..., G)`, by the expanded square: no array of `(..., G, m)` is made.
+    """Return ‖x − c‖² for all centers, `(..., G)`, by the expanded square, without an array of `(..., G, m)`.
 
-    Around the mean of the centers, since the terms cancel where both lie far from zero. Negative rounding is cut off in the
-    value alone: derivatives at distance zero are those of the square, of which the second is not zero. Coordinates end where
-    squares would overflow, 10¹⁸ in float32: a difference of two infinities is not a number.
+    Computed around the mean of the centers, because terms far from zero cancel. Negative rounding is cut off in the value
+    alone: derivatives at distance zero are those of the square, with a non-zero second derivative. Coordinates are clamped
+    before squares overflow, at 10¹⁸ in float32: a difference of infinities is NaN.
     """
     middle = centers.mean(0)
-    most = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
-    x, centers = (x - middle).clamp(-most, most), (centers - middle).clamp(-most, most)
+    largest = math.sqrt(torch.finfo(x.dtype).max / (8 * x.shape[-1]))
+    x, centers = (x - middle).clamp(-largest, largest), (centers - middle).clamp(-largest, largest)
     square = x.square().sum(-1, keepdim=True) + centers.square().sum(-1) - 2 * F.linear(x, centers)
     return square + (square.clamp_min(0) - square).detach()
 
@@ -355,20 +355,20 @@ def square_distances(x: Tensor, centers: Tensor) -> Tensor:
 
 
 def _log_gamma(gamma: float | None, in_features: int, trainable: bool) -> Param:
-    """Return the declaration of log γ, 1/m where nothing is given."""
+    """Return the declaration of log γ; γ is 1/m unless given."""
     return Param((1,), (math.log(1 / in_features if gamma is None else gamma),), trainable=trainable)
 
 
-def _calibrated_gamma(gamma: float | None, x: Tensor) -> dict[str, Tensor]:
-    """Return log γ = −log(m · variance of all values), 1/m where that is zero; nothing where γ is given."""
+def _calibrate_gamma(gamma: float | None, x: Tensor) -> dict[str, Tensor]:
+    """Return log γ = −log(m · variance of all values), γ = 1/m for zero variance; empty if γ is given."""
     if gamma is not None:
         return {}
     x = working_precision(x)
     info = torch.finfo(x.dtype)
     variance = x.var(correction=0).double().clamp_max(info.max)
-    # What is left of a constant after rounding is no variance.
-    nothing = variance <= (x.abs().amax().double() * info.eps).square()
-    return {"log_gamma": -torch.log(x.shape[-1] * torch.where(nothing, 1.0, variance)).reshape(1)}
+    # A variance within rounding of a constant counts as zero.
+    constant = variance <= (x.abs().amax().double() * info.eps).square()
+    return {"log_gamma": -torch.log(x.shape[-1] * torch.where(constant, 1.0, variance)).reshape(1)}
 
 
 def _phases(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
@@ -376,8 +376,8 @@ def _phases(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
 
 
 def _normal_points(shape: tuple[int, ...], generator: Generator | None) -> Tensor:
-    """Return the same standard normal points always: what is computed from them can be declared on its own."""
-    # A seed that no caller is likely to give: equal seeds draw equal numbers.
+    """Return standard normal points, always the same, so that dependent tensors can be declared separately."""
+    # A seed unlikely to be used elsewhere: equal seeds draw equal numbers.
     return torch.randn(shape, generator=torch.Generator().manual_seed(0x6E797374), device="cpu")
 
 
@@ -391,20 +391,19 @@ def _first_normalization(
 
 
 def cluster_centers(x: Tensor, count: int) -> Tensor:
-    """Return centers `(count, m)` that cover data `(rows, m)`: k-means from evenly spaced distinct rows, float64 on the CPU.
+    """Return centers `(count, m)` for data `(rows, m)`: k-means from evenly spaced distinct rows, float64 on the CPU.
 
-    Deterministic without a random generator: the distinct rows come in order of their values. A center that is nearest to
-    no row stays where it is; where there are fewer distinct rows than centers, rows repeat. Of large data evenly spaced rows
-    are used, at least four a center.
+    Deterministic without a random generator: distinct rows are sorted by value. A center without nearest rows stays; with
+    fewer distinct rows than centers, rows repeat. Large data are subsampled evenly, to at least four rows per center.
     """
     rows, width = x.shape
-    enough = max(4 * count, LARGEST_DISTANCES // width)
-    x = x[:: -(-rows // enough)].cpu().double()
+    sample = max(4 * count, BLOCK_DISTANCES // width)
+    x = x[:: -(-rows // sample)].cpu().double()
     distinct = torch.unique(x, dim=0)
     centers = distinct[torch.linspace(0, len(distinct) - 1, count, dtype=torch.float64).round().long()]
     if len(distinct) <= count:
         return centers
-    pieces = x.split(max(1, LARGEST_DISTANCES // count))
+    pieces = x.split(max(1, BLOCK_DISTANCES // count))
     for _ in range(LLOYD_STEPS):
         nearest = torch.cat([square_distances(piece, centers).argmin(1) for piece in pieces])
         members = torch.bincount(nearest, minlength=count).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Polynomials of each input by three-term recurrence, orthogonal ones and their kin: a member is its coefficients."""
+"""Polynomials of each input by three-term recurrence: orthogonal and related families, defined by coefficients."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 LARGEST_VALUE = 1e30
-"""Where a polynomial would pass this, all go on linearly: float32 ends at 3.4e38, and slopes are larger than values."""
+"""Limit of the values; polynomials continue linearly from there, as float32 ends at 3.4e38 and slopes exceed values."""
 
-FARTHEST = 1e3
-"""Up to this |x| values and slopes are finite in float32; polynomials that do not pass the largest value there are kept."""
+FINITE_UP_TO = 1e3
+"""Values and slopes are finite in float32 up to this |x|; polynomials within the limit up to here are never changed."""
 
 Number = TypeVar("Number", float, Tensor)
 
 
 class _Ends(NamedTuple):
-    """Where the polynomials go on linearly, and the slopes of all of them there."""
+    """Cutoffs on both sides, and the slopes of all polynomials there."""
 
     low: float
     high: float
@@ -52,17 +52,17 @@ class _Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class ThreeTerm(Expansion):
-    """Polynomials by three terms: κ(x) = [P₁(x), …, P_d(x)], P_k = (a_k x + b_k) P_{k−1} − c_k P_{k−2}, D = m·d.
+    """Polynomials by three-term recurrence: κ(x) = [P₁(x), …, P_d(x)], P_k = (a_k x + b_k) P_{k−1} − c_k P_{k−2}, D = m·d.
 
-    P₀ = 1 is left out, a constant is a bias. Each side of the real line has a turning point, the `|x|` where the first
-    polynomial passes 10³⁰: beyond it all of them go on as their tangents. A side on which that does not happen up to
-    1,000 has none. Within the turning points the polynomials are what their formula says, in their domain or not.
+    P₀ = 1 is left out, since a constant is a bias. Each side of the real line has a cutoff, the `|x|` at which a first
+    polynomial exceeds 10³⁰: beyond, all continue as their tangents. A side without such a point up to 1,000 has no cutoff.
+    Within the cutoffs the polynomials follow the formula, inside and outside of the domain.
 
     Args:
         degree: d, the highest degree.
 
     Raises:
-        SpecError: a polynomial passes 10³⁰ within `|x|` ≤ 1 already.
+        SpecError: a polynomial exceeds 10³⁰ for an `|x|` ≤ 1.
     """
 
     squared: ClassVar[bool] = False
@@ -72,15 +72,15 @@ class ThreeTerm(Expansion):
 
     @abstractmethod
     def coefficients(self, k: int) -> tuple[float, float, float]:
-        """Return a_k, b_k, c_k for k ≥ 1; c₁ is not used."""
+        """Return a_k, b_k, c_k for k ≥ 1; c₁ is ignored."""
 
     def check(self) -> None:
-        if self._passes(1.0) or self._passes(-1.0):
+        if self._exceeds(1.0) or self._exceeds(-1.0):
             raise SpecError(
                 f"{self!r}: a polynomial passes {LARGEST_VALUE:.0e} within |x| <= 1; "
                 "choose a lower degree or smaller parameters"
             )
-        self._ends  # noqa: B018 - now and not in the first call, which may be traced
+        self._ends  # noqa: B018 - computed now, since the first call may be traced
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.degree, in_features
@@ -89,68 +89,70 @@ class ThreeTerm(Expansion):
         return True
 
     def heavy_tailed(self) -> bool:
-        """Return whether the degree is above four: T₅ is a thousand times as large at three as on its domain."""
+        """Return whether the degree exceeds four: T₅(3) is a thousand times the largest value on the domain."""
         return self.degree > 4
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        # The compiler traces no function with a forward derivative; it fuses the plain operations by itself.
-        make = self._plain if torch.compiler.is_compiling() else self._written_out
-        return DenseFeatures(make(working_precision(x)).to(x.dtype))
+        # The compiler cannot trace a function with a forward derivative, and fuses plain operations itself.
+        evaluate = self._differentiable if torch.compiler.is_compiling() else self._in_place
+        return DenseFeatures(evaluate(working_precision(x)).to(x.dtype))
 
-    def _written_out(self, x: Tensor) -> Tensor:
-        """Return all columns `(..., D)`, with derivatives by the differentiated recurrence."""
-        made: Tensor = KnownDerivatives.apply(x, 0, self._derivative)
-        return made.flatten(-2)
+    def _in_place(self, x: Tensor) -> Tensor:
+        """Return all columns `(..., D)`, computed in place, with derivatives by the differentiated recurrence."""
+        values: Tensor = KnownDerivatives.apply(x, 0, self._derivative)
+        return values.flatten(-2)
 
     def _derivative(self, x: Tensor, order: int) -> Tensor:
-        """Return the derivatives of an order of P₁(x), …, P_d(x), `(..., d, m)`.
+        """Return a derivative of P₁(x), …, P_d(x), `(..., d, m)`.
 
-        P_k^(j) = (a_k x + b_k) P_{k−1}^(j) + j a_k P_{k−1}^(j−1) − c_k P_{k−2}^(j) for the j-th, with c_k x² in place of
-        c_k by the product rule.
+        P_k^(j) = (a_k x + b_k) P_{k−1}^(j) + j a_k P_{k−1}^(j−1) − c_k P_{k−2}^(j) for order j, with c_k x² in place of c_k
+        by the product rule.
         """
         ends = self._ends
-        near = x.clamp(ends.low, ends.high)
+        clamped = x.clamp(ends.low, ends.high)
         shape = (*x.shape[:-1], self.degree, x.shape[-1])
-        # All lower orders too: made[j][..., k − 1, :] is P_k^(j).
-        made = [x.new_empty(shape) for _ in range(order + 1)]
-        zero, one = torch.zeros_like(near), torch.ones_like(near)
+        # With all lower orders: derivatives[j][..., k − 1, :] is P_k^(j).
+        derivatives = [x.new_empty(shape) for _ in range(order + 1)]
+        zero, one = torch.zeros_like(clamped), torch.ones_like(clamped)
         for k in range(1, self.degree + 1):
             a, b, c = self.coefficients(k)
-            factor = torch.add(near * a, b) if b else near * a
-            for j, of_order in enumerate(made):
-                row = of_order.select(-2, k - 1)
-                last = of_order.select(-2, k - 2) if k > 1 else (zero if j else one)
-                torch.mul(factor, last, out=row)
+            factor = torch.add(clamped * a, b) if b else clamped * a
+            for j, derivative in enumerate(derivatives):
+                row = derivative.select(-2, k - 1)
+                one_less = derivative.select(-2, k - 2) if k > 1 else (zero if j else one)
+                torch.mul(factor, one_less, out=row)
                 if j and k > 1:
-                    row.add_(made[j - 1].select(-2, k - 2), alpha=j * a)
+                    row.add_(derivatives[j - 1].select(-2, k - 2), alpha=j * a)
                 elif j == 1:
                     row.add_(a)
                 if k == 1 or not c:
                     continue
-                before = [(m.select(-2, k - 3) if k > 2 else (zero if i else one)) for i, m in enumerate(made[: j + 1])]
+                previous = [
+                    (m.select(-2, k - 3) if k > 2 else (zero if i else one)) for i, m in enumerate(derivatives[: j + 1])
+                ]
                 if not self.squared:
-                    row.sub_(before[j], alpha=c)
+                    row.sub_(previous[j], alpha=c)
                     continue
-                row.addcmul_(near.square(), before[j], value=-c)
+                row.addcmul_(clamped.square(), previous[j], value=-c)
                 if j > 0:
-                    row.addcmul_(near, before[j - 1], value=-2 * j * c)
+                    row.addcmul_(clamped, previous[j - 1], value=-2 * j * c)
                 if j > 1:
-                    row.sub_(before[j - 2], alpha=j * (j - 1) * c)
-        # Beyond the ends all go on linearly. Not a number stays one.
+                    row.sub_(previous[j - 2], alpha=j * (j - 1) * c)
+        # Linear beyond the cutoffs. NaN stays NaN.
         if order == 0:
             below, above = (x - ends.low).clamp_max(0), (x - ends.high).clamp_min(0)
             for slopes, beyond in ((ends.slopes_low, below), (ends.slopes_high, above)):
                 if slopes:
-                    made[0].addcmul_(beyond.unsqueeze(-2), x.new_tensor(slopes).unsqueeze(-1))
+                    derivatives[0].addcmul_(beyond.unsqueeze(-2), x.new_tensor(slopes).unsqueeze(-1))
         elif order > 1 and (ends.slopes_low or ends.slopes_high):
-            made[order].masked_fill_(((x < ends.low) | (x > ends.high)).unsqueeze(-2), 0.0)
-        return made[order]
+            derivatives[order].masked_fill_(((x < ends.low) | (x > ends.high)).unsqueeze(-2), 0.0)
+        return derivatives[order]
 
-    def _plain(self, values: Tensor) -> Tensor:
-        """Return all columns `(..., D)` by operations that torch differentiates."""
+    def _differentiable(self, values: Tensor) -> Tensor:
+        """Return all columns `(..., D)` by differentiable operations."""
         ends = self._ends
         basis = list(self._recurrence(values.clamp(ends.low, ends.high)))
-        # What lies beyond is chosen, not values less clamped ones: two gradients of 10³⁰ would cancel for all inputs.
+        # Select the excess with `where`, not as values less clamped values: gradients of 10³⁰ would cancel for all inputs.
         if ends.slopes_low:
             below = torch.where(values < ends.low, values - ends.low, 0.0)
             basis = [p + slope * below for p, slope in zip(basis, ends.slopes_low, strict=True)]
@@ -163,48 +165,48 @@ class ThreeTerm(Expansion):
         """Yield P₁(x), …, P_d(x)."""
         a, b, _ = self.coefficients(1)
         last: Number = a * x + b
-        before: Number | float = 1.0
+        previous: Number | float = 1.0
         yield last
         for k in range(2, self.degree + 1):
             a, b, c = self.coefficients(k)
             factor = a * x + b if b else a * x
-            subtracted = c * x * x * before if self.squared else c * before
-            last, before = factor * last - subtracted, last
+            subtracted = c * x * x * previous if self.squared else c * previous
+            last, previous = factor * last - subtracted, last
             yield last
 
     def _slopes(self, x: float) -> Iterator[float]:
-        """Yield P′₁(x), …, P′_d(x), by the recurrence differentiated."""
-        last, before, slope, slope_before = 1.0, 0.0, 0.0, 0.0
+        """Yield P′₁(x), …, P′_d(x) by the differentiated recurrence."""
+        last, previous, slope, previous_slope = 1.0, 0.0, 0.0, 0.0
         for k in range(1, self.degree + 1):
             a, b, c = self.coefficients(k)
-            last_term, its_slope = (c * x * x, 2 * c * x) if self.squared else (c, 0.0)
-            new = a * last + (a * x + b) * slope - its_slope * before - last_term * slope_before
-            last, before = (a * x + b) * last - last_term * before, last
-            slope, slope_before = new, slope
+            last_term, last_slope = (c * x * x, 2 * c * x) if self.squared else (c, 0.0)
+            new = a * last + (a * x + b) * slope - last_slope * previous - last_term * previous_slope
+            last, previous = (a * x + b) * last - last_term * previous, last
+            slope, previous_slope = new, slope
             yield slope
 
-    def _passes(self, x: float) -> bool:
+    def _exceeds(self, x: float) -> bool:
         return any(abs(p) > LARGEST_VALUE for p in self._recurrence(x))
 
     @functools.cached_property
     def _ends(self) -> _Ends:
-        low, high = -self._turn(-1.0), self._turn(1.0)
+        low, high = -self._cutoff(-1.0), self._cutoff(1.0)
         return _Ends(low, high, *(tuple(self._slopes(x)) if math.isfinite(x) else () for x in (low, high)))
 
-    def _turn(self, sign: float) -> float:
-        """Return the turning point of one side, by bisection; infinity where there is none."""
-        if not self._passes(sign * FARTHEST):
+    def _cutoff(self, sign: float) -> float:
+        """Return the cutoff of one side by bisection; infinity without a cutoff."""
+        if not self._exceeds(sign * FINITE_UP_TO):
             return math.inf
-        below, above = 1.0, FARTHEST
+        below, above = 1.0, FINITE_UP_TO
         while True:
             middle = (below + above) / 2
             if middle in (below, above):
                 return below
-            below, above = (below, middle) if self._passes(sign * middle) else (middle, above)
+            below, above = (below, middle) if self._exceeds(sign * middle) else (middle, above)
 
 
 class OnUnitInterval(ThreeTerm):
-    """Polynomials that are well behaved on [−1, 1]: those that are orthogonal there, and those with small values there."""
+    """Polynomials with the domain [−1, 1]: orthogonal there, or with small values."""
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), -1.0, 1.0),)
@@ -214,11 +216,11 @@ class OnUnitInterval(ThreeTerm):
 class Chebyshev(OnUnitInterval, name="chebyshev"):
     """Chebyshev polynomials of the first kind: κ(x) = [T₁(x), …, T_d(x)], T_k = 2x T_{k−1} − T_{k−2}, D = m·d.
 
-    Orthogonal under 1/√(1 − x²) and bounded by one on [−1, 1]; beyond, the polynomials grow as their formula says. Beyond
-    `|x|` = cosh(arcosh(10³⁰)/d), where T_d passes 10³⁰ (16 for degree 20), all of them go on linearly. That point
-    lies above 1,000 for degrees up to 9, which are never changed.
+    Orthogonal under 1/√(1 − x²) and bounded by one on [−1, 1]; beyond, the polynomials grow by the formula. From `|x|` =
+    cosh(arcosh(10³⁰)/d), where T_d exceeds 10³⁰ (16 for degree 20), all continue linearly. For degrees up to 9 this point
+    lies above 1,000, and the polynomials are never changed.
 
-    In a hidden layer give them inputs that stay in the range: `before="tanh"`, or `output="layer_norm"` of the layer before.
+    In a hidden layer keep the inputs in range: `before="tanh"`, or `output="layer_norm"` of the layer before.
 
     Args:
         degree: d, the highest degree, 1 to 1,000.
@@ -246,8 +248,7 @@ class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
     Args:
         degree: d, the highest degree, 1 to 1,000.
 
-    Source: DLMF 18.9; named beside those of the first kind in arXiv 2407.04819, "Chebyshev Polynomials based Data
-        Expansion".
+    Source: DLMF 18.9; named in arXiv 2407.04819, "Chebyshev Polynomials based Data Expansion".
 
     Example:
         >>> import torch
@@ -265,13 +266,13 @@ class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
 class Jacobi(OnUnitInterval, name="jacobi"):
     """Jacobi polynomials of each input: κ(x) = [P₁(x), …, P_d(x)], P_k = P_k^(α,β), D = m·d.
 
-    Orthogonal under (1 − x)^α (1 + x)^β on [−1, 1]. With α = β = 0 they are `Legendre`'s; with α = β they are multiples of
-    `Gegenbauer`'s.
+    Orthogonal under (1 − x)^α (1 + x)^β on [−1, 1]: `Legendre` polynomials for α = β = 0, multiples of `Gegenbauer`
+    polynomials for α = β.
 
     Args:
         degree: d, the highest degree, 1 to 1,000.
-        alpha: α, above −1 and up to 100: the exponent of the weight at 1, where P_k is C(k + α, k).
-        beta: β, above −1 and up to 100: the exponent at −1.
+        alpha: α, exponent of the weight at 1, above −1 and up to 100; P_k(1) = C(k + α, k).
+        beta: β, exponent of the weight at −1, above −1 and up to 100.
 
     Source: arXiv 2407.04819, "Jacobi Polynomials based Data Expansion"; DLMF 18.9.2.
 
@@ -316,8 +317,7 @@ class Legendre(OnUnitInterval, name="legendre"):
     Args:
         degree: d, the highest degree, 1 to 1,000.
 
-    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
-        Expansion".
+    Source: DLMF 18.9; a "classic orthogonal polynomial" of arXiv 2407.04819, "Jacobi Polynomials based Data Expansion".
 
     Example:
         >>> import torch
@@ -335,12 +335,12 @@ class Legendre(OnUnitInterval, name="legendre"):
 class Gegenbauer(OnUnitInterval, name="gegenbauer"):
     """Gegenbauer (ultraspherical) polynomials: κ(x) = [C₁(x), …, C_d(x)], C_k = C_k^(α), D = m·d.
 
-    k C_k = 2(k + α − 1) x C_{k−1} − (k + 2α − 2) C_{k−2}, orthogonal under (1 − x²)^(α − ½) on [−1, 1]. With α = ½ they are
-    `Legendre`'s, with α = 1 those of `ChebyshevSecond`.
+    k C_k = 2(k + α − 1) x C_{k−1} − (k + 2α − 2) C_{k−2}, orthogonal under (1 − x²)^(α − ½) on [−1, 1]: `Legendre`
+    polynomials for α = ½, `ChebyshevSecond` for α = 1.
 
     Args:
         degree: d, the highest degree, 1 to 1,000.
-        alpha: α, above −½ and up to 100, at least 0.1 from zero, where all of them vanish.
+        alpha: α, above −½ and up to 100, at least 0.1 from zero, where all polynomials vanish.
 
     Source: DLMF 18.9; named in arXiv 2407.04819, "Jacobi Polynomials based Data Expansion".
 
@@ -355,7 +355,7 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer"):
     alpha: float = option(1.5, minimum=-0.5, maximum=100)
 
     def check(self) -> None:
-        # Nearer to zero weights as large as 1/α on values of 10³⁰ would pass float32.
+        # Nearer to zero, weights of size 1/α times values of 10³⁰ would exceed float32.
         if self.alpha == -0.5 or abs(self.alpha) < 0.1:
             raise SpecError(
                 f"{self!r}: alpha must be above -0.5 and at least 0.1 from zero; "
@@ -371,17 +371,15 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer"):
 class Hermite(ThreeTerm, name="hermite"):
     """Hermite polynomials: κ(x) = [He₁(x), …, He_d(x)], He_k = x He_{k−1} − (k − 1) He_{k−2}, D = m·d.
 
-    Orthogonal under the standard normal density exp(−x²/2), so the columns of standardized normal inputs are uncorrelated
-    before any training. The physicist's H_k = 2x H_{k−1} − 2(k − 1) H_{k−2} is 2^(k/2) He_k(√2 x), orthogonal under
-    exp(−x²).
+    Orthogonal under the standard normal density exp(−x²/2), so columns of standard normal inputs are uncorrelated before
+    training. The physicist's H_k = 2x H_{k−1} − 2(k − 1) H_{k−2} is 2^(k/2) He_k(√2 x), orthogonal under exp(−x²).
 
     Args:
-        degree: d, the highest degree, 1 to 27: values grow as the root of d!, and up to there none passes 10³⁰ between
-            the outermost zeros.
+        degree: d, the highest degree, 1 to 27; values grow as √d!, and up to here none exceeds 10³⁰ between the outermost
+            zeros.
         convention: `probabilist` for He, `physicist` for H.
 
-    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
-        Expansion".
+    Source: DLMF 18.9; a "classic orthogonal polynomial" of arXiv 2407.04819, "Jacobi Polynomials based Data Expansion".
 
     Example:
         >>> import torch
@@ -410,10 +408,9 @@ class Laguerre(ThreeTerm, name="laguerre"):
 
     Args:
         degree: d, the highest degree, 1 to 1,000.
-        alpha: α, above −1 and up to 100: the exponent of the weight at zero, where L_k is C(k + α, k).
+        alpha: α, exponent of the weight at zero, above −1 and up to 100; L_k(0) = C(k + α, k).
 
-    Source: DLMF 18.9; one of the "classic orthogonal polynomials" of arXiv 2407.04819, "Jacobi Polynomials based Data
-        Expansion".
+    Source: DLMF 18.9; a "classic orthogonal polynomial" of arXiv 2407.04819, "Jacobi Polynomials based Data Expansion".
 
     Example:
         >>> import torch
@@ -441,7 +438,7 @@ class Laguerre(ThreeTerm, name="laguerre"):
 class Fibonacci(OnUnitInterval, name="fibonacci"):
     """Fibonacci polynomials: κ(x) = [F₂(x), …, F_{d+1}(x)], F_k = x F_{k−1} + F_{k−2}, F₁ = 1, F₂ = x, D = m·d.
 
-    At one they are the Fibonacci numbers. F_{k+1} has degree k; the constant F₁ is left out.
+    Values at 1 are the Fibonacci numbers. F_{k+1} has degree k; the constant F₁ is left out.
 
     Args:
         degree: d, the highest degree, 1 to 100.
@@ -466,7 +463,7 @@ class Fibonacci(OnUnitInterval, name="fibonacci"):
 class Lucas(OnUnitInterval, name="lucas"):
     """Lucas polynomials: κ(x) = [L₁(x), …, L_d(x)], L_k = x L_{k−1} + L_{k−2}, L₀ = 2, L₁ = x, D = m·d.
 
-    At one they are the Lucas numbers.
+    Values at 1 are the Lucas numbers.
 
     Args:
         degree: d, the highest degree, 1 to 100.

@@ -30,14 +30,14 @@ __all__ = [
 class Wavelet(Expansion):
     """Wavelets of each input: κ(x) = [ψ₀₀(x), ψ₀₁(x), …, ψ_{S−1,T−1}(x)], basis-major, scale by scale, D = m·S·T.
 
-    ψ_{s,t}(x) = a^{−s/2} ψ((z − τ_t) / a^s), z = (x − center) / e^{log_scale}, τ_t = t − (T − 1)/2, s = 0, …, S − 1 and
-    t = 0, …, T − 1. Every mother wavelet ψ is centered at 0 and has zero mean and unit norm, ∫ψ² = 1.
+    ψ_{s,t}(x) = a^{−s/2} ψ((z − τ_t) / a^s), z = (x − center) / e^{log_scale}, τ_t = t − (T − 1)/2, s = 0, …, S − 1 and t =
+    0, …, T − 1. Every mother wavelet ψ is centered at 0 and has zero mean and unit norm, ∫ψ² = 1.
 
-    The finest wavelets, s = 0, are one unit of z apart, and each scale has the same T positions (the wavelet transform that
-    is called stationary or undecimated): every scale covers −T/2 ≤ z ≤ T/2, and no wavelet lies outside.
+    The finest wavelets, s = 0, are a unit of z apart, and each scale has the same T positions (stationary or undecimated
+    wavelet transform): every scale covers −T/2 ≤ z ≤ T/2, and no wavelet lies outside.
 
-    `center` and `log_scale`, `(m,)`, are buffers, zero at first; `kapsi.calibrate` sets them so that z has the range
-    −T/2 to T/2 on the data.
+    `center` and `log_scale`, `(m,)`, are buffers, initially zero; `kapsi.calibrate` sets both so that z ranges from −T/2 to
+    T/2 on the data.
     """
 
     scales: int = option(3, minimum=1, maximum=32)
@@ -61,23 +61,23 @@ class Wavelet(Expansion):
         return {name: Param((in_features,), "zeros", trainable=False) for name in ("center", "log_scale")}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return the middle of each input's range in the data, and the range by T; a constant input gets some room."""
+        """Return the middle and the T-th part of each input's range; a constant input gets a margin."""
         low, high = data_range(x, self.shifts)
         return {"center": low + (high - low) / 2, "log_scale": torch.log((high - low) / self.shifts)}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         center, log_scale = working_precision(params["center"]), working_precision(params["log_scale"])
         z = (working_precision(x) - center) * torch.exp(-log_scale)
-        places = torch.arange(self.shifts, dtype=z.dtype, device=z.device) - (self.shifts - 1) / 2
+        positions = torch.arange(self.shifts, dtype=z.dtype, device=z.device) - (self.shifts - 1) / 2
         exponents = -torch.arange(self.scales, dtype=z.dtype, device=z.device).reshape(-1, 1, 1)
-        shrink = torch.pow(self.dilation, exponents)
-        values = self._mother((z.unsqueeze(-2) - places.unsqueeze(-1)).unsqueeze(-3) * shrink)
-        return DenseFeatures((values * shrink.sqrt()).flatten(-3).to(x.dtype))
+        factor = torch.pow(self.dilation, exponents)
+        values = self._mother((z.unsqueeze(-2) - positions.unsqueeze(-1)).unsqueeze(-3) * factor)
+        return DenseFeatures((values * factor.sqrt()).flatten(-3).to(x.dtype))
 
 
 @dataclass(frozen=True)
 class SmoothWavelet(Wavelet):
-    """A wavelet with a derivative, by which position and scale can be trained."""
+    """A differentiable wavelet: position and scale are trainable."""
 
     learnable: bool = False
 
@@ -90,13 +90,13 @@ class HaarWavelet(Wavelet, name="haar"):
     """Haar wavelets of each input: ψ(u) = 1 on [−½, 0), −1 on [0, ½), else 0; D = m·scales·shifts.
 
     On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
-    and `log_scale`, zero at first, are set by `kapsi.calibrate`. A step function: its gradient is zero wherever there is
-    one, so it belongs into a first layer. Outside of −T/2 ≤ z ≤ T/2 all but the coarse ones are zero.
+    and `log_scale`, initially zero, are set by `kapsi.calibrate`. The gradient is zero almost everywhere, so use these
+    wavelets in a first layer. Outside of −T/2 ≤ z ≤ T/2 all but the coarse wavelets are zero.
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
 
     Source: Daubechies, Ten Lectures on Wavelets (1992), section 1.3.3.
 
@@ -112,7 +112,7 @@ class HaarWavelet(Wavelet, name="haar"):
     def _mother(self, u: Tensor) -> Tensor:
         inside = (u >= -0.5) & (u < 0.5)
         step = torch.where(u < 0, 1.0, -1.0).to(u.dtype)
-        # Zero outside, but for what is not a number.
+        # Zero outside, except for NaN.
         return torch.where(inside, step, torch.where(u.isnan(), u, torch.zeros_like(u)))
 
 
@@ -121,13 +121,13 @@ class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
     """Ricker wavelets of each input ("Mexican hats"): ψ(u) = 2/(√3 π^¼) (1 − u²) exp(−u²/2); D = m·scales·shifts.
 
     On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
-    and `log_scale`, zero at first, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
+    and `log_scale`, initially zero, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
-        learnable: whether `center` and `log_scale` are trained.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
+        learnable: train `center` and `log_scale`.
 
     Source: Daubechies, Ten Lectures on Wavelets (1992), section 3.3.5.
 
@@ -149,15 +149,15 @@ class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
 class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", aliases=("dog",)):
     """Derivatives of a Gaussian: ψ(u) = (−1)^{n+1} Γ(n + ½)^{−½} dⁿ/duⁿ exp(−u²/2); D = m·scales·shifts.
 
-    That is −He_n(u) exp(−u²/2) / √Γ(n + ½) with Hermite polynomials He_n; order 2 is the Ricker wavelet. On the grid
+    Equivalently −He_n(u) exp(−u²/2) / √Γ(n + ½) with Hermite polynomials He_n; order 2 is the Ricker wavelet. On the grid
     ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center` and
-    `log_scale`, zero at first, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
+    `log_scale`, initially zero, are set by `kapsi.calibrate`. Far outside of −T/2 ≤ z ≤ T/2 value and gradient vanish.
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
-        learnable: whether `center` and `log_scale` are trained.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
+        learnable: train `center` and `log_scale`.
         order: n, 1 to 20.
 
     Source: Torrence and Compo, A Practical Guide to Wavelet Analysis (1998), table 1; DLMF 18.9 for the recurrence.
@@ -181,10 +181,10 @@ class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", 
     def _mother(self, u: Tensor) -> Tensor:
         u = clamp_gaussian_input(u)
         # He_{k+1} = u He_k − k He_{k−1}, with the Gaussian and the norm in all terms.
-        before = torch.exp(u.square() * -0.5) * (-1 / math.sqrt(math.gamma(self.order + 0.5)))
-        last = u * before
+        previous = torch.exp(u.square() * -0.5) * (-1 / math.sqrt(math.gamma(self.order + 0.5)))
+        last = u * previous
         for k in range(1, self.order):
-            before, last = last, u * last - k * before
+            previous, last = last, u * last - k * previous
         return last
 
 
@@ -192,15 +192,15 @@ class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", 
 class ShannonWavelet(SmoothWavelet, name="shannon"):
     """Shannon wavelets of each input: ψ(u) = sin(πu/2) / (πu/2) · cos(3πu/2); D = m·scales·shifts.
 
-    The frequencies from π to 2π, all alike. On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s),
-    z = (x − center) / e^{log_scale}; the buffers `center` and `log_scale`, zero at first, are set by `kapsi.calibrate`.
-    Values fall as 1/u: it is nowhere without a gradient.
+    The Fourier transform is constant on frequencies from π to 2π. On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) /
+    a^s), z = (x − center) / e^{log_scale}; the buffers `center` and `log_scale`, initially zero, are set by
+    `kapsi.calibrate`. Values fall as 1/u, so gradients exist everywhere.
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
-        learnable: whether `center` and `log_scale` are trained.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
+        learnable: train `center` and `log_scale`.
 
     Source: Mallat, A Wavelet Tour of Signal Processing (2009), section 7.2.2, there shifted by ½.
 
@@ -221,23 +221,23 @@ class ShannonWavelet(SmoothWavelet, name="shannon"):
 class MeyerWavelet(SmoothWavelet, name="meyer"):
     """Meyer wavelets of each input, with linear transitions between frequency bands (ν(x) = x); D = m·scales·shifts.
 
-    The Fourier transform of ψ is −cos(¾ω) for `⅔π ≤ |ω| ≤ 4/3π`, `sin(⅜|ω|)` for `4/3π ≤ |ω| ≤ 8/3π`, and 0 elsewhere (shifted so
-    that ψ is even). Each piece has a closed inverse, and with S(y) = sin(y)/y their sum is
+    The Fourier transform of ψ is −cos(¾ω) for `⅔π ≤ |ω| ≤ 4/3π`, `sin(⅜|ω|)` for `4/3π ≤ |ω| ≤ 8/3π`, and 0 elsewhere
+    (shifted to make ψ even). Each piece has a closed inverse, and with S(y) = sin(y)/y their sum is
 
         ψ(u) = Σ_± ⅔ sin(2πp) S(⅔πp) − ⅓ cos(πq) S(⅓πq),  p = ⅜ ± u,  q = ¾ ± u,
 
-    which has no poles, unlike the quotients of polynomials that it is equal to. On the grid
-    ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center` and
-    `log_scale`, zero at first, are set by `kapsi.calibrate`. Values fall as 1/u².
+    without poles, unlike the equal quotients of polynomials. On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) /
+    a^s), z = (x − center) / e^{log_scale}; the buffers `center` and `log_scale`, initially zero, are set by
+    `kapsi.calibrate`. Values fall as 1/u².
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
-        learnable: whether `center` and `log_scale` are trained.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
+        learnable: train `center` and `log_scale`.
 
-    Source: Daubechies, Ten Lectures on Wavelets (1992), section 4.2.1; Valenzuela and de Oliveira, Close Expressions for Meyer
-    Wavelet and Scale Function (arXiv 1502.00161).
+    Source: Daubechies, Ten Lectures on Wavelets (1992), section 4.2.1; Valenzuela and de Oliveira, Close Expressions for
+        Meyer Wavelet and Scale Function (arXiv 1502.00161).
 
     Example:
         >>> import torch
@@ -258,21 +258,21 @@ class MeyerWavelet(SmoothWavelet, name="meyer"):
 
 @dataclass(frozen=True)
 class BetaWavelet(SmoothWavelet, name="beta_wavelet"):
-    """Beta wavelets of each input: ψ(u) = −C dP/du, P the beta density on the interval where it has mean 0 and variance 1.
+    """Beta wavelets of each input: ψ(u) = −C dP/du, P the beta density on an interval with mean 0 and variance 1.
 
-    The interval is −√(α/β)·√(α + β + 1) ≤ u ≤ √(β/α)·√(α + β + 1), outside of it ψ is zero; C makes the norm one. On the
+    The interval is −√(α/β)·√(α + β + 1) ≤ u ≤ √(β/α)·√(α + β + 1); outside, ψ is zero. C normalizes to unit norm. On the
     grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}, D = m·scales·shifts; the
-    buffers `center` and `log_scale`, zero at first, are set by `kapsi.calibrate`.
+    buffers `center` and `log_scale`, initially zero, are set by `kapsi.calibrate`.
 
     Args:
         scales: S, the number of scales, 1 to 32.
         shifts: T, the number of positions, one unit of z apart, 1 to 100,000.
-        dilation: a, the ratio of one scale to the next, 1.1 to 8.
-        learnable: whether `center` and `log_scale` are trained.
-        alpha, beta: α and β, 3 to 50; below 3 the gradient would have no bound at the ends of the interval.
+        dilation: a, the ratio of successive scales, 1.1 to 8.
+        learnable: train `center` and `log_scale`.
+        alpha, beta: α and β, 3 to 50; below 3 the gradient is unbounded at the ends of the interval.
 
     Source: de Oliveira and de Araújo, Compactly Supported One-cyclic Wavelets Derived from Beta Distributions (2005), there
-    without C.
+        without C.
 
     Example:
         >>> import torch
@@ -297,15 +297,15 @@ class BetaWavelet(SmoothWavelet, name="beta_wavelet"):
         length = (a + b) * math.sqrt((a + b + 1) / (a * b))
         y = u / length + a / (a + b)  # 0 to 1 on the interval
         inside = (y > 0) & (y < 1)
-        # Outside any point will do: its derivatives, multiplied by zero, must be finite.
+        # A safe point outside: derivatives there are multiplied by zero and must be finite.
         y = torch.where(inside, y, torch.full_like(y, 0.5))
         slope = y.pow(a - 2) * (1 - y).pow(b - 2) * ((a - 1) * (1 - y) - (b - 1) * y)
-        # Zero outside, but for what is not a number.
+        # Zero outside, except for NaN.
         outside = torch.where(u.isnan(), u, torch.zeros_like(u))
         return torch.where(inside, slope * self._constant(length), outside)
 
     def _constant(self, length: float) -> float:
-        """Return minus the reciprocal norm of y^{α−2} (1 − y)^{β−2} ((α − 1)(1 − y) − (β − 1) y) on the interval."""
+        """Return the negative reciprocal norm of y^{α−2} (1 − y)^{β−2} ((α − 1)(1 − y) − (β − 1) y) on the interval."""
         a, b = self.alpha, self.beta
 
         def beta_function(p: float, q: float) -> float:
@@ -320,23 +320,23 @@ class BetaWavelet(SmoothWavelet, name="beta_wavelet"):
 
 
 def sinc(y: Tensor) -> Tensor:
-    """Return S(y) = sin(y)/y with all its derivatives, and only y kept: the quotients lose digits near zero."""
-    if torch.compiler.is_compiling():  # traces no function with a forward derivative, and fuses plain operations
+    """Return S(y) = sin(y)/y with all derivatives, saving only y: quotients lose digits near zero."""
+    if torch.compiler.is_compiling():  # cannot trace a function with a forward derivative
         return _plain_sinc(y)
-    made: Tensor = KnownDerivatives.apply(y, 0, _sinc_derivative)
-    return made
+    values: Tensor = KnownDerivatives.apply(y, 0, _sinc_derivative)
+    return values
 
 
 def _sinc_derivative(y: Tensor, order: int) -> Tensor:
-    """Return the derivative of an order of sin(y)/y: by y S⁽ᵏ⁾ = sin⁽ᵏ⁾ − k S⁽ᵏ⁻¹⁾, and near zero by the series."""
+    """Return a derivative of sin(y)/y: by y S⁽ᵏ⁾ = sin⁽ᵏ⁾ − k S⁽ᵏ⁻¹⁾, near zero by the series."""
     if order == 0:
         return torch.where(y == 0, 1.0, torch.sin(y) / y)
     reach = 0.25 if order == 1 else float(order)
-    near = y.abs() < reach
+    small = y.abs() < reach
     waves = (torch.sin(y), torch.cos(y))
-    far = waves[0] / y
+    quotient = waves[0] / y
     for k in range(1, order + 1):
-        far = (waves[k % 2] * (-1) ** (k // 2) - k * far) / y
+        quotient = (waves[k % 2] * (-1) ** (k // 2) - k * quotient) / y
     # Σ_j (−1)^j y^(2j−k) (2j)! / ((2j − k)! (2j + 1)!)
     first = (order + 1) // 2
     terms = range(first, first + (6 if order == 1 else 12 + order))
@@ -344,16 +344,16 @@ def _sinc_derivative(y: Tensor, order: int) -> Tensor:
     series = torch.zeros_like(y)
     for j in reversed(terms):
         series = series * square + (-1) ** j / ((2 * j + 1) * math.factorial(2 * j - order))
-    return torch.where(near, series * y if order % 2 else series, far)
+    return torch.where(small, series * y if order % 2 else series, quotient)
 
 
 def _plain_sinc(y: Tensor) -> Tensor:
-    """Return sin(y)/y by operations that torch differentiates."""
-    near = y.abs() < 0.25
-    square = torch.where(near, y, torch.zeros_like(y)).square()
-    series = square * (-1 / math.factorial(11))  # the first term left out is y¹²/13! = 1e-17
+    """Return sin(y)/y by differentiable operations."""
+    small = y.abs() < 0.25
+    square = torch.where(small, y, torch.zeros_like(y)).square()
+    series = square * (-1 / math.factorial(11))  # the next term is y¹²/13! = 1e-17
     for k in (4, 3, 2, 1):
         series = (series + (-1) ** k / math.factorial(2 * k + 1)) * square
     series = series + 1
-    far = torch.where(near, torch.ones_like(y), y)
-    return torch.where(near, series, torch.sin(far) / far)
+    safe = torch.where(small, torch.ones_like(y), y)
+    return torch.where(small, series, torch.sin(safe) / safe)
