@@ -4,12 +4,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test quick references check bench docs clean reproduce-quick results
+.PHONY: help demo test interop quick references check bench docs clean reproduce-quick results
 help:
 	@echo "make demo   fit a model to the bundled data set and write runs/demo"
 	@echo "make test   run the tests"
 	@echo "make quick  run the laws and references on the first example of every function"
 	@echo "make references  every function with its reference and the largest deviation from it"
+	@echo "make interop  train kapsi models in Lightning and skorch"
 	@echo "make check  lint, types, docs"
 	@echo "make reproduce-quick  run every experiment of the paper with a tiny budget, a minute"
 	@echo "make results  write the pages and pictures of results/ from what is stored there"
@@ -26,7 +27,7 @@ help:
 .venv/.base: .venv/.made pyproject.toml constraints.txt
 	$(INSTALL) -e .
 	@touch $@
-.venv/.test .venv/.check .venv/.docs: .venv/.%: .venv/.base
+.venv/.test .venv/.check .venv/.docs .venv/.interop: .venv/.%: .venv/.base
 	$(INSTALL) -e ".[$*]"
 	@touch $@
 
@@ -38,6 +39,9 @@ test: .venv/.test
 
 quick: .venv/.test
 	$(BIN)/python -m pytest -n auto -q -m "not slow and not thorough" tests/test_laws.py tests/test_functions.py
+
+interop: .venv/.interop
+	$(BIN)/python -m pytest -q tests/test_interop.py
 
 references: .venv/.test
 	cd tests && ../$(BIN)/python -m references

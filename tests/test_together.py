@@ -18,7 +18,8 @@ import torch
 
 import kapsi as kp
 from kapsi.cli import main as main_of_kapsi
-from kapsi.training.distributed import Group, open_group
+from kapsi.training.distributed import Group
+from kapsi.training.launch import open_group
 from test_distributed import ended, environment, free_port, start
 
 ROWS = 513
@@ -240,5 +241,3 @@ def test_the_command_line_in_two_processes(tmp_path, monkeypatch, capsys, way):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(0)  # threads of Gloo now and then abort the end of a process

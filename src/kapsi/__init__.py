@@ -40,8 +40,8 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import ParquetRows
-from kapsi.training.distributed import open_group
 from kapsi.training.engine import fit, train
+from kapsi.training.launch import open_group
 from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
 from kapsi.training.prediction import predict, predict_log_proba, predict_proba
 from kapsi.training.records import Epoch

@@ -101,19 +101,7 @@ def run() -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         os._exit(code)
-    if _has_connected():
-        # Threads of the connection may still be there when C++ is torn down, which now and then aborts a run that is over.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(code)
     sys.exit(code)
-
-
-def _has_connected() -> bool:
-    """Return whether this process trained together with others, without an import that it did not need."""
-    torch = sys.modules.get("torch")
-    return bool(torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _end_by_exception() -> None:

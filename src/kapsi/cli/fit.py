@@ -92,7 +92,7 @@ def fit(
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
     from kapsi.training.checkpoint import Checkpoints
-    from kapsi.training.distributed import open_group
+    from kapsi.training.launch import open_group
     from kapsi.training.tables import fit_table
 
     config = configuration(

@@ -1,50 +1,48 @@
-"""The processes that train together: one, several that each keep the whole model, or several that divide it among them."""
+"""Groups of processes: a single process, several with a copy of the model each, or several with a shard of the model each."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import inspect
-import logging
-import multiprocessing
-import os
-import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kapsi.errors import KapsiError, SpecError, did_you_mean
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.modules import Layer
 
-__all__ = ["Group", "GroupError", "open_group"]
-
-STRATEGIES = ("ddp", "fsdp")
+__all__ = ["Group", "GroupError", "Replicated", "Sharded", "is_lost"]
 
 Plain = TypeVar("Plain")
 
 
 class GroupError(KapsiError):
-    """Another process of a group has ended, or does not answer."""
+    """Another process of the group has ended or does not answer."""
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Return whether an error of torch is about a lost process; Gloo has no class of its own for it."""
+    known = isinstance(error, torch.distributed.DistError)
+    return known or any(
+        word in str(error).lower() for word in ("gloo", "connection closed", "connection reset", "nccl")
+    )
 
 
 class Group:
-    """One process by itself; the base of several.
+    """A single process, and the interface of groups of processes.
 
-    What it has and does for several processes, all of them together and in the same order: every method but `wrap`,
-    `accumulating`, `place` and `close` waits for the others, and has to be called by all.
+    All processes call the methods in the same order. Every method except `wrap`, `accumulating`, `place` and `close` waits for
+    the other processes.
 
     Attributes:
-        rank: number of this process, from 0.
+        rank: index of this process, from 0.
         size: number of processes.
-        sharded: whether `wrap` divides parameters among processes: they are then `DTensor`s, of which each process holds a part.
-        device: where the model is trained and its rows have to be; None for where the model is.
+        sharded: whether `wrap` shards the parameters; each process then holds a part of every parameter, a `DTensor`.
+        device: device of the model and its batches; None for the device of the model.
     """
 
     rank: int = 0
@@ -57,87 +55,86 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     # ------------------------------------------------------------------------------------------- the model
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
-        """Prepare a model for training, in place, and return what is called for its outputs.
+        """Prepare a model for training, in place, and return the callable for its forward pass.
 
-        All processes begin with the values of the first. It comes before the optimizer, or anything else that keeps
-        `model.parameters()`: these may be new tensors then. On
-        each process the loss of its own rows is `size` times its share of the loss: the gradients that all have after `backward`
-        are the mean over the processes, which is then the gradient of the whole loss. A process without rows calls it with none.
+        All processes start with the parameters and buffers of the first process. Call it before creating an optimizer: the
+        parameters may be new tensors. Gradients after `backward` are means over the processes, so each process scales the
+        loss of its rows by `size`. Processes without rows call the model with an empty batch.
 
-        A batch norm takes its statistics over the rows of all processes, as in one process; one of torch only does on CUDA.
+        Batch norms use the statistics of all processes, as a single process would; torch offers this for CUDA only.
 
         Raises:
-            SpecError: the model cannot be divided.
+            SpecError: the model cannot be replicated or sharded.
         """
         return cast("Callable[..., Tensor]", model if self.device is None else model.to(self.device))
 
     def unwrap(self, model: nn.Module) -> None:
-        """Make a model again what it was before `wrap`: its own parameters, whole, with the values that they have now."""
+        """Undo `wrap`: restore the model's own, whole parameters with their current values."""
 
     def accumulating(self, call: Callable[..., Tensor], on: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for forward and backward passes; with `on` gradients are added up without exchange.
+        """Return a context for forward and backward passes; with `on=True` gradients add up locally without communication.
 
-        The passes of the last part of a batch, with `on=False`, exchange the sum.
+        The passes of the last part of a batch use `on=False` and exchange the sum.
         """
         return contextlib.nullcontext()
 
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has all of its parameters, plain and whole, and is called without exchange.
+        """Return a context with whole parameters, for any number of forward passes without communication.
 
-        Processes may call it as often as they have rows. Parameters are not to be changed there.
+        Parameters must not change inside the context.
         """
         return contextlib.nullcontext()
 
     # ------------------------------------------------------------------------------------------- tensors
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return all of a tensor that may be divided, differentiable: its gradient has to be the same on each process."""
+        """Return the whole of a tensor, sharded or not, differentiable; the gradient must be equal on all processes."""
         return tensor
 
     def place(self, target: Tensor, whole: Tensor) -> None:
-        """Copy a whole tensor into one that may be divided, such as a parameter or what an optimizer keeps for it."""
+        """Copy a whole tensor into a parameter or an optimizer state, sharded or not."""
         with torch.no_grad():
             target.copy_(whole)
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the Euclidean norm of all numbers of some gradients, which may be divided; the same bits on each process."""
+        """Return the Euclidean norm of gradients, sharded or not; bitwise identical on all processes."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))) if tensors else torch.zeros(())
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes, the same bits on each; the tensor stays as it is."""
+        """Return the sum of a tensor over all processes, bitwise identical on each; the input is unchanged."""
         return tensor
 
     # ------------------------------------------------------------------------------------------- plain values
 
     def largest(self, number: float) -> float:
-        """Return the largest of a number over all processes; NaN where any is NaN."""
+        """Return the maximum of a number over all processes; NaN if any number is NaN."""
         return number
 
     def any(self, flag: bool) -> bool:
-        """Return whether a flag is set on any process: an interrupt, an error."""
+        """Return whether a flag is set on any process, such as an interrupt."""
         return flag
 
     def broadcast(self, value: Plain) -> Plain:
-        """Return the value of the first process: numbers, texts, lists and the like."""
+        """Return the value of the first process: numbers, texts, lists and dictionaries."""
         return value
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait for all processes."""
 
     # ------------------------------------------------------------------------------------------- the end
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that turns what torch raises for a lost process, as in a backward pass, into a `GroupError`."""
+        """Return a context converting torch's errors about a lost process, as in a backward pass, into a `GroupError`."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Unwrap nothing and wait for nobody: let go of what was wrapped, so that a failed process can end."""
+        """Release wrapped models without waiting for other processes, so that a failed process can end."""
 
     def __enter__(self) -> Group:
         return self
@@ -150,13 +147,13 @@ class Group:
             self.close()
 
 
-class _Several(Group):
-    """Several processes, each with the whole model, that average their gradients (DistributedDataParallel)."""
+class Replicated(Group):
+    """Processes with a copy of the model each, averaging their gradients (DistributedDataParallel)."""
 
-    def __init__(self, fabric: Any, timeout: float) -> None:
-        super().__init__(fabric.device)
-        self.fabric, self.timeout = fabric, timeout
-        self.rank, self.size = fabric.global_rank, fabric.world_size
+    def __init__(self, device: torch.device, timeout: float) -> None:
+        super().__init__(device)
+        self.timeout = timeout
+        self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._undo: list[tuple[nn.Module, Callable[[], None]]] = []
 
     # ------------------------------------------------------------------------------------------- the model
@@ -165,50 +162,55 @@ class _Several(Group):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError("strategy='ddp': the model has no parameter to train")
         self._prepare(model)
+        # Buffers are equal: their updates in training depend on the rows of all processes.
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        # Without a stated size the first bucket would be of one megabyte.
+        options: dict[str, Any] = {buffers: False, "bucket_cap_mb": 25}
         with self.watching():
-            wrapped = self.fabric.strategy.setup_module(model)
+            wrapped = nn.parallel.DistributedDataParallel(model, **options)
         order = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
         wrapped.register_comm_hook(order, lambda order, bucket: self._average(order, bucket))
         return cast("Callable[..., Tensor]", wrapped)
 
     def _average(self, order: dict[Tensor, int], bucket: Any) -> Any:
-        """Average the gradients of a bucket.
+        """Average the gradients of a bucket, in the order of the parameters or one by one if there are several buckets.
 
-        Buckets are filled in another order after the first step. Where a number stands in what is exchanged decides how three
-        and more terms are added up, so a run that is resumed would differ from one that is not. So all gradients are
-        exchanged in the order of the parameters, or one by one where there are several buckets.
+        DDP fills buckets in another order after the first step, and with three or more processes the position of a number in
+        the exchanged tensor decides the order of its summation: a resumed run would differ from an uninterrupted one.
         """
         buffer = bucket.buffer().div_(self.size)
         parameters, gradients = bucket.parameters(), bucket.gradients()
-        joined = self.size > 2 and len(parameters) == len(order)
+        fused = self.size > 2 and len(parameters) == len(order)
         parts = [buffer] if self.size == 2 else gradients
-        if joined:
+        if fused:
             gradients = [g for _, g in sorted(zip(parameters, gradients, strict=True), key=lambda pair: order[pair[0]])]
             parts = [torch.cat([gradient.flatten() for gradient in gradients])]
-        done = [torch.distributed.all_reduce(part, async_op=True).get_future() for part in parts]
+        works = [torch.distributed.all_reduce(part, async_op=True) for part in parts]
+        if not buffer.is_cuda:
+            # Otherwise `copy_back` runs in a thread of Gloo: a thread holding Python objects can abort the exit of Python.
+            for work in works:
+                work.wait()
 
-        def finish(_: Any) -> Tensor:
-            if joined:
+        def copy_back(_: Any) -> Tensor:
+            if fused:
                 for gradient, part in zip(gradients, parts[0].split([g.numel() for g in gradients]), strict=True):
                     gradient.copy_(part.view_as(gradient))
             return cast(Tensor, buffer)
 
-        return torch.futures.collect_all(done).then(finish)
+        return torch.futures.collect_all([work.get_future() for work in works]).then(copy_back)
 
     def unwrap(self, model: nn.Module) -> None:
-        rest = []
         for wrapped, undo in self._undo:
             if wrapped is model:
                 undo()
-            else:
-                rest.append((wrapped, undo))
-        self._undo = rest
+        self._undo = [(wrapped, undo) for wrapped, undo in self._undo if wrapped is not model]
 
     def accumulating(self, call: Callable[..., Tensor], on: bool) -> contextlib.AbstractContextManager[None]:
         return cast(Any, call).no_sync() if on else contextlib.nullcontext()
 
     def _prepare(self, model: nn.Module) -> None:
-        """Move a model to the device, give it the values of the first process, and have it share the statistics of its norms."""
+        """Move a model to the device, broadcast the values of the first process, and synchronize its batch norms."""
         self.unwrap(model)
         model.to(self.device)
         with torch.no_grad(), self.watching():
@@ -218,8 +220,8 @@ class _Several(Group):
                 tensor.copy_(value)
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         for norm in norms:
-            # On the module itself, before what its class has.
-            vars(norm)["forward"] = types.MethodType(_shared_norm(self, norm.forward), norm)
+            # On the instance, hiding the method of the class.
+            vars(norm)["forward"] = types.MethodType(_synchronized_norm(self, norm.forward), norm)
 
         def undo() -> None:
             for norm in norms:
@@ -236,7 +238,7 @@ class _Several(Group):
         return result
 
     def largest(self, number: float) -> float:
-        # A maximum need not see NaN, so that goes beside it.
+        # A maximum may ignore NaN: exchange a flag beside it.
         pair = torch.tensor(
             [-float("inf") if number != number else number, float(number != number)], dtype=torch.float64
         )
@@ -249,8 +251,10 @@ class _Several(Group):
         return self.largest(float(flag)) > 0
 
     def broadcast(self, value: Plain) -> Plain:
+        values = [value]
         with self.watching():
-            return cast("Plain", self.fabric.broadcast(value))
+            torch.distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
+        return values[0]
 
     def barrier(self) -> None:
         self.largest(0.0)
@@ -260,38 +264,32 @@ class _Several(Group):
         try:
             yield
         except RuntimeError as error:
-            if not _is_lost(error):
+            if not is_lost(error):
                 raise
             raise GroupError(
                 f"process {self.rank} of {self.size}: another process has ended, or has not answered for {self.timeout:g} "
-                "seconds; if it ended with an error, its own message says which"
+                "seconds; if it ended with an error, its own message gives the reason"
             ) from error
 
     def close(self) -> None:
         self._undo.clear()
-        self.fabric = None
 
 
-class _Sharded(_Several):
-    """Several processes that divide parameters, gradients and what the optimizer keeps, layer by layer (FSDP2)."""
+class Sharded(Replicated):
+    """Processes that shard parameters, gradients and optimizer states layer by layer (FSDP2)."""
 
     sharded = True
 
-    # Lightning's ModelParallelStrategy takes processors too, but adds nothing to the two calls of `fully_shard` below, is marked as
-    # experimental, and leaves the exchange of gradients off after `no_backward_sync(enabled=False)`.
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 0:
-                raise SpecError(
-                    f"strategy='fsdp': {name} is a single number without an axis to divide; use strategy='ddp'"
-                )
-            if not parameter.is_contiguous():
-                raise SpecError(f"strategy='fsdp': {name} is not contiguous; use strategy='ddp', or a contiguous copy")
+            if parameter.dim() == 0 or not parameter.is_contiguous():
+                problem = "a single number without an axis to shard" if parameter.dim() == 0 else "not contiguous"
+                raise SpecError(f"strategy='fsdp': {name} is {problem}; use strategy='ddp'")
         self._prepare(model)
-        before = _Whole(model)
+        before = _Snapshot(model)
         with self.watching():
             mesh = init_device_mesh(cast("torch.device", self.device).type, (self.size,))
             layers = [module for module in model.modules() if isinstance(module, Layer) and module is not model]
@@ -302,7 +300,7 @@ class _Sharded(_Several):
         return cast("Callable[..., Tensor]", model)
 
     def _placement(self, parameter: nn.Parameter) -> Any:
-        """Return the axis to divide: the first one if it is long enough, else the longest that can be divided evenly."""
+        """Return the axis to shard: the first one if it is long enough, else the longest axis with an even division."""
         from torch.distributed.tensor import Shard
 
         shape = parameter.shape
@@ -334,7 +332,7 @@ class _Sharded(_Several):
         finally:
             for part in parts:
                 part.reshard()
-                # As `fully_shard` has it: the parameters of the model itself are needed again at once.
+                # As set by `fully_shard`: the backward pass needs the root's own parameters at once.
                 part.set_reshard_after_forward(part is not model, recurse=False)
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -369,8 +367,8 @@ class _Sharded(_Several):
         return self.sum(torch.stack(torch._foreach_norm(parts)).double().square().sum()).sqrt().to(parts[0].dtype)
 
 
-class _Whole:
-    """What a model was before it was divided, so that it can be that again: classes, hooks, its own parameters."""
+class _Snapshot:
+    """Classes, attributes, hooks and parameters of a model before sharding: torch has no call to undo `fully_shard`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = [(module, type(module), set(vars(module)), self._hooks(module)) for module in model.modules()]
@@ -384,32 +382,32 @@ class _Whole:
 
     @staticmethod
     def _hooks(module: nn.Module) -> dict[str, Any]:
-        """Return copies of the tables of hooks."""
+        """Return copies of the hook dictionaries of a module."""
         return {
             name: table.copy() for name, table in vars(module).items() if name.endswith("_hooks") and table is not None
         }
 
     def release(self) -> None:
-        """Note what was added to the modules, and let the memory of the whole parameters go."""
+        """Record the attributes added by sharding, and free the memory of the whole parameters."""
         self.added = [(module, set(vars(module)) - names) for module, _, names, _ in self.modules]
         for _, _, parameter in self.parameters:
             parameter.data, parameter.grad = parameter.data.new_empty(0), None
 
     def restore(self, group: Group) -> None:
-        """Give the model its parameters back, with the values that the divided ones have."""
+        """Restore the model, with the current values of the sharded parameters."""
         from torch.distributed import _composable_state
         from torch.distributed.fsdp import FSDPModule
 
         for module, *_ in self.modules:
             if isinstance(module, FSDPModule):
-                module.reshard()  # what a forward pass without a backward one has left whole
+                module.reshard()  # a forward pass without a backward pass leaves parameters whole
         for module, name, parameter in self.parameters:
-            divided = cast(Tensor, module._parameters[name])
-            if divided is not parameter:
-                parameter.data = group.whole(divided.detach())
-                parameter.requires_grad_(divided.requires_grad)
+            sharded = cast(Tensor, module._parameters[name])
+            if sharded is not parameter:
+                parameter.data = group.whole(sharded.detach())
+                parameter.requires_grad_(sharded.requires_grad)
                 module._parameters[name] = parameter
-        # By this table torch refuses to divide a module twice; it has no call that takes a module from it.
+        # A module in this table of torch cannot be sharded again.
         known = getattr(_composable_state, "_module_state_mapping", {})
         for module, kind, _, hooks in self.modules:
             known.pop(module, None)
@@ -424,7 +422,7 @@ class _Whole:
 
 
 class _Sum(torch.autograd.Function):
-    """Σ over the processes, differentiable: the gradient with respect to each term is the sum of all gradients."""
+    """Sum over the processes; the gradient of each term is the sum of the gradients of all processes."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
@@ -436,19 +434,19 @@ class _Sum(torch.autograd.Function):
         return ctx.group.sum(gradients[0]), None
 
 
-def _shared_norm(group: Group, alone: Callable[[Tensor], Tensor]) -> Callable[[_BatchNorm, Tensor], Tensor]:
-    """Return the forward pass of a batch norm over the rows of all processes; torch's own has one for CUDA only."""
+def _synchronized_norm(group: Group, local: Callable[[Tensor], Tensor]) -> Callable[[_BatchNorm, Tensor], Tensor]:
+    """Return the forward pass of a batch norm over the rows of all processes; `nn.SyncBatchNorm` needs CUDA."""
 
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:
         if not self.training and self.running_mean is not None:
-            return alone(x)
-        # Those of torch have the features on the second axis, kapsi's on the last.
+            return local(x)
+        # torch has the features on the second axis, kapsi on the last one.
         last = not type(self).__module__.startswith("torch.")
         rows = (x if last else x.movedim(1, -1)).reshape(-1, self.num_features)
         precise = rows.to(torch.promote_types(rows.dtype, torch.float32))
         count = float(group.sum(torch.tensor(float(len(rows)), dtype=torch.float64)))
         if count < 2:
-            raise SpecError(
+            raise DataError(
                 f"batch_norm: training needs at least two rows, got {count:.0f}; use a larger batch, or model.eval()"
             )
         mean = cast(Tensor, _Sum.apply(precise.sum(0), group)) / count
@@ -467,211 +465,3 @@ def _shared_norm(group: Group, alone: Callable[[Tensor], Tensor]) -> Callable[[_
         return y.reshape(x.shape) if last else y.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
 
     return forward
-
-
-# ------------------------------------------------------------------------------------------------ how they are started
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """Where a process stands among those that were started together."""
-
-    devices: int
-    """Processes on this node."""
-    nodes: int
-    started: bool
-    """Whether there is a launcher that has started them."""
-
-
-def open_group(
-    *,
-    devices: int | None = None,
-    nodes: int | None = None,
-    strategy: str | None = None,
-    accelerator: Literal["cpu", "auto"] = "cpu",
-    timeout: float = 600.0,
-) -> Group:
-    """Return the group of this process, and join it: one process by itself unless more were started or are asked for.
-
-    Under `torchrun` the sizes are those that it was given. Without it, several devices of one node start the command line again
-    for each further one; so it is the first thing that a program does, and nothing that is done before may have lasting effects.
-    The connection stays for further groups until the process ends.
-
-    A process that ends takes the others with it: their next exchange is a `GroupError`, and `torchrun` (or the first process,
-    where that started the others) ends what is left. One that stands still, or goes another way, is given up after `timeout`.
-
-    Args:
-        devices: processes on each node, each with a device of its own; None for those that the launcher started, or one.
-        nodes: machines; None for those of the launcher, or one.
-        strategy: `ddp`, where each process has the whole model, or `fsdp`, where they divide it; None is `ddp`. For one process
-            there is no difference.
-        accelerator: `cpu`, or `auto` for CUDA devices where there are any.
-        timeout: seconds to wait for the other processes, from the start on.
-
-    Raises:
-        SpecError: sizes that are not those of the launcher, or processes that cannot be started from here.
-
-    Example:
-        >>> with open_group() as group:
-        ...     group.rank, group.size, float(group.sum(torch.tensor(2.0)))
-        (0, 1, 2.0)
-    """
-    for name, value in (("devices", devices), ("nodes", nodes)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise SpecError(f"{name}={value!r}: expected a whole number of at least 1, or None")
-    if strategy is not None and strategy not in STRATEGIES:
-        hint = did_you_mean(str(strategy), STRATEGIES)
-        raise SpecError(f"strategy={strategy!r}: {hint}there are {', '.join(STRATEGIES)}")
-    if accelerator not in ("cpu", "auto"):
-        raise SpecError(f"accelerator={accelerator!r}: expected cpu or auto")
-    if not timeout > 0:
-        raise SpecError(f"timeout={timeout!r}: expected seconds above 0")
-    launch = _launched(devices, nodes)
-    cuda = accelerator == "auto" and torch.cuda.is_available()
-    if launch.devices * launch.nodes == 1:
-        return Group(torch.device("cuda") if cuda else None)
-    if cuda and torch.cuda.device_count() < launch.devices:
-        count = torch.cuda.device_count()
-        raise SpecError(
-            f"devices={launch.devices}: this node has {count} CUDA devices; use fewer, or accelerator='cpu'"
-        )
-    if not launch.started:
-        _check_restartable(launch.devices)
-    return (_Sharded if strategy == "fsdp" else _Several)(_join(launch, cuda, timeout), timeout)
-
-
-def _launched(devices: int | None, nodes: int | None) -> _Launch:
-    """Return the sizes: those of the launcher, which those that are given must not contradict."""
-    world = os.environ.get("WORLD_SIZE")
-    if world is None:
-        if (nodes or 1) > 1:
-            raise SpecError(
-                f"nodes={nodes}: processes on several machines are started by torchrun, on each of them: torchrun --nnodes {nodes} "
-                f"--nproc-per-node {devices or 1} --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m kapsi …"
-            )
-        return _Launch(devices or 1, 1, started=False)
-    if "LT_CLI_USED" in os.environ:
-        raise SpecError("open_group: `fabric run` is not supported as a launcher; use torchrun")
-    local = os.environ.get("LOCAL_WORLD_SIZE")
-    needed = ["LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"] + ["RANK"] * (local != world)
-    missing = [name for name in needed if name not in os.environ]
-    if world == "1" and missing:
-        local = "1"
-    elif missing:
-        raise SpecError(
-            f"open_group: WORLD_SIZE={world} is set but not {', '.join(missing)}; start the processes with torchrun, or unset it"
-        )
-    try:
-        total, own = int(world), int(local or "")
-    except ValueError:
-        total, own = 0, 0
-    if own < 1 or total < own or total % own:
-        raise SpecError(
-            f"open_group: the launcher started {world} processes, {local} of them on this node; every node must have as many"
-        )
-    for name, given, started, what, option in (
-        ("devices", devices, own, "processes on this node", "--nproc-per-node"),
-        ("nodes", nodes, total // own, "nodes", "--nnodes"),
-    ):
-        if given is not None and given != started:
-            what = what if started > 1 else what.replace("processes", "process").replace("nodes", "node")
-            raise SpecError(
-                f"{name}={given}: the launcher started {started} {what}; leave {name} out, or start it with {option} {given}"
-            )
-    return _Launch(own, total // own, started=True)
-
-
-def _check_restartable(devices: int) -> None:
-    """Raise a `SpecError` where the command line cannot be run again for the other processes."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
-    nested = multiprocessing.parent_process() is not None or multiprocessing.current_process().daemon
-    tested = "pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ
-    if interactive or nested or tested or file is None or not os.path.isfile(file):
-        raise SpecError(
-            f"devices={devices}: from a notebook, a prompt, a test or a worker no further processes are started; write a script "
-            f"and run torchrun --nproc-per-node {devices} SCRIPT, or kapsi fit … --devices {devices}"
-        )
-
-
-def _join(launch: _Launch, cuda: bool, timeout: float) -> Any:
-    """Return Lightning's Fabric after it has connected the processes, and started them where nobody has."""
-    if not launch.started:
-        # Those that Fabric starts inherit it: by this they know that they were started, and how many they are.
-        os.environ["LOCAL_WORLD_SIZE"] = str(launch.devices)
-    with _quiet():
-        from lightning.fabric import Fabric
-        from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-        from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-        from lightning.fabric.strategies.ddp import DDPStrategy
-
-        # Named, since Fabric would take the variables of a cluster's queue for a launcher.
-        environment = TorchElasticEnvironment() if "RANK" in os.environ else LightningEnvironment()
-        # Buffers are equal: what training changes in them is computed from the rows of all.
-        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-        without = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options: dict[str, Any] = {
-            without: False,
-            # Named, as the first bucket would be of one megabyte otherwise.
-            "bucket_cap_mb": 25,
-            # Statistics on the CPU are exchanged beside gradients on CUDA.
-            "process_group_backend": "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            "timeout": timedelta(seconds=timeout),
-        }
-        fabric = Fabric(
-            accelerator="cuda" if cuda else "cpu",
-            devices=launch.devices,
-            num_nodes=launch.nodes,
-            strategy=DDPStrategy(**options),
-            plugins=[environment],
-        )
-        connected = torch.distributed.is_initialized()
-        try:
-            fabric.launch()
-        except RuntimeError as error:
-            if not _is_lost(error):
-                raise
-            raise GroupError(
-                f"open_group: not all of the {launch.devices * launch.nodes} processes have met within {timeout:g} seconds"
-            ) from error
-    if torch.distributed.get_world_size() != launch.devices * launch.nodes:
-        connected_to = torch.distributed.get_world_size()
-        raise SpecError(
-            f"open_group: torch.distributed was initialized for {connected_to} processes, the launcher started "
-            f"{launch.devices * launch.nodes}"
-        )
-    if not connected:
-        atexit.register(_disconnect)
-    return fabric
-
-
-def _disconnect() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def _is_lost(error: RuntimeError) -> bool:
-    """Return whether an error of torch is about a process that is gone; Gloo has no class of its own for it."""
-    known = isinstance(error, torch.distributed.DistError)
-    return known or any(
-        word in str(error).lower() for word in ("gloo", "connection closed", "connection reset", "nccl")
-    )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep from the user what Lightning says and warns of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import lightning.fabric  # noqa: F401  which sets the levels of its loggers
-
-        loggers = [logging.getLogger(name) for name in ("lightning", "lightning.fabric", "lightning.pytorch")]
-        levels = [logger.level for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
