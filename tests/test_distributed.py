@@ -631,7 +631,10 @@ def test_options_that_are_refused(monkeypatch, options, said) -> None:
             "without RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; start the processes with torchrun",
         ),
         ({"WORLD_SIZE": "two"}, "torchrun"),
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "start equally many on every node"),
+        (
+            {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"},
+            "start equally many on every node",
+        ),
     ],
 )
 def test_environments_that_are_refused(monkeypatch, variables, said) -> None:

@@ -15,7 +15,6 @@ HEAVY = [
     "pyarrow",
     "rich",
     "typer",
-    "lightning",
     "scipy",
     "pandas",
     "matplotlib",
