@@ -414,7 +414,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
         ("layers.1.heads.0.bias=true", "is a list of 1, expected a number from 0 to 0, got '1'"),
         (f"layers.{'9' * 5000}.heads=1", "is a list of 1"),
         ("layers.²=1", "is a list of 1"),
-        ("layers.0.heads.0.before.0=silu", "is an empty list; set all of it"),
+        ("layers.0.heads.0.before.0=silu", "is an empty list; set the whole list"),
         ("layers..0=1", "expected names and numbers with dots between"),
         ("layers.0.heads.0.bias.x=1", "has no 'x'"),
         ("layers.0.heads.0.bias=1", "expected true or false, got 1"),
@@ -720,7 +720,7 @@ def test_info_of_a_huge_model_computes_nothing_and_has_an_end(good, bad):
     Path("s.yaml").write_text("widths: [30000, 1000]\nlayers: [{heads: [{expansion: taylor, reconciliation: hm}]}]")
     assert "mixed product" in good("info", "s.yaml", "--batch", "1000000")
     Path("s.yaml").write_text("widths: [100000000, 1]")
-    assert "take fewer" in bad("info", "s.yaml", "--batch", 2**40)
+    assert "use fewer" in bad("info", "s.yaml", "--batch", 2**40)
 
 
 def test_info_sets_options_of_specifications_only(bad, run):

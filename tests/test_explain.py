@@ -99,9 +99,9 @@ def test_heads_add_up_to_their_layer(heads, groups):
 def test_heads_that_are_contracted_together_say_so():
     model = layer_of(kp.HeadSpec(), LOW, LOW, LOW)
     first, *others = kp.explain(model, 50)[1:]
-    assert first.route == "3 heads together: low rank (κ B) Aᵀ, ψ not formed"
+    assert first.route == "3 heads fused: low rank (κ B) Aᵀ, ψ not formed"
     for report in others:
-        assert report.route == "together with layers.0.heads.1"
+        assert report.route == "fused with layers.0.heads.1"
         assert (report.bytes, report.largest, report.shape, report.operations) == (0, 0, (), 0)
         assert report.parameters == first.parameters
     model.layers[0].heads[2].register_forward_hook(lambda *_: None)
@@ -245,13 +245,13 @@ def test_nothing_is_computed_or_changed():
 
 @pytest.mark.parametrize("batch", [-1, 1.5, True, "64", None])
 def test_what_is_no_batch_is_refused(batch):
-    with pytest.raises(kp.SpecError, match="expected an integer of 0 or more"):
+    with pytest.raises(kp.SpecError, match="expected an integer of at least 0"):
         kp.explain(kp.Model(SPECS["dense"]), batch)
 
 
 @pytest.mark.parametrize("batch", [2**61, 2**62, 10**30])
 def test_a_batch_beyond_any_machine_is_refused(batch):
-    with pytest.raises(kp.SpecError, match="take fewer") as caught:
+    with pytest.raises(kp.SpecError, match="use fewer") as caught:
         kp.explain(kp.Model(SPECS["dense"]), batch)
     assert "\n" not in str(caught.value)
     assert math.log2(batch) > 60

@@ -258,7 +258,7 @@ def spec(**options: Any) -> kp.ModelSpec:
         ({"expansion": kp.Nested((kp.BSpline(5), kp.Taylor(2)))}, r"Nested: .*BSpline, part 0, .* only the last part"),
         (
             {"expansion": kp.Extended((kp.BSpline(5), kp.Identity())), "reconciliation": kp.Kronecker(columns=9)},
-            r"this κ has no such grid, its inputs or parts have knots of their own",
+            r"this κ has no such grid: inputs or parts differ in knots",
         ),
     ],
 )

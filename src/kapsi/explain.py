@@ -1,4 +1,4 @@
-"""What a model does, head by head: sizes, parameters, how κ and ψ are contracted, and the work and memory that a batch takes."""
+"""A report by head: sizes, parameters, the product of κ and ψ, and the work and memory of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from kapsi.contraction import Route, check_route, contract_sum, describe
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.features import Features, NormalizedFeatures
 from kapsi.modules import Head, Layer, Model
 from kapsi.weights import ActingWeights
@@ -21,21 +21,20 @@ __all__ = ["HeadReport", "explain"]
 
 
 class HeadReport(NamedTuple):
-    """What one head does.
+    """Sizes, work and memory of a head.
 
-    What heads share is counted once, at the first that does it: κ(x) at its owner, and the product, remainders and biases of
-    heads that are contracted together at the first of them.
+    Shared work is counted once: κ(x) at the owner; product, remainders and biases of fused heads at the first head.
 
     Attributes:
         name: as in `named_modules()`.
         in_features, columns, out_features: m, D and n.
-        parameters: number of its parameters.
-        route: how κ(x) and ψ(w) are contracted, in words.
-        bytes: what a forward pass of the batch makes, in bytes of new memory.
-        largest: elements of the largest single tensor of those.
-        shape: the shape of that tensor.
-        operations: of a forward pass of the batch: two for each multiplication and addition of a matrix product, one for each
-            element that any other operation makes; views are free.
+        parameters: number of parameters.
+        route: a description of the product of κ(x) and ψ(w).
+        bytes: new memory of a forward pass of the batch, in bytes.
+        largest: elements of the largest new tensor.
+        shape: shape of the largest new tensor.
+        operations: of a forward pass of the batch: 2 for each multiplication and addition of a matrix product, 1 for each
+            new element of other operations; views are free.
     """
 
     name: str
@@ -51,17 +50,17 @@ class HeadReport(NamedTuple):
 
 
 class _Work(TorchDispatchMode):
-    """Counts operations, and the memory of the tensors that they make; views of what is there cost nothing."""
+    """Counts operations and the memory of new tensors; views are free."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
-        # Kept alive: a freed storage's address would come again.
+        # Kept alive: addresses of freed storages are reused.
         self.kept: list[Any] = [tensor.untyped_storage() for tensor in known]
         self.seen = {storage._cdata for storage in self.kept}
         self.restart()
 
     def restart(self) -> None:
-        """Begin to count anew; what was made so far is known."""
+        """Reset the counts; existing tensors stay known."""
         self.bytes = self.largest = self.operations = 0
         self.shape: tuple[int, ...] = ()
 
@@ -87,22 +86,22 @@ class _Work(TorchDispatchMode):
 
 
 def _out_of_place(packet: Any) -> Any:
-    """Return the operation that an operation in place does, `addmm` for `addmm_`; any other as it is."""
+    """Return the out-of-place variant of an operation, `addmm` for `addmm_`; others unchanged."""
     name = packet.__name__
     return getattr(torch.ops.aten, name.rstrip("_"), packet) if name.endswith("_") else packet
 
 
 @torch.no_grad()
 def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadReport]:
-    """Return a report for each head of a model; nothing is computed, the sizes are followed on the meta device.
+    """Return a report for each head of a model; only sizes are computed, on the meta device.
 
     Args:
         model: any model.
         batch: number of rows, 0 or more.
-        route: as in `model(x, route=route)`: `"dense"` to see what the structure saves.
+        route: as in `model(x, route=route)`; `"dense"` shows the savings of the structure.
 
     Raises:
-        SpecError: no such batch or route, or one that makes a tensor beyond any machine.
+        SpecError: a wrong batch or route, or a tensor beyond any machine.
 
     Example:
         >>> import kapsi as kp
@@ -111,17 +110,15 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
         'mixed product (A u) ⊗ (B v), neither κ nor ψ formed'
     """
     if not isinstance(model, Model):
-        raise SpecError(f"explain: expected a kapsi.Model, got {type(model).__name__}")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
-        given = repr(batch) if isinstance(batch, int | float | str) else type(batch).__name__
-        raise SpecError(f"explain: batch is {given}, expected an integer of 0 or more")
+        refuse("explain", "a kapsi.Model", model)
+    check_integer("explain: batch", batch, 0)
     check_route("explain", route)
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     sized = Model(model.spec, device="meta", dtype=dtype).eval()
     reports: list[HeadReport] = []
     try:
         for i, (real, layer) in enumerate(zip(model.layers, sized.layers, strict=True)):
-            # Hooks, which keep heads apart, are the model's own.
+            # Groups of the real model: heads with hooks are not fused.
             groups = cast(Layer, real).groups(route)
             x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)
             reports += _of_layer(f"layers.{i}", cast(Layer, layer), groups, x, route)
@@ -129,7 +126,7 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
         if "overflow" not in str(error).lower():
             raise
         raise SpecError(
-            f"explain: a batch of {batch:,} rows makes a tensor of more than 2⁶³ bytes; take fewer"
+            f"explain: a batch of {batch:,} rows has a tensor of more than 2⁶³ bytes; use fewer rows"
         ) from None
     return reports
 
@@ -148,7 +145,7 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
         if len(group) > 1:
             with work:
                 layer.fused_outputs(group, x, features)
-            words = f"{len(group)} heads together: {describe(features, layer.fused_weights(group).merged())}"
+            words = f"{len(group)} heads fused: {describe(features, layer.fused_weights(group).merged())}"
         else:
             words = describe(features, first.weights().merged(), route)
             _follow(work, first, x, features, route)
@@ -160,7 +157,7 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
                 columns=math.prod(head.factors),
                 out_features=head.out_features,
                 parameters=sum(p.numel() for p in head.parameters()),
-                route=words if i == group[0] else f"together with {name}.heads.{group[0]}",
+                route=words if i == group[0] else f"fused with {name}.heads.{group[0]}",
                 bytes=work.bytes,
                 largest=work.largest,
                 shape=work.shape,
@@ -171,7 +168,7 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
 
 
 def _follow(work: _Work, head: Head, x: Tensor, features: Features, route: Route) -> None:
-    """Count what one head does once κ(x) is there."""
+    """Count the work of a head after κ(x)."""
     with work:
         weights = head.weights()
         before = work.operations
@@ -181,4 +178,4 @@ def _follow(work: _Work, head: Head, x: Tensor, features: Features, route: Route
         work.operations = before + round(weights.passes(base) * (work.operations - before))
     with work:
         if head._has_remainder:
-            y + head.remainder(x)  # what the head does
+            y + head.remainder(x)

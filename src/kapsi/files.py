@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside and renamed; leftovers of killed processes are found and removed."""
+"""Atomic writes: files are written aside and renamed; leftovers of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from kapsi.errors import FileError
 
 __all__ = ["append_line", "atomic", "check_place", "write_json"]
 
-LONGEST = 60  # letters of a name that hidden names take over: together they are to fit where the name alone does
+LONGEST = 60  # letters of a name within a hidden name, so that the hidden name fits wherever the name does
 
-# A process number says nothing on another machine that shares the disk (a cluster, a container): hence the host's name.
+# Process numbers are meaningless on other machines with the same disk (a cluster, a container): hence the name of the host.
 _HOST = re.sub(r"[^A-Za-z0-9.-]", "", platform.node())
-live: set[Path] = set()  # what this very process is writing: a process number comes round again, a set does not
+live: set[Path] = set()  # paths being written by this process: process numbers are reused
 
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Yield a path beside, with the same suffix, to write one file to; it replaces the file at the end, or not at all.
+    """Yield a temporary path in the same folder, with the same suffix; the temporary file replaces the file at the end.
 
-    Missing parent folders are made, a replaced file's permissions are kept, and of a symbolic link the target is
-    replaced. What the ``with`` block raises goes on unchanged.
+    Missing parent folders are made, permissions of a replaced file are kept, and the target of a symbolic link is
+    replaced. After an exception in the ``with`` block nothing is replaced.
 
     Raises:
-        FileError: There is something else than a writable regular file at the path, or it cannot be replaced.
+        FileError: the path is no writable regular file, or cannot be replaced.
     """
     target = resolve(path)
     temporary = beside(target, "new", target.suffix)
     with plain(path, "write the file"):
         if os.path.lexists(target) and not (target.is_file() and os.access(target, os.W_OK)):
-            raise FileError(f"{show(path)}: is not a regular file that may be written; give another path")
+            raise FileError(f"{show(path)}: is not a writable regular file; give another path")
         clear(target)
-        made = claim(path, target, temporary)
+        folders = claim(path, target, temporary)
     try:
         yield temporary
         with plain(path, "write the file"):
@@ -53,14 +53,14 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         remove(temporary)
         live.discard(temporary)
-        unmake(made)  # the folder of a file that is there now is not empty and stays
+        unmake(folders)  # stays if not empty
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    """Write data as indented JSON, in its own order, down to the disk.
+    """Write data as indented JSON, in order, and flush to the disk.
 
     Raises:
-        FileError: The data are not JSON (NaN and infinities are not), or the file cannot be written.
+        FileError: the data are not JSON (as NaN and infinities), or the file cannot be written.
     """
     content = _dump(path, data, indent=2).encode()
     with plain(path, "write the file"), open(path, "wb") as handle:
@@ -70,10 +70,10 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def append_line(handle: TextIO, record: dict[str, Any]) -> None:
-    """Append a record to an open JSON-lines file and flush it, so that a fit can be watched.
+    """Append a record to an open JSON-lines file and flush, for readers during a fit.
 
     Raises:
-        FileError: The record is not JSON (NaN and infinities are not).
+        FileError: the record is not JSON (as NaN and infinities).
     """
     handle.write(_dump(getattr(handle, "name", "JSON lines"), record))
     handle.flush()
@@ -82,7 +82,7 @@ def append_line(handle: TextIO, record: dict[str, Any]) -> None:
 def _dump(where: Any, data: Any, indent: int | None = None) -> str:
     try:
         text = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-        text.encode()  # a file name with undecodable bytes is no text
+        text.encode()  # a file name can have undecodable bytes
     except (TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{show(where)}: not JSON: {one_line(error)}; give plain data, finite numbers") from error
     return text
@@ -108,46 +108,44 @@ def plain(path: str | Path, doing: str) -> Iterator[None]:
 def resolve(path: str | Path) -> Path:
     try:
         return Path(os.path.realpath(path))
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-    ) as error:  # a NUL in the name, no text at all, a current folder that was deleted
+    except (OSError, ValueError, TypeError) as error:  # a NUL in the name, no text, a deleted current folder
         raise FileError(f"{show(path)}: is not a usable path: {one_line(error)}; give another path") from error
 
 
 def check_place(path: str | Path, where: str, advice: str) -> None:
-    """Refuse a path below which nothing could be written, before the work whose results are to go there.
+    """Refuse a path that cannot be written to, before the work.
 
     Args:
-        path: of a file or a folder that need not be there.
-        where: begins the message.
-        advice: ends it.
+        path: of a file or a folder, existing or not.
+        where: beginning of the message.
+        advice: end of the message.
 
     Raises:
-        FileError: the nearest folder above is none or may not be written to, or the path can be no name.
+        FileError: the nearest folder above is not writable or no folder, or the path is no valid name.
     """
     target = resolve(path)
+    problem = ""
     try:
         _fits(target)
     except OSError as error:
-        raise FileError(f"{where}: {one_line(error)}; {advice}") from None
-    above = next((folder for folder in (target, *target.parents) if os.path.lexists(folder)), target)
+        problem = one_line(error)
+    above = next((folder for folder in (target, *target.parents) if not problem and os.path.lexists(folder)), target)
     if above == target and not above.is_dir():
         above = target.parent
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        what = "cannot be written to" if above.is_dir() else "is not a folder"
-        raise FileError(f"{where}: {show(above)} {what}; {advice}")
+    if not problem and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        problem = f"{show(above)} {'cannot be written to' if above.is_dir() else 'is not a folder'}"
+    if problem:
+        raise FileError(f"{where}: {problem}; {advice}")
 
 
 def _fits(target: Path) -> None:
-    """Raise an `OSError` where a path can be no name, as when it is too long."""
+    """Raise an `OSError` for an impossible path, such as a name of too many letters."""
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(target)
 
 
 def _stem(target: Path) -> str:
-    """Return what hidden names have of a name: the name, or where it is long its beginning and some letters that stand for it."""
+    """Return the part of a name in hidden names: the name, or the beginning and a hash of a long name."""
     name = target.name
     if len(os.fsencode(name)) <= LONGEST:
         return name
@@ -159,28 +157,28 @@ def beside(target: Path, kind: str, suffix: str = "") -> Path:
 
 
 def claim(path: str | Path, target: Path, hidden: Path) -> list[Path]:
-    """Make the parent folders, note that this process writes here, and return the folders made, the innermost first."""
+    """Make the parent folders, mark the path as being written, and return the new folders, the innermost first."""
     _fits(target)
-    made = []
+    new = []
     for parent in target.parents:
         if os.path.lexists(parent):
             if not parent.is_dir():
                 raise FileError(f"{show(path)}: {show(parent)} is not a folder; give another path")
             break
-        made.append(parent)
+        new.append(parent)
     if hidden in live:
-        raise FileError(f"{show(path)}: this process is writing there already; let it finish, or give another path")
+        raise FileError(f"{show(path)}: is being written by this process; wait, or give another path")
     try:
         os.makedirs(target.parent, exist_ok=True)
     except BaseException:
-        unmake(made)
+        unmake(new)
         raise
     live.add(hidden)
-    return made
+    return new
 
 
 def unmake(folders: list[Path]) -> None:
-    """Delete folders that were made for a file that is not there after all, as far as they are empty."""
+    """Delete empty folders made for a file that was not written."""
     with suppress(OSError):
         for folder in folders:
             if os.path.lexists(folder):
@@ -188,7 +186,7 @@ def unmake(folders: list[Path]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete as far as possible: what stays is hidden, and the next command tries again."""
+    """Delete as far as possible; the rest is hidden, and deleted by the next command."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -197,7 +195,7 @@ def remove(path: Path) -> None:
 
 
 def clear(target: Path) -> None:
-    """Remove what dead processes of this machine left beside the target; a name without a host counts as ours."""
+    """Remove leftovers of dead processes of this machine beside the target; names without a host count as of this machine."""
     name, suffix, host = re.escape(_stem(target)), re.escape(target.suffix), re.escape(_HOST)
     pattern = re.compile(rf"\.{name}\.(?:new|gone)-([0-9]+)(?:-{host})?(?:{suffix})?")
     with suppress(OSError):
@@ -211,12 +209,12 @@ def _is_dead(pid: int, leftover: Path) -> bool:
     if pid == os.getpid():
         return leftover not in live
     if os.name != "posix":
-        return False  # there, os.kill(pid, 0) does not ask, it acts
+        return False  # elsewhere os.kill(pid, 0) kills
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # another user's process; or no process number, so nothing that we wrote
+    except (OSError, OverflowError):  # a process of another user, or no process number
         return False
     return False
 
@@ -228,6 +226,6 @@ def sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-    except OSError as error:  # some systems cannot do it for folders
+    except OSError as error:  # unsupported for folders on some systems
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES):
             raise

@@ -1,4 +1,4 @@
-"""Functions of other installed packages: those that name a module in the entry-point group `kapsi.functions`."""
+"""Functions of other installed packages, registered by the entry-point group `kapsi.functions`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ GROUP = "kapsi.functions"
 
 @functools.cache
 def load_installed() -> tuple[str, ...]:
-    """Import the modules that installed packages name, once in a process, and return one line for each that fails.
+    """Import the modules named by installed packages, once in a process; return a line for each failure.
 
-    A name that no imported module registers asks for it, and so does a list of all functions; nothing else does, so that
-    a package that is installed costs nothing, and one that is broken stops nobody who does not need it.
+    Called for unknown names and for lists of all functions only: an installed package costs nothing until needed, and a
+    broken package disturbs nobody else.
     """
-    # Its import takes longer than all that is done with it.
+    # A slow import.
     from importlib.metadata import entry_points
 
     failed = []

@@ -1,4 +1,4 @@
-"""A finer grid for a trained model: the same function, with more parameters to train on."""
+"""A finer grid for a trained model: the same function with more parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.function import Params, coerce, flatten, options_of
 from kapsi.modules import Head, Layer, Model
@@ -22,22 +22,22 @@ __all__ = ["refine"]
 
 @torch.no_grad()
 def refine(model: Model, intervals: int) -> Model:
-    """Return a new model with a finer grid that is the same function.
+    """Return a new model of the same function with a finer grid.
 
     Each interval of every spline is divided into equal parts (knot insertion), and ψ is carried over exactly. Heads without
-    a spline are copied as they are; so are types, devices, what is frozen, and training or evaluation mode.
+    a spline, types, devices, frozen parameters, and training or evaluation mode are copied.
 
-    The function is the same on the range of every spline, and beyond it by every `extrapolation` policy but one: with uniform
-    knots and `extended` the knots beyond the range move with the width of the intervals, and with them what lies there.
+    The function is the same on the range of every spline, and outside for every `extrapolation` except `extended` with
+    uniform knots: knots outside of the range depend on the width of the intervals.
 
     Args:
-        model: a model with at least one spline; it is not changed.
-        intervals: of the new grids, a multiple of those of each spline.
+        model: a model with at least one spline; not changed.
+        intervals: number of intervals of the new grids, a multiple of the present number of each spline.
 
     Raises:
-        SpecError: a model without a spline; a number that is no multiple; a head whose function cannot be kept: ψ that is
-            constant, masked or generated, or a Kronecker kind off κ's natural grid; a spline whose values other parts of a
-            `Nested` use; processing after κ; a spline in a remainder. The message names the head.
+        SpecError: a model without a spline; no multiple; a head without an exact refinement: constant, masked or generated
+            ψ, a Kronecker kind off κ's natural grid, a spline with values used by other parts of a `Nested`, processing after
+            κ, a spline in a remainder. The message names the head.
 
     Source: grid extension of Kolmogorov–Arnold networks (arXiv 2404.19756), here exact; knot insertion: de Boor, A Practical
         Guide to Splines (2001), chapter XI.
@@ -52,12 +52,15 @@ def refine(model: Model, intervals: int) -> Model:
         ((8, 2), (23, 2))
     """
     if not isinstance(model, Model):
-        raise SpecError(f"refine: expected a kapsi Model, got {type(model).__name__}")
+        refuse("refine", "a kapsi Model", model)
     intervals = coerce(int, intervals, "refine(intervals)")
+    problem = ""
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise SpecError("refine: the model is on the meta device and has no values")
-    if not any(head.spec.expansion.has_grid() or _in_remainder(head) for _, head in model.heads()):
-        raise SpecError("refine: no head of the model has a spline, and other expansions have no grid")
+        problem = "the model is on the meta device and has no values"
+    elif not any(head.spec.expansion.has_grid() or _in_remainder(head) for _, head in model.heads()):
+        problem = "no head of the model has a spline, and other expansions have no grid"
+    if problem:
+        raise SpecError(f"refine: {problem}")
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     specs = {name: _carry_over(state, name, head, intervals) for name, head in model.heads()}
     layers = tuple(
@@ -79,57 +82,60 @@ def refine(model: Model, intervals: int) -> Model:
 
 
 def _carry_over(state: dict[str, Tensor], name: str, head: Head, intervals: int) -> HeadSpec:
-    """Return the specification of a head on the finer grid, and set its tensors in a state."""
-    spec, where = head.spec, f"refine: {name}"
+    """Return the specification of a head on the finer grid, and set the tensors of the head in a state."""
+    try:
+        return _refined(state, name, head, intervals)
+    except SpecError as error:
+        raise SpecError(f"refine: {name}: {error}") from None
+
+
+def _refined(state: dict[str, Tensor], name: str, head: Head, intervals: int) -> HeadSpec:
+    spec = head.spec
     inside = _in_remainder(head)
     if inside is not None:
         raise SpecError(
-            f"{where}: {type(spec.remainder).__name__} has a grid, {inside}, which is not refined; "
-            "make that expansion a head of its own"
+            f"{type(spec.remainder).__name__} has a grid, {inside}, and is not refined; use a head with this expansion"
         )
-    try:
-        found = spec.expansion.refined(head.store("expansion"), head.in_features, intervals)
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from None
-    if found is None:
+    finer = spec.expansion.refined(head.store("expansion"), head.in_features, intervals)
+    if finer is None:
         return spec
     if spec.after:
         steps = ", ".join(type(step).__name__ for step in spec.after)
         raise SpecError(
-            f"{where}: {steps} after κ acts on its columns, and a finer grid has others, so the function cannot be kept; "
+            f"{steps} after κ acts on its columns, and a finer grid has other columns, so the function cannot be kept; "
             "process before κ or after the layer"
         )
-    change = ChangeOfBasis(found.expansion.factors(head.in_features), found.columns, found.grid)
+    change = ChangeOfBasis(finer.expansion.factors(head.in_features), finer.columns, finer.grid)
     try:
         psi, tensors = spec.reconciliation.rebase(head.psi, head.out_features, head.factors, change)
     except SpecError as error:
-        hint = "" if found.grid else "; this κ has no such grid, its inputs or parts have knots of their own"
-        raise SpecError(f"{where}: {error}{hint}") from None
+        hint = "" if finer.grid else "; this κ has no such grid: inputs or parts differ in knots"
+        raise SpecError(f"{error}{hint}") from None
     old = {key: state.pop(key) for key in list(state) if key.startswith((f"{name}.psi.", f"{name}.kappa."))}
     if not head._owner:
-        state |= _named(f"{name}.kappa.", found.expansion.params(head.in_features), found.tensors)
+        state |= _named(f"{name}.kappa.", finer.expansion.params(head.in_features), finer.tensors)
     for key, value in _named(f"{name}.psi.", psi.params(head.out_features, change.factors), tensors):
         state[key] = value.to(old[key])
-    return dataclasses.replace(spec, expansion=found.expansion, reconciliation=psi)
+    return dataclasses.replace(spec, expansion=finer.expansion, reconciliation=psi)
 
 
 def _named(prefix: str, params: Params, tensors: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield copies of the declared tensors by their names in a state."""
+    """Yield names in a state and copies of the declared tensors."""
     for name, param in flatten(params):
-        value: Tensor = functools.reduce(lambda place, part: place[part], name.split("."), tensors)
-        kept = value.movedim(-1, 0) if param.transposed else value
-        yield prefix + name, kept.detach().clone(memory_format=torch.contiguous_format)
+        value: Tensor = functools.reduce(lambda tensors, part: tensors[part], name.split("."), tensors)
+        stored = value.movedim(-1, 0) if param.transposed else value
+        yield prefix + name, stored.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _in_remainder(head: Head) -> Expansion | None:
-    """Return an expansion with a grid that a remainder is made of."""
+    """Return an expansion with a grid among the options of a remainder."""
     remainder = head.spec.remainder
     options = [getattr(remainder, field.name) for field in options_of(type(remainder))]
     return next((option for option in options if isinstance(option, Expansion) and option.has_grid()), None)
 
 
 def _share(state: dict[str, Tensor], heads: dict[str, Head]) -> None:
-    """Drop the κ of heads that became equal to another of their layer, 5 and 10 intervals both refined to 20."""
+    """Drop the κ of heads with expansions now equal to another head's: 5 and 10 intervals refined to 20."""
     names = {head: name for name, head in heads.items()}
     for name, head in heads.items():
         for key in [key for key in state if head._owner and key.startswith((f"{name}.kappa.", f"{name}.before."))]:
@@ -137,5 +143,5 @@ def _share(state: dict[str, Tensor], heads: dict[str, Head]) -> None:
             if not torch.equal(state.pop(key), state[owner + key.removeprefix(name)]):
                 raise SpecError(
                     f"refine: {name} and {owner} have equal expansions of {head.spec.expansion.name} on the new grid, but not "
-                    "the same knots; heads of one layer with equal expansions share them"
+                    "the same knots; heads of one layer with equal expansions share knots"
                 )

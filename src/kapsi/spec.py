@@ -1,4 +1,4 @@
-"""Specifications: what a head, a layer and a model are made of, as data; and the YAML and JSON files that hold them."""
+"""Specifications of heads, layers and models as data, and their YAML and JSON files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.expansion import Expansion, Identity
 from kapsi.files import atomic, plain
 from kapsi.function import Function, Spec, coerce, option, options_of
@@ -39,9 +39,9 @@ class HeadSpec(Spec):
         expansion: κ.
         reconciliation: ψ.
         remainder: π.
-        bias: whether there is a trainable b `(n,)`, zero at first.
-        channels: number of parameter sets w_c that share κ and are summed, at least 1.
-        before: processing of the inputs of κ (π has them unprocessed), by name or as functions, in order.
+        bias: whether a trainable b `(n,)` is added, zero at first.
+        channels: number of summed parameter sets w_c with the same κ, 1 to 2²⁰.
+        before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
     """
 
@@ -59,8 +59,8 @@ class LayerSpec(Spec):
     """One layer: heads side by side, fused into one output.
 
     Args:
-        heads: at least one; heads with equal κ share it.
-        fusion: how the outputs of the heads combine, the sum by default.
+        heads: at least one; heads with equal κ share κ.
+        fusion: of the outputs of the heads, the sum by default.
         output: processing of the fused output.
     """
 
@@ -73,8 +73,8 @@ class LayerSpec(Spec):
             raise SpecError("LayerSpec(heads=()): at least one head is needed")
 
 
-def _shown(widths: Sequence[int | None]) -> str:
-    """Return widths for a message; a file can have a million of them."""
+def _widths(widths: Sequence[int | None]) -> str:
+    """Return at most twelve widths for a message."""
     text = ", ".join(map(str, widths[:12]))
     return f"[{text}, …]" if len(widths) > 12 else f"[{text}]"
 
@@ -84,47 +84,44 @@ class ModelSpec(Spec):
     """A model: layers in sequence.
 
     Args:
-        widths: numbers of features from the inputs to the outputs, at least two, each at least 1. The first and the last may
-            be None: they are then taken from the table that the model is fitted to.
-        layers: one layer for each pair of widths, or one that stands for all.
+        widths: numbers of features from the inputs to the outputs, at least two, each at least 1. None for the first and
+            the last: taken from the table.
+        layers: a layer for each pair of widths, or one layer for all.
     """
 
     widths: tuple[int | None, ...]
     layers: tuple[LayerSpec, ...] = (LayerSpec(),)
 
     def check(self) -> None:
-        if len(self.widths) < 2:
-            raise SpecError(
-                f"ModelSpec(widths={_shown(self.widths)}): at least two widths are needed, inputs and outputs"
-            )
+        count, ends = len(self.widths) - 1, (0, len(self.widths) - 1)
+        problem = ""
+        if count < 1:
+            problem = "at least two widths are needed, inputs and outputs"
         for i, width in enumerate(self.widths):
-            if width is None and 0 < i < len(self.widths) - 1:
-                raise SpecError(
-                    f"ModelSpec(widths={_shown(self.widths)}): only the first and the last width may be null, not widths[{i}]"
-                )
-            if width is not None and not 1 <= width <= 2**40:
-                raise SpecError(f"ModelSpec(widths={_shown(self.widths)}): widths[{i}] must be 1 to 2⁴⁰")
-        count = len(self.widths) - 1
-        if len(self.layers) not in (1, count):
-            raise SpecError(
-                f"ModelSpec: {len(self.widths)} widths need {count} layers, or one that stands for all; got {len(self.layers)}"
-            )
+            if width is None and i not in ends:
+                problem = f"only the first and the last width may be null, not widths[{i}]"
+            elif width is not None and not 1 <= width <= 2**40:
+                problem = problem or f"widths[{i}] must be 1 to 2⁴⁰"
+        if not problem and len(self.layers) not in (1, count):
+            problem = f"{count + 1} widths need {count} layers, or one layer for all; got {len(self.layers)}"
+        if problem:
+            raise SpecError(f"ModelSpec(widths={_widths(self.widths)}): {problem}")
 
     def sized(self, in_features: int | None = None, out_features: int | None = None) -> ModelSpec:
-        """Return the specification with widths that are None at the ends replaced by the given ones.
+        """Return the specification with given numbers of inputs and outputs in place of None.
 
         Raises:
-            SpecError: a width at an end is fixed and differs from the given one.
+            SpecError: a different number is fixed.
         """
         widths = list(self.widths)
-        for place, given, what in ((0, in_features, "inputs"), (-1, out_features, "outputs")):
-            if given is None:
+        for end, size, name in ((0, in_features, "inputs"), (-1, out_features, "outputs")):
+            if size is None:
                 continue
-            if widths[place] not in (None, given):
+            if widths[end] not in (None, size):
                 raise SpecError(
-                    f"ModelSpec.widths: the model has {widths[place]} {what} and the data {given}; set that width to null"
+                    f"ModelSpec.widths: the model has {widths[end]} {name} and the data {size}; set this width to null"
                 )
-            widths[place] = given
+            widths[end] = size
         return replace(self, widths=tuple(widths))
 
     def resolved(self) -> tuple[tuple[int, int, LayerSpec], ...]:
@@ -139,7 +136,7 @@ class ModelSpec(Spec):
             width, next_width = self.widths[i], self.widths[i + 1]
             if width is None or next_width is None:
                 raise SpecError(
-                    f"ModelSpec(widths={_shown(self.widths)}): a model needs all widths; a null is filled in when a table is fitted"
+                    f"ModelSpec(widths={_widths(self.widths)}): a model needs all widths; null widths are set from a table"
                 )
             pairs.append((width, next_width, layer))
         return tuple(pairs)
@@ -159,13 +156,13 @@ def rpn(
     output: Sequence[Process | str] | Process | str = (),
     fusion: Fusion | str = Sum(),
 ) -> ModelSpec:
-    """Return the specification of a model whose layers are all alike.
+    """Return the specification of a model of equal layers.
 
     Args:
         widths: numbers of features, from the inputs to the outputs.
         expansion, reconciliation, remainder, bias, channels, before, after: as in `HeadSpec`.
         heads: number of equal heads in each layer, at least 1.
-        output: processing after every layer but the last, such as the activation of an MLP.
+        output: processing after all layers except the last, such as the activation of an MLP.
         fusion: as in `LayerSpec`.
 
     Example:
@@ -175,9 +172,8 @@ def rpn(
         2
     """
     if not isinstance(widths, list | tuple):
-        raise SpecError(f"rpn(widths={widths!r}): expected a list of widths, such as [784, 64, 10]")
-    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
-        raise SpecError(f"rpn(heads={heads!r}): expected an integer of at least 1")
+        refuse("rpn(widths)", "a list of widths, such as [784, 64, 10]", widths)
+    check_integer("rpn(heads)", heads, 1)
     head = coerce(
         HeadSpec,
         {
@@ -221,15 +217,15 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
-    """Return the function or specification that plain data describe; strict about names, options and types.
+    """Return the function or specification of plain data; strict about names, options and types.
 
     Args:
-        data: what `to_dict` returns; options that are left out have their defaults, a text stands for a function by name.
-        kind: what is expected: `ModelSpec` (the default), `LayerSpec`, `HeadSpec`, or a role such as `Expansion`.
-        where: what messages begin with.
+        data: as returned by `to_dict`, with defaults for missing options, and names for functions without options.
+        kind: the result: `ModelSpec` (default), `LayerSpec`, `HeadSpec`, or a role such as `Expansion`.
+        where: beginning of messages.
 
     Raises:
-        SpecError: names the path, what was given, and the choices.
+        SpecError: names the path, the given value and the choices.
 
     Example:
         >>> import kapsi as kp
@@ -238,9 +234,7 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
     """
     kind = ModelSpec if kind is None else kind
     if not isinstance(kind, type) or not issubclass(kind, Function | Spec) or kind is Function or kind is Spec:
-        raise SpecError(
-            f"from_dict(kind={kind!r}): expected ModelSpec, LayerSpec, HeadSpec, or a role such as Expansion"
-        )
+        refuse("from_dict(kind)", "ModelSpec, LayerSpec, HeadSpec, or a role such as Expansion", kind)
     try:
         return coerce(kind, data, where or kind.__name__)
     except RecursionError:
@@ -251,14 +245,14 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the plain data of YAML or JSON text; strict: no tags, no anchors, no merge keys, no key twice.
+    """Return the plain data of YAML or JSON text; strict: no tags, anchors, merge keys or repeated keys.
 
     Args:
         text: one document.
-        where: what messages begin with, the file's name.
+        where: beginning of messages, such as the name of the file.
 
     Raises:
-        SpecError: the text is not YAML, or has one of those.
+        SpecError: the text is not YAML in this sense.
     """
     import yaml
 
@@ -270,22 +264,25 @@ def parse_yaml(text: str, where: str) -> Any:
             return loader.get_single_data()
         finally:
             loader.dispose()
-    except SpecError:  # which is a ValueError, too
+    except SpecError:  # a ValueError
         raise
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-        raise SpecError(f"{where}{place}: not YAML: {problem}") from None
-    except RecursionError:
-        raise SpecError(f"{where}: nested too deeply") from None
-    except ValueError as error:  # an impossible date or number in YAML's own types
-        problem = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
-        raise SpecError(f"{where}: not YAML: {problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        place, problem = "", f"not YAML: {error}"  # such as a date without such a day
+        if isinstance(error, RecursionError):
+            problem = "nested too deeply"
+        elif "int_max_str_digits" in str(error):
+            problem = "not YAML: a number of thousands of digits"
+        elif isinstance(error, yaml.YAMLError):
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            place = f", line {mark.line + 1}" if mark else ""
+            problem = (
+                f"not YAML: {getattr(error, 'problem', None) or getattr(error, 'reason', None) or 'cannot be read'}"
+            )
+        raise SpecError(f"{where}{place}: {problem}") from None
 
 
 def to_yaml(data: Any, *, unicode: bool = False) -> str:
-    """Return plain data as YAML that `parse_yaml` reads back: texts that look like its numbers, such as 1e3, are quoted."""
+    """Return plain data as YAML for `parse_yaml`; texts that look like numbers, such as 1e3, are quoted."""
     import yaml
 
     dumper = type("Dumper", (yaml.SafeDumper,), {"yaml_implicit_resolvers": _resolvers(yaml)})
@@ -293,7 +290,7 @@ def to_yaml(data: Any, *, unicode: bool = False) -> str:
 
 
 def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
-    """Refuse anchors (a few lines of which can stand for terabytes) and keys that appear twice (the first would be lost)."""
+    """Refuse anchors (a few lines can expand to terabytes) and repeated keys (the first value would be lost)."""
     node = yaml.compose(text, Loader=_plain_loader(yaml))
     pending = [node] if node is not None else []
     while pending:
@@ -302,12 +299,10 @@ def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
             keys: set[str] = set()
             for key, value in node.value:
                 name = str(key.value)
-                if key.tag == "tag:yaml.org,2002:merge":
-                    raise SpecError(
-                        f"{where}, line {key.start_mark.line + 1}: not YAML: merge keys (<<) are not allowed"
-                    )
-                if name in keys:
-                    raise SpecError(f"{where}, line {key.start_mark.line + 1}: {name!r} appears twice")
+                merge = key.tag == "tag:yaml.org,2002:merge"
+                if merge or name in keys:
+                    problem = "not YAML: merge keys (<<) are not allowed" if merge else f"{name!r} appears twice"
+                    raise SpecError(f"{where}, line {key.start_mark.line + 1}: {problem}")
                 keys.add(name)
                 pending.append(value)
         elif isinstance(node, yaml.SequenceNode):
@@ -331,52 +326,52 @@ def _plain_loader(yaml: Any) -> type:
 
 
 def _resolvers(yaml: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Return YAML's scalar types with changes: 1e-3 is a number, a date is text, and so is 010, which YAML takes for 8."""
+    """Return YAML's scalar types with changes: 1e-3 is a number; dates and 010 (8 in YAML) are text."""
     import re
 
     number = re.compile(
         r"^[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$", re.ASCII
     )
     integer = re.compile(r"^[-+]?(0|[1-9]\d*)$", re.ASCII)
-    kept: dict[str, list[tuple[str, Any]]] = {}
+    resolvers: dict[str, list[tuple[str, Any]]] = {}
     changed = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        kept[first] = [pair for pair in pairs if pair[0] not in changed]
+        resolvers[first] = [pair for pair in pairs if pair[0] not in changed]
     for first in "-+0123456789.":
-        kept.setdefault(first, []).extend([("tag:yaml.org,2002:int", integer), ("tag:yaml.org,2002:float", number)])
-    return kept
+        resolvers.setdefault(first, []).extend(
+            [("tag:yaml.org,2002:int", integer), ("tag:yaml.org,2002:float", number)]
+        )
+    return resolvers
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """Return the text of a file, with errors of one line."""
+    """Return the text of a file; errors have one line."""
     try:
         return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: there is no such {what}") from None
-    except IsADirectoryError:
-        raise SpecError(f"{path}: is a folder, expected {_a(what)}") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"{path}: is not UTF-8 text, expected {_a(what)}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SpecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _a(what: str) -> str:
-    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
+        expected = f"expected {'an' if what[0] in 'aeiou' else 'a'} {what}"
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, FileNotFoundError):
+            problem = f"there is no such {what}"
+        elif isinstance(error, IsADirectoryError):
+            problem = f"is a folder, {expected}"
+        elif isinstance(error, UnicodeDecodeError):
+            problem = f"is not UTF-8 text, {expected}"
+        raise SpecError(f"{path}: {problem}") from None
 
 
 def load_spec(path: str | Path) -> ModelSpec:
     """Return the model specification of a YAML or JSON file (JSON is YAML).
 
     Raises:
-        SpecError: the file cannot be read, or what it says does not fit; the message names the path.
+        SpecError: the file cannot be read, or the content does not fit; the message names the path.
     """
     spec: ModelSpec = from_dict(parse_yaml(read_text(path, "specification"), str(path)), ModelSpec, str(path))
     return spec
 
 
 def save_spec(spec: ModelSpec, path: str | Path) -> None:
-    """Write a specification as YAML, or as JSON where the file's name ends so; written beside and renamed."""
+    """Write a specification as YAML, or as JSON to a file with the suffix `.json`; written aside and renamed."""
     data = to_dict(spec)
     text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else to_yaml(data)
     with atomic(path) as beside, plain(path, "write the file"):
@@ -386,11 +381,11 @@ def save_spec(spec: ModelSpec, path: str | Path) -> None:
 def set_option(data: Any, path: str, value: Any, where: str = "--set") -> None:
     """Set one option in plain data, in place: `layers.0.heads.0.expansion.degree`.
 
-    A function that stands by its name becomes a mapping; setting a `kind` begins a function anew. Whether the option exists
-    is for `from_dict` to say. Messages begin with `where` and the path.
+    The name of a function becomes a mapping; a new `kind` drops the old options. `from_dict` checks the option afterwards.
+    Messages begin with `where` and the path.
 
     Raises:
-        SpecError: the path leads through something that has no options, or beyond the end of a list.
+        SpecError: the path leads through a value without options, or beyond the end of a list.
     """
     parts = path.split(".")
     if not all(parts):
@@ -398,18 +393,19 @@ def set_option(data: Any, path: str, value: Any, where: str = "--set") -> None:
     for i, part in enumerate(parts):
         here = ".".join(parts[:i]) or "the specification"
         last = i == len(parts) - 1
+        key: Any = part
+        problem = ""
         if isinstance(data, list):
-            if not data:
-                raise SpecError(f"{where} {path}: {here} is an empty list; set all of it, such as {here}=[...]")
-            if part not in map(str, range(len(data))):
-                raise SpecError(
-                    f"{where} {path}: {here} is a list of {len(data)}, expected a number from 0 to {len(data) - 1}, got {part!r}"
-                )
-            key: Any = int(part)
-        elif isinstance(data, dict):
-            key = part
-        else:
-            raise SpecError(f"{where} {path}: {here} is {data!r} and has no {part!r}")
+            if part in map(str, range(len(data))):
+                key = int(part)
+            elif data:
+                problem = f"is a list of {len(data)}, expected a number from 0 to {len(data) - 1}, got {part!r}"
+            else:
+                problem = f"is an empty list; set the whole list, such as {here}=[...]"
+        elif not isinstance(data, dict):
+            problem = f"is {data!r} and has no {part!r}"
+        if problem:
+            raise SpecError(f"{where} {path}: {here} {problem}")
         if last:
             if part == "kind" and isinstance(data, dict):
                 data.clear()
