@@ -357,7 +357,7 @@ def test_a_foreign_thing_made_at_the_path_meanwhile_stays(tmp_path: Path) -> Non
 def test_a_process_does_not_write_the_same_path_twice_at_once(tmp_path: Path) -> None:
     with NewRun(tmp_path / "run") as run:
         (run.folder / "model").write_text("first")
-        with refused("this process is writing there already"):
+        with refused("is being written by this process"):
             make(tmp_path / "run")
         assert free_path(tmp_path / "run") == tmp_path / "run-2"
     assert (tmp_path / "run" / "model").read_text() == "first"
@@ -878,7 +878,7 @@ def test_atomic_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("one")
     for given in (tmp_path / "folder", "/dev/null"):
-        with refused(repr(str(given)), "not a regular file that may be written"), atomic(given):
+        with refused(repr(str(given)), "not a writable regular file"), atomic(given):
             never()
     with refused("is not a folder; give another path"), atomic(tmp_path / "file" / "x"):
         never()
@@ -886,12 +886,12 @@ def test_atomic_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         pass  # the block wrote nothing
     with atomic(tmp_path / "file") as temporary:
         temporary.write_text("two")
-        with refused("this process is writing there already"), atomic(tmp_path / "file"):
+        with refused("is being written by this process"), atomic(tmp_path / "file"):
             never()
     assert (tmp_path / "file").read_text() == "two"
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda *_: False)
-        with refused("may be written"), atomic(tmp_path / "file"):
+        with refused("not a writable"), atomic(tmp_path / "file"):
             never()
     assert names(tmp_path) == ["file", "folder"]
 
