@@ -505,9 +505,7 @@ def test_a_process_that_dies_costs_its_run_alone(tmp_path) -> None:
     assert {one.row for one in report.done} == {"a", "c"}
     assert len(report.done) == 4
     assert len(report.failures) == 2
-    assert {failure.message for failure in report.failures} == {
-        "its process ended with SIGKILL, perhaps for want of memory"
-    }
+    assert {failure.message for failure in report.failures} == {"its process ended with SIGKILL, perhaps out of memory"}
 
 
 def test_a_procedure_that_returns_something_else(tmp_path, monkeypatch) -> None:
@@ -521,7 +519,7 @@ def test_what_json_has_not_stops_no_other_run(tmp_path, jobs) -> None:
     report = do(tiny(tmp_path, "", BASE.replace("{iterations: 3", "{strange: [b], iterations: 3")), tmp_path, jobs=jobs)
     assert {one.row for one in report.done} == {"a", "c"}
     assert {failure.message for failure in report.failures} == {
-        "a result has function, which JSON does not have; give plain data"
+        "a result contains function, unknown to JSON; give plain data"
     }
 
 
@@ -608,7 +606,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys) -> Non
         assert [(run.row, run.method) for run in report.elsewhere] == [("b", "kapsi")]
         assert [(one.row, one.method) for one in report.done] == [("c", "kapsi"), ("c", "other")]
         assert main(["reproduce", str(path), "--output", str(out), "--only", "b:kapsi"]) == 0
-        assert "note: another process is at tiny b kapsi; the same command shows" in capsys.readouterr().err
+        assert "note: another process runs tiny b kapsi; the same command shows" in capsys.readouterr().err
         assert (out / ".tiny.running").exists()
     finally:
         process.kill()
@@ -905,7 +903,7 @@ def test_a_page_of_results_that_are_gone_is_told(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["reproduce", str(path), "--output", str(out), "--summary"]) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if "delete it" in line] == [
-        f"note: {out / name} is of results that are not there, or of other settings; delete it"
+        f"note: {out / name} shows results that no longer exist, or other settings; delete it"
         for name in ("tiny.md", "tiny.html")
     ]
 
@@ -920,7 +918,7 @@ def test_a_name_that_comes_with_kapsi_is_taken(tmp_path, capsys) -> None:
     path = tmp_path / "elementary.yaml"
     path.write_text(BASE.replace("name: tiny", "name: elementary"), encoding="utf-8")
     assert main(["reproduce", str(path), "--output", str(tmp_path / "out")]) == 2
-    assert "an experiment that comes with kapsi is called 'elementary'" in capsys.readouterr().err
+    assert "another experiment is called 'elementary'" in capsys.readouterr().err
 
 
 def test_the_overview_goes_into_no_page_of_the_summary(tmp_path, capsys) -> None:
@@ -931,7 +929,7 @@ def test_the_overview_goes_into_no_page_of_the_summary(tmp_path, capsys) -> None
         (out / name).write_bytes(marks.encode())
         capsys.readouterr()
         assert main(["reproduce", str(path), "--output", str(out), "--summary", "--into", str(out / name)]) == 2
-        assert "is written anew by --summary; give another Markdown file" in capsys.readouterr().err
+        assert "is rewritten by --summary; give another Markdown file" in capsys.readouterr().err
         assert (out / name).read_bytes() == marks.encode()
     other = tmp_path / "page.md"
     other.write_bytes(marks.encode())
@@ -946,7 +944,7 @@ def test_runs_that_are_given_twice_are_done_once(tmp_path) -> None:
     runs = found.plan(only="a").runs
     report = run_experiments([(found, [*runs, *runs]), (found, iter(runs))], tmp_path)
     assert (len(report.done), report.skipped) == (len(runs), 2 * len(runs))
-    with pytest.raises(SpecError, match="a run of 'tiny' stands among those of 'other'"):
+    with pytest.raises(SpecError, match="a run of 'tiny' is among the runs of 'other'"):
         run_experiments([(replace(found, name="other"), runs)], tmp_path)
 
 
@@ -958,7 +956,7 @@ def test_a_line_whose_key_is_that_of_another_run_does_not_count(tmp_path) -> Non
     (tmp_path / "tiny.jsonl").write_text("\n".join([json.dumps(first), *lines[1:], ""]), encoding="utf-8")
     store = ResultStore(tmp_path, "tiny")
     assert len(store.read()) == len(lines) - 1
-    assert "line 1: is no result (its key is that of another" in store.notes[0]
+    assert "line 1: is no result (its key belongs to another" in store.notes[0]
 
 
 def test_a_file_of_locks_that_may_not_be_opened_holds_nobody_up(tmp_path, monkeypatch) -> None:
@@ -1053,7 +1051,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_run(tmp_pat
     log = tmp_path / "log"
     found = tiny(tmp_path, "", BASE.replace("{iterations: 3", f"{{log: '{log}', iterations: 3"))
     monkeypatch.setattr("kapsi.paper.runner.os.access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(FileError, match="may only be read"):
+    with pytest.raises(FileError, match="is read-only"):
         do(found, tmp_path / "out")
     assert not log.exists()
 

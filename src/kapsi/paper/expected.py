@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, one CSV file an experiment."""
+"""The numbers printed in the paper, one CSV file for each table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kapsi.errors import SpecError
 from kapsi.paper.experiment import Experiment
+from kapsi.paper.short_forms import require_known
 from kapsi.spec import read_text
 
 __all__ = ["LABELS", "Expected", "Printed", "load_expected"]
@@ -35,15 +36,15 @@ LABELS: Mapping[str, str] = {
     "rpn_naive_laplace": "RPN naive Laplace",
     "rpn_combinatorial_normal": "RPN combinatorial normal",
 }
-"""What tables call the columns of the paper."""
-# Methods that are the paper's own, by the prefix of their columns.
+"""Headings of the paper's columns."""
+# Prefixes of the columns of the paper's own methods.
 _OWN = ("rpn", "ext_lorr", "nstd_lorr")
 _PARTS = ("mean", "std", "parameters")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints of one method in one row; None where it prints nothing."""
+    """Numbers printed for one method in one row; None if not printed."""
 
     mean: float | None = None
     std: float | None = None
@@ -56,7 +57,8 @@ class Expected:
 
     Attributes:
         columns: prefixes in the order of the file.
-        rows: row: prefix: what is printed.
+        rows: row: prefix: numbers.
+        also: further name: row.
     """
 
     columns: tuple[str, ...] = ()
@@ -64,48 +66,46 @@ class Expected:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, row: str, column: str) -> Printed:
-        """Return what is printed, all None where nothing is. A function without dimensions is found under its own name."""
+        """Return printed numbers, all None if there are none. A dimensionless function has the numbers of the original one."""
         for name in (row, self.also.get(row, ""), row.removeprefix("D.")):
             if name in self.rows:
                 return self.rows[name].get(column, Printed())
         return Printed()
 
     def compared(self, experiment: Experiment) -> tuple[str, ...]:
-        """Return the columns that the headline is compared with."""
-        if experiment.compare.paper:
-            return experiment.compare.paper
+        """Return the reference columns of the headline."""
         own = tuple(column for column in self.columns if column.startswith(_OWN))
-        return own or self.columns
+        return experiment.compare.paper or own or self.columns
 
 
 def load_expected(experiment: Experiment) -> Expected:
-    """Return the paper's numbers of an experiment, none if it has no file.
+    """Return the paper's numbers of an experiment, empty without a file.
 
     Raises:
-        SpecError: there is no such file, or it does not fit.
+        SpecError: no such file or column, or an invalid file.
     """
+    used = [("compare.paper", column) for column in experiment.compare.paper]
+    used += [(f"methods.{m.name}.paper", m.paper) for m in experiment.methods if m.paper is not None]
     if experiment.expected is None:
-        named = [("compare.paper", experiment.compare.paper[0])] if experiment.compare.paper else []
-        named += [(f"methods.{m.name}.paper", m.paper) for m in experiment.methods if m.paper is not None]
-        if named:
-            where, column = named[0]
+        for where, column in used:
             raise SpecError(
-                f"{experiment.name}.yaml: {where}: {column!r} is a column of the paper's numbers, and there is no file of them; "
-                "give expected, or leave it out"
+                f"{experiment.name}.yaml: {where}: {column!r} is a column of the paper's numbers; give expected, or leave it out"
             )
         return Expected()
-    path = FOLDER / experiment.expected
-    known = sorted(each.name for each in FOLDER.glob("*.csv"))
-    if experiment.expected not in known:
-        raise SpecError(
-            f"{experiment.name}.yaml: expected: there is no {experiment.expected!r} with numbers of the paper; "
-            f"there are {', '.join(known)}"
-        )
-    text = read_text(path, f"file with the paper's numbers (expected: of {experiment.name}.yaml)")
-    reader = csv.DictReader(io.StringIO(text))
-    header = list(reader.fieldnames or ())
+    require_known(
+        [experiment.expected], sorted(path.name for path in FOLDER.glob("*.csv")), f"{experiment.name}.yaml: expected"
+    )
+    expected = _read(FOLDER / experiment.expected)
+    for where, column in used:
+        require_known([column], expected.columns, f"{experiment.name}.yaml: {where}: {experiment.expected}")
+    return expected
+
+
+def _read(path: Path) -> Expected:
+    """Return the numbers of a CSV file."""
+    reader = csv.DictReader(io.StringIO(read_text(path, "file with the paper's numbers")))
     columns: list[str] = []
-    for name in header:
+    for name in reader.fieldnames or ():
         prefix, _, part = name.rpartition("_")
         if name in ("row", "also"):
             continue
@@ -123,27 +123,17 @@ def load_expected(experiment: Experiment) -> Expected:
             raise SpecError(f"{path.name}, line {reader.line_num}: row {name!r} is there twice")
         if line.get("also"):
             also[line["also"]] = name
-        rows[name] = {}
-        for prefix in columns:
-            try:
-                mean, std, parameters = (line.get(f"{prefix}_{part}") or None for part in _PARTS)
-                rows[name][prefix] = Printed(
-                    None if mean is None else float(mean),
-                    None if std is None else float(std),
-                    None if parameters is None else int(parameters),
-                )
-            except ValueError:
-                raise SpecError(f"{path.name}, line {reader.line_num}: {prefix}: expected numbers") from None
-    found = Expected(tuple(columns), rows, also)
-    for prefix in experiment.compare.paper:
-        if prefix not in columns:
-            raise SpecError(
-                f"{experiment.name}.yaml: compare.paper: {path.name} has no {prefix!r}; there are {', '.join(columns)}"
-            )
-    for method in experiment.methods:
-        if method.paper is not None and method.paper not in columns:
-            raise SpecError(
-                f"{experiment.name}.yaml: methods.{method.name}.paper: {path.name} has no {method.paper!r};"
-                f" there are {', '.join(columns)}"
-            )
-    return found
+        try:
+            rows[name] = {prefix: _printed(line, prefix) for prefix in columns}
+        except ValueError:
+            raise SpecError(f"{path.name}, line {reader.line_num}: expected numbers") from None
+    return Expected(tuple(columns), rows, also)
+
+
+def _printed(line: Mapping[str, str], prefix: str) -> Printed:
+    mean, std, parameters = (line.get(f"{prefix}_{part}") or None for part in _PARTS)
+    return Printed(
+        None if mean is None else float(mean),
+        None if std is None else float(std),
+        None if parameters is None else int(parameters),
+    )

@@ -1,6 +1,6 @@
 """Pictures of results as SVG: errors against the paper, rank sweep, learning curves, ablation, depth and heads.
 
-matplotlib is loaded when a picture is drawn and not before; the same results give the same file.
+matplotlib is imported for the first picture only; equal results give equal files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from kapsi.paper.expected import LABELS
 from kapsi.paper.store import Result
-from kapsi.paper.tables import Line, ResultTable, chosen
+from kapsi.paper.tables import Line, ResultTable, shown_results
 from kapsi.plots import STYLE, _matplotlib
 
 __all__ = ["Picture", "pictures"]
@@ -25,7 +25,7 @@ OURS, THEIRS, SECOND = "#1f77b4", "#7f7f7f", "#d62728"
 SHADES = ("#1f77b4", "#7fb2d9", "#c3dcef")
 MARKERS = "osD^v<>P"
 METRIC_NAMES = {"mse": "mean squared error, test", "accuracy": "accuracy, test"}
-MOST_PANELS, MOST_NAMES = 12, 60
+MAX_PANELS, MAX_NAMES = 12, 60
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Picture:
 
 
 def pictures(table: ResultTable, results: Iterable[Result] = ()) -> list[Picture]:
-    """Return the pictures that the experiment of a table asks for, those without a result left out.
+    """Return the pictures listed in the experiment of a table; pictures without results are skipped.
 
     Args:
-        table: what is drawn.
-        results: of the store, for learning curves.
+        table: the table.
+        results: stored results, for learning curves.
 
     Raises:
         KapsiError: matplotlib is not installed.
     """
     experiment = table.experiment
     drawn = []
-    curves = chosen(experiment, results, seeds=table.seeds or None, quick=table.quick)
+    curves = shown_results(experiment, results, seeds=table.seeds or None, quick=table.quick)
     makers: Mapping[str, Callable[[Any, ResultTable], list[tuple[str, str, Any]]]] = {
         "functions": _functions,
         "rank-sweep": _sweep,
@@ -71,7 +71,7 @@ def pictures(table: ResultTable, results: Iterable[Result] = ()) -> list[Picture
 def _svg(figure: Any) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    # The version of matplotlib in the file would make it another one with every release.
+    # Without the version of matplotlib, files do not change with every release.
     lines = buffer.getvalue().splitlines()
     return (
         "\n".join(line.rstrip() for line in lines if "Matplotlib v" not in line and "matplotlib.org" not in line) + "\n"
@@ -86,23 +86,32 @@ def _scale(table: ResultTable) -> str:
     return "linear" if table.experiment.higher_is_better else "log"
 
 
-def _said(text: Any) -> str:
-    """Return text that is no formula, whatever dollars it has."""
+def _literal(text: Any) -> str:
+    """Escape dollars, which start a formula."""
     return str(text).replace("$", r"\$")
 
 
 def _known(values: Sequence[float | None], log: bool) -> list[float]:
-    """Return values with NaN where there is nothing to draw."""
+    """Replace values that cannot be drawn by NaN."""
     return [
         math.nan if value is None or not math.isfinite(value) or (log and value <= 0) else value for value in values
     ]
+
+
+def _own_with_errors(lines: Sequence[Line], log: bool) -> tuple[list[float], list[list[float]]]:
+    """Return means of the headline, and lower and upper error bars."""
+    own = _known([line.result.mean if line.result else None for line in lines], log)
+    upper = [line.result.std if line.result and math.isfinite(line.result.std) else 0.0 for line in lines]
+    # Lower error bars must stay above zero on a log axis.
+    lower = [min(s, 0.9 * value) if log and value == value else s for value, s in zip(own, upper, strict=True)]
+    return own, [lower, upper]
 
 
 # ------------------------------------------------------------------------------------------------ kinds
 
 
 def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
-    """Draw every row: the compared columns of the paper, and the headline with its scatter."""
+    """Draw the compared columns of the paper, and the headline with its standard deviation, for every row."""
     lines = table.lines
     log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, max(6.0, 0.24 * len(lines) + 2.5), 3.6)
@@ -112,16 +121,13 @@ def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]
         values = _known([line.paper[column].mean if column in line.paper else None for line in lines], log)
         label = f"{LABELS.get(column, column)} (paper)"
         axes.plot(places, values, MARKERS[(number + 1) % len(MARKERS)], color=THEIRS, mfc="none", ms=5, label=label)
-    own = _known([line.result.mean if line.result else None for line in lines], log)
-    spread = [line.result.std if line.result and math.isfinite(line.result.std) else 0.0 for line in lines]
-    # Downwards a log axis cannot show more than all of it.
-    down = [min(s, 0.9 * value) if log and value == value else s for value, s in zip(own, spread, strict=True)]
-    label = next((_said(line.headline.label) for line in lines if line.headline is not None), "kapsi")
-    axes.errorbar(places, own, yerr=[down, spread], fmt="o", color=OURS, ms=5, lw=1, label=label)
+    own, errors = _own_with_errors(lines, log)
+    label = next((_literal(line.headline.label) for line in lines if line.headline is not None), "kapsi")
+    axes.errorbar(places, own, yerr=errors, fmt="o", color=OURS, ms=5, lw=1, label=label)
     axes.set_yscale(_scale(table))
-    axes.set_xticks(places, [_said(line.row.name) for line in lines], rotation=90)
+    axes.set_xticks(places, [_literal(line.row.name) for line in lines], rotation=90)
     axes.set(ylabel=METRIC_NAMES[table.experiment.metric], xlim=(-0.7, len(lines) - 0.3))
-    axes.set_title(_said(table.experiment.title))
+    axes.set_title(_literal(table.experiment.title))
     axes.grid(axis="x", lw=0.3, alpha=0.6)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return [(table.experiment.title, "", figure)]
@@ -141,11 +147,9 @@ def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
         x = [line.row.axes[axis] for line in lines]
         numbers = all(isinstance(value, int | float) for value in x)
         if not numbers:
-            x, texts = list(range(len(x))), [_said(value) for value in x]
-        own = _known([line.result.mean if line.result else None for line in lines], log)
-        spread = [line.result.std if line.result and math.isfinite(line.result.std) else 0.0 for line in lines]
-        down = [min(s, 0.9 * value) if log and value == value else s for value, s in zip(own, spread, strict=True)]
-        axes.errorbar(x, own, yerr=[down, spread], fmt="o-", color=OURS, ms=4, label="kapsi")
+            x, texts = list(range(len(x))), [_literal(value) for value in x]
+        own, errors = _own_with_errors(lines, log)
+        axes.errorbar(x, own, yerr=errors, fmt="o-", color=OURS, ms=4, label="kapsi")
         for number, column in enumerate(table.compared):
             values = _known([line.paper[column].mean if column in line.paper else None for line in lines], log)
             marker = MARKERS[(number + 1) % len(MARKERS)]
@@ -175,25 +179,25 @@ def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
             second.set_ylabel("parameters", color=SECOND)
             handles.update(zip(*reversed(second.get_legend_handles_labels()), strict=True))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
-    figure.suptitle(_said(table.experiment.title), fontsize=10)
+    figure.suptitle(_literal(table.experiment.title), fontsize=10)
     return [(table.experiment.title, "", figure)]
 
 
 def _parameters(line: Line, columns: Sequence[str]) -> int | None:
-    """Return the paper's number of parameters in a row, of the first compared column that has one."""
+    """Return the paper's number of parameters in a row, from the first compared column with one."""
     counts = [line.paper[column].parameters for column in columns if column in line.paper]
     return next((count for count in counts if count is not None), None)
 
 
 def _learning(
-    matplotlib: Any, table: ResultTable, found: Mapping[tuple[str, str], Sequence[Result]]
+    matplotlib: Any, table: ResultTable, results: Mapping[tuple[str, str], Sequence[Result]]
 ) -> list[tuple[str, str, Any]]:
-    """Draw the error on training and test rows over the iterations, the median over seeds."""
+    """Draw the error on training and test rows by iteration, the median over seeds."""
     lines = [
         line
         for line in table.lines
-        if any(result.curves for method in table.methods for result in found.get((line.row.name, method.name), ()))
-    ][:MOST_PANELS]
+        if any(result.curves for method in table.methods for result in results.get((line.row.name, method.name), ()))
+    ][:MAX_PANELS]
     if not lines:
         return []
     across = min(3, len(lines))
@@ -205,42 +209,42 @@ def _learning(
     for place, line in enumerate(lines):
         axes = figure.add_subplot(down, across, place + 1)
         for number, method in enumerate(table.methods):
-            results = [result for result in found.get((line.row.name, method.name), ()) if result.curves]
+            with_curves = [result for result in results.get((line.row.name, method.name), ()) if result.curves]
             for name, style in (("train", ":"), ("test", "-")):
-                curves = [result.curves[name] for result in results if name in result.curves]
+                curves = [result.curves[name] for result in with_curves if name in result.curves]
                 if not curves:
                     continue
                 length = min(map(len, curves))
-                first = results[0].curves.get("iteration", ())
+                first = with_curves[0].curves.get("iteration", ())
                 x = list(first[:length]) if len(first) >= length else list(range(1, length + 1))
                 y = np.median(np.array([curve[:length] for curve in curves]), axis=0)
                 (drawn,) = axes.plot(x, _known(y.tolist(), log), style, color=colors(number % 10), lw=1.2)
-                handles.setdefault(f"{_said(method.label)}, {name}", drawn)
+                handles.setdefault(f"{_literal(method.label)}, {name}", drawn)
         axes.set_yscale(_scale(table))
-        axes.set_title(_said(line.row.name))
+        axes.set_title(_literal(line.row.name))
         if place >= len(lines) - across:
             axes.set_xlabel("iteration")
         if place % across == 0:
             axes.set_ylabel("mean squared error" if log else "accuracy")
     figure.legend(list(handles.values()), list(handles), loc="outside right upper")
-    figure.suptitle(_said(table.experiment.title), fontsize=10)
+    figure.suptitle(_literal(table.experiment.title), fontsize=10)
     return [(table.experiment.title, "", figure)]
 
 
-def _dependency(table: ResultTable, found: Mapping[tuple[str, str], Sequence[Result]]) -> list[tuple[str, str, Any]]:
-    """Draw the graph of each method, of the first seed."""
+def _dependency(table: ResultTable, results: Mapping[tuple[str, str], Sequence[Result]]) -> list[tuple[str, str, Any]]:
+    """Draw the graph of each method for the first seed."""
     from kapsi.zoo.three_models import Graph, draw
 
     made = []
     for line in table.lines:
         graphs = []
         for method in table.methods:
-            extra = next((result.extra for result in found.get((line.row.name, method.name), ())), {})
+            extra = next((result.extra for result in results.get((line.row.name, method.name), ())), {})
             if "arrows" in extra and "lines" in extra:
                 pairs = (tuple((a, b) for a, b in extra[key]) for key in ("arrows", "lines"))
-                graphs.append(Graph(_said(method.label), *pairs))
+                graphs.append(Graph(_literal(method.label), *pairs))
         if graphs:
-            # A name may have a slash, or what a link does not take.
+            # Names may contain characters unsuitable for links.
             file = re.sub(r"[^A-Za-z0-9_.-]+", "-", line.row.name)
             made.append((f"{table.experiment.title}: {line.row.name}", f"-{file}", draw(graphs)))
     return made
@@ -255,7 +259,7 @@ def _ablation(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]
 
 def _bars(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     names = list(dict.fromkeys(entry.axis for entry in table.axes))
-    groups = [[entry for entry in table.axes if entry.axis == axis][:MOST_NAMES] for axis in names]
+    groups = [[entry for entry in table.axes if entry.axis == axis][:MAX_NAMES] for axis in names]
     heights = [0.3 * len(group) + 0.8 for group in groups]
     figure = _figure(matplotlib, 7.0, sum(heights))
     grid = figure.add_gridspec(len(names), 1, height_ratios=heights)
@@ -266,7 +270,7 @@ def _bars(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
             label = "max" if part == "best" and table.experiment.higher_is_better else part
             values = _known([getattr(entry, part) for entry in group], not table.experiment.higher_is_better)
             axes.barh(y + 0.27 * (1 - number), values, 0.25, color=SHADES[number], label=label)
-        axes.set_yticks(y, [f"{_said(entry.value)} ({entry.count})" for entry in group])
+        axes.set_yticks(y, [f"{_literal(entry.value)} ({entry.count})" for entry in group])
         axes.set_xscale(_scale(table))
         axes.set_title(f"by {axis}")
         axes.set_ylim(-0.7, len(group) - 0.3)
@@ -283,7 +287,7 @@ def _maps(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     for line in table.lines:
         panel = " · ".join(str(value) for axis, value in line.row.axes.items() if axis not in (down, across))
         rest.setdefault(panel, []).append(line)
-    panels = list(rest.items())[:MOST_PANELS]
+    panels = list(rest.items())[:MAX_PANELS]
     y_names = list(dict.fromkeys(str(line.row.axes[down]) for line in table.lines if down in line.row.axes))
     x_names = list(dict.fromkeys(str(line.row.axes[across]) for line in table.lines if across in line.row.axes))
     columns = min(3, len(panels))
@@ -306,14 +310,16 @@ def _maps(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
             array[at] = math.log10(value) if log and value == value else value
         axes = figure.add_subplot(rows, columns, place + 1)
         drawn = axes.imshow(array, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-        axes.set_title(_said(panel))
-        axes.set_xticks(range(len(x_names)), list(map(_said, x_names)), rotation=90, fontsize=6)
+        axes.set_title(_literal(panel))
+        axes.set_xticks(range(len(x_names)), list(map(_literal, x_names)), rotation=90, fontsize=6)
         axes.set_yticks(
-            range(len(y_names)), list(map(_said, y_names)) if place % columns == 0 else [""] * len(y_names), fontsize=6
+            range(len(y_names)),
+            list(map(_literal, y_names)) if place % columns == 0 else [""] * len(y_names),
+            fontsize=6,
         )
         panels_drawn.append(axes)
     if drawn is not None:
         name = METRIC_NAMES[table.experiment.metric]
         figure.colorbar(drawn, ax=panels_drawn, label=f"log₁₀ of {name}" if log else name, shrink=0.6)
-    figure.suptitle(_said(f"{table.experiment.title}: {down} × {across}"), fontsize=10)
+    figure.suptitle(_literal(f"{table.experiment.title}: {down} × {across}"), fontsize=10)
     return [(f"{table.experiment.title}: {down} × {across}", "-maps", figure)]

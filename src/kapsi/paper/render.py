@@ -1,4 +1,4 @@
-"""Tables of experiments as text for a terminal, as Markdown and as HTML; and the page that sums up all of them."""
+"""Tables of experiments as text, Markdown and HTML, and the overview of all experiments."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ import html
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from kapsi.paper.expected import LABELS, Printed
 from kapsi.paper.experiment import Method
-from kapsi.paper.tables import Line, ResultTable, Statistic
+from kapsi.paper.tables import Line, ResultTable, Statistic, count, printed_factors
 from kapsi.text import text_table
 
 __all__ = ["as_html", "as_markdown", "as_text", "duration", "overview", "readme"]
 
 METRIC_NAMES = {"mse": "mean squared error on the test rows", "accuracy": "accuracy on the test rows"}
-LONGEST_TEXT, LONGEST_MARKDOWN = 200, 200
-"""A table of more rows, as a grid of functions has, is shown by its best rows."""
-SHOWN_OF_LONG, SHOWN_IN_OVERVIEW = 15, 6
+MAX_ROWS, BEST_ROWS = 200, 15
+"""A longer table, such as a grid of functions, shows only its best rows."""
+MAX_SCORES = 6
+"""Rows of an experiment with all scores in the overview."""
 
 
 @dataclass(frozen=True)
-class _Column:
-    """A column: its heading, its cells, and how soon it is left out where there is no room (the largest first)."""
+class _TextColumn:
+    """A column with a heading of two lines; columns of the highest rank are dropped first from a narrow table."""
 
     heading: str
     below: str
     cells: tuple[str, ...]
     right: bool
-    leaves: int
+    rank: int
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it.
+    """Return a time in a suitable unit.
 
     Example:
         >>> duration(0.25), duration(75), duration(8000)
@@ -57,21 +58,21 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.4f}" if metric == "accuracy" else f"{value:.3g}"
 
 
-def _own(metric: str, found: Statistic | None) -> str:
-    if found is None:
+def _own(metric: str, own: Statistic | None) -> str:
+    if own is None:
         return ""
-    text = _score(metric, found.mean)
-    if found.count > 1 and math.isfinite(found.mean):
-        text += f" ± {found.std:.4f}" if metric == "accuracy" else f" ± {found.std:.2g}"
-    return text + found.mark
+    text = _score(metric, own.mean)
+    if own.count > 1 and math.isfinite(own.mean):
+        text += f" ± {own.std:.4f}" if metric == "accuracy" else f" ± {own.std:.2g}"
+    return text + own.mark
 
 
-def _printed(metric: str, found: Printed, digits: int = 4) -> str:
-    if found.mean is None:
+def _printed(metric: str, printed: Printed, digits: int = 4) -> str:
+    if printed.mean is None:
         return ""
     if metric == "mse":
-        return f"{found.mean:.3g}" + (f" ± {found.std:.2g}" if found.std is not None else "")
-    return f"{found.mean:.{digits}f}" + (f" ± {found.std:.4f}" if found.std is not None else "")
+        return f"{printed.mean:.3g}" + (f" ± {printed.std:.2g}" if printed.std is not None else "")
+    return f"{printed.mean:.{digits}f}" + (f" ± {printed.std:.4f}" if printed.std is not None else "")
 
 
 def _better(metric: str, line: Line) -> str:
@@ -106,7 +107,7 @@ def _count(value: int | None) -> str:
 
 
 def _seeds(table: ResultTable, method: Method) -> str:
-    """Return how many seeds a method has, or the smallest and the largest number where rows differ."""
+    """Return the number of seeds of a method, or its range over the rows."""
     counts = {line.own[method.name].count for line in table.lines if method.name in line.own}
     low, high = min(counts), max(counts)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
@@ -116,96 +117,90 @@ def _on_test(table: ResultTable, method: Method) -> bool:
     return (method.protocol or table.experiment.protocol) == "paper"
 
 
-def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> list[_Column]:
+def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> list[_TextColumn]:
+    """Return the columns of a table, with parameters and times of all methods if `everything`."""
     metric = table.experiment.metric
     headlines = {line.headline.name for line in table.lines if line.headline is not None}
-    columns = [_Column("", "", tuple(line.row.name for line in lines), False, 0)]
-    for name in table.columns:
-        compared = name in table.compared
-        means = [mean for line in lines if (mean := line.paper[name].mean) is not None]
-        digits = 3 if all(round(mean, 3) == mean for mean in means) else 4
-        columns.append(
-            _Column(
-                LABELS.get(name, name),
-                "paper",
-                tuple(_printed(metric, line.paper[name], digits) for line in lines),
-                True,
-                2 if compared else 6,
-            )
-        )
     several = len(headlines & {method.name for method in table.methods}) > 1
+    columns = [_TextColumn("", "", tuple(line.row.name for line in lines), False, 0)]
+    columns += _paper_columns(table, lines)
     for method in table.methods:
         below = _seeds(table, method) + (", best epoch on test" if _on_test(table, method) else "")
         cells = tuple(_own(metric, line.own.get(method.name)) for line in lines)
-        columns.append(_Column(method.label, below, cells, True, 0 if method.name in headlines else 5))
-    if any(line.factor is not None for line in lines):
-        columns.append(_Column("better", "", tuple(_better(metric, line) for line in lines), True, 1))
-    if any(line.result is not None for line in lines):
-        results = [line.result for line in lines]
-        what = (
-            ""
-            if several or not table.methods
-            else next(m.label for m in table.experiment.methods if m.name in headlines)
-        )
-        counts = tuple(_count(found.parameters) if found else "" for found in results)
-        if any(counts):
-            columns.append(_Column("parameters", what, counts, True, 3))
-        times = tuple(duration(found.cpu_seconds) if found else "" for found in results)
-        columns.append(_Column("CPU time", "a seed", times, True, 4))
+        columns.append(_TextColumn(method.label, below, cells, True, 0 if method.name in headlines else 5))
+    columns.append(_TextColumn("better", "", tuple(_better(metric, line) for line in lines), True, 1))
+    one_label = [m.label for m in table.experiment.methods if m.name in headlines and table.methods and not several]
+    columns += _cost_columns(
+        [line.result for line in lines], ("parameters", "".join(one_label[:1])), "CPU time", (3, 4)
+    )
     if everything:
         for name in table.columns:
             counts = tuple(_count(line.paper[name].parameters) for line in lines)
-            if any(counts):
-                columns.append(_Column(f"parameters of {LABELS.get(name, name)}", "paper", counts, True, 7))
+            columns.append(_TextColumn(f"parameters of {LABELS.get(name, name)}", "paper", counts, True, 7))
         for method in table.methods:
-            if method.name in headlines and not several:
-                continue
-            found_all = [line.own.get(method.name) for line in lines]
-            counts = tuple(_count(found.parameters) if found else "" for found in found_all)
-            if any(counts):
-                columns.append(_Column(f"parameters of {method.label}", "", counts, True, 7))
-            times = tuple(duration(found.cpu_seconds) if found else "" for found in found_all)
-            columns.append(_Column(f"CPU time of {method.label}", "a seed", times, True, 7))
+            if several or method.name not in headlines:
+                own = [line.own.get(method.name) for line in lines]
+                headings = (f"parameters of {method.label}", ""), f"CPU time of {method.label}"
+                columns += _cost_columns(own, *headings, (7, 7))
     return [column for column in columns if any(column.cells) or not column.heading]
 
 
+def _paper_columns(table: ResultTable, lines: Sequence[Line]) -> list[_TextColumn]:
+    """Return the columns of printed numbers."""
+    columns = []
+    for name in table.columns:
+        means = [mean for line in lines if (mean := line.paper[name].mean) is not None]
+        digits = 3 if all(round(mean, 3) == mean for mean in means) else 4
+        cells = tuple(_printed(table.experiment.metric, line.paper[name], digits) for line in lines)
+        columns.append(_TextColumn(LABELS.get(name, name), "paper", cells, True, 2 if name in table.compared else 6))
+    return columns
+
+
+def _cost_columns(
+    results: Sequence[Statistic | None], parameters: tuple[str, str], time: str, ranks: tuple[int, int]
+) -> list[_TextColumn]:
+    """Return the columns of parameters and CPU time."""
+    counts = tuple(_count(result.parameters) if result else "" for result in results)
+    times = tuple(duration(result.cpu_seconds) if result else "" for result in results)
+    return [_TextColumn(*parameters, counts, True, ranks[0]), _TextColumn(time, "per seed", times, True, ranks[1])]
+
+
 def _lines(table: ResultTable, most: int) -> tuple[Sequence[Line], str]:
-    """Return the rows to show, all or the best, and what to say of it."""
+    """Return the rows shown, all or the best, and a note."""
     if len(table.lines) <= most:
         return table.lines, ""
     sign = -1 if table.experiment.higher_is_better else 1
     known = [(line, line.result.mean) for line in table.lines if line.result is not None]
     known.sort(key=lambda pair: (not math.isfinite(pair[1]), sign * pair[1]))
-    shown = [line for line, _ in known[:SHOWN_OF_LONG]]
+    shown = [line for line, _ in known[:BEST_ROWS]]
     return shown, f"the best {len(shown)} of {len(table.lines):,} rows" if shown else ""
 
 
 def _heading(table: ResultTable) -> list[str]:
-    """Return what is above a table: what is measured, and how each side chose."""
+    """Return the lines above a table: metric and protocols."""
     experiment = table.experiment
-    said = [f"{experiment.source}", f"{METRIC_NAMES[experiment.metric]}, mean ± standard deviation over seeds"]
+    lines = [f"{experiment.source}", f"{METRIC_NAMES[experiment.metric]}, mean ± standard deviation over seeds"]
     if table.quick:
-        said.append("QUICK: a tiny budget, to see that everything runs; no result to compare")
-    ours = [method for method in table.methods if not _on_test(table, method)]
-    if ours:
-        said.append("here: chosen on validation rows of the training part, test rows touched once")
+        lines.append("QUICK: a tiny budget that only checks the experiment; not comparable")
+    if not all(_on_test(table, method) for method in table.methods):
+        lines.append("here: selected on validation rows of the training part; the test rows are evaluated once")
     if any(_on_test(table, method) for method in table.methods):
-        said.append("here, columns with “best epoch on test”: the paper's protocol")
+        lines.append("here, columns with “best epoch on test”: the paper's protocol")
     if table.columns:
-        said.append("paper: the best epoch on the test rows")
-    return said
+        lines.append("paper: the best epoch on the test rows")
+    return lines
 
 
 def _axis_tables(table: ResultTable) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """Return (axis, rows) of what the values of an axis have together."""
+    """Return (axis, rows) with the statistics of each axis."""
     metric = table.experiment.metric
     best = "best" if not table.experiment.higher_is_better else "max"
-    found: dict[str, list[tuple[str, ...]]] = {}
+    tables: dict[str, list[tuple[str, ...]]] = {}
     for entry in table.axes:
-        rows = found.setdefault(entry.axis, [(entry.axis, "rows", best, "median", "mean")])
+        rows = tables.setdefault(entry.axis, [(entry.axis, "rows", best, "median", "mean")])
         scores = (_score(metric, score) for score in (entry.best, entry.median, entry.mean))
         rows.append((entry.value, str(entry.count), *scores))
-    return list(found.items())
+    return list(tables.items())
 
 
 def _footnotes(table: ResultTable) -> list[str]:
@@ -220,20 +215,20 @@ def _footnotes(table: ResultTable) -> list[str]:
 
 
 def as_text(table: ResultTable, width: int = 120) -> str:
-    """Return a table for a terminal of so many letters; columns that do not fit are left out, and named."""
-    lines, part = _lines(table, LONGEST_TEXT)
+    """Return a table for a terminal; columns beyond its width in characters are dropped and named below."""
+    lines, part = _lines(table, MAX_ROWS)
     columns = _columns(table, lines, everything=False)
 
-    def wide(column: _Column) -> int:
+    def wide(column: _TextColumn) -> int:
         return max(map(len, (column.heading, column.below, *column.cells)), default=0)
 
-    left: list[str] = []
+    dropped: list[str] = []
     while len(columns) > 2 and sum(wide(column) + 2 for column in columns) - 2 > width:
-        worst = max(range(len(columns)), key=lambda place: (columns[place].leaves, place))
-        if columns[worst].leaves == 0:
+        worst = max(range(len(columns)), key=lambda place: (columns[place].rank, place))
+        if columns[worst].rank == 0:
             break
-        gone = columns.pop(worst)
-        left.append(f"{gone.heading}{f' ({gone.below})' if gone.below else ''}")
+        column = columns.pop(worst)
+        dropped.append(f"{column.heading}{f' ({column.below})' if column.below else ''}")
     text = []
     for line in (f"{table.experiment.name}: {table.experiment.title}", *_heading(table)):
         text += textwrap.wrap(line, width, subsequent_indent="  ")
@@ -249,22 +244,22 @@ def as_text(table: ResultTable, width: int = 120) -> str:
     text.append("")
     below = table.summary()
     if part:
-        below.append(f"{part} are shown; --format html has all")
-    if left:
-        below.append(f"left out for want of room: {', '.join(reversed(left))}; --format markdown has all")
+        below.append(f"{part}; --format html shows all")
+    if dropped:
+        below.append(f"dropped columns: {', '.join(reversed(dropped))}; --format markdown shows all")
     for line in [*below, *_footnotes(table)]:
         text += textwrap.wrap(line, width, subsequent_indent="  ")
     return "\n".join(line.rstrip() for line in text).rstrip() + "\n"
 
 
 def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """Return a table as Markdown with everything that is known of it.
+    """Return a table as a Markdown page with all details.
 
     Args:
-        table: what to show.
+        table: the table.
         pictures: (title, path relative to the page).
     """
-    lines, part = _lines(table, LONGEST_MARKDOWN)
+    lines, part = _lines(table, MAX_ROWS)
     columns = _columns(table, lines, everything=True)
     text = [f"# {_markdown(table.experiment.title)}", ""]
     text += [f"- {_markdown(line)}" for line in _heading(table)]
@@ -284,7 +279,7 @@ def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) ->
         text.append("No results yet.")
     text.append("")
     if part:
-        text += [f"{part[0].upper()}{part[1:]}; the HTML page has all.", ""]
+        text += [f"{part[0].upper()}{part[1:]}; the HTML page shows all.", ""]
     for axis, rows in _axis_tables(table):
         text += [
             f"## By {_markdown(axis)}",
@@ -300,7 +295,7 @@ def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) ->
 
 
 def _markdown(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     for letter in "\\`*_[]|<>~&$":
         text = text.replace(letter, f"\\{letter}")
     return " ".join(text.split())
@@ -326,10 +321,10 @@ img { max-width: 100%; }
 
 
 def as_html(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """Return a table as a page that needs nothing else: all rows, light and dark, pictures inside.
+    """Return a table as a self-contained page: all rows, light and dark colors, embedded pictures.
 
     Args:
-        table: what to show.
+        table: the table.
         pictures: (title, SVG).
     """
     escape = html.escape
@@ -339,27 +334,14 @@ def as_html(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str
     text += [f"<li><strong>{escape(line)}</strong></li>" for line in table.summary()]
     text.append("</ul>")
     if len(columns) > 1:
-        text.append('<div class="scroll"><table><thead><tr>')
-        text += [f"<th>{escape(column.heading)}<br><small>{escape(column.below)}</small></th>" for column in columns]
-        text.append("</tr></thead><tbody>")
-        for i, line in enumerate(table.lines):
-            cells = []
-            for column in columns:
-                kind = ""
-                if column.heading == "better" and line.factor is not None:
-                    good = line.factor >= (0 if table.experiment.higher_is_better else 1)
-                    kind = f' class="{"better" if good else "worse"}"'
-                cells.append(f"<td{kind}>{escape(column.cells[i])}</td>")
-            text.append(f"<tr>{''.join(cells)}</tr>")
-        text.append("</tbody></table></div>")
+        headings = [f"{escape(column.heading)}<br><small>{escape(column.below)}</small>" for column in columns]
+        rows = [[_html_cell(table, line, column, i) for column in columns] for i, line in enumerate(table.lines)]
+        text.append(_html_table(headings, rows))
     else:
         text.append("<p>No results yet.</p>")
-    for axis, rows in _axis_tables(table):
-        text.append(f'<h2>By {escape(axis)}</h2><div class="scroll"><table><thead><tr>')
-        text += [f"<th>{escape(cell)}</th>" for cell in rows[0]]
-        text.append("</tr></thead><tbody>")
-        text += [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[1:]]
-        text.append("</tbody></table></div>")
+    for axis, (names, *entries) in _axis_tables(table):
+        cells = [[f"<td>{escape(cell)}</td>" for cell in entry] for entry in entries]
+        text += [f"<h2>By {escape(axis)}</h2>", _html_table(list(map(escape, names)), cells)]
     for title, svg in pictures:
         data = base64.b64encode(svg.encode()).decode("ascii")
         text.append(f'<p><img alt="{escape(title)}" src="data:image/svg+xml;base64,{data}"></p>')
@@ -374,67 +356,97 @@ def as_html(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str
     return "\n".join([head, *text, "</body></html>", ""])
 
 
+def _html_cell(table: ResultTable, line: Line, column: _TextColumn, place: int) -> str:
+    """Return a cell, colored in the column `better`."""
+    kind = ""
+    if column.heading == "better" and line.factor is not None:
+        good = line.factor >= (0 if table.experiment.higher_is_better else 1)
+        kind = f' class="{"better" if good else "worse"}"'
+    return f"<td{kind}>{html.escape(column.cells[place])}</td>"
+
+
+def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of escaped headings and cells."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>\n{head}\n</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+
+
 # ------------------------------------------------------------------------------------------------ all experiments
 
 
 def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
-    """Return one Markdown table over all experiments: rows, comparison with the paper, time.
+    """Return one Markdown table of all experiments: rows, comparison with the paper, cost.
 
     Args:
-        tables: one an experiment.
-        link: what comes before the name of an experiment's page, such as "results/"; None for no links.
+        tables: one for each experiment.
+        link: prefix of the links to the pages, such as "results/"; None for no links.
     """
-    text = ["| experiment | rows | against the paper | parameters | CPU time |", "|---|---:|---|---:|---:|"]
+    text = [
+        "| experiment | rows | MSE ≥ 100× lower than the paper | MSE not higher | score here (paper) | parameters | CPU time |",
+        "|---|---:|---:|---:|---|---:|---:|",
+    ]
     for table in tables:
         name = table.experiment.name
-        # An experiment that was not run has no page.
+        # An experiment without results has no page.
         shown = name if link is None or not table.done else f"[{name}]({quote(link)}{name}.md)"
-        found = [line.result for line in table.lines if line.result is not None]
-        parameters = [result.parameters for result in found if result.parameters is not None]
+        results = [line.result for line in table.lines if line.result is not None]
+        parameters = [result.parameters for result in results if result.parameters is not None]
         low, high = min(parameters, default=0), max(parameters, default=0)
-        counts = "" if not parameters else f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        spent = duration(table.cpu_seconds) if found else ""
-        text.append(f"| {shown} | {table.done} of {table.named} | {_markdown(_against(table))} | {counts} | {spent} |")
+        size = "" if not parameters else f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        spent = duration(table.cpu_seconds) if results else ""
+        cells = [shown, f"{table.done} of {table.named}", *_against(table), _markdown(_scores(table)), size, spent]
+        text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
 
 
-def _against(table: ResultTable) -> str:
-    """Return what the overview says of an experiment: the scores of a few rows, the best of a sweep, the counts of many."""
-    if not table.done:
+def _against(table: ResultTable) -> tuple[str, str]:
+    """Return the numbers of rows with an MSE at least 100 times lower than the paper, and not higher."""
+    pairs = printed_factors(table)
+    if table.experiment.metric != "mse" or not pairs or _is_sweep(table):
+        return "", ""
+    return f"{count(pairs, 100)} of {len(pairs)}", f"{count(pairs, 1)} of {len(pairs)}"
+
+
+def _is_sweep(table: ResultTable) -> bool:
+    return any(line.row.axes for line in table.lines)
+
+
+def _scores(table: ResultTable) -> str:
+    """Return the best score of a sweep, or the scores of a few rows, with the paper's in parentheses."""
+    metric = table.experiment.metric
+    best = max if table.experiment.higher_is_better else min
+    lines = [line for line in table.lines if line.result is not None]
+    if not lines:
         return "not run"
-    said = table.summary()
-    if any(line.row.axes for line in table.lines):
-        return said[-1]
-    if table.named <= SHOWN_IN_OVERVIEW:
-        metric = table.experiment.metric
-        texts = []
-        for line in table.lines:
-            if line.result is not None:
-                reference = (
-                    "" if line.reference is None else f" ({line.reference_name} {_score(metric, line.reference)})"
-                )
-                # Its mark is explained below the table alone.
-                texts.append(f"{line.row.name} {_own(metric, replace(line.result, mark=''))}{reference}")
-        return ", ".join(texts)
-    return next(
-        (text for text in said if text.startswith("against") and " of the paper: " in text), "nothing to compare with"
-    )
+    if _is_sweep(table):
+        printed = [mean for line in lines for column in table.compared if (mean := line.paper[column].mean) is not None]
+        paper = f" ({_score(metric, best(printed))})" if printed else ""
+        own = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
+        return f"best {_score(metric, best(own))}{paper}" if own else ""
+    if len(lines) > MAX_SCORES:
+        return ""
+    texts = []
+    for line in lines:
+        paper = "" if line.reference is None else f" ({_score(metric, line.reference)})"
+        texts.append(f"{line.row.name} {_score(metric, line.result.mean) if line.result else ''}{paper}")
+    return ", ".join(texts)
 
 
 def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
-    """Return the page that sums up all experiments.
+    """Return the overview page of all experiments.
 
     Args:
-        tables: one an experiment.
-        commands: experiment: the command that gives its results.
+        tables: one for each experiment.
+        commands: the command of each experiment.
     """
     text = [
         "# Results",
         "",
-        "The paper's experiments (arXiv 2407.04819), written by `kapsi reproduce all --summary`; nothing here is typed by hand.",
+        "The paper's experiments (arXiv 2407.04819), written by `kapsi reproduce all --summary`.",
         "",
-        "The paper gives the best epoch on the test rows. Here models are chosen on validation rows of the training part, and the"
-        " test rows are touched once; columns that follow the paper's protocol instead say so.",
+        "The paper reports the best epoch on the test rows. Here, models are selected on validation rows of the training part, and"
+        " the test rows are evaluated once; columns under the paper's protocol are marked.",
         "",
         overview(tables),
     ]

@@ -1,4 +1,4 @@
-"""Runs experiments: skips what is done, in one process or several, and ends cleanly when it is interrupted."""
+"""Runs of experiments in one process or several; stored runs are skipped, and interrupts end cleanly."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, ResultStore, key_of
 
-__all__ = ["Failure", "Progress", "RunReport", "offline", "run_experiments"]
+__all__ = ["Failure", "ProgressCallback", "RunReport", "check_jobs", "offline", "run_experiments"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that gave no result.
+    """A run without a result.
 
     Attributes:
-        run: which one.
+        run: the run.
         message: one line.
-        missing: whether data are not there or not as they should be, which is no fault of the run.
+        missing: whether data are missing or damaged, which is no fault of the run.
     """
 
     run: Run
@@ -43,13 +43,13 @@ class Failure:
 
 @dataclass
 class RunReport:
-    """What became of the runs.
+    """Outcome of several runs.
 
     Attributes:
-        done: results of this call.
-        skipped: number of runs that the store had.
-        elsewhere: runs that another process was at.
-        failures: runs that gave no result.
+        done: new results.
+        skipped: number of runs with a stored result.
+        elsewhere: runs claimed by another process.
+        failures: runs without a result.
         notes: about the store.
     """
 
@@ -60,8 +60,8 @@ class RunReport:
     notes: list[str] = field(default_factory=list)
 
 
-Progress = Callable[[Run | None, int, int], None]
-"""Called with the run that begins or ended (None before the first), how many are done, and of how many."""
+ProgressCallback = Callable[[Run | None, int, int], None]
+"""Called at the start and the end of a run (first with None), with the number of finished runs and their total."""
 
 
 def run_experiments(
@@ -70,115 +70,132 @@ def run_experiments(
     *,
     jobs: int = 1,
     again: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> RunReport:
-    """Do the runs of experiments that the store in a folder has not, and write each result as soon as it is there.
+    """Do the runs of experiments without a stored result, and store each result at once.
 
-    Several processes may do so in one folder at the same time: none does a run that another one is at or has done meanwhile.
+    Several processes may work in one folder: a run claimed or finished by another process is skipped.
 
     Args:
         plans: experiments with their runs.
-        output: the folder of the results.
-        jobs: number of processes, at least 1. Each run has the threads of its configuration, whatever the number of processes.
-        again: compute also what the store has.
-        progress: told before and after each run.
+        output: folder of the results.
+        jobs: number of processes, at least 1. Each run has the threads of its configuration for any number of processes.
+        again: repeat stored runs.
+        progress: called at the start and the end of each run.
 
     Raises:
-        SpecError: a row or an option of a run does not fit, or `jobs`; nothing is run then.
+        SpecError: invalid row or option of a run, or invalid `jobs`, before the first run.
         FileError: the store cannot be read or written.
     """
     check_jobs(jobs)
-    resolve(output)  # whether it is a path at all
+    resolve(output)  # refuse values other than paths
     if not str(output).strip():
         raise SpecError(f"run_experiments(output={output!r}): expected the name of a folder")
-    report = RunReport()
-    todo: list[Run] = []
-    stores: dict[str, ResultStore] = {}
-    keys: dict[str, set[str]] = {}
-    planned: set[str] = set()
+    session = _Session(output, again, progress)
     for experiment, runs in plans:
-        store = stores.setdefault(experiment.name, ResultStore(output, experiment.name))
-        have = keys[experiment.name] = {result.key for result in store.read()}
-        report.notes += store.notes
-        for run in runs:
-            if run.experiment != experiment.name:
-                raise SpecError(
-                    f"run_experiments: a run of {run.experiment!r} stands among those of {experiment.name!r}"
-                )
-            key = key_of(run)
-            if key in planned or (key in have and not again):
-                report.skipped += 1
-            else:
-                planned.add(key)
-                todo.append(run)
-    total = len(todo)
-    _check(todo)
-    if todo:
-        _writable(output)
-    if progress is not None:
-        progress(None, 0, total)
-
-    def told(run: Run, finished: int) -> None:
-        if progress is not None:
-            progress(run, finished, total)
-
-    # Where a row's data are missing, its other runs would only say so again.
-    missing: dict[tuple[str, str], str] = {}
-
-    def begin(run: Run) -> bool:
-        message = missing.get((run.experiment, run.row))
-        if message is not None:
-            report.failures.append(Failure(run, message, True))
-            return False
-        store, key = stores[run.experiment], key_of(run)
-        if not store.claim(key):
-            report.elsewhere.append(run)
-            return False
-        if not again and store.changed():
-            keys[run.experiment] = {result.key for result in store.read()}
-        if not again and key in keys[run.experiment]:  # done by another process meanwhile
-            store.release(key)
-            report.skipped += 1
-            return False
-        return True
-
-    def end(run: Run, got: Result | Failure) -> None:
-        if isinstance(got, Failure):
-            report.failures.append(got)
-            if got.missing:
-                missing[run.experiment, run.row] = got.message
-        else:
-            stores[run.experiment].append(got)
-            report.done.append(got)
-        stores[run.experiment].release(key_of(run))
-
+        session.add(experiment, runs)
+    _check(session.todo)
+    if session.todo:
+        _require_writable(output)
+    session.show(None, 0)
     try:
-        if jobs == 1 or total <= 1:
-            for place, run in enumerate(todo):
-                told(run, place)
-                if begin(run):
-                    end(run, _do(run, PROCEDURES[run.procedure]))
-                told(run, place + 1)
+        if jobs == 1 or len(session.todo) <= 1:
+            for place, run in enumerate(session.todo):
+                session.show(run, place)
+                if session.begin(run):
+                    session.end(run, _do(run, PROCEDURES[run.procedure]))
+                session.show(run, place + 1)
         else:
-            _Pool(min(jobs, total)).work(todo, begin, end, told)
-        for name in {run.experiment for run in report.elsewhere}:
-            keys[name] = {result.key for result in stores[name].read()}
-        done = [run for run in report.elsewhere if not again and key_of(run) in keys[run.experiment]]
-        report.skipped += len(done)
-        report.elsewhere = [run for run in report.elsewhere if run not in done]
+            _Pool(min(jobs, len(session.todo))).work(session)
+        session.recheck_elsewhere()
     finally:
-        for store in stores.values():
+        for store in session.stores.values():
             store.close()
-    if jobs > 1:
-        # Processes end in any order; what is told afterwards has the order of the runs.
-        places = {_place(run): place for place, run in enumerate(todo)}
-        report.done.sort(key=lambda done: places[done.experiment, done.row, done.method, done.seed])
-        report.failures.sort(key=lambda failure: places[_place(failure.run)])
+    report = session.report
+    # Processes end in any order; the report follows the order of the runs.
+    places = {_place(run): place for place, run in enumerate(session.todo)}
+    report.done.sort(key=lambda result: places[_place(result)])
+    report.failures.sort(key=lambda failure: places[_place(failure.run)])
     return report
 
 
+class _Session:
+    """Runs to do, their stores and the report."""
+
+    def __init__(self, output: str | Path, again: bool, progress: ProgressCallback | None) -> None:
+        self.output, self.again, self.progress = output, again, progress
+        self.report = RunReport()
+        self.todo: list[Run] = []
+        self.stores: dict[str, ResultStore] = {}
+        self.keys: dict[str, set[str]] = {}
+        self.planned: set[str] = set()
+        # Message by row: with missing data, further runs of a row would repeat the failure.
+        self.missing: dict[tuple[str, str], str] = {}
+
+    def add(self, experiment: Experiment, runs: Sequence[Run]) -> None:
+        """Add the runs without a stored result."""
+        name = experiment.name
+        store = self.stores.setdefault(name, ResultStore(self.output, name))
+        self._read_keys(name)
+        self.report.notes += store.notes
+        for run in runs:
+            if run.experiment != name:
+                raise SpecError(f"run_experiments: a run of {run.experiment!r} is among the runs of {name!r}")
+            key = key_of(run)
+            if key in self.planned or (key in self.keys[name] and not self.again):
+                self.report.skipped += 1
+            else:
+                self.planned.add(key)
+                self.todo.append(run)
+
+    def _read_keys(self, name: str) -> None:
+        self.keys[name] = {result.key for result in self.stores[name].read()}
+
+    def show(self, run: Run | None, finished: int) -> None:
+        """Report the progress."""
+        if self.progress is not None:
+            self.progress(run, finished, len(self.todo))
+
+    def begin(self, run: Run) -> bool:
+        """Claim a run; return False if it is not to be done."""
+        message = self.missing.get((run.experiment, run.row))
+        if message is not None:
+            self.report.failures.append(Failure(run, message, True))
+            return False
+        store, key = self.stores[run.experiment], key_of(run)
+        if not store.claim(key):
+            self.report.elsewhere.append(run)
+            return False
+        if not self.again and store.changed():
+            self._read_keys(run.experiment)
+        if not self.again and key in self.keys[run.experiment]:  # finished by another process
+            store.release(key)
+            self.report.skipped += 1
+            return False
+        return True
+
+    def end(self, run: Run, outcome: Result | Failure) -> None:
+        """Store and report a result, or report a failure."""
+        if isinstance(outcome, Failure):
+            self.report.failures.append(outcome)
+            if outcome.missing:
+                self.missing[run.experiment, run.row] = outcome.message
+        else:
+            self.stores[run.experiment].append(outcome)
+            self.report.done.append(outcome)
+        self.stores[run.experiment].release(key_of(run))
+
+    def recheck_elsewhere(self) -> None:
+        """Count runs finished by other processes in the meantime as skipped."""
+        for name in {run.experiment for run in self.report.elsewhere}:
+            self._read_keys(name)
+        still = [run for run in self.report.elsewhere if self.again or key_of(run) not in self.keys[run.experiment]]
+        self.report.skipped += len(self.report.elsewhere) - len(still)
+        self.report.elsewhere = still
+
+
 def _check(todo: Sequence[Run]) -> None:
-    """Raise a `SpecError` for the first run whose row or options do not fit; seeds have the same ones."""
+    """Raise a `SpecError` for the first run with an invalid row or option, once for all seeds."""
     seen: set[tuple[str, str, str]] = set()
     with _threads(1):
         for run in todo:
@@ -188,20 +205,20 @@ def _check(todo: Sequence[Run]) -> None:
                 importlib.import_module(PROCEDURES[run.procedure]).check(run)
 
 
-def _writable(folder: str | Path) -> None:
-    """Make the folder of the results, and refuse one that could not be written after the first run."""
+def _require_writable(folder: str | Path) -> None:
+    """Create the folder of the results; refuse a read-only folder before the first run."""
     with plain(folder, "write the results"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise FileError(f"{show(folder)}: cannot write the results: the folder may only be read; give another --output")
+        raise FileError(f"{show(folder)}: cannot write the results: the folder is read-only; give another --output")
 
 
-def _place(run: Run) -> tuple[str, str, str, int]:
+def _place(run: Run | Result) -> tuple[str, str, str, int]:
     return run.experiment, run.row, run.method, run.seed
 
 
 def _do(run: Run, module: str) -> Result | Failure:
-    """Return what comes of one run, an error as data; an interruption goes on."""
+    """Return the result of one run, or its error as data; interrupts propagate."""
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
@@ -211,12 +228,12 @@ def _do(run: Run, module: str) -> Result | Failure:
             raise TypeError(f"{module}.run returned {type(outcome).__name__}, expected Outcome")
         seconds, cpu_seconds = time.perf_counter() - wall, _cpu_seconds() - cpu
         result = Result.of(run, outcome, started=started, seconds=seconds, cpu_seconds=cpu_seconds)
-        result.data()  # what JSON does not have is a mistake of this run, and stops no other
+        result.data()  # values unknown to JSON are a failure of this run only
         return result
     except KapsiError as error:
         return Failure(run, " ".join(str(error).split()), isinstance(error, DataSetError))
     except MemoryError:
-        return Failure(run, "there is not enough memory")
+        return Failure(run, "out of memory")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
@@ -224,14 +241,14 @@ def _do(run: Run, module: str) -> Result | Failure:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it started and that have ended."""
+    """Return the CPU time of this process and its finished children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Give torch and the libraries of linear algebra so many threads, and put back what they had."""
+    """Set the threads of torch and the linear algebra libraries, and restore the previous number."""
     import threadpoolctl
     import torch
 
@@ -246,13 +263,13 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def offline(folder: str | None) -> Iterator[None]:
-    """Keep data sets from being asked for over the network while there is no folder of them."""
+    """Keep data sets off the network if there is no folder of data sets."""
     values = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", OFFLINE: "with --quick"}
     if folder or os.environ.get("KAPSI_DATA"):
         yield
         return
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)  # which processes that are begun have, too
+    os.environ.update(values)  # inherited by child processes
     try:
         yield
     finally:
@@ -267,20 +284,15 @@ def offline(folder: str | None) -> Iterator[None]:
 
 
 class _Pool:
-    """Processes that do runs: each is begun anew (spawn), ends with this one however it ends, and may die without harm."""
+    """Spawned processes for runs; they end with this process, and the death of one fails only its run."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.context = get_context("spawn")
 
-    def work(
-        self,
-        todo: Sequence[Run],
-        begin: Callable[[Run], bool],
-        end: Callable[[Run, Result | Failure], None],
-        told: Callable[[Run, int], None],
-    ) -> None:
-        waiting = list(reversed(todo))
+    def work(self, session: _Session) -> None:
+        """Do all runs of a session."""
+        waiting = list(reversed(session.todo))
         busy: dict[Any, tuple[Any, Run]] = {}
         finished = 0
         idle: list[tuple[Any, Any]] = []
@@ -289,33 +301,31 @@ class _Pool:
             while waiting or busy:
                 while waiting and len(busy) < self.count:
                     run = waiting.pop()
-                    told(run, finished)
-                    if not begin(run):
+                    session.show(run, finished)
+                    if not session.begin(run):
                         finished += 1
-                        told(run, finished)
+                        session.show(run, finished)
                         continue
                     process, pipe = idle.pop() if idle else self.start()
                     if process not in alive:
                         alive.append(process)
-                    with contextlib.suppress(
-                        BrokenPipeError, ConnectionError
-                    ):  # one that died meanwhile is found below
+                    with contextlib.suppress(BrokenPipeError, ConnectionError):  # a dead process is found below
                         pipe.send((run, PROCEDURES[run.procedure]))
                     busy[pipe] = (process, run)
-                if not busy:  # every run that was left is done or at another process: there is nothing to wait for
+                if not busy:  # all remaining runs are done or elsewhere
                     continue
                 for pipe in cast("list[Any]", connection.wait(list(busy))):
                     process, run = busy.pop(pipe)
-                    got: Result | Failure
+                    outcome: Result | Failure
                     try:
-                        got = pipe.recv()
+                        outcome = pipe.recv()
                         idle.append((process, pipe))
                     except (EOFError, OSError):
                         process.join(5)
-                        got = Failure(run, f"its process ended with {_ending(process.exitcode)}")
-                    end(run, got)
+                        outcome = Failure(run, f"its process ended with {_ending(process.exitcode)}")
+                    session.end(run, outcome)
                     finished += 1
-                    told(run, finished)
+                    session.show(run, finished)
         finally:
             for process in alive:
                 process.terminate()
@@ -336,13 +346,13 @@ class _Pool:
 
 @contextlib.contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Keep an interrupt at the terminal from the imports of a process that begins, which takes the blocked signals over."""
+    """Block interrupts during the imports of a new process, which inherits blocked signals."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # it lets the signals through again when it begins
+    resource_tracker.ensure_running()  # its start unblocks the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -354,13 +364,13 @@ def _ending(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
-            return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
+            return f"{name}, perhaps out of memory" if name == "SIGKILL" else name
     return f"code {code}"
 
 
 def _serve(pipe: Any) -> None:
-    """Do runs as they come, until the other end is closed."""
-    # An interrupt at the terminal reaches all processes: the first one ends the others.
+    """Do runs from a pipe until its other end is closed."""
+    # An interrupt at the terminal reaches all processes; the parent ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -371,17 +381,17 @@ def _serve(pipe: Any) -> None:
             run, module = pipe.recv()
         except (EOFError, OSError):
             return
-        got = _do(run, module)
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # a closed one
+        outcome = _do(run, module)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed
             sys.stdout.flush()
         try:
-            pipe.send(got)
+            pipe.send(outcome)
         except (BrokenPipeError, ConnectionError):
             return
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that began it is gone, however that ended."""
+    """End this process after its parent."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -391,10 +401,10 @@ def _end_with_parent() -> None:
 
 
 def check_jobs(jobs: int, where: str = "jobs") -> None:
-    """Refuse a number of processes.
+    """Check a number of processes.
 
     Raises:
-        SpecError: no whole number, less than 1 or more than 1024.
+        SpecError: not an integer from 1 to 1024.
     """
     if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1024:
         raise SpecError(f"{where} {jobs}: expected 1 to 1024 processes")

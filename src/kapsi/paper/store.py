@@ -1,8 +1,8 @@
-"""Results as JSON lines, one file an experiment: appended whole or not at all, keyed by what they depend on.
+"""Results as JSON lines, one file for each experiment: appended whole or not at all.
 
-A line has the experiment, row, method, protocol, seed, the configuration (a hash of its canonical JSON and a short text), the
-versions, the machine, when it began, seconds and CPU seconds, score, validation, parameters, extra and curves. Numbers that are
-not finite are the texts "nan", "inf" and "-inf", which JSON has no numbers for.
+A line holds experiment, row, method, protocol, seed, the configuration (a hash of its canonical JSON and a short text), versions,
+machine, start, seconds and CPU seconds, score, validation, parameters, extra and curves. Non-finite numbers, unknown to JSON, are
+the texts "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kapsi.paper.experiment import Outcome, Run
 __all__ = ["Result", "ResultStore", "canonical", "configuration_hash", "machine", "short", "versions"]
 
 FORMAT = 1
-SHORTEST = 200
-# What a number may depend on; memory and the like are told and do not count.
-_COUNTING = ("cpu", "cores", "accelerator", "os")
+MAX_SHORT = 200
+# Parts of the machine that may change a number; memory is recorded only.
+_DECISIVE = ("cpu", "cores", "accelerator", "os")
 
 
-# ------------------------------------------------------------------------------------------------ what results depend on
+# ------------------------------------------------------------------------------------------------ keys
 
 
 def canonical(data: Any) -> str:
@@ -51,15 +51,15 @@ def _hash(data: Any) -> str:
 
 
 def configuration_hash(run: Run) -> str:
-    """Return 16 letters that stand for all that a run depends on besides seed, versions and machine."""
+    """Return a hash of 16 hexadecimal digits of everything that determines a run, except for seed, versions and machine."""
     return _hash(run.configuration())
 
 
 def short(run: Run) -> str:
-    """Return the options of a run in a short readable form."""
+    """Return the options of a run in short notation."""
     text = short_form(run.options)
     text = text[1:-1] if text.startswith("{") else text
-    return text if len(text) <= SHORTEST else f"{text[: SHORTEST - 1]}…"
+    return text if len(text) <= MAX_SHORT else f"{text[: MAX_SHORT - 1]}…"
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of kapsi and of what it computes with."""
+    """Return the versions of kapsi, its numerical packages and Python."""
     return dict(_versions())
 
 
@@ -101,7 +101,7 @@ def _machine() -> tuple[tuple[str, Any], ...]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is: processor, cores, memory in GiB, accelerator, operating system."""
+    """Return processor, cores, memory in GiB, accelerator and operating system."""
     return dict(_machine())
 
 
@@ -116,7 +116,7 @@ def _cpu() -> str:
 def _memory() -> int | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    except (AttributeError, OSError, ValueError):  # a system that does not say
+    except (AttributeError, OSError, ValueError):  # unknown on this system
         return None
 
 
@@ -125,15 +125,16 @@ def _memory() -> int | None:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a store: a run and what came of it.
+    """One line of a store: a run and its outcome.
 
     Attributes:
-        experiment, row, method, protocol, seed: which run.
+        experiment, row, method, protocol, seed: of the run.
         configuration: `{"hash": …, "short": …, "threads": …}`.
         versions, machine: see `versions` and `machine`.
         started: date and time with zone, ISO 8601.
         seconds, cpu_seconds: of the whole run.
-        score, validation, parameters, extra, curves: of the outcome; `fit_seconds` where the procedure counts its own.
+        score, validation, parameters, extra, curves: of the outcome.
+        fit_seconds: CPU seconds counted by the procedure, None if it does not count them.
     """
 
     experiment: str
@@ -179,16 +180,16 @@ class Result:
 
     @property
     def setting(self) -> str:
-        """The versions and the machine as 16 letters: results of another setting are another matter."""
+        """Hash of versions and machine; results of different settings are not mixed."""
         return _setting(self.versions, self.machine)
 
     @property
     def key(self) -> str:
-        """What makes a result the same one: configuration, seed, versions, machine."""
-        return _hash([self.configuration["hash"], self.seed, self.setting])
+        """Hash of configuration, seed, versions and machine."""
+        return _hash([self.configuration.get("hash"), self.seed, self.setting])
 
     def data(self) -> dict[str, Any]:
-        """Return the result as plain data that JSON has."""
+        """Return the result as plain data for JSON."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {"format": FORMAT, "key": self.key, **_plain(values)}
 
@@ -197,12 +198,10 @@ class Result:
         """Return the result of plain data.
 
         Raises:
-            ValueError: it is none.
+            ValueError: invalid data.
         """
-        if not isinstance(data, dict):
-            raise ValueError("expected a mapping")
-        if data.get("format") != FORMAT:
-            raise ValueError(f"has format {data.get('format')!r}, this version of kapsi reads {FORMAT}")
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f"expected a mapping of format {FORMAT}")
         kinds: dict[str, Any] = {
             "experiment": str,
             "row": str,
@@ -219,48 +218,36 @@ class Result:
         values: dict[str, Any] = {}
         for name, kind in kinds.items():
             if not isinstance(data.get(name), kind) or isinstance(data[name], bool):
-                raise ValueError(f"{name} is missing or not of its type")
+                raise ValueError(f"{name} is missing or of another type")
             values[name] = data[name]
-        if not isinstance(values["configuration"].get("hash"), str):
-            raise ValueError("configuration has no hash")
-        for name, needed in (
-            ("seconds", True),
-            ("cpu_seconds", True),
-            ("score", True),
-            ("validation", False),
-            ("fit_seconds", False),
-        ):
-            values[name] = _number(data.get(name), name, needed)
-        parameters = data.get("parameters")
-        if parameters is not None and (isinstance(parameters, bool) or not isinstance(parameters, int)):
-            raise ValueError("parameters is not a whole number")
-        values["parameters"] = parameters
-        values["curves"] = {
-            name: [_number(value, name, True) for value in given] for name, given in values["curves"].items()
-        }
-        made = cls(**values)
-        if data.get("key") != made.key:
-            raise ValueError("its key is that of another configuration, seed, version or machine")
-        return made
+        for name in ("seconds", "cpu_seconds", "score"):
+            values[name] = _number(data.get(name), name)
+        for name in ("validation", "fit_seconds", "parameters"):
+            values[name] = None if data.get(name) is None else _number(data[name], name)
+        if values["parameters"] is not None:
+            values["parameters"] = int(values["parameters"])
+        values["curves"] = {name: [_number(v, name) for v in curve] for name, curve in values["curves"].items()}
+        result = cls(**values)
+        if data.get("key") != result.key:
+            raise ValueError("its key belongs to another configuration, seed, version or machine")
+        return result
 
 
-def _setting(of_versions: Mapping[str, Any], of_machine: Mapping[str, Any]) -> str:
-    return _hash([dict(of_versions), [of_machine.get(name) for name in _COUNTING]])
+def _setting(versions: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    return _hash([dict(versions), [machine.get(name) for name in _DECISIVE]])
 
 
 def here() -> str:
-    """Return the setting of this process: its versions and machine."""
+    """Return the setting of this process."""
     return _setting(versions(), machine())
 
 
 def key_of(run: Run) -> str:
-    """Return the key that the result of a run has here."""
+    """Return the key of a run's result in this process."""
     return _hash([configuration_hash(run), run.seed, here()])
 
 
-def _number(value: Any, name: str, needed: bool) -> float | None:
-    if value is None and not needed:
-        return None
+def _number(value: Any, name: str) -> float:
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -269,7 +256,7 @@ def _number(value: Any, name: str, needed: bool) -> float | None:
 
 
 def _plain(data: Any) -> Any:
-    """Return data as JSON has it: numbers of numpy and torch as Python's, those that are not finite as texts."""
+    """Convert data for JSON: numbers of numpy and torch to Python's, non-finite ones to texts."""
     if data is None or isinstance(data, str | bool | int):
         return data
     if isinstance(data, float):
@@ -280,18 +267,18 @@ def _plain(data: Any) -> Any:
         return [_plain(value) for value in data]
     if hasattr(data, "tolist"):
         return _plain(data.tolist())
-    raise FileError(f"a result has {type(data).__name__}, which JSON does not have; give plain data")
+    raise FileError(f"a result contains {type(data).__name__}, unknown to JSON; give plain data")
 
 
 # ------------------------------------------------------------------------------------------------ the file
 
 
 class ResultStore:
-    """The results of one experiment in one file, which several processes may append to.
+    """The results of one experiment in one file, shared by several processes.
 
     Args:
-        folder: where the file is; made when the first result is written.
-        experiment: its name, which the file is called after.
+        folder: folder of the file; created with the first result.
+        experiment: name of the experiment and of the file.
     """
 
     def __init__(self, folder: str | Path, experiment: str) -> None:
@@ -301,10 +288,10 @@ class ResultStore:
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> list[Result]:
-        """Return the results in the order of the file; `notes` then says what was left out.
+        """Return the results in the order of the file; `notes` lists skipped lines.
 
         Raises:
-            FileError: the file cannot be read.
+            FileError: unreadable file.
         """
         self.notes = []
         try:
@@ -317,7 +304,7 @@ class ResultStore:
             raise FileError(f"{show(self.path)}: cannot be read: {one_line(error)}; check the path") from None
         *lines, last = content.split(b"\n")
         if last:
-            self.notes.append(f"{self.path}: the last line is cut off, as a kill leaves it; it is left out")
+            self.notes.append(f"{self.path}: the last line is cut off, probably by a kill; skipped")
         results = []
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -325,14 +312,14 @@ class ResultStore:
             try:
                 results.append(Result.from_data(json.loads(line)))
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                self.notes.append(f"{self.path}, line {number}: is no result ({one_line(error)[:80]}); it is left out")
+                self.notes.append(f"{self.path}, line {number}: is no result ({one_line(error)[:80]}); skipped")
         return results
 
     def append(self, result: Result) -> None:
-        """Write a result at the end, down to the disk; what a kill left of an unfinished line is cut off first.
+        """Write a result at the end and flush it to the disk; an unfinished line of a killed process is removed first.
 
         Raises:
-            FileError: the file cannot be written.
+            FileError: the write fails.
         """
         line = (
             json.dumps(result.data(), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
@@ -340,7 +327,7 @@ class ResultStore:
         with plain(self.path, "write the results"):
             new = not self.path.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Not in append mode, which some systems do not let one cut: the lock keeps others away.
+            # Some systems refuse to truncate in append mode; the lock keeps other processes away.
             handle = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
             with handle, _locked(handle):
                 alone = self._seen == _state(handle.fileno())
@@ -352,7 +339,7 @@ class ResultStore:
                     while view:
                         view = view[handle.write(view) :]
                     os.fsync(handle.fileno())
-                    if alone:  # what is new is our own
+                    if alone:  # the new line is from this process
                         self._seen = _state(handle.fileno())
                 except BaseException:  # an interrupt, a full disk
                     handle.truncate(end)
@@ -360,20 +347,19 @@ class ResultStore:
             if new:
                 sync(self.path.parent)
 
-    # Other processes may do runs of the same experiment at the same time. A lock on one byte of a file stands for one run; it ends
-    # with the process, however that ends.
+    # Several processes may run one experiment. A lock on one byte of a file marks one run and ends with its process.
 
     def changed(self) -> bool:
-        """Return whether the file is another one than `read` saw."""
+        """Return whether the file has changed since `read`."""
         try:
             return _state(self.path) != self._seen
         except OSError:
             return False
 
     def claim(self, key: str) -> bool:
-        """Return whether no other process is at the run of a key; no other one can claim it then, until `release` or `close`."""
+        """Claim a run until `release` or `close`; return False if another process has it."""
         path = self._running
-        with suppress(ImportError, OSError):  # where there are no locks (Windows, some network disks) one is alone
+        with suppress(ImportError, OSError):  # no locks on Windows and some network disks
             import fcntl
 
             for attempt in range(100):
@@ -382,19 +368,19 @@ class ResultStore:
                 try:
                     fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
                 except (BlockingIOError, PermissionError):
-                    if attempt < 3:  # it may be one that is about to delete the file, which takes no time
+                    if attempt < 3:  # another process may be about to delete the file
                         time.sleep(0.01)
                         continue
                     return False
                 if path.exists() and os.path.samestat(os.fstat(self._claims.fileno()), os.stat(path)):
                     return True
-                # Another process deleted it, as it had no locks: those of a deleted file are nobody's.
+                # Another process deleted the file; locks of a deleted file have no effect.
                 self._claims.close()
                 self._claims = None
         return True
 
     def release(self, key: str) -> None:
-        """Give a run back."""
+        """Release a run."""
         with suppress(ImportError, OSError):
             import fcntl
 
@@ -402,7 +388,7 @@ class ResultStore:
                 fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, int(key[:15], 16))
 
     def close(self) -> None:
-        """Give all runs back, and delete the file of the locks, also one that a kill left, where no other process has a lock."""
+        """Release all runs; delete the lock file unless another process has a lock."""
         with suppress(ImportError, OSError):
             import fcntl
 
@@ -421,12 +407,12 @@ class ResultStore:
 
 
 def _state(file: int | Path) -> tuple[int, int]:
-    found = os.stat(file)
-    return found.st_size, found.st_mtime_ns
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def _end_of_lines(handle: Any) -> int:
-    """Return where the last whole line ends."""
+    """Return the position after the last whole line."""
     place: int = handle.seek(0, os.SEEK_END)
     while place > 0:
         start = max(0, place - 65536)
@@ -437,16 +423,16 @@ def _end_of_lines(handle: Any) -> int:
             if not more:
                 break
             block += more
-        found = block.rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        newline = block.rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
         place = start
     return 0
 
 
 @contextmanager
 def _locked(handle: BinaryIO | Any, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of a file, which ends with the process; where there is none (Windows, some network disks) one writes alone."""
+    """Hold the lock of a file; without effect on Windows and some network disks."""
     with suppress(ImportError, OSError):
         import fcntl
 

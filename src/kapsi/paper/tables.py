@@ -1,4 +1,4 @@
-"""What a table of an experiment has: the paper's numbers and those of the store side by side, and who is better."""
+"""The table of an experiment: stored results beside the paper's numbers, and their comparison."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kapsi.paper.expected import LABELS, Expected, Printed
 from kapsi.paper.experiment import Experiment, Method, TableRow
 from kapsi.paper.store import Result, configuration_hash, here
 
-__all__ = ["AxisValue", "Line", "ResultTable", "Setting", "Statistic", "build", "chosen", "statistic"]
+__all__ = ["AxisValue", "Line", "ResultTable", "Setting", "Statistic", "build", "shown_results", "statistic"]
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """What the seeds of one method in one row have together.
+    """Statistics over the seeds of one method in one row.
 
     Attributes:
-        mean, std: of the scores; the deviation is that of the population (divided by the number of seeds).
+        mean, std: of the scores; population standard deviation (divided by the number of seeds).
         count: number of seeds.
-        validation: mean, None where a seed has none.
-        parameters: the largest number of any seed.
-        seconds, cpu_seconds: mean of a seed.
+        validation: mean, None if a seed has none.
+        parameters: largest number of any seed.
+        seconds, cpu_seconds: mean per seed.
         total: CPU seconds of all seeds.
-        best_epoch: mean of the best test score over epochs, where the procedure has it.
-        mark: which setting it comes from, empty for the first.
+        best_epoch: mean of the best test score over epochs, None if not recorded.
+        mark: footnote mark of the setting, empty for the first.
     """
 
     mean: float
@@ -44,7 +44,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Setting:
-    """Versions and a machine that results come from."""
+    """Versions and machine of results."""
 
     mark: str
     versions: Mapping[str, str]
@@ -52,7 +52,7 @@ class Setting:
     count: int
 
     def text(self) -> str:
-        """Return one line that says it."""
+        """Return a description of one line."""
         parts = [f"{name} {version}" for name, version in self.versions.items()]
         memory = self.machine.get("memory_gib")
         machine = [
@@ -62,7 +62,7 @@ class Setting:
             *([str(self.machine["accelerator"])] if self.machine.get("accelerator") else []),
             str(self.machine.get("os")),
         ]
-        # Results come from elsewhere, too: nothing in them moves the cursor of a terminal.
+        # Results may be from untrusted files: replace control characters.
         return "".join(
             letter if letter.isprintable() else "?" for letter in f"{', '.join(parts)}; {', '.join(machine)}"
         )
@@ -73,13 +73,13 @@ class Line:
     """One row of a table.
 
     Attributes:
-        row: which.
-        headline: the method that is compared.
-        paper: column: what is printed.
-        own: method: what the store has.
-        reference: the score that the headline is compared with, None where there is none.
-        reference_name: whose it is.
-        factor: of errors, how many times the headline is below the reference; of shares, how far it is above.
+        row: of the experiment.
+        headline: the compared method.
+        paper: column: printed numbers.
+        own: method: statistics of stored results.
+        reference: reference score of the headline, None if there is none.
+        reference_name: label of the reference.
+        factor: for errors, reference divided by headline; for accuracies, headline minus reference.
     """
 
     row: TableRow
@@ -92,13 +92,13 @@ class Line:
 
     @property
     def result(self) -> Statistic | None:
-        """What the headline method has."""
+        """Statistics of the headline method."""
         return self.own.get(self.headline.name) if self.headline is not None else None
 
 
 @dataclass(frozen=True)
 class AxisValue:
-    """The scores of all rows of a grid that have one value on one axis."""
+    """Statistics of all rows of a grid with one value on one axis."""
 
     axis: str
     value: str
@@ -110,19 +110,19 @@ class AxisValue:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """All that a table of an experiment shows.
+    """The content of an experiment's table.
 
     Attributes:
-        experiment: whose.
-        lines: one a row.
-        columns: prefixes of the paper's columns that are shown.
-        methods: those that have a result.
-        compared: the paper's columns that the headline is compared with.
-        settings: versions and machines of the results, those with most of them first; they have no mark.
-        notes: about what is not shown.
-        axes: of a grid of several axes, what each value has together.
-        quick: whether it is about the small budget.
-        seeds: in place of those of the experiment, empty for those.
+        experiment: its experiment.
+        lines: one for each row.
+        columns: prefixes of the paper's columns shown.
+        methods: methods with a result.
+        compared: reference columns of the headline.
+        settings: versions and machines of the results, by number of results; the first one has no mark.
+        notes: footnotes.
+        axes: statistics by axis, for a grid of several axes.
+        quick: whether the results are those of `--quick`.
+        seeds: other seeds than the experiment's, or empty.
     """
 
     experiment: Experiment
@@ -138,7 +138,7 @@ class ResultTable:
 
     @property
     def named(self) -> int:
-        """Number of rows that the table names."""
+        """Number of rows."""
         return len(self.lines)
 
     @property
@@ -148,24 +148,24 @@ class ResultTable:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of all results that are shown."""
-        return sum(found.total for line in self.lines for found in line.own.values())
+        """CPU time of all results shown."""
+        return sum(own.total for line in self.lines for own in line.own.values())
 
     def summary(self) -> list[str]:
-        """Return what the table says, counted, one line a comparison."""
-        lines = [line for line in self.lines if line.factor is not None]
+        """Return the comparisons, one line each, and the best row of a sweep."""
         texts = []
-        if lines:
-            printed = [line for line in lines if line.row.name not in self.experiment.compare.instead]
-            same = [line for line in lines if line.row.name in self.experiment.compare.instead]
+        lines = [line for line in self.lines if line.factor is not None]
+        printed = printed_factors(self)
+        same_rows = [line for line in lines if line.row.name in self.experiment.compare.instead]
+        if printed:
             names = [LABELS.get(column, column) for column in self.compared]
-            if printed:
-                better = "the better of " if len(names) > 1 else ""
-                texts.append(f"against {better}{' and '.join(names)} of the paper: {self._counted(printed)}")
-            if same:
-                names = list(dict.fromkeys(line.reference_name for line in same))
-                reason = f" ({self.experiment.compare.reason})" if self.experiment.compare.reason else ""
-                texts.append(f"against {', '.join(names)} on the same rows{reason}: {self._counted(same)}")
+            better = "the better of " if len(names) > 1 else ""
+            texts.append(self._verdict(f"the paper ({better}{', '.join(names)})", printed_factors(self)))
+        if same_rows:
+            methods = ", ".join(dict.fromkeys(line.reference_name for line in same_rows))
+            reason = f" ({self.experiment.compare.reason})" if self.experiment.compare.reason else ""
+            pairs = [(line, line.factor or 0.0) for line in same_rows]
+            texts.append(self._verdict(f"{methods} on the same rows{reason}", pairs))
         for method in self.methods:
             pairs = [
                 (line, _factor(line.result.mean, line.own[method.name].mean, self.experiment.higher_is_better))
@@ -176,60 +176,66 @@ class ResultTable:
                 and method.name != line.headline.name
             ]
             if pairs:
-                texts.append(f"against {method.label} here{_protocol(self.experiment, method)}: {self._verdict(pairs)}")
-        texts += self._best()
-        return texts
+                texts.append(self._verdict(f"{method.label} here{_protocol(self.experiment, method)}", pairs))
+        best = self.best()
+        return [*texts, best] if best else texts
 
-    def _best(self) -> list[str]:
-        """Return the best row of a sweep, here and in the paper."""
-        if not any(line.row.axes for line in self.lines):
-            return []
+    def best(self) -> str:
+        """Return the best row of a sweep, here and in the paper, or an empty text."""
         best = max if self.experiment.higher_is_better else min
         own = [(line.result.mean, line) for line in self.lines if line.result and math.isfinite(line.result.mean)]
+        if not own or not any(line.row.axes for line in self.lines):
+            return ""
+        score, line = best(own, key=lambda pair: pair[0])
+        parameters = line.result.parameters if line.result is not None else None
+        size = f", {parameters:,} parameters" if parameters is not None else ""
         printed = [
             (value, line.row.name)
             for line in self.lines
             for column in self.compared
             if (value := line.paper[column].mean) is not None
         ]
-        if not own:
-            return []
-        score, line = best(own, key=lambda pair: pair[0])
-        count = line.result.parameters if line.result is not None else None
-        text = f"best here: {line.row.name}, {score:.4g}" + (f" with {count:,} parameters" if count is not None else "")
+        text = f"best here: {line.row.name}, {score:.4g}{size}"
         if printed:
             value, name = best(printed, key=lambda pair: pair[0])
-            text += f"; best of the paper: {name}, {value:.4g}"
-        return [text]
+            text += f"; in the paper: {name}, {value:.4g}"
+        return text
 
-    def _counted(self, lines: Sequence[Line]) -> str:
-        return self._verdict([(line, line.factor) for line in lines if line.factor is not None])
-
-    def _verdict(self, pairs: Sequence[tuple[Line, float]]) -> str:
-        of = len(pairs)
-        rows = "row" if of == 1 else "rows"
+    def _verdict(self, reference: str, pairs: Sequence[tuple[Line, float]]) -> str:
+        """Return one comparison with a reference: counts, and the rows that are worse."""
+        total = f"{len(pairs)} row{'s' * (len(pairs) > 1)}"
         if self.experiment.higher_is_better:
-            worse = [(line, factor) for line, factor in pairs if not factor >= 0]
-            text = f"at least as good in {of - len(worse)} of {of} {rows}"
-            shown = [f"{line.row.name} ({factor:+.4f})" for line, factor in worse]
+            text = f"accuracy not lower in {sum(factor >= 0 for _, factor in pairs)} of {total}"
         else:
-            worse = [(line, factor) for line, factor in pairs if not factor >= 1]
-            counts = [
-                f"at least {least:g} times below in {sum(factor >= least for _, factor in pairs)}"
-                for least in sorted(self.experiment.compare.factors, reverse=True)
-            ]
-            text = f"of {of} {rows} {', '.join([*counts, f'not above in {of - len(worse)}'])}"
-            shown = [f"{line.row.name} ({_above(factor, line.result)})" for line, factor in worse]
-        if not worse:
-            return f"{text}; never worse"
-        rest = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
-        return f"{text}; worse in {len(worse)}: {', '.join(shown[:12])}{rest}"
+            first, *others = sorted(self.experiment.compare.factors, reverse=True) or (1.0,)
+            text = f"MSE ≥ {first:g}× lower in {count(pairs, first)} of {total}"
+            text += "".join(f", ≥ {least:g}× lower in {count(pairs, least)}" for least in others)
+            text += f", not higher in {count(pairs, 1)}"
+        limit = 0 if self.experiment.higher_is_better else 1
+        worse = [(line, factor) for line, factor in pairs if not factor >= limit]
+        if worse:
+            shown = [f"{line.row.name} ({self._difference(line, factor)})" for line, factor in worse]
+            rest = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+            text += f"; worse: {', '.join(shown[:12])}{rest}"
+        return f"compared with {reference}: {text}"
+
+    def _difference(self, line: Line, factor: float) -> str:
+        if self.experiment.higher_is_better:
+            return f"{factor:+.4f}"
+        if factor > 0:
+            return f"{1 / factor:.3g}× higher"
+        return "above 0" if line.result is not None and math.isfinite(line.result.mean) else "not finite"
 
 
-def _above(factor: float, own: Statistic | None) -> str:
-    if factor > 0:
-        return f"{1 / factor:.3g} times above"
-    return "above 0" if own is not None and math.isfinite(own.mean) else "not finite"
+def count(pairs: Sequence[tuple[Line, float]], least: float) -> int:
+    """Return the number of rows with a factor of at least `least`."""
+    return sum(factor >= least for _, factor in pairs)
+
+
+def printed_factors(table: ResultTable) -> list[tuple[Line, float]]:
+    """Return the rows compared with printed numbers, with their factors."""
+    instead = table.experiment.compare.instead
+    return [(line, line.factor) for line in table.lines if line.factor is not None and line.row.name not in instead]
 
 
 def _protocol(experiment: Experiment, method: Method) -> str:
@@ -237,7 +243,7 @@ def _protocol(experiment: Experiment, method: Method) -> str:
 
 
 def _factor(own: float, reference: float, higher_is_better: bool) -> float:
-    """Return how far a score is above another, or how many times an error is below; what is not finite is worse than all."""
+    """Return own − reference for accuracies, reference / own for errors; non-finite values are worst."""
     if not math.isfinite(own):
         return -math.inf if higher_is_better else 0.0
     if higher_is_better:
@@ -250,11 +256,11 @@ def _factor(own: float, reference: float, higher_is_better: bool) -> float:
 
 
 def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
-    """Return mean, deviation and so on of the seeds of one method in one row.
+    """Return the statistics over the seeds of one method in one row.
 
     Args:
-        results: one a seed, at least one.
-        mark: which setting they come from.
+        results: one for each seed, at least one.
+        mark: footnote mark of the setting.
     """
     scores = np.array([result.score for result in results], dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -287,45 +293,45 @@ def build(
     quick: bool = False,
     only_rows: Iterable[str] | None = None,
 ) -> ResultTable:
-    """Return the table of an experiment from the results of its store.
+    """Return the table of an experiment from stored results.
 
-    Of a row and method, results of this process's versions and machine count if there are any; else those of the setting that has
-    most of them, with a mark. Results of another configuration, or of other seeds, are not shown.
+    For each row and method, results of this process's versions and machine take precedence; otherwise the setting with the most
+    results is shown, with a mark. Results of another configuration or of other seeds are not shown.
 
     Args:
-        experiment: what is shown.
+        experiment: the experiment.
         expected: the paper's numbers.
-        results: of the store; of equal ones the last counts.
-        seeds: in place of those of the experiment.
-        quick: whether the results with the small budget are shown.
-        only_rows: names of the rows to show, all by default.
+        results: stored results; the last one of each key counts.
+        seeds: other seeds than the experiment's.
+        quick: show results of `--quick`.
+        only_rows: names of rows, all by default.
     """
     latest = {result.key: result for result in results}
-    shown, used, other_seeds = _choose(experiment, latest.values(), seeds, quick)
-    wanted_rows = None if only_rows is None else set(only_rows)
-    rows = [row for row in experiment.active_rows() if wanted_rows is None or row.name in wanted_rows]
+    shown, used, other_seeds = _select(experiment, latest.values(), seeds, quick)
+    selected_rows = None if only_rows is None else set(only_rows)
+    rows = [row for row in experiment.active_rows() if selected_rows is None or row.name in selected_rows]
     names = {row.name for row in rows}
-    shown = {place: found for place, found in shown.items() if place[0] in names}
-    settings = _settings([result for found in shown.values() for result in found])
+    shown = {place: group for place, group in shown.items() if place[0] in names}
+    settings = _settings([result for group in shown.values() for result in group])
     marks = {setting: mark.mark for setting, mark in settings.items()}
-    stored = {place: statistic(found, marks[found[0].setting]) for place, found in shown.items()}
+    stored = {place: statistic(group, marks[group[0].setting]) for place, group in shown.items()}
     compared = expected.compared(experiment)
     lines = tuple(_line(experiment, expected, compared, row, stored) for row in rows)
-    there = {method for _, method in stored}
+    present = {method for _, method in stored}
     notes = list(experiment.notes)
     if len(latest) > used:
         notes.append(f"{len(latest) - used} results of other configurations in the store are not shown")
     if other_seeds:
         notes.append(f"{other_seeds} results of other seeds in the store are not shown")
     others = used - other_seeds - sum(map(len, shown.values()))
-    if others > 0 and wanted_rows is None:
+    if others > 0 and selected_rows is None:
         notes.append(f"{others} results of other versions or machines in the store are not shown")
-    notes += _left_out(experiment, wanted_rows)
+    notes += _left_out(experiment, selected_rows)
     return ResultTable(
         experiment,
         lines,
         tuple(column for column in expected.columns if any(line.paper[column].mean is not None for line in lines)),
-        tuple(method for method in experiment.methods if method.name in there),
+        tuple(method for method in experiment.methods if method.name in present),
         compared,
         tuple(settings.values()),
         tuple(notes),
@@ -336,7 +342,7 @@ def build(
 
 
 def _left_out(experiment: Experiment, rows: set[str] | None) -> list[str]:
-    """Return one line a reason with what is left out for it; a row that is left out for every method goes by its name alone."""
+    """Return a line for each reason with its exclusions; a row without any method is listed by its name only."""
     methods: dict[tuple[str, str], list[str]] = {}
     for row, method, reason in experiment.excluded():
         if rows is None or row in rows:
@@ -346,48 +352,48 @@ def _left_out(experiment: Experiment, rows: set[str] | None) -> list[str]:
         labels = [experiment.method(name).label for name in names]
         places = [row] if len(names) == len(experiment.methods) else [f"{row} with {label}" for label in labels]
         reasons.setdefault(reason, []).extend(places)
-    found = []
+    lines = []
     for reason, places in reasons.items():
         rest = f" and {len(places) - 4} more" if len(places) > 4 else ""
-        found.append(f"left out: {', '.join(places[:4])}{rest}: {reason}")
-    return found
+        lines.append(f"left out: {', '.join(places[:4])}{rest}: {reason}")
+    return lines
 
 
-def chosen(
+def shown_results(
     experiment: Experiment, results: Iterable[Result], *, seeds: Sequence[int] | None = None, quick: bool = False
 ) -> dict[tuple[str, str], list[Result]]:
-    """Return the results that a table shows by (row, method), by seed; the arguments are those of `build`."""
-    return _choose(experiment, {result.key: result for result in results}.values(), seeds, quick)[0]
+    """Return the results of a table by (row, method), ordered by seed; arguments as in `build`."""
+    return _select(experiment, {result.key: result for result in results}.values(), seeds, quick)[0]
 
 
-def _choose(
+def _select(
     experiment: Experiment, results: Iterable[Result], seeds: Sequence[int] | None, quick: bool
 ) -> tuple[dict[tuple[str, str], list[Result]], int, int]:
-    """Return the results to show, how many are of the configurations, and how many of those are of other seeds."""
+    """Return the results shown, the number of results with current configurations, and the number of these with other seeds."""
     by_place: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         by_place.setdefault((result.row, result.method), []).append(result)
-    found: dict[tuple[str, str], list[Result]] = {}
+    shown: dict[tuple[str, str], list[Result]] = {}
     used, other_seeds = 0, 0
     for row in experiment.rows:
         for method in experiment.methods_of(row):
-            there = by_place.get((row.name, method.name), [])
-            if not there:
+            stored = by_place.get((row.name, method.name), [])
+            if not stored:
                 continue
-            usual = experiment.quick.seeds if quick else method.seeds or experiment.seeds
-            wanted = set(usual if seeds is None else seeds)
+            default = experiment.quick.seeds if quick else method.seeds or experiment.seeds
+            wanted = set(default if seeds is None else seeds)
             hash_ = configuration_hash(experiment.run(row, method, 0, quick=quick))
-            fitting = [result for result in there if result.configuration["hash"] == hash_]
+            fitting = [result for result in stored if result.configuration["hash"] == hash_]
             seeded = [result for result in fitting if result.seed in wanted]
             used += len(fitting)
             other_seeds += len(fitting) - len(seeded)
             if seeded:
-                found[row.name, method.name] = sorted(_of_one_setting(seeded), key=lambda result: result.seed)
-    return found, used, other_seeds
+                shown[row.name, method.name] = sorted(_of_one_setting(seeded), key=lambda result: result.seed)
+    return shown, used, other_seeds
 
 
 def _of_one_setting(results: list[Result]) -> list[Result]:
-    """Return the results of this process's setting, or of the one with most of them, the newest of equally many."""
+    """Return the results of this process's setting, or of the setting with the most results, the newest of equal ones."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.setting, []).append(result)
@@ -403,7 +409,7 @@ def _settings(results: list[Result]) -> dict[str, Setting]:
     for result in results:
         groups.setdefault(result.setting, []).append(result)
     own = here()
-    # By number, so that a page has the same marks wherever it is written.
+    # By number: pages have the same marks on every machine.
     order = sorted(groups, key=lambda setting: (-len(groups[setting]), setting != own, setting))
     return {
         setting: Setting(
@@ -448,11 +454,11 @@ def _line(
 
 
 def _axes(experiment: Experiment, lines: Sequence[Line]) -> tuple[AxisValue, ...]:
-    """Return best, median and mean of the headline's scores for each value of each axis, where there are several axes."""
+    """Return best, median and mean of the headline's scores by axis and value, empty for a single axis."""
     names = list(dict.fromkeys(axis for row in experiment.rows for axis in row.axes))
     if not any(len(row.axes) > 1 for row in experiment.rows):
         return ()
-    found = []
+    entries = []
     for axis in names:
         values: dict[str, list[float]] = {}
         for line in lines:
@@ -463,5 +469,5 @@ def _axes(experiment: Experiment, lines: Sequence[Line]) -> tuple[AxisValue, ...
             AxisValue(axis, value, len(scores), best(scores), float(np.median(scores)), float(np.mean(scores)))
             for value, scores in values.items()
         ]
-        found += sorted(axis_values, key=lambda entry: entry.best, reverse=experiment.higher_is_better)
-    return tuple(found)
+        entries += sorted(axis_values, key=lambda entry: entry.best, reverse=experiment.higher_is_better)
+    return tuple(entries)
