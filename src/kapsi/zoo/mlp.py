@@ -400,7 +400,9 @@ def _regressor(seed: int) -> Comparison:
 
     x, y = load_diabetes(return_X_y=True)
     y = np.stack(((y - y.mean()) / y.std(), x[:, 0] * 20), 1)
-    estimator = MLPRegressor((20, 10), activation="tanh", max_iter=30, random_state=seed, solver="lbfgs")
+    estimator = MLPRegressor(
+        hidden_layer_sizes=(20, 10), activation="tanh", max_iter=30, random_state=seed, solver="lbfgs"
+    )
     model, theirs = _fitted(estimator, x, y)
     inputs = torch.tensor(x)
     difference = deviation(model(inputs), estimator.predict(x))
