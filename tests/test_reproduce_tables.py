@@ -384,11 +384,9 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
         SpecError, match=r"compare\.paper: elementary\.csv: there is no 'rpn_x'; did you mean rpn_ext\?"
     ):
         load_expected(experiment)
-    with pytest.raises(
-        SpecError, match=r"there is no 'nowhere.csv' with numbers of the paper; there are composite-variants.csv"
-    ):
+    with pytest.raises(SpecError, match=r"expected: there is no 'nowhere.csv'; there are composite-variants.csv"):
         load_expected(replace(experiment, expected="nowhere.csv"))
-    without = r"compare\.paper: 'rpn_x' is a column of the paper's numbers, and there is no file of them; give expected"
+    without = r"compare\.paper: 'rpn_x' is a column of the paper's numbers; give expected"
     with pytest.raises(SpecError, match=without):
         load_expected(replace(experiment, expected=None))
 

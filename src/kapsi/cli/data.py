@@ -1,8 +1,8 @@
-"""`kapsi data`: the functions to learn, and tables of rows drawn from them or from an own formula."""
+"""`kapsi data`: list functions to learn, and draw tables of rows from them or from a formula."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,20 +26,20 @@ FLAGS = ("--overwrite", "--help")
 OPTIONS = (*FLAGS, *(f"--{name}" for name in ("variable", "rows", "seed", "noise", "target", "output", "folder")))
 
 
-def formula_last(given: list[str]) -> list[str]:
-    """Return the arguments with a formula as `-x**2` behind `--`, since it would be taken for an option before it."""
-    if given[:1] != ["data"] or "--" in given:
-        return given
-    kept, formulas, value, own = ["data"], [], False, False
-    for word in given[1:]:
-        # -rows is a slip for --rows.
-        if own and not value and word[:1] == "-" and word[:2] not in ("-", "--") and f"-{word}" not in OPTIONS:
+def formula_last(arguments: list[str]) -> list[str]:
+    """Return the arguments with a formula such as `-x**2` after `--`, so that it is not read as an option."""
+    if arguments[:1] != ["data"] or "--" in arguments:
+        return arguments
+    kept, formulas, is_value, own = ["data"], [], False, False
+    for word in arguments[1:]:
+        # -rows is a typo for --rows.
+        if own and not is_value and word[:1] == "-" and word[:2] not in ("-", "--") and f"-{word}" not in OPTIONS:
             formulas.append(word)
             continue
         kept.append(word)
-        own = own or (word == "formula" and not value)
-        value = not value and word[:2] == "--" and "=" not in word and word not in FLAGS
-    return [*kept, "--", *formulas] if formulas else given
+        own = own or (word == "formula" and not is_value)
+        is_value = not is_value and word[:2] == "--" and "=" not in word and word not in FLAGS
+    return [*kept, "--", *formulas] if formulas else arguments
 
 
 def data(
@@ -47,8 +47,8 @@ def data(
         list[str] | None,
         typer.Argument(
             metavar="[list|GROUP|formula] [NAME|FORMULA]",
-            help="A group (elementary, composite, feynman, feynman_bonus, feynman_dimensionless) and a function of it; "
-            "or formula and the formula in quotes. A group alone lists its functions.",
+            help="A group (elementary, composite, feynman, feynman_bonus, feynman_dimensionless) and one of its functions; "
+            "or the word formula and a formula in quotes. A group alone lists its functions.",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +56,7 @@ def data(
         list[str] | None,
         typer.Option(
             metavar="NAME:LOW:HIGH",
-            help="A variable of an own formula and its range. May be repeated.",
+            help="A variable of a formula and its range. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +64,7 @@ def data(
         int | None, typer.Option(metavar="N", help=f"Rows to draw.  \\[default: {ROWS}]", show_default=False)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help=f"Of the rows.  \\[default: {SEED}]", show_default=False)
+        int | None, typer.Option(metavar="N", help=f"Seed of the rows.  \\[default: {SEED}]", show_default=False)
     ] = None,
     noise: Annotated[
         float | None,
@@ -76,7 +76,7 @@ def data(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help=f"The target's name.  \\[default: {TARGET}]", show_default=False),
+        typer.Option(metavar="COLUMN", help=f"Name of the target column.  \\[default: {TARGET}]", show_default=False),
     ] = None,
     output: Annotated[
         str | None,
@@ -86,12 +86,12 @@ def data(
             show_default=False,
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old file.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     folder: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Where a public data set is.  \\[default: KAPSI_DATA, else the Hugging Face hub]",
+            help="Folder of a public data set.  \\[default: KAPSI_DATA, or the Hugging Face hub]",
             show_default=False,
         ),
     ] = None,
@@ -100,70 +100,61 @@ def data(
 
     Examples: kapsi data feynman I.9.18 --output gravity.csv; kapsi data formula "exp(x)*y" --variable x:0:1 --variable y:0:2
     """
-    given = list(words or ())
-    what = given.pop(0) if given else "list"
+    what, *rest = words or ["list"]
+    for_rows = {"rows": rows, "seed": seed, "noise": noise, "target": target}
     if data_set.known(what):
-        others = {"variable": variable, "rows": rows, "seed": seed, "noise": noise, "target": target}
-        data_set.show(what, given, others, folder=folder, output=output, overwrite=overwrite)
+        others = {"variable": variable, **for_rows}
+        data_set.show(what, rest, others, folder=folder, output=output, overwrite=overwrite)
         return
     if overwrite and output is None:
         raise FormulaError("data: --overwrite is about a file to write; name it, as in --output rows.csv")
     if folder is not None:
         raise FormulaError("data: --folder is for a public data set, as in kapsi data mnist --folder DATA")
     if what == "formula":
-        problem: FunctionProblem | None = _own(given, list(variable or ()))
+        function: FunctionProblem | None = _own(rest, variable or [])
+    elif variable:
+        raise FormulaError("data: --variable is for a formula, as in kapsi data formula 'x*y' --variable x:0:1 …")
     else:
-        if variable:
-            raise FormulaError(
-                "data: --variable is for an own formula, as in kapsi data formula 'x*y' --variable x:0:1 …"
-            )
-        problem = _named(what, given)
-    if problem is None:
-        options = {"rows": rows, "seed": seed, "noise": noise, "target": target, "output": output}
-        for name, value in options.items():
+        function = _named(what, rest)
+    if function is None:
+        for name, value in {**for_rows, "output": output}.items():
             if value is not None:
                 raise FormulaError(f"data: --{name} is about one function; name it, as in kapsi data elementary E.3")
-        _list(given[0] if what == "list" and given else what)
+        _list(rest[0] if what == "list" and rest else what)
         return
-    _draw(
-        problem,
-        ROWS if rows is None else rows,
-        SEED if seed is None else seed,
-        NOISE if noise is None else noise,
-        TARGET if target is None else target,
-        output,
-        overwrite,
-    )
+    defaults = {"rows": ROWS, "seed": SEED, "noise": NOISE, "target": TARGET}
+    drawn: Any = {name: defaults[name] if value is None else value for name, value in for_rows.items()}
+    _draw(function, **drawn, output=output, overwrite=overwrite)
 
 
-def _own(given: list[str], variables: list[str]) -> FunctionProblem:
+def _own(words: list[str], variables: list[str]) -> FunctionProblem:
     from kapsi.data.problems import problem_from
 
-    if len(given) != 1:
-        raise FormulaError(f"data formula: {len(given)} formulas were given; give one, in quotes")
+    if len(words) != 1:
+        raise FormulaError(f"data formula: {len(words)} formulas were given; give one, in quotes")
     if not variables:
         raise FormulaError("data formula: there are no variables; declare each as --variable NAME:LOW:HIGH")
-    return problem_from(given[0], variables)
+    return problem_from(words[0], variables)
 
 
-def _named(what: str, given: list[str]) -> FunctionProblem | None:
-    """Return the function that the words name, None where they ask for a list."""
+def _named(what: str, words: list[str]) -> FunctionProblem | None:
+    """Return the named function, None for a list."""
     from kapsi.data.problems import ALIASES, GROUPS, problems
     from kapsi.data.problems import problem as find_problem
 
-    if len(given) > 1:
-        raise FormulaError(f"data: unexpected extra argument {given[1]!r}; give a group and the name of one function")
-    if what == "list" and given and given[0] not in GROUPS:
-        problems(given[0])  # says what there is
-    if what == "list" or (what in GROUPS and not given):
+    if len(words) > 1:
+        raise FormulaError(f"data: unexpected extra argument {words[1]!r}; give a group and the name of one function")
+    if what == "list" and words and words[0] not in GROUPS:
+        problems(words[0])  # raises an error with the groups
+    if what == "list" or (what in GROUPS and not words):
         return None
     if what in GROUPS:
-        problem = find_problem(given[0])
+        problem = find_problem(words[0])
         home = _group_of(problem)
         if home != what:
-            raise FormulaError(f"data: {given[0]} is not in {what}; write kapsi data {home} {given[0]}")
+            raise FormulaError(f"data: {words[0]} is not in {what}; write kapsi data {home} {words[0]}")
         return problem
-    if not given and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in problems(group))):
+    if not words and (what in ALIASES or any(what == problem.name for group in GROUPS for problem in problems(group))):
         return find_problem(what)
     known = ["list", "formula", *GROUPS, *data_set.names()]
     hint = did_you_mean(

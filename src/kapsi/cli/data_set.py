@@ -1,4 +1,4 @@
-"""`kapsi data mnist`, `kapsi data iris`: public data sets are checked, bundled tables written."""
+"""`kapsi data mnist`, `kapsi data iris`: check public data sets, write bundled tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def known(name: str) -> bool:
-    """Return whether a data set has this name."""
+    """Return whether a data set with this name exists."""
     return name in names()
 
 
@@ -52,35 +52,44 @@ def show(
     output: str | None,
     overwrite: bool,
 ) -> None:
-    """Write a bundled table as CSV, or check a public data set and say what it holds.
+    """Write a bundled table as CSV, or check a public data set and show its contents.
 
     Args:
-        name: of the data set.
-        given: further words, of which there are none.
-        others: options that are about functions, None where not given.
-        folder: where a public data set is.
-        output: the file that a bundled table is written to.
-        overwrite: whether an old file may be replaced.
+        name: name of the data set.
+        given: further words, which are refused.
+        others: options about functions, which are refused unless None.
+        folder: folder of a public data set.
+        output: file for a bundled table.
+        overwrite: replace an existing file.
     """
     from kapsi.data.bundled import BUNDLED
 
-    if given:
-        raise TableError(f"data: unexpected extra argument {given[0]!r} after the data set {name}")
-    for option, value in others.items():
-        if value not in (None, []):
-            raise TableError(f"data: --{option} is about functions, and {name} is a data set; leave it out")
-    if name in BUNDLED:
-        if overwrite and output is None:
-            raise TableError("data: --overwrite is about a file to write; name it, as in --output rows.csv")
-        if folder is not None:
-            raise TableError(f"data: --folder is for public data sets, and {name} is bundled; leave it out")
+    bundled = name in BUNDLED
+    about_functions = [option for option, value in others.items() if value not in (None, [])]
+    problems = (
+        (given, f"unexpected extra argument {''.join(given[:1])!r} after the data set {name}"),
+        (
+            about_functions,
+            f"--{''.join(about_functions[:1])} is about functions, and {name} is a data set; leave it out",
+        ),
+        (
+            bundled and overwrite and output is None,
+            "--overwrite is about a file to write; name it, as in --output rows.csv",
+        ),
+        (bundled and folder is not None, f"--folder is for public data sets, and {name} is bundled; leave it out"),
+        (
+            not bundled and (output is not None or overwrite),
+            f"{name} is checked and not written; leave out --output and --overwrite",
+        ),
+        (folder is not None and not folder.strip(), "--folder: expected the name of a folder, got nothing"),
+    )
+    for wrong, problem in problems:
+        if wrong:
+            raise TableError(f"data: {problem}")
+    if bundled:
         _write(name, output, overwrite)
-        return
-    if output is not None or overwrite:
-        raise TableError(f"data: {name} is checked and not written; leave out --output and --overwrite")
-    if folder is not None and not folder.strip():
-        raise TableError("data: --folder: expected the name of a folder, got nothing")
-    _check(name, folder)
+    else:
+        _check(name, folder)
 
 
 def _write(name: str, output: str | None, overwrite: bool) -> None:
