@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kapsi
-from kapsi.listing import TITLES, Entry, public_name
+from kapsi.listing import Entry, public_name, roles, title
 from kapsi.zoo import three_models
 
 project = "kapsi"
@@ -60,9 +60,9 @@ def write_pages(folder: Path) -> None:
     """Write one page a role with every function of the package and its picture, and remove what is no longer there."""
     entries = [entry for entry in kapsi.functions() if entry.cls.__module__.startswith("kapsi.")]
     written = set()
-    for role, title in TITLES.items():
+    for role in roles():
         members = [entry for entry in entries if entry.role == role]
-        for entry in members:
+        for entry in (entry for entry in members if kapsi.plots.drawable(entry.function)):
             target = folder / f"{role}-{entry.name}.svg"
             target.parent.mkdir(parents=True, exist_ok=True)
             made = folder / "new.svg"
@@ -71,7 +71,7 @@ def write_pages(folder: Path) -> None:
             made.unlink()
             written.add(target)
         target = folder / f"{role}.rst"
-        replace(target, page(title[0].upper() + title[1:], members).encode())
+        replace(target, page(title(role)[0].upper() + title(role)[1:], members).encode())
         written.add(target)
     for stale in set(folder.iterdir()) - written:
         stale.unlink()
@@ -85,9 +85,9 @@ def replace(target: Path, content: bytes) -> None:
     target.write_bytes(content)
 
 
-def page(title: str, entries: list[Entry]) -> str:
+def page(name: str, entries: list[Entry]) -> str:
     """Return the page of a role: a table, then the families, each function with its picture and its docstring."""
-    lines = [*heading(title, "="), ".. list-table::", "   :header-rows: 1", "   :widths: 22 40 26 12", ""]
+    lines = [*heading(name, "="), ".. list-table::", "   :header-rows: 1", "   :widths: 22 40 26 12", ""]
     for cells in [("name", "what it is", "size", "domain"), *map(row, entries)]:
         lines += [f"   {'*' if i == 0 else ' '} - {cell}" for i, cell in enumerate(cells)]
     families: dict[str, list[Entry]] = {}
@@ -99,7 +99,8 @@ def page(title: str, entries: list[Entry]) -> str:
             lines += [(inspect.getdoc(sys.modules[module]) or "").split("\n\n")[0]]
         for entry in members:
             lines += ["", f".. _{label(entry)}:", "", *heading(names(entry), "~")]
-            lines += [f".. image:: {entry.role}-{entry.name}.svg", f"   :alt: {escaped(entry.summary)}", ""]
+            if kapsi.plots.drawable(entry.function):
+                lines += [f".. image:: {entry.role}-{entry.name}.svg", f"   :alt: {escaped(entry.summary)}", ""]
             lines += [f".. autoclass:: {public_name(entry.cls)}", *members_of(entry.cls)]
     return "\n".join(lines) + "\n"
 

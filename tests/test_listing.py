@@ -9,7 +9,7 @@ import pytest
 
 import kapsi as kp
 from kapsi import listing
-from kapsi.function import ALIASES, ROLES, options_of
+from kapsi.function import ALIASES, ROLES, Function, options_of
 from kapsi.spec import parse_yaml
 
 CLASSES = [cls for cls in kp.catalogue() if cls.__module__.startswith("kapsi.")]
@@ -60,6 +60,9 @@ def test_every_function_says_its_size(cls) -> None:
 @EACH
 def test_every_example_is_a_specification_with_the_function(cls) -> None:
     entry = listing.entry_of(cls)
+    if cls.role not in listing.TITLES:
+        assert kp.from_dict(parse_yaml(entry.example, "example"), cls) == entry.function
+        return
     spec = kp.from_dict(parse_yaml(entry.example, "example"))
     layer = spec.layers[0]
     head = layer.heads[0]
@@ -72,7 +75,7 @@ def test_every_example_is_a_specification_with_the_function(cls) -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_of_an_entry_is_too_long(cls, width) -> None:
     entry = listing.entry_of(cls)
-    body = entry.text(width).split("\nin a specification\n")[0].splitlines()
+    body = re.split("\nin a specification\n|\nas plain data\n", entry.text(width))[0].splitlines()
     longest = max(len(word) for line in body for word in line.split())
     # Three columns before the last one leave it 24 letters at least.
     assert max(map(len, body)) <= max(width, 80, longest + 52)
@@ -155,15 +158,43 @@ def test_options_of_a_family_are_documented_by_its_base() -> None:
         del ROLES["expansion"]["member_of_a_family"]
 
 
+def test_a_role_outside_of_layers_is_listed_by_options_and_plain_data() -> None:
+    class Kiln(Function, role="glass"):
+        """Base of a role."""
+
+    @dataclass(frozen=True)
+    class Oven(Kiln, name="oven"):
+        """An oven: T = 20 + r·t.
+
+        Args:
+            rate: r, degrees per minute.
+        """
+
+        rate: float = kp.option(2.0, minimum=0.1)
+
+    try:
+        entry = kp.functions("glass")["oven"]
+        assert (entry.summary, entry.formula) == ("An oven", "T = 20 + r·t")
+        assert (entry.sizes, entry.tensors, entry.domain, entry.source) == ("", (), None, None)
+        assert entry.text().endswith("\n\nas plain data\n  {kind: oven, rate: 2.0}")
+        text = str(kp.functions())
+        assert re.search(r"^glasses\n  oven  +An oven\n  +rate=2.0 \[0\.1\.\.\]$", text, re.MULTILINE)
+        assert not kp.plots.drawable(entry.function)
+        with pytest.raises(kp.SpecError, match="functions of role glass have no pictures, got oven"):
+            kp.plots.picture(entry.function)
+    finally:
+        del ROLES["glass"], ALIASES["glass"]
+
+
 # ------------------------------------------------------------------------------------------------ the list
 
 
 def test_the_list_is_the_registry() -> None:
     found = kp.functions()
     assert [entry.cls for entry in found if entry.cls in CLASSES] == sorted(
-        CLASSES, key=lambda cls: (list(listing.TITLES).index(cls.role), cls.name)
+        CLASSES, key=lambda cls: (listing.roles().index(cls.role), cls.name)
     )
-    assert set(listing.TITLES) == set(ROLES)
+    assert set(listing.roles()) == set(ROLES)
     for role in ROLES:
         part = kp.functions(role)
         assert [entry.name for entry in part] == sorted(ROLES[role])

@@ -1,4 +1,4 @@
-"""The catalogue as a list to read: every function with its formula, options, sizes and source, from classes and docstrings."""
+"""A readable list of the catalogue: formula, options, sizes and source of every function, from classes and docstrings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, Literal, Self, get_args, get_origin, overload
 from kapsi.errors import SpecError, did_you_mean, nearest
 from kapsi.expansion.base import Expansion
 from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, short_form
+from kapsi.fusion import Fusion
 from kapsi.installed import load_installed
-from kapsi.process import Process
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder
 from kapsi.spec import from_dict, to_dict
@@ -33,10 +33,36 @@ TITLES = {
     "fusion": "fusions of heads",
     "process": "processing (before, after, output)",
 }
-NAMES = 27
-"""Letters of the column of names in a list."""
+"""Titles of the roles in a layer; see `title`."""
+
+NAME_WIDTH = 27
+"""Characters of the column of names."""
+
 INPUTS, OUTPUTS, GRID = 4, 6, (3, 4)
-"""The small example that sizes are shown for: m inputs, n outputs, and a κ of D = 12 columns on its grid."""
+"""The example behind `sizes`: m inputs, n outputs, and κ with D = 12 columns on a grid."""
+
+SIZED = {
+    "expansion": ("D", f"m = {INPUTS}"),
+    "reconciliation": ("l", f"n = {OUTPUTS}, D = {math.prod(GRID)}"),
+    "remainder": ("l", f"m = n = {INPUTS}"),
+}
+"""Roles with a size: letter, and sizes of the example."""
+
+
+def title(role: str) -> str:
+    """Return the title of a role: its plural, unless `TITLES` has another.
+
+    Example:
+        >>> title("fusion"), title("loss")
+        ('fusions of heads', 'losses')
+    """
+    return TITLES.get(role, f"{role}{'es' if role.endswith('s') else 's'}")
+
+
+def roles() -> list[str]:
+    """Return all roles: roles in a layer first, then others in order of registration."""
+    return [*TITLES, *(role for role in ROLES if role not in TITLES)]
+
 
 # ------------------------------------------------------------------------------------------------ docstrings
 
@@ -47,28 +73,28 @@ _CITATION = re.compile(r"arXiv \d{4}\.\d{4,5}|DLMF \d+(?:\.\d+)*")
 
 
 def _sections(cls: type[Function]) -> dict[str, list[str]]:
-    """Return the lines of a class's own docstring by section; what stands in none is under the empty name."""
-    found: dict[str, list[str]] = {"": []}
+    """Return the lines of a class's own docstring by section; lines outside of sections are under the empty name."""
+    sections: dict[str, list[str]] = {"": []}
     name = ""
     for line in inspect.cleandoc(cls.__dict__.get("__doc__") or "").splitlines():
         heading = _SECTION.fullmatch(line)
         if heading:
             name = heading[1]
-            found[name] = [heading[2]] if heading[2] else []
+            sections[name] = [heading[2]] if heading[2] else []
             continue
         if line and not line.startswith(" "):
             name = ""
-        found[name].append(line)
-    return found
+        sections[name].append(line)
+    return sections
 
 
 def _lineage(cls: type[Function]) -> list[dict[str, list[str]]]:
-    """Return the sections of a class and of the families it belongs to, its own first."""
+    """Return the sections of a class and of its bases, own sections first."""
     return [_sections(base) for base in cls.__mro__ if issubclass(base, Function) and base is not Function]
 
 
 def _formula(role: str, paragraph: str) -> re.Match[str] | None:
-    """Return the formula of a paragraph: what begins with the role's letter, or behind a colon, and has an equals sign."""
+    """Return the formula of a paragraph: an equation that begins with the role's letter, or after a colon."""
     letter = _LETTERS.get(role, "κ")
     return re.search(rf"(?:(?<=: )[^:=]{{1,40}}|{letter}\S{{0,12}}) = .*?(?=\.(?:\s|$)|$)", paragraph)
 
@@ -78,24 +104,24 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def _arguments(lines: list[str]) -> dict[str, str]:
-    """Return what an Args section says of each name; `low, high: …` is about both."""
-    found: dict[str, str] = {}
+    """Return the descriptions of an Args section by name; `low, high: …` describes both."""
+    meanings: dict[str, str] = {}
     names: list[str] = []
     for line in lines:
         start = _ARGUMENT.fullmatch(line)
         if start:
             names = start[1].split(", ")
-            found |= dict.fromkeys(names, start[2])
+            meanings |= dict.fromkeys(names, start[2])
         elif line.strip():
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return found
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings
 
 
 # ------------------------------------------------------------------------------------------------ values as text
 
 
 def number(value: float) -> str:
-    """Return a number in few letters: 1, 0.5, 1e+12, ∞."""
+    """Return a short form of a number: 1, 0.5, 1e+12, ∞."""
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     return str(value) if isinstance(value, int) and abs(value) < 10**6 else f"{value:.4g}"
@@ -116,12 +142,12 @@ class Option:
     """One option of a function.
 
     Attributes:
-        name: as specifications and constructors call it.
-        kind: what a value is: `integer`, `number`, `text`, `true or false`, a role, the choices, and what lists are made of.
-        default: the default as a specification writes it, None where a value must be given.
-        minimum, maximum: the inclusive range, None where there is no end.
-        choices: the texts that are allowed, empty where there is no choice.
-        meaning: what the docstring says.
+        name: name in specifications and constructors.
+        kind: type of the values: `integer`, `number`, `text`, `true or false`, a role, or choices, also within lists.
+        default: the default in the notation of a specification, None for a required option.
+        minimum, maximum: inclusive range, None for an open end.
+        choices: allowed texts, empty without choices.
+        meaning: description in the docstring.
     """
 
     name: str
@@ -134,7 +160,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """Return the choices, the range, or what a value is, as text."""
+        """Return choices, range or type, as text."""
         if self.choices:
             return self.kind.replace(" or ", " | ")
         if self.minimum is None and self.maximum is None:
@@ -163,7 +189,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one function of the catalogue; its options stand at their defaults unless others are set.
+    """Everything known about a function of the catalogue; options have defaults unless set.
 
     Attributes:
         function: an instance.
@@ -178,22 +204,22 @@ class Entry:
 
     @property
     def cls(self) -> type[Function]:
-        """Return its class."""
+        """Return the class."""
         return type(self.function)
 
     @property
     def role(self) -> str:
-        """Return its role."""
+        """Return the role."""
         return self.function.role
 
     @property
     def name(self) -> str:
-        """Return its registered name."""
+        """Return the registered name."""
         return self.function.name
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Return its further names."""
+        """Return further names."""
         return tuple(alias for alias, name in ALIASES[self.role].items() if name == self.name)
 
     @cached_property
@@ -202,43 +228,43 @@ class Entry:
 
     @cached_property
     def summary(self) -> str:
-        """Return what it is, one line without the formula and the period."""
+        """Return a one-line description without formula and period."""
         first = (_paragraphs(self._lines[0][""]) or [""])[0]
         formula = _formula(self.role, first)
         before = first[: formula.start()] if formula else re.split(rf"[,;:] {self.letter} = ", first)[0]
-        # Without words before it the formula is the summary.
+        # Without words before the formula, the formula is the summary.
         return (before or first).rstrip(" :,.")
 
     @cached_property
     def formula(self) -> str | None:
-        """Return the formula in the paper's letters, with the sizes, or None where there is none in the docstring."""
+        """Return the formula in the paper's letters with sizes, or None if the docstring has none."""
         for sections in self._lines:
             for paragraph in _paragraphs(sections[""]):
-                found = _formula(self.role, paragraph)
-                if found:
-                    return found[0]
+                match = _formula(self.role, paragraph)
+                if match:
+                    return match[0]
         return None
 
     @property
     def letter(self) -> str:
-        """Return what its size is called: D, the columns of κ, or l, the parameters."""
-        return "D" if self.role == "expansion" else "l"
+        """Return the letter of the size: D, the columns of κ, or l, the parameters."""
+        return SIZED[self.role][0] if self.role in SIZED else "l"
 
     @cached_property
     def size(self) -> str | None:
-        """Return D or l as the docstring writes it, or None where it does not."""
+        """Return D or l as a formula, or None if the docstring has none."""
         pattern = re.compile(rf"(?:^|[\s(;,]){self.letter} = (.+?)(?=\.(?:\s|$)|; |$)")
         for sections in self._lines:
-            found = [
+            sizes = [
                 match[1] for paragraph in _paragraphs(sections[""]) for match in [pattern.search(paragraph)] if match
             ]
-            if found:
-                return found[0]
+            if sizes:
+                return sizes[0]
         return None
 
     @cached_property
     def example_size(self) -> int | None:
-        """Return D or l in the small example that `sizes` names; None where that does not fit."""
+        """Return D or l for the example of `sizes`; None if the example does not fit."""
         function = self.function
         try:
             if isinstance(function, Expansion):
@@ -251,18 +277,13 @@ class Entry:
 
     @property
     def sizes(self) -> str:
-        """Return D or l as formula and for the example, as text; empty for what has neither."""
-        if self.role in ("fusion", "process"):
+        """Return D or l as formula and for the example, as text; empty for roles without size."""
+        if self.role not in SIZED:
             return ""
         example = "" if self.example_size is None else number(self.example_size)
-        place = {
-            "expansion": f"m = {INPUTS}",
-            "reconciliation": f"n = {OUTPUTS}, D = {math.prod(GRID)}",
-            "remainder": f"m = n = {INPUTS}",
-        }[self.role]
         if self.size == example or not example:
             return f"{self.letter} = {self.size}" if self.size else ""
-        return f"{self.letter} = {f'{self.size}; ' if self.size else ''}{example} for {place}"
+        return f"{self.letter} = {f'{self.size}; ' if self.size else ''}{example} for {SIZED[self.role][1]}"
 
     def _params(self) -> Iterator[tuple[str, Param]]:
         function = self.function
@@ -272,14 +293,14 @@ class Entry:
         elif isinstance(function, Reconciliation):
             declared = function.params(OUTPUTS, GRID)
         elif isinstance(function, Remainder):
-            declared = function.params(INPUTS, INPUTS)  # some need as many outputs as inputs
-        elif not isinstance(function, Process):
-            declared = typing.cast(Any, function).params(2, OUTPUTS)
+            declared = function.params(INPUTS, INPUTS)  # the identity needs as many outputs as inputs
+        elif isinstance(function, Fusion):
+            declared = function.params(2, OUTPUTS)
         yield from flatten(declared)
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """Return the names of its tensors in the example, buffers with a note; empty where it has none."""
+        """Return the names of the tensors in the example, with a note for buffers."""
         try:
             return tuple(name if param.trainable else f"{name} (buffer)" for name, param in self._params())
         except SpecError:
@@ -287,24 +308,24 @@ class Entry:
 
     @property
     def learnable(self) -> bool:
-        """Return whether its buffers can be made trainable by an option."""
+        """Return whether an option makes buffers trainable."""
         return any(option.name == "learnable" for option in self.options)
 
     @cached_property
     def domain(self) -> str | None:
-        """Return where an expansion is well behaved, in words; None for other roles."""
+        """Return the domain of an expansion as text; None for other roles."""
         if not isinstance(self.function, Expansion):
             return None
         try:
             bounds = self.function.domain(INPUTS)
         except SpecError:
             return None
-        found = list(dict.fromkeys(interval(low, high) for _, low, high in bounds))
-        return ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
+        intervals = list(dict.fromkeys(interval(low, high) for _, low, high in bounds))
+        return ", ".join(intervals[:4]) + (", …" if len(intervals) > 4 else "")
 
     @cached_property
     def source(self) -> str | None:
-        """Return where it comes from, as the docstring says."""
+        """Return the source given in the docstring."""
         for sections in self._lines:
             if sections.get("Source"):
                 return " ".join(" ".join(sections["Source"]).split()).rstrip(".")
@@ -312,13 +333,13 @@ class Entry:
 
     @property
     def citation(self) -> str:
-        """Return the source in short: the numbers of papers and sections, or what stands before the first comma."""
+        """Return a short form of the source: numbers of papers and sections, or the text before the first comma."""
         source = self.source or ""
         return ", ".join(dict.fromkeys(_CITATION.findall(source))) or re.split(r"[,;]", source)[0]
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Return its options."""
+        """Return the options."""
         hints = typing.get_type_hints(self.cls)
         meanings: dict[str, str] = {}
         for sections in reversed(self._lines):
@@ -338,19 +359,21 @@ class Entry:
 
     @property
     def example(self) -> str:
-        """Return a specification with it, as YAML."""
+        """Return the function as YAML: in a specification if its role belongs to a layer, otherwise by itself."""
         import yaml
 
         shown = yaml.safe_dump(to_dict(self.function), default_flow_style=True, sort_keys=False, width=math.inf).strip()
         if self.role == "fusion":
             return f"widths: [null, null]\nlayers:\n  - heads: [{{}}, {{}}]\n    fusion: {shown}"
+        if self.role not in TITLES:
+            return shown
         place = {"process": "before"}.get(self.role, self.role)
         return f"widths: [null, null]\nlayers:\n  - heads:\n      - {place}: {shown}"
 
     # -------------------------------------------------------------------------------- as text
 
     def line(self, width: int) -> str:
-        """Return the entry of a list: its name, and beside it what it is, its options, sizes, domain and source."""
+        """Return the entry of a list: the name, and beside it description, options, sizes, domain and source."""
         names = self.name + (f" ({', '.join(self.aliases)})" if self.aliases else "")
         options = []
         for option in self.options:
@@ -359,24 +382,24 @@ class Entry:
             options.append(f"{option.name}{default}{bounds}")
         domain = f"on {self.domain}" if self.domain not in (None, "all x") else ""
         facts = "; ".join(filter(None, (self.sizes, domain, self.citation)))
-        indent = " " * NAMES
-        made: list[str] = []
+        indent = " " * NAME_WIDTH
+        lines: list[str] = []
         for text in filter(None, (self.summary, ", ".join(options), facts)):
-            made += textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+            lines += textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
         first = f"  {names}"
         if len(first) < len(indent):
-            made[0] = first.ljust(len(indent)) + made[0].lstrip()
-            return "\n".join(made)
-        return "\n".join((first, *made))
+            lines[0] = first.ljust(len(indent)) + lines[0].lstrip()
+            return "\n".join(lines)
+        return "\n".join((first, *lines))
 
     def text(self, width: int = 100) -> str:
-        """Return all that is known, as text of lines up to a width.
+        """Return everything known, as text of lines up to a width.
 
         Example:
             >>> import kapsi as kp
             >>> print(kp.functions("reconciliation")["masked"].text(80))
             masked (masking), a reconciliation
-            A random share of the entries are parameters, the rest zero
+            Trained values at random positions, zeros elsewhere
             <BLANKLINE>
             class    kapsi.Masked
             formula  ψ(w) = M ⊙ W, l = round(ratio·n·D)
@@ -385,7 +408,7 @@ class Entry:
             source   arXiv 2407.04819, "Masking based Parameter Reconciliation"
             <BLANKLINE>
             options
-              ratio  0.5  0..1  share of the entries that is kept, 0 to 1.
+              ratio  0.5  0..1  fraction of entries kept, 0 to 1.
             <BLANKLINE>
             in a specification
               widths: [null, null]
@@ -410,7 +433,11 @@ class Entry:
                 (o.name, "(required)" if o.default is None else o.default, o.range, o.meaning) for o in self.options
             ]
             lines += ["", "options", *_aligned(rows, width, indent=2)]
-        lines += ["", "in a specification", textwrap.indent(self.example, "  ")]
+        lines += [
+            "",
+            "in a specification" if self.role in TITLES else "as plain data",
+            textwrap.indent(self.example, "  "),
+        ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -424,26 +451,26 @@ def _default(field: dataclasses.Field[Any]) -> str | None:
 
 
 def public_name(cls: type) -> str:
-    """Return the dotted name of a class as its package offers it, the full one where it does not."""
+    """Return the dotted name of a class in its package's public names, or the full name."""
     package = cls.__module__.split(".")[0]
     public = getattr(sys.modules[package], cls.__name__, None) is cls
     return f"{package if public else cls.__module__}.{cls.__name__}"
 
 
 def _aligned(rows: Sequence[Sequence[str]], width: int, indent: int = 0) -> list[str]:
-    """Return rows in aligned columns, the last one wrapped; cells that are too long push what follows a line down."""
+    """Return rows in aligned columns, the last column wrapped; cells wider than a column move the rest to the next line."""
     widths = [min(max(len(row[i]) for row in rows), 16) for i in range(len(rows[0]) - 1)]
     left = indent + sum(widths) + 2 * len(widths)
     lines: list[str] = []
     for row in rows:
         head = " " * indent
-        for place, (cell, size) in enumerate(zip(row, widths, strict=False)):
+        for position, (cell, size) in enumerate(zip(row, widths, strict=False)):
             if len(cell) <= size:
                 head += cell.ljust(size) + "  "
                 continue
             first, *more = textwrap.wrap(cell, max(width - len(head), 24))
             lines += [head + first, *(" " * len(head) + part for part in more)]
-            head = " " * (indent + sum(widths[: place + 1]) + 2 * (place + 1))
+            head = " " * (indent + sum(widths[: position + 1]) + 2 * (position + 1))
         rest = textwrap.wrap(row[-1], max(width - left, 24), break_on_hyphens=False) or [""]
         lines.append((head + rest[0]).rstrip())
         lines += [" " * left + more for more in rest[1:]]
@@ -451,10 +478,10 @@ def _aligned(rows: Sequence[Sequence[str]], width: int, indent: int = 0) -> list
 
 
 def entry_of(cls: type[Function], **options: Any) -> Entry:
-    """Return the entry of a class with some options set, as plain data; what must be given is that of its first example.
+    """Return the entry of a class with options set, as plain data; required options come from the first example.
 
     Raises:
-        SpecError: options that do not fit.
+        SpecError: invalid options.
     """
     required = {f.name for f in options_of(cls) if _default(f) is None}
     example = {key: value for key, value in (cls.examples or ({},))[0].items() if key in required}
@@ -466,11 +493,11 @@ def entry_of(cls: type[Function], **options: Any) -> Entry:
 
 @dataclass(frozen=True, repr=False)
 class Listing(Sequence[Entry]):
-    """Entries of the catalogue, in order of role and name; by number, or by name or alias.
+    """Entries of the catalogue in order of role and name; index by number, name or alias.
 
     Attributes:
-        entries: all of them.
-        failures: one line for each installed package whose functions cannot be loaded.
+        entries: all entries.
+        failures: a line for each installed package whose functions cannot be loaded.
     """
 
     entries: tuple[Entry, ...]
@@ -484,44 +511,44 @@ class Listing(Sequence[Entry]):
     @overload
     def __getitem__(self, key: slice) -> Self: ...
     def __getitem__(self, key: int | slice | str) -> Entry | Self:
-        """Return an entry by its place, name or alias, or a part of the list by a slice."""
+        """Return an entry by position, name or alias, or a part of the list by a slice."""
         if isinstance(key, slice):
             return dataclasses.replace(self, entries=self.entries[key])
         if not isinstance(key, str):
             return self.entries[key]
-        found = self.named(key)
-        if len(found) > 1:
-            roles = " and ".join(f"functions({entry.role!r})[{key!r}]" for entry in found)
-            raise SpecError(f"functions: {key!r} is the name of {len(found)} functions; write {roles}")
-        return found[0]
+        entries = self.named(key)
+        if len(entries) > 1:
+            roles = " and ".join(f"functions({entry.role!r})[{key!r}]" for entry in entries)
+            raise SpecError(f"functions: {key!r} is the name of {len(entries)} functions; write {roles}")
+        return entries[0]
 
     def knows(self, name: str) -> bool:
-        """Return whether a function of the list has a name or alias."""
+        """Return whether a name or alias is in the list."""
         return any(name in (entry.name, *entry.aliases) for entry in self.entries)
 
     def named(self, name: str) -> list[Entry]:
-        """Return the entries of a name or alias, one a role.
+        """Return the entries of a name or alias, one per role.
 
         Raises:
-            SpecError: there is none; the message has the nearest.
+            SpecError: no such name; the message suggests similar names.
         """
-        found = [entry for entry in self.entries if name in (entry.name, *entry.aliases)]
-        if not found:
+        entries = [entry for entry in self.entries if name in (entry.name, *entry.aliases)]
+        if not entries:
             names = [word for entry in self.entries for word in (entry.name, *entry.aliases)]
-            close = nearest(name, names)
-            hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+            suggestions = nearest(name, names)
+            hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
             allowed = "; ".join(
                 (f"{hint}there are {', '.join(dict.fromkeys(e.name for e in self.entries))}", *self.failures)
             )
             raise SpecError(f"no function is called {name!r}; {allowed}")
-        return found
+        return entries
 
     def text(self, width: int = 100) -> str:
         """Return the list as text of lines up to a width."""
         parts = []
         for role in dict.fromkeys(entry.role for entry in self.entries):
             rows = [entry.line(width) for entry in self.entries if entry.role == role]
-            parts.append("\n".join((TITLES.get(role, role), *rows)))
+            parts.append("\n".join((title(role), *rows)))
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
@@ -530,7 +557,7 @@ class Listing(Sequence[Entry]):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        head = ("role", "name", "what it is", "options", "size", "domain", "source")
+        head = ("role", "name", "description", "options", "size", "domain", "source")
         rows = [f"<tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>"]
         for entry in self.entries:
             options = ", ".join(f"{o.name}={o.default}" if o.default is not None else o.name for o in entry.options)
@@ -541,15 +568,15 @@ class Listing(Sequence[Entry]):
 
 
 def functions(role: str | None = None) -> Listing:
-    """Return the catalogue to read: of one role, or of all; functions of other installed packages are in it.
+    """Return a readable list of the catalogue, for one role or for all, including functions of installed packages.
 
-    The list shows itself as a table; an entry has all that is known of a function.
+    The list prints as a table; an entry has everything known about a function.
 
     Args:
-        role: `expansion`, `reconciliation`, `remainder`, `fusion` or `process`.
+        role: a role, such as `expansion` or `solver`; None: all.
 
     Raises:
-        SpecError: there is no such role.
+        SpecError: an unknown role.
 
     Example:
         >>> import kapsi as kp
@@ -563,5 +590,5 @@ def functions(role: str | None = None) -> Listing:
     if role is not None and role not in ROLES:
         hint = did_you_mean(str(role), ROLES)
         raise SpecError(f"functions: there is no role {role!r}; {hint}there are {', '.join(ROLES)}")
-    roles = TITLES if role is None else (role,)
-    return Listing(tuple(entry_of(cls) for name in roles for cls in catalogue(name)), failures)
+    chosen = roles() if role is None else [role]
+    return Listing(tuple(entry_of(cls) for name in chosen for cls in catalogue(name)), failures)

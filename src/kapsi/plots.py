@@ -1,6 +1,6 @@
-"""Pictures of the functions of the catalogue: what to draw as plain arrays, and the same as matplotlib figures.
+"""Pictures of the functions of the catalogue: plain arrays for display, and matplotlib figures.
 
-matplotlib is loaded when a figure is made and not before; it comes with `pip install 'kapsi[plot]'`.
+matplotlib is imported on demand; install with `pip install 'kapsi[plot]'`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Curves", "Maps", "function", "picture", "save"]
+__all__ = ["Curves", "Maps", "drawable", "function", "picture", "save"]
 
 SUFFIXES = (".svg", ".png", ".pdf")
-LARGEST_DRAWN = 2**14
-"""Columns of the widest κ that is evaluated for a picture; a few of them are shown."""
+MAX_COLUMNS = 2**14
+"""Columns of the widest κ evaluated for a picture; a few of them are shown."""
 SHOWN_CURVES, SHOWN_MAPS, LONGEST_COLUMN = 24, 6, 16
-FARTHEST = 10.0
-"""Ends of a domain beyond this are not shown: a picture of inputs of about unit scale."""
+LARGEST_END = 10.0
+"""Ends of a domain beyond this are not shown: pictures cover inputs of about unit scale."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Curves:
     """Curves over one axis.
 
     Attributes:
-        title: what is drawn.
-        x: places, ascending, `(points,)`.
-        values: one row a curve, `(curves, points)`.
+        title: title of the picture.
+        x: positions, ascending, `(points,)`.
+        values: a row for each curve, `(curves, points)`.
         labels: a name for each curve.
         x_label, y_label: names of the axes.
-        limits: the lowest and highest value to show; curves may go beyond.
-        marked: the range in which the function is well behaved, where it ends within the picture.
+        limits: lowest and highest value shown; curves may extend beyond.
+        marked: the domain of the function, if it ends within the picture.
     """
 
     title: str
@@ -67,10 +67,10 @@ class Maps:
     """Arrays as colors or shades, side by side.
 
     Attributes:
-        title: what is drawn.
-        maps: arrays, the first row at the top.
+        title: title of the picture.
+        maps: arrays, first row at the top.
         labels: a name for each array.
-        extent: the ends of both axes, (left, right, bottom, top), where they are inputs; None for rows and columns.
+        extent: ends of both axes, (left, right, bottom, top), if the axes are inputs; None for rows and columns.
     """
 
     title: str
@@ -82,16 +82,21 @@ class Maps:
 # ------------------------------------------------------------------------------------------------ what to draw
 
 
+def drawable(instance: Function) -> bool:
+    """Return whether functions of this role have pictures."""
+    return isinstance(instance, Expansion | Reconciliation | Remainder | Fusion | Process)
+
+
 @torch.no_grad()
 def picture(instance: Function) -> Curves | Maps:
-    """Return what a picture of a function shows; initial values are drawn from a fixed seed.
+    """Return the picture of a function; initial values come from a fixed seed.
 
-    Of an element-wise expansion the basis functions of one input, of any other some columns over two inputs; of a
-    reconciliation ψ(w) beside its trainable tensors; of a remainder and an activation the outputs over one input; of a fusion
-    three curves and what becomes of them; of a norm or dropout a row before and after.
+    For an element-wise expansion the basis functions of one input, for other expansions some columns over two inputs; for a
+    reconciliation ψ(w) beside its trainable tensors; for a remainder or activation the outputs over one input; for a fusion
+    three curves and their fusion; for a norm or dropout a row before and after.
 
     Raises:
-        SpecError: a function that is too wide, or none.
+        SpecError: the function is too wide, or its role has no pictures.
     """
     if isinstance(instance, Expansion):
         return _surfaces(instance) if _mixes_inputs(instance) else _basis(instance)
@@ -103,8 +108,11 @@ def picture(instance: Function) -> Curves | Maps:
         return _fusion(instance)
     if isinstance(instance, Process):
         return _activation(instance) if isinstance(instance, Activation) else _step(instance)
-    called = f"; call it: {instance.__name__}()" if isinstance(instance, type) else ""
-    raise SpecError(f"plots: expected a function of the catalogue, got {short_form(instance)[:60]}{called}")
+    wrong: Any = instance
+    if isinstance(wrong, Function):
+        raise SpecError(f"plots: functions of role {wrong.role} have no pictures, got {wrong.name}")
+    called = f"; call it: {wrong.__name__}()" if isinstance(wrong, type) else ""
+    raise SpecError(f"plots: expected a function of the catalogue, got {short_form(wrong)[:60]}{called}")
 
 
 def _store(params: Params) -> Store:
@@ -116,24 +124,22 @@ def _store(params: Params) -> Store:
 def _columns(expansion: Expansion, x: Tensor) -> Tensor:
     """Return κ(x), `(..., D)`."""
     width = expansion.out_features(x.shape[-1])
-    if width > LARGEST_DRAWN:
-        raise SpecError(
-            f"plots: {expansion.name} has {width:,} columns, at most {LARGEST_DRAWN:,} are drawn; take fewer"
-        )
+    if width > MAX_COLUMNS:
+        raise SpecError(f"plots: {expansion.name} has {width:,} columns, at most {MAX_COLUMNS:,} are drawn; take fewer")
     return expansion(x, _store(expansion.params(x.shape[-1]))).dense()
 
 
 def _range(expansion: Expansion, in_features: int) -> tuple[float, float]:
-    """Return the range of inputs in which all columns are well behaved, infinite where that is farther than is shown."""
+    """Return the common domain of all columns, with infinite ends beyond the size of the picture."""
     low, high = common_domain(expansion, in_features)
-    if not low < high:  # columns that share no range: what any of them has
+    if not low < high:  # without a common domain, the union
         bounds = expansion.domain(in_features)
         low, high = min(low for _, low, _ in bounds), max(high for _, _, high in bounds)
-    return (low if abs(low) <= FARTHEST else -math.inf), (high if abs(high) <= FARTHEST else math.inf)
+    return (low if abs(low) <= LARGEST_END else -math.inf), (high if abs(high) <= LARGEST_END else math.inf)
 
 
 def _view(low: float, high: float) -> tuple[float, float]:
-    """Return the inputs to show: the range and a little beyond, or what inputs of unit scale reach."""
+    """Return the range of inputs to show: the domain with a margin, or the range of inputs of unit scale."""
     if math.isfinite(low) and math.isfinite(high):
         beyond = 0.2 * (high - low)
         return low - beyond, high + beyond
@@ -144,33 +150,33 @@ def _view(low: float, high: float) -> tuple[float, float]:
     return -3.0, 3.0
 
 
-def _chosen(count: int, most: int) -> list[int]:
-    """Return at most so many places of a range, evenly spread, the first and the last among them."""
+def _evenly(count: int, most: int) -> list[int]:
+    """Return at most `most` positions of a range, evenly spaced, including the first and the last."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _mixes_inputs(expansion: Expansion) -> bool:
-    """Return whether any column depends on two inputs, seen on a grid of them."""
+    """Return whether any column depends on two inputs, tested on a grid."""
     try:
         low, high = _view(*_range(expansion, 2))
         ends = torch.linspace(low, high, 7, dtype=torch.float64)
         values = _columns(expansion, torch.stack(torch.meshgrid(ends, ends, indexing="ij"), -1))
     except SpecError:
-        return False  # what one input shows is asked for then, and has the error if there is none
+        return False  # the picture of one input is tried next, and raises the error if necessary
     first = (values - values[:1]).abs().amax((0, 1)) > 1e-9
     second = (values - values[:, :1]).abs().amax((0, 1)) > 1e-9
     return bool((first & second).any())
 
 
 def _limits(values: Tensor, inside: Tensor) -> tuple[float, float]:
-    """Return the values to show: all of them, unless those outside of the range or a few at poles dwarf the rest."""
+    """Return the range of values to show: all values, unless values outside of the domain or near poles dwarf the rest."""
     kept = values[:, inside].flatten()
     kept = kept[kept.isfinite()]
     if kept.numel() == 0:
         return -1.0, 1.0
     low, high = torch.quantile(kept, kept.new_tensor([0.02, 0.98])).tolist()
-    room = max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-9)
-    lowest, highest = max(float(kept.amin()), low - room), min(float(kept.amax()), high + room)
+    allowance = max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-9)
+    lowest, highest = max(float(kept.amin()), low - allowance), min(float(kept.amax()), high + allowance)
     margin = 0.06 * max(highest - lowest, 1e-3 * max(abs(lowest), abs(highest)), 1e-9)
     return lowest - margin, highest + margin
 
@@ -180,7 +186,7 @@ def _basis(expansion: Expansion) -> Curves:
     left, right = _view(low, high)
     x = torch.linspace(left, right, 481, dtype=torch.float64)
     values = _columns(expansion, x.unsqueeze(-1)).T
-    chosen = _chosen(len(values), SHOWN_CURVES)
+    chosen = _evenly(len(values), SHOWN_CURVES)
     many = f", {len(chosen)} of {len(values):,}" if len(chosen) < len(values) else ""
     marked = (max(low, left), min(high, right))
     return Curves(
@@ -197,7 +203,7 @@ def _basis(expansion: Expansion) -> Curves:
 
 def _surfaces(expansion: Expansion) -> Maps:
     low, high = _range(expansion, 2)
-    # Within the domain: beyond, a power would be all that is seen.
+    # Within the domain: outside, large powers would hide the rest.
     left, right = _view(low, high)
     left, right = max(left, low), min(right, high)
     if (low, high) == (-math.inf, math.inf):
@@ -205,7 +211,7 @@ def _surfaces(expansion: Expansion) -> Maps:
     ends = torch.linspace(left, right, 61, dtype=torch.float64)
     x2, x1 = torch.meshgrid(ends.flip(0), ends, indexing="ij")
     values = _columns(expansion, torch.stack((x1, x2), -1)).movedim(-1, 0)
-    chosen = _chosen(len(values), SHOWN_MAPS)
+    chosen = _evenly(len(values), SHOWN_MAPS)
     many = f", {len(chosen)} of {len(values):,}" if len(chosen) < len(values) else ""
     labels = tuple(f"κ{_index(i + 1)}" for i in chosen)
     title = f"{_title(expansion)}: κ(x) of two inputs{many}"
@@ -213,7 +219,7 @@ def _surfaces(expansion: Expansion) -> Maps:
 
 
 def _weights(reconciliation: Reconciliation) -> Maps:
-    # The first grid that fits: n and D have divisors, or are equal.
+    # The first valid sizes: n and D must have divisors, or be equal.
     sizes = ((8, (4, 6)), (8, (2, 4)), (6, (6, 6)))
     for n, factors in sizes:
         try:
@@ -221,18 +227,18 @@ def _weights(reconciliation: Reconciliation) -> Maps:
             store = _store(params)
             matrix = reconciliation(store, n, factors).matrix().detach()
         except SpecError as error:
-            refused = error
+            failure = error
             continue
         count = reconciliation.count(n, factors)
         trained = [(name, tensor) for name, tensor in _tensors(params, store)][: SHOWN_MAPS - 1]
         title = f"{_title(reconciliation)}: ψ(w), {n} × {factors[0] * factors[1]} from {count} parameters"
         labels = [f"{name}, {' × '.join(map(str, tensor.shape)) or 1}" for name, tensor in trained]
         return Maps(title, (matrix, *(_as_matrix(tensor) for _, tensor in trained)), ("ψ(w)", *labels))
-    raise refused
+    raise failure
 
 
 def _as_matrix(tensor: Tensor) -> Tensor:
-    """Return a tensor with two axes; a vector as a column, a long one as several, filled up with zeros."""
+    """Return a tensor with two axes; a vector as a column, a long vector as several, padded with zeros."""
     if tensor.dim() > 1:
         return tensor.flatten(1)
     height = min(tensor.numel(), LONGEST_COLUMN)
@@ -254,7 +260,7 @@ def _remainder(remainder: Remainder) -> Curves:
     n = 3
     try:
         store = _store(remainder.params(1, n))
-    except SpecError:  # one that needs as many outputs as inputs
+    except SpecError:  # the identity needs as many outputs as inputs
         n = 1
         store = _store(remainder.params(1, n))
     values = remainder(x, store, n).T
@@ -278,7 +284,7 @@ def _fusion(fusion: Fusion) -> Curves:
 def _step(process: Process) -> Curves:
     features = 12
     rows = torch.randn(64, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
-    # Dropout draws from torch's own generator, which must not be moved.
+    # Dropout draws from torch's global generator, whose state must not change.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         after = process.module(features, torch.device("cpu"), torch.float64).train()(rows)
@@ -322,15 +328,15 @@ SHADE, LEGEND = "#e8eef4", 6
 
 
 def function(instance: Function, ax: Axes | None = None) -> Figure:
-    """Return a matplotlib figure of a function: see `picture` for what it shows.
+    """Return a matplotlib figure of a function; see `picture` for the contents.
 
     Args:
         instance: a function of the catalogue, such as `kp.BSpline(intervals=8)`.
-        ax: axes to draw on, which have room for the first map of several; a figure of its own by default.
+        ax: axes to draw on, with the first map of several; None: a new figure.
 
     Raises:
         KapsiError: matplotlib is not installed.
-        SpecError: a function that is too wide, or none.
+        SpecError: the function is too wide, or its role has no pictures.
 
     Example:
         >>> import kapsi as kp
@@ -361,12 +367,12 @@ def function(instance: Function, ax: Axes | None = None) -> Figure:
 
 
 def save(instance: Function, path: str | Path) -> None:
-    """Write the picture of a function to an .svg, .png or .pdf file; written beside and renamed.
+    """Write the picture of a function to an .svg, .png or .pdf file, atomically.
 
     Raises:
-        FileError: another suffix, a folder that is not there, a file that cannot be written.
+        FileError: another suffix, a missing folder, or a file that cannot be written.
         KapsiError: matplotlib is not installed.
-        SpecError: a function that is too wide, or none.
+        SpecError: the function is too wide, or its role has no pictures.
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
@@ -393,7 +399,7 @@ def _matplotlib() -> Any:
 def _figure(
     matplotlib: Any, count: int, size: tuple[float, float], across: int = 1, ratios: list[int] | None = None
 ) -> list[Any]:
-    """Return panels of a figure that belongs to no window and is forgotten with its last reference."""
+    """Return panels of a figure without a window, freed with the last reference."""
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     across = min(across, count)
     grid = figure.add_gridspec(math.ceil(count / across), across, width_ratios=ratios)
@@ -409,7 +415,7 @@ def _draw_curves(matplotlib: Any, axes: Any, shown: Curves) -> None:
     x = shown.x.numpy()
     for i, (values, label) in enumerate(zip(shown.values.numpy(), shown.labels, strict=True)):
         color = colors(i) if few else colors(0.92 * i / (count - 1))
-        # Of many only the first and the last are named: their colors say the order.
+        # Of many curves only the first and the last are labeled; colors give the order.
         named = label if few or i in (0, count - 1) else "_"
         axes.plot(x, values, color=color, label=named, marker="o" if len(x) < 50 else "", markersize=3)
     axes.set(xlim=(x[0], x[-1]), ylim=shown.limits, xlabel=shown.x_label, ylabel=shown.y_label, title=shown.title)

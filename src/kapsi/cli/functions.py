@@ -18,7 +18,7 @@ def functions(
         list[str] | None,
         typer.Argument(
             metavar="[ROLE] [NAME]",
-            help="A role (expansion, reconciliation, remainder, fusion, process), the name of a function, or both.",
+            help="A role, such as expansion or solver, the name of a function, or both.",
             show_default=False,
         ),
     ] = None,
@@ -89,12 +89,13 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
         if place:
             typer.echo("\n" + "─" * width + "\n")
         typer.echo(entry.text(width))
-        typer.echo()
+        if not plots.drawable(entry.function):
+            continue
         try:
             lines = draw(plots.picture(entry.function), width, getattr(sys.stdout, "encoding", None))
-        except SpecError as error:  # too wide to draw; all else that was asked for is there
+        except SpecError as error:  # too wide to draw; the text above is complete
             lines = [f"no picture: {error}"]
-        typer.echo("\n".join(lines))
+        typer.echo("\n".join(["", *lines]))
     if picture is not None:
         typer.echo(f"picture: {picture}")
 
