@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.modules import Model
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
@@ -95,11 +95,11 @@ def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: s
     return where
 
 
-def forbid(where: str, *problems: tuple[bool, str]) -> None:
-    """Raise a `SpecError` with the text of the first present problem."""
+def forbid(where: str, *problems: tuple[bool, str], error: type[KapsiError] = SpecError) -> None:
+    """Raise an error with the text of the first present problem."""
     for present, text in problems:
         if present:
-            raise SpecError(f"{where}: {text}")
+            raise error(f"{where}: {text}")
 
 
 # ------------------------------------------------------------------------------------------------ models

@@ -18,7 +18,7 @@ from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
 from kapsi.modules import LARGEST_TRAINED, Model
 from kapsi.training.rows.stored import column_of
-from kapsi.zoo.base import finite_tensor, model_of
+from kapsi.zoo.base import finite_tensor, model_of, forbid
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, spec
 
 __all__ = [
@@ -74,25 +74,24 @@ def _rows(where: str, x: Any, y: Any, sample_weight: Any, classes: int | None, s
     labels = _numbers(where, "y", y, len(inputs)).to(inputs.device)
     if classes is not None:
         check_integer(f"{where}: classes", classes, 1)
-    if not bool((labels == labels.round()).all()) or float(labels.min()) < 0:
-        raise DataError(
-            f"{where}: expected y as class numbers 0, 1, …; np.unique(y, return_inverse=True) converts other labels"
-        )
+    whole = bool((labels == labels.round()).all()) and float(labels.min()) >= 0
     largest = int(labels.max())
     count = largest + 1 if classes is None else classes
-    if classes is None and count > len(labels):
-        absent = next(c for c, label in enumerate((*labels.long().unique().tolist(), -1)) if c != label)
-        raise DataError(
-            f"{where}: y goes up to class {largest:,}, and class {absent:,} has no rows; renumber the classes"
-        )
-    if largest >= count:
-        raise DataError(f"{where}: y has class {largest}, and the classes are 0 to {count - 1}")
-    if sample_weight is None:
-        weight = torch.ones_like(labels)
-    else:
+    absent = next(c for c, label in enumerate((*labels.unique().tolist(), -1)) if c != label)
+    weight = torch.ones_like(labels)
+    if sample_weight is not None:
         weight = _numbers(where, "sample_weight", sample_weight, len(inputs)).to(inputs.device)
-        if float(weight.min()) < 0:
-            raise DataError(f"{where}: sample_weight must not be negative")
+    forbid(
+        where,
+        (not whole, "expected y as class numbers 0, 1, …; np.unique(y, return_inverse=True) converts other labels"),
+        (
+            classes is None and count > len(labels),
+            f"y goes up to class {largest:,}, and class {absent:,} has no rows; renumber the classes",
+        ),
+        (largest >= count, f"y has class {largest}, and the classes are 0 to {count - 1}"),
+        (float(weight.min()) < 0, "sample_weight must not be negative"),
+        error=DataError,
+    )
     return _WeightedRows(inputs, labels.long(), weight, count)
 
 
@@ -101,14 +100,18 @@ def _inputs(where: str, x: Any, sparse: bool) -> Tensor:
         rows = column_of(x if hasattr(x, "shape") else np.asarray(x), "inputs", where)
     except ValueError as error:  # from NumPy for ragged rows; other errors are KapsiErrors
         raise error if isinstance(error, KapsiError) else DataError(f"{where}: expected rows of equal length") from None
-    if len(rows.shape) != 2 or not len(rows) or not rows.shape[1]:
-        raise DataError(f"{where}: expected inputs of shape (rows, m) with at least one row, got {tuple(rows.shape)}")
+    shape = tuple(rows.shape)
+    empty = len(shape) != 2 or 0 in shape
+    forbid(where, (empty, f"expected inputs of shape (rows, m) with at least one row, got {shape}"), error=DataError)
     inputs: Tensor = rows.cut(0, len(rows)).double()
-    if inputs.layout != torch.strided and not sparse:
-        raise DataError(f"{where}: sparse inputs are not supported; use x.to_dense(), or x.toarray()")
-    entries = inputs if inputs.layout == torch.strided else inputs.values()
-    if not bool((entries.abs() <= LARGEST_INPUT).all()):
-        raise DataError(f"{where}: the inputs must be finite, and at most {LARGEST_INPUT:g} in size")
+    dense = inputs.layout == torch.strided
+    finite = bool(((inputs if dense else inputs.values()).abs() <= LARGEST_INPUT).all())
+    forbid(
+        where,
+        (not dense and not sparse, "sparse inputs are not supported; use x.to_dense(), or x.toarray()"),
+        (not finite, f"the inputs must be finite, and at most {LARGEST_INPUT:g} in size"),
+        error=DataError,
+    )
     return inputs
 
 
@@ -249,15 +252,23 @@ class CountStatistics:
 
     def _updated(self, data: _WeightedRows) -> CountStatistics:
         where, entries = self.kind, data.entries()
-        if self.kind == "bernoulli":
-            if self.threshold is not None:
-                if data.x.layout != torch.strided and self.threshold < 0:
-                    raise DataError(f"{where}: sparse inputs need a threshold of at least 0; use x.to_dense()")
-                entries = (entries > self.threshold).double()
-            elif not bool(((entries == 0) | (entries == 1)).all()):
-                raise DataError(f"{where}: without a threshold the inputs must be zeros and ones; use threshold=0.0")
-        elif float(entries.min() if entries.numel() else 0) < 0:
-            raise DataError(f"{where}: counts must not be negative, the smallest is {float(entries.min()):g}")
+        binary, threshold = self.kind == "bernoulli", self.threshold
+        least = float(entries.min()) if entries.numel() else 0.0
+        forbid(
+            where,
+            (
+                binary and threshold is not None and threshold < 0 and data.x.layout != torch.strided,
+                "sparse inputs need a threshold of at least 0; use x.to_dense()",
+            ),
+            (
+                binary and threshold is None and not bool(((entries == 0) | (entries == 1)).all()),
+                "without a threshold the inputs must be zeros and ones; use threshold=0.0",
+            ),
+            (not binary and least < 0, f"counts must not be negative, the smallest is {least:g}"),
+            error=DataError,
+        )
+        if binary and threshold is not None:
+            entries = (entries > threshold).double()
         like = data.weight
         return replace(
             self, weight=self.weight.to(like) + data.class_weights(), count=self.count.to(like) + data.sums(entries)
