@@ -266,7 +266,7 @@ def test_wide_networks_are_refused_with_the_size() -> None:
     model = bn.fit_discrete(torch.zeros(1, nodes), parents, states=[2] * nodes)
     whole = torch.zeros(1, nodes)
     assert bn.log_marginal(model, whole).shape == (1, 1)  # nothing is missing
-    with pytest.raises(kp.SpecError, match=r"largest table would have .* entries, .* GB, at most 16,777,216"):
+    with pytest.raises(kp.SpecError, match=r"largest table would have .* entries, .* GB; at most 16,777,216"):
         bn.log_marginal(model, torch.full((1, nodes), math.nan))
     with pytest.raises(kp.SpecError, match=r"node 30 and its 30 parents would have 2.147e\+09 numbers, 17.2 GB"):
         bn.spec([()] * 30 + [tuple(range(30))], [2] * 31)

@@ -191,7 +191,7 @@ def test_leaves_train_on() -> None:
 
 @pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSORS, *trees.BOOSTED, *trees.HISTOGRAMS])
 def test_not_fitted(name) -> None:
-    with pytest.raises(kp.SpecError, match=f"from_sklearn.{name}.: it is not fitted"):
+    with pytest.raises(kp.SpecError, match=f"from_sklearn.{name}.: the {name} is not fitted"):
         trees.from_sklearn(getattr(tree if name in trees.SINGLE else ensemble, name)())
 
 
@@ -205,16 +205,16 @@ def test_refused() -> None:
     positive = generator.uniform(0.1, 1, 40)
     refused = {
         "expected DecisionTreeClassifier, .*; got LinearRegression$": LinearRegression(),
-        "got Derived; a class derived": Derived().fit(x, y),
+        "got Derived; a derived class": Derived().fit(x, y),
         "got AdaBoostClassifier": ensemble.AdaBoostClassifier(n_estimators=2).fit(x, y),
-        "has 2 outputs of classes": DecisionTreeClassifier().fit(x, np.stack((y, y), 1)),
-        "init=LinearRegression: the trees stand on another model": GradientBoostingRegressor(
+        "2 outputs of classes are not supported": DecisionTreeClassifier().fit(x, np.stack((y, y), 1)),
+        "init=LinearRegression: an initial model is not supported": GradientBoostingRegressor(
             init=LinearRegression(), n_estimators=2
         ).fit(x, positive),
-        "loss='poisson' predicts exp of its scores": HistGradientBoostingRegressor(loss="poisson", max_iter=2).fit(
+        "loss='poisson' predicts exp of the scores": HistGradientBoostingRegressor(loss="poisson", max_iter=2).fit(
             x, positive
         ),
-        r"inputs \[1\] are categories": HistGradientBoostingClassifier(categorical_features=[1], max_iter=2).fit(
+        r"inputs \[1\] are categorical": HistGradientBoostingClassifier(categorical_features=[1], max_iter=2).fit(
             np.stack((x[:, 0], y), 1), y
         ),
     }

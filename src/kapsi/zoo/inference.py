@@ -1,4 +1,4 @@
-"""Sums over discrete variables of a product of factors, in logarithms: variables are eliminated one after another."""
+"""Variable elimination: sums of products of factors over discrete variables, in logarithms."""
 
 from __future__ import annotations
 
@@ -11,82 +11,84 @@ from torch import Tensor
 
 from kapsi.errors import SpecError
 
-__all__ = ["LARGEST_TABLE", "LogFactor", "Plan", "eliminate", "log_sum", "plan"]
+__all__ = ["LARGEST_TABLE", "EliminationPlan", "LogFactor", "eliminate", "log_sum", "plan"]
 
 LARGEST_TABLE = 2**24
-"""Entries of the largest table that is made: 128 MiB in float64."""
+"""Entries of the largest table: 128 MiB in float64."""
 
 LogFactor: TypeAlias = tuple[Sequence[Hashable], Tensor]
-"""The names of some variables, and the logarithms of a factor of them: a tensor with an axis for each, −∞ where it is zero."""
+"""Variables of a factor, and the table of the logarithms of the factor, an axis per variable; −∞ for zero."""
 
 
-class Plan(NamedTuple):
-    """In which order variables are eliminated.
+class EliminationPlan(NamedTuple):
+    """An order of elimination.
 
     Attributes:
-        order: the variables.
-        largest: entries of the largest table that is made on the way, the result among them.
+        order: the variables to eliminate.
+        largest: entries of the largest table, including the result.
     """
 
     order: tuple[Hashable, ...]
     largest: int
 
 
-def plan(scopes: Iterable[Sequence[Hashable]], sizes: Mapping[Any, int], keep: Sequence[Hashable] = ()) -> Plan:
-    """Return a good order in which all variables but some are summed out.
+def plan(
+    scopes: Iterable[Sequence[Hashable]], sizes: Mapping[Any, int], keep: Sequence[Hashable] = ()
+) -> EliminationPlan:
+    """Return a good order of elimination: the better of two greedy heuristics, as the optimum is NP-hard.
 
-    Of two greedy orders the one with the smaller largest table: next is the variable whose table is the smallest, or the one whose
-    elimination connects the fewest pairs that were not connected, weighted by their sizes. The best order is a hard problem.
+    The first heuristic eliminates the variable with the smallest table next, the second with the smallest fill-in: new pairs of
+    neighbors, weighted by sizes.
 
     Args:
-        scopes: the variables of each factor.
-        sizes: the number of states of each variable.
-        keep: what is not summed out.
+        scopes: variables of each factor.
+        sizes: number of states of each variable.
+        keep: variables of the result.
 
     Example:
         >>> plan([("a", "b"), ("b", "c"), ("c", "d")], {"a": 2, "b": 10, "c": 3, "d": 5}, keep=("d",))
-        Plan(order=('a', 'b', 'c'), largest=30)
+        EliminationPlan(order=('a', 'b', 'c'), largest=30)
     """
     names = [tuple(scope) for scope in scopes]
-    return min((_greedy(names, sizes, keep, fill) for fill in (False, True)), key=lambda found: found.largest)
+    return min((_greedy(names, sizes, keep, fill) for fill in (False, True)), key=lambda candidate: candidate.largest)
 
 
 def _greedy(
     scopes: Sequence[tuple[Hashable, ...]], sizes: Mapping[Any, int], keep: Sequence[Hashable], fill: bool
-) -> Plan:
-    near: dict[Hashable, dict[Hashable, None]] = {}  # of dictionaries, whose order is that of the factors
+) -> EliminationPlan:
+    neighbors: dict[Hashable, dict[Hashable, None]] = {}  # dictionaries as ordered sets
     for scope in scopes:
         for variable in scope:
-            near.setdefault(variable, {}).update(dict.fromkeys(other for other in scope if other != variable))
+            neighbors.setdefault(variable, {}).update(dict.fromkeys(other for other in scope if other != variable))
     kept = set(keep)
 
     def table(variable: Hashable) -> int:
-        return sizes[variable] * math.prod(sizes[other] for other in near[variable])
+        return sizes[variable] * math.prod(sizes[other] for other in neighbors[variable])
 
     def cost(variable: Hashable) -> tuple[int, int]:
         if not fill:
             return table(variable), 0
-        others = list(near[variable])
-        new = sum(sizes[a] * sizes[b] for i, a in enumerate(others) for b in others[:i] if b not in near[a])
+        others = list(neighbors[variable])
+        new = sum(sizes[a] * sizes[b] for i, a in enumerate(others) for b in others[:i] if b not in neighbors[a])
         return new, table(variable)
 
-    costs = {variable: cost(variable) for variable in near if variable not in kept}
+    costs = {variable: cost(variable) for variable in neighbors if variable not in kept}
     order, largest = [], math.prod(sizes[variable] for variable in keep)
     while costs:
         chosen = min(costs, key=costs.__getitem__)
         del costs[chosen]
         order.append(chosen)
         largest = max(largest, table(chosen))
-        others = near.pop(chosen)
+        others = neighbors.pop(chosen)
         for other in others:
-            del near[other][chosen]
-            near[other].update(dict.fromkeys(third for third in others if third != other))
+            del neighbors[other][chosen]
+            neighbors[other].update(dict.fromkeys(third for third in others if third != other))
         touched = dict(others)
-        if fill:  # pairs that are connected now are counted by whoever is near both
+        if fill:  # new edges change the fill-in of all common neighbors
             for other in others:
-                touched.update(near[other])
+                touched.update(neighbors[other])
         costs.update({variable: cost(variable) for variable in touched if variable in costs})
-    return Plan(tuple(order), largest)
+    return EliminationPlan(tuple(order), largest)
 
 
 def eliminate(
@@ -95,23 +97,22 @@ def eliminate(
     *,
     order: Sequence[Hashable] | None = None,
     largest: int = LARGEST_TABLE,
-    what: str = "eliminate",
+    where: str = "eliminate",
 ) -> Tensor:
-    """Return the logarithm of the sum, over all variables but some, of a product of factors.
+    """Return log Σ exp(Σ_f log f), the sum of a product of factors over all variables except some.
 
-    log Σ exp(Σ_f log f): of a Bayesian or Markov network that is the unnormalized marginal distribution of the variables that are
-    kept, and with none kept the logarithm of the partition function. It can be differentiated; where all of a sum is zero the
-    result is −∞ and the gradient zero.
+    For a Bayesian or Markov network this is the unnormalized marginal distribution of the kept variables; without kept variables it
+    is the log-partition function. Differentiable; a sum of zeros gives −∞ with gradient zero.
 
     Args:
-        factors: at least one; variables are called by any names, and have as many states as the axes of their tables are long.
-        keep: the variables of the result, each once, in the order of its axes.
-        order: in which the others are eliminated; that of `plan` by default.
-        largest: entries that a table may have at most.
-        what: what messages begin with.
+        factors: at least one factor; the axes of the tables give the number of states of the variables.
+        keep: variables of the result, each once, in the order of the axes.
+        order: order of elimination of all other variables; default: `plan`.
+        largest: most entries of a table.
+        where: beginning of messages.
 
     Raises:
-        SpecError: tables that do not fit each other, or one that would be larger; the message says how large.
+        SpecError: inconsistent tables, or a table with more than `largest` entries.
 
     Example:
         >>> rain = (("rain",), torch.tensor([0.8, 0.2]).log())
@@ -119,14 +120,14 @@ def eliminate(
         >>> eliminate([rain, wet], keep=("wet",)).exp()
         tensor([0.7600, 0.2400])
     """
-    sizes = _sizes(factors, what)
+    sizes = _sizes(factors, where)
     keep = tuple(keep)
     unknown = [variable for variable in keep if variable not in sizes]
     if unknown or len(set(keep)) < len(keep):
         raise SpecError(
-            f"{what}: expected to keep variables of the factors, each once, got {keep}; there are {', '.join(map(str, sizes))}"
+            f"{where}: expected keep as variables of the factors, each once, got {keep}; variables: {', '.join(map(str, sizes))}"
         )
-    # Variables of one state are no axes: a table has 64 at most.
+    # Variables with a single state need no axis: torch supports at most 64.
     free = [variable for variable in keep if sizes[variable] > 1]
     pending = [
         (tuple(v for v in scope if sizes[v] > 1), table.reshape([size for size in table.shape if size != 1]))
@@ -135,11 +136,11 @@ def eliminate(
     if order is None:
         order, most = plan([scope for scope, _ in pending], sizes, free)
     else:
-        most = _checked(order, [scope for scope, _ in pending], sizes, free, what)
+        most = _largest_table(order, [scope for scope, _ in pending], sizes, free, where)
     if most > largest:
         raise SpecError(
-            f"{what}: the largest table would have {float(most):.4g} entries, {8e-9 * most:,.3g} GB, at most {largest:,} are made; "
-            "observe more variables, or keep fewer"
+            f"{where}: the largest table would have {float(most):.4g} entries, {8e-9 * most:,.3g} GB; at most {largest:,} are "
+            "supported; observe more variables, or keep fewer"
         )
     for variable in order:
         if sizes[variable] == 1:
@@ -152,7 +153,7 @@ def eliminate(
 
 
 def log_sum(table: Tensor) -> Tensor:
-    """Return log Σ exp over the last axis; −∞ with a gradient of zero where all of it is −∞.
+    """Return log Σ exp over the last axis; −∞ with gradient zero if all entries are −∞.
 
     Example:
         >>> log_sum(torch.tensor([[0.0, 0.0], [-torch.inf, -torch.inf]]))
@@ -161,56 +162,60 @@ def log_sum(table: Tensor) -> Tensor:
     top = table.detach().amax(-1, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)
     total = (table - top).exp().sum(-1)
-    nothing = total == 0
-    return torch.where(nothing, -math.inf, torch.where(nothing, 1.0, total).log() + top.squeeze(-1))
+    empty = total == 0
+    return torch.where(empty, -math.inf, torch.where(empty, 1.0, total).log() + top.squeeze(-1))
 
 
 def _product(factors: Sequence[tuple[tuple[Hashable, ...], Tensor]], scope: Sequence[Hashable]) -> Tensor:
-    """Return the sum of logarithms of factors with an axis for each variable of the scope, of length 1 where none has it."""
-    place = {variable: i for i, variable in enumerate(scope)}
+    """Return the sum of log-factors with an axis for each variable of the scope, of length 1 for absent variables."""
+    position = {variable: i for i, variable in enumerate(scope)}
     total: Tensor | None = None
     for names, table in factors:
-        places = [place[variable] for variable in names]
+        axes = [position[variable] for variable in names]
         shape = [1] * len(scope)
-        for axis, length in zip(places, table.shape, strict=True):
+        for axis, length in zip(axes, table.shape, strict=True):
             shape[axis] = length
-        turned = table.permute(sorted(range(len(places)), key=places.__getitem__)).reshape(shape)
-        total = turned if total is None else total + turned
+        aligned = table.permute(sorted(range(len(axes)), key=axes.__getitem__)).reshape(shape)
+        total = aligned if total is None else total + aligned
     if total is None:
         raise SpecError("eliminate: expected at least one factor")
     return total
 
 
-def _sizes(factors: Sequence[LogFactor], what: str) -> dict[Hashable, int]:
-    """Return the number of states of each variable, after a check of the tables."""
+def _sizes(factors: Sequence[LogFactor], where: str) -> dict[Hashable, int]:
+    """Return the number of states of each variable from consistent tables."""
     if not factors:
-        raise SpecError(f"{what}: expected at least one factor")
+        raise SpecError(f"{where}: expected at least one factor")
     sizes: dict[Hashable, int] = {}
     for i, (scope, table) in enumerate(factors):
         if not isinstance(table, Tensor) or table.dim() != len(scope) or len(set(scope)) < len(scope):
-            shown = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
-            raise SpecError(f"{what}: factor {i} names {len(scope)} variables, each once, for a table of shape {shown}")
+            got = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+            raise SpecError(
+                f"{where}: factor {i}: expected {len(scope)} variables, each once, for a table of shape {got}"
+            )
         for variable, size in zip(scope, table.shape, strict=True):
             if sizes.setdefault(variable, size) != size or not size:
-                raise SpecError(f"{what}: factor {i} has {size} states of {variable!r}, another one {sizes[variable]}")
+                raise SpecError(
+                    f"{where}: factor {i} has {size} states of {variable!r}, another factor {sizes[variable]}"
+                )
     return sizes
 
 
-def _checked(
+def _largest_table(
     order: Sequence[Hashable],
     scopes: Sequence[tuple[Hashable, ...]],
     sizes: Mapping[Any, int],
     keep: Sequence[Hashable],
-    what: str,
+    where: str,
 ) -> int:
-    """Return the entries of the largest table of a given order."""
-    wanted = {variable for scope in scopes for variable in scope} - set(keep)
-    given = [variable for variable in order if sizes.get(variable, 0) != 1]
-    if set(given) != wanted or len(given) > len(wanted):
-        raise SpecError(f"{what}: the order must name every variable that is not kept once, got {tuple(order)}")
+    """Return the entries of the largest table for a given order."""
+    eliminated = {variable for scope in scopes for variable in scope} - set(keep)
+    listed = [variable for variable in order if sizes.get(variable, 0) != 1]
+    if set(listed) != eliminated or len(listed) > len(eliminated):
+        raise SpecError(f"{where}: the order must name each variable except kept ones once, got {tuple(order)}")
     pending, most = [set(scope) for scope in scopes], math.prod(sizes[variable] for variable in keep)
-    for variable in given:
-        joined = set().union(*(scope for scope in pending if variable in scope))
-        most = max(most, math.prod(sizes[v] for v in joined))
-        pending = [scope for scope in pending if variable not in scope] + [joined - {variable}]
+    for variable in listed:
+        union = set().union(*(scope for scope in pending if variable in scope))
+        most = max(most, math.prod(sizes[v] for v in union))
+        pending = [scope for scope in pending if variable not in scope] + [union - {variable}]
     return most

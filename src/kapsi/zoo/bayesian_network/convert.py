@@ -140,7 +140,7 @@ def _in_joint_form(where: str, factor: Factor, factors: Sequence[Factor]) -> lis
         waiting += [parent for parent in factors[node].nodes[1:] if parent not in above]
         above.update(factors[node].nodes[1:])
     relevant: list[LogFactor] = [(factors[i].nodes, t) for i in sorted(above) if (t := factors[i].table) is not None]
-    total = eliminate(relevant, given, what=f"{where}: the probabilities of the parents {given} of input {nodes[0]}")
+    total = eliminate(relevant, given, where=f"{where}: the probabilities of the parents {given} of input {nodes[0]}")
     return [factor] if bool((total == -math.inf).any()) else [Factor(nodes, 1, table + total), Factor(given, -1, total)]
 
 

@@ -207,7 +207,7 @@ def _eliminated(where: str, head: Head, rows: Tensor, keep: list[int]) -> Tensor
                 for subset, table, sign in zip(subsets, tables, row.tolist(), strict=True):
                     if sign:
                         factors.append(_reduced(subset, _signed(table, sign), pattern, codes))
-                total = eliminate(factors, [ROWS, *keep], order=_within(order, factors), what=where)
+                total = eliminate(factors, [ROWS, *keep], order=_within(order, factors), where=where)
                 # Of another ψ some may be in no factor that is left.
                 absent = [i for i in order if not any(i in scope for scope, _ in factors)]
                 result[chunk, output] = total + count + math.log(math.prod(sizes[i] for i in absent))

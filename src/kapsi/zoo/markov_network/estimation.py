@@ -247,7 +247,7 @@ def _likelihood(
     def loss(tables: Sequence[Tensor]) -> Tensor:
         inner = torch.stack([(table * part).sum() for table, part in zip(tables, observed, strict=True)]).sum()
         factors: list[LogFactor] = list(zip(cliques, tables, strict=True))
-        return eliminate(factors, order=order, what="fit: the partition function") - inner
+        return eliminate(factors, order=order, where="fit: the partition function") - inner
 
     return loss
 

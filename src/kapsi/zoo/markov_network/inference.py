@@ -173,7 +173,7 @@ def _column_of_ones(head: Head) -> int:
 
 def _summed(tables: Sequence[Table]) -> Tensor:
     factors: list[LogFactor] = list(tables)
-    return eliminate(factors, what="log_partition")
+    return eliminate(factors, where="log_partition")
 
 
 def _tabulated(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
@@ -244,7 +244,7 @@ def _eliminated(where: str, head: Head, rows: Tensor, keep: Sequence[int]) -> Te
             many: LogFactor = ((ROWS,), torch.zeros(len(chunk), dtype=torch.float64))
             for output, tables in enumerate(outputs):
                 factors = [many, *(_reduced(nodes, table, pattern, codes) for nodes, table in tables)]
-                result[chunk, output] = eliminate(factors, [ROWS, *keep], order=found.order, what=where)
+                result[chunk, output] = eliminate(factors, [ROWS, *keep], order=found.order, where=where)
     return result
 
 
