@@ -18,7 +18,7 @@ from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
 from kapsi.modules import LARGEST_TRAINED, Model
 from kapsi.training.rows.stored import column_of
-from kapsi.zoo.base import finite_tensor, model_of, forbid
+from kapsi.zoo.base import finite_tensor, forbid, model_of
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, spec
 
 __all__ = [
