@@ -27,7 +27,7 @@ OPTIONS = (*FLAGS, *(f"--{name}" for name in ("variable", "rows", "seed", "noise
 
 
 def formula_last(arguments: list[str]) -> list[str]:
-    """Return the arguments with a formula such as `-x**2` after `--`, so that it is not read as an option."""
+    """Return the arguments with a formula such as `-x**2` after `--`, as options start with a dash."""
     if arguments[:1] != ["data"] or "--" in arguments:
         return arguments
     kept, formulas, is_value, own = ["data"], [], False, False
@@ -96,7 +96,7 @@ def data(
         ),
     ] = None,
 ) -> None:
-    """List functions to learn, and draw rows of one of them, or of a formula, for kapsi fit.
+    """List functions to learn, and draw rows of a function or a formula for kapsi fit.
 
     Examples: kapsi data feynman I.9.18 --output gravity.csv; kapsi data formula "exp(x)*y" --variable x:0:1 --variable y:0:2
     """

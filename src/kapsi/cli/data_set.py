@@ -56,8 +56,8 @@ def show(
 
     Args:
         name: name of the data set.
-        given: further words, which are refused.
-        others: options about functions, which are refused unless None.
+        given: further words, all refused.
+        others: options about functions, refused unless None.
         folder: folder of a public data set.
         output: file for a bundled table.
         overwrite: replace an existing file.

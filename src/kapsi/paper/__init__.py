@@ -1,1 +1,1 @@
-"""The experiments of the paper as data, the numbers that it prints, and what runs and compares them."""
+"""The paper's experiments as data, its printed numbers, and their reproduction and comparison."""

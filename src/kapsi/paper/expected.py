@@ -44,7 +44,7 @@ _PARTS = ("mean", "std", "parameters")
 
 @dataclass(frozen=True)
 class Printed:
-    """Numbers printed for one method in one row; None if not printed."""
+    """Numbers printed for a method in a row; None if not printed."""
 
     mean: float | None = None
     std: float | None = None
@@ -53,7 +53,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Expected:
-    """The paper's numbers of one experiment.
+    """The paper's numbers of an experiment.
 
     Attributes:
         columns: prefixes in the order of the file.
@@ -66,7 +66,7 @@ class Expected:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, row: str, column: str) -> Printed:
-        """Return printed numbers, all None if there are none. A dimensionless function has the numbers of the original one."""
+        """Return printed numbers, all None if there are none. A dimensionless function has the numbers of the original function."""
         for name in (row, self.also.get(row, ""), row.removeprefix("D.")):
             if name in self.rows:
                 return self.rows[name].get(column, Printed())

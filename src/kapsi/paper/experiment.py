@@ -1,4 +1,4 @@
-"""Experiments as data: one YAML file each, expanded into runs (rows × methods × seeds)."""
+"""Experiments as data: a YAML file each, expanded into runs (rows × methods × seeds)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _procedure(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Run(Spec):
-    """One run of a procedure.
+    """A run of a procedure.
 
     Args:
         experiment: name of the experiment.
@@ -153,14 +153,14 @@ def _method_options(value: Any, where: str) -> Any:
 
 @dataclass(frozen=True)
 class MethodOptions(Spec):
-    """Options of one method in one row, or with `--quick`."""
+    """Options of a method in a row, or with `--quick`."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TableRow(Spec):
-    """One row of an experiment's table.
+    """A row of an experiment's table.
 
     Args:
         name: unique in the experiment.
@@ -181,7 +181,7 @@ class TableRow(Spec):
 
 @dataclass(frozen=True)
 class Method(Spec):
-    """One method: a column of the table.
+    """A method: a column of the table.
 
     Args:
         name: unique in the experiment.
@@ -223,7 +223,7 @@ class Exclusion(Spec):
     """Runs left out, with the reason.
 
     Args:
-        reason: one line.
+        reason: a single line.
         method: names of methods, all by default.
         rows: names of rows, all by default.
         where: of a grid, values by axis; all axes must match.
@@ -256,7 +256,7 @@ class PaperComparison(Spec):
     """Reference of the headline method.
 
     Args:
-        paper: prefixes of the paper's columns, the better one counts. Empty: all columns with a prefix `rpn`, or all columns.
+        paper: prefixes of the paper's columns, the better counts. Empty: all columns with a prefix `rpn`, or all columns.
         instead: row: method whose result on the same rows replaces the paper's number.
         reason: why these rows are compared differently.
         factors: the counts "at least so many times lower" of the summary, above 1.
@@ -278,7 +278,7 @@ class Quick(Spec):
 
     Args:
         options: options with the highest precedence.
-        seeds: one seed by default.
+        seeds: a single seed by default.
         methods: a list of methods, or {method: {options}}; the headline by default.
         rows: names of rows, all by default.
     """
@@ -294,7 +294,7 @@ class RunPlan(NamedTuple):
 
     Attributes:
         runs: in order of execution.
-        unused: parts of `only` that match no row and no method.
+        unused: parts of `only` without a matching row or method.
     """
 
     runs: tuple[Run, ...]
@@ -303,10 +303,10 @@ class RunPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment(Spec):
-    """One table or figure of the paper: rows, methods, and how they are run.
+    """A table or figure of the paper: rows, methods, and their runs.
 
     Args:
-        name: name of the file without its suffix.
+        name: name of the file without suffix.
         title: heading of the table.
         source: place in the paper.
         metric: `mse` (lower is better) or `accuracy` (higher is better).
@@ -365,7 +365,7 @@ class Experiment(Spec):
                 raise SpecError(f"methods: row {row.name!r} has {len(marked)} headlines, {', '.join(marked)}; mark one")
 
     def _check_names(self) -> None:
-        """Raise a `SpecError` for names of rows, methods and axes that do not exist."""
+        """Raise a `SpecError` for unknown names of rows, methods and axes."""
         rows = list(dict.fromkeys(row.name for row in self.rows))
         methods = [method.name for method in self.methods]
         for row in self.rows:
@@ -398,13 +398,13 @@ class Experiment(Spec):
         return self.metric == "accuracy"
 
     def row(self, name: str) -> TableRow:
-        """Return a row by its name."""
+        """Return a row by name."""
         rows = {row.name: row for row in self.rows}
         require_known([name], rows, f"{self.name}: rows")
         return rows[name]
 
     def method(self, name: str) -> Method:
-        """Return a method by its name."""
+        """Return a method by name."""
         methods = {method.name: method for method in self.methods}
         require_known([name], methods, f"{self.name}: methods")
         return methods[name]
@@ -436,7 +436,7 @@ class Experiment(Spec):
         return tuple(row for row in self.rows if self.methods_of(row))
 
     def run(self, row: TableRow, method: Method, seed: int, *, quick: bool = False, folder: str | None = None) -> Run:
-        """Return one run with merged options: experiment, row, method, method in this row, quick; the last one wins."""
+        """Return a run with merged options: experiment, row, method, method in this row, quick; the last wins."""
         own = row.methods.get(method.name, MethodOptions())
         layers = [self.options, row.options, method.options, own.options]
         if quick:

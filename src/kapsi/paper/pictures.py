@@ -30,7 +30,7 @@ MAX_PANELS, MAX_NAMES = 12, 60
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture: its title, the name of its file, and its SVG."""
+    """A picture: title, name of the file, and SVG."""
 
     title: str
     file: str
@@ -87,12 +87,12 @@ def _scale(table: ResultTable) -> str:
 
 
 def _literal(text: Any) -> str:
-    """Escape dollars, which start a formula."""
+    """Escape dollars, the start of a formula."""
     return str(text).replace("$", r"\$")
 
 
 def _known(values: Sequence[float | None], log: bool) -> list[float]:
-    """Replace values that cannot be drawn by NaN."""
+    """Replace undrawable values by NaN."""
     return [
         math.nan if value is None or not math.isfinite(value) or (log and value <= 0) else value for value in values
     ]
@@ -111,7 +111,7 @@ def _own_with_errors(lines: Sequence[Line], log: bool) -> tuple[list[float], lis
 
 
 def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
-    """Draw the compared columns of the paper, and the headline with its standard deviation, for every row."""
+    """Draw the compared columns of the paper, and the headline with standard deviation, for every row."""
     lines = table.lines
     log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, max(6.0, 0.24 * len(lines) + 2.5), 3.6)
@@ -184,7 +184,7 @@ def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
 
 
 def _parameters(line: Line, columns: Sequence[str]) -> int | None:
-    """Return the paper's number of parameters in a row, from the first compared column with one."""
+    """Return the paper's number of parameters in a row, from the first compared column with a number."""
     counts = [line.paper[column].parameters for column in columns if column in line.paper]
     return next((count for count in counts if count is not None), None)
 

@@ -107,7 +107,7 @@ def _count(value: int | None) -> str:
 
 
 def _seeds(table: ResultTable, method: Method) -> str:
-    """Return the number of seeds of a method, or its range over the rows."""
+    """Return the number of seeds of a method, or the range over the rows."""
     counts = {line.own[method.name].count for line in table.lines if method.name in line.own}
     low, high = min(counts), max(counts)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
@@ -215,7 +215,7 @@ def _footnotes(table: ResultTable) -> list[str]:
 
 
 def as_text(table: ResultTable, width: int = 120) -> str:
-    """Return a table for a terminal; columns beyond its width in characters are dropped and named below."""
+    """Return a table for a terminal; columns beyond the width in characters are dropped and named below."""
     lines, part = _lines(table, MAX_ROWS)
     columns = _columns(table, lines, everything=False)
 
@@ -376,11 +376,11 @@ def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
-    """Return one Markdown table of all experiments: rows, comparison with the paper, cost.
+    """Return a Markdown table of all experiments: rows, comparison with the paper, cost.
 
     Args:
-        tables: one for each experiment.
-        link: prefix of the links to the pages, such as "results/"; None for no links.
+        tables: of all experiments.
+        link: prefix of the links to the pages, as in "results/"; None for no links.
     """
     text = [
         "| experiment | rows | MSE ≥ 100× lower than the paper | MSE not higher | score here (paper) | parameters | CPU time |",
@@ -437,7 +437,7 @@ def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
     """Return the overview page of all experiments.
 
     Args:
-        tables: one for each experiment.
+        tables: of all experiments.
         commands: the command of each experiment.
     """
     text = [

@@ -1,4 +1,4 @@
-"""Runs of experiments in one process or several; stored runs are skipped, and interrupts end cleanly."""
+"""Runs of experiments in a single process or several; stored runs are skipped, and interrupts end cleanly."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Failure:
 
     Attributes:
         run: the run.
-        message: one line.
-        missing: whether data are missing or damaged, which is no fault of the run.
+        message: a single line.
+        missing: whether the data of the run are missing or damaged.
     """
 
     run: Run
@@ -74,12 +74,12 @@ def run_experiments(
 ) -> RunReport:
     """Do the runs of experiments without a stored result, and store each result at once.
 
-    Several processes may work in one folder: a run claimed or finished by another process is skipped.
+    Several processes may share a folder: a run claimed or finished by another process is skipped.
 
     Args:
         plans: experiments with their runs.
         output: folder of the results.
-        jobs: number of processes, at least 1. Each run has the threads of its configuration for any number of processes.
+        jobs: number of processes, at least 1. Each run has the configured threads for any number of processes.
         again: repeat stored runs.
         progress: called at the start and the end of each run.
 
@@ -157,7 +157,7 @@ class _Session:
             self.progress(run, finished, len(self.todo))
 
     def begin(self, run: Run) -> bool:
-        """Claim a run; return False if it is not to be done."""
+        """Claim a run; return False to skip the run."""
         message = self.missing.get((run.experiment, run.row))
         if message is not None:
             self.report.failures.append(Failure(run, message, True))
@@ -218,7 +218,7 @@ def _place(run: Run | Result) -> tuple[str, str, str, int]:
 
 
 def _do(run: Run, module: str) -> Result | Failure:
-    """Return the result of one run, or its error as data; interrupts propagate."""
+    """Return the result of a run, or the error as data; interrupts propagate."""
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     wall, cpu = time.perf_counter(), _cpu_seconds()
     try:
@@ -241,7 +241,7 @@ def _do(run: Run, module: str) -> Result | Failure:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process and its finished children."""
+    """Return the CPU time of this process and finished children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
@@ -284,7 +284,7 @@ def offline(folder: str | None) -> Iterator[None]:
 
 
 class _Pool:
-    """Spawned processes for runs; they end with this process, and the death of one fails only its run."""
+    """Spawned processes for runs; all end with this process; a dead process fails only the current run."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -346,13 +346,13 @@ class _Pool:
 
 @contextlib.contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Block interrupts during the imports of a new process, which inherits blocked signals."""
+    """Block interrupts during the imports of a new process; children inherit blocked signals."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # its start unblocks the signals
+    resource_tracker.ensure_running()  # starting the tracker unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -369,8 +369,8 @@ def _ending(code: int | None) -> str:
 
 
 def _serve(pipe: Any) -> None:
-    """Do runs from a pipe until its other end is closed."""
-    # An interrupt at the terminal reaches all processes; the parent ends its children.
+    """Do runs from a pipe until the other end is closed."""
+    # An interrupt at the terminal reaches all processes; the parent ends all children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -391,7 +391,7 @@ def _serve(pipe: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process after its parent."""
+    """End this process after the parent."""
     from multiprocessing import parent_process
 
     parent = parent_process()

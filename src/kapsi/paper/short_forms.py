@@ -29,7 +29,7 @@ MAX_ROWS, MAX_SEEDS = 100_000, 10_000
 
 
 def merged(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep merge of plain data: mappings merge, other values are replaced, and another `kind` replaces its mapping.
+    """Return a deep merge of plain data: mappings merge, other values are replaced, and another `kind` replaces the whole mapping.
 
     Example:
         >>> merged({"train": {"solver": "adamw", "epochs": 9}}, {"train": {"epochs": 1}})
@@ -69,7 +69,7 @@ def one_line(value: Any, where: str) -> Any:
 
 
 def read_lines(value: Any, where: str) -> Any:
-    """Return texts of one line; one text stands for a list."""
+    """Return single-line texts; a text stands for a list."""
     lines = [value] if isinstance(value, str) else value
     return (
         [one_line(line, f"{where}[{i}]") for i, line in enumerate(lines)] if isinstance(lines, list | tuple) else lines
@@ -96,7 +96,7 @@ def shortened(value: Any) -> str:
 
 
 def read_names(value: Any, where: str) -> Any:
-    """Return a list of names; one name stands for a list, and numbers are converted to text."""
+    """Return a list of names; a name stands for a list, and numbers are converted to text."""
     if value is None or isinstance(value, tuple):
         return value
     names = [_as_text(name) for name in value] if isinstance(value, list) else [_as_text(value)]
@@ -141,13 +141,13 @@ def read_seeds(value: Any, where: str = "seeds") -> tuple[int, ...] | None:
         ((0, 1, 2), (2, 3, 4), (100, 101), (5, 7))
 
     Raises:
-        SpecError: none of these, or seeds that repeat, are negative, too large or too many.
+        SpecError: another value, or repeated, negative, too large or too many seeds.
     """
     if value is None:
         return None
     seeds: list[int] = []
     with contextlib.suppress(TypeError):
-        # One more than allowed: a range of 10¹² seeds must not be expanded.
+        # At most MAX_SEEDS + 1: a range of 10¹² seeds must not be expanded.
         some = itertools.islice(_seeds_of(value), MAX_SEEDS + 1)
         seeds = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in some]
     if not seeds or len(seeds) > MAX_SEEDS or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**31 for s in seeds):
@@ -169,7 +169,7 @@ def _seeds_of(value: Any) -> Iterator[Any]:
         return iter(range(int(value)))
     parts = [re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII) for part in value.split(",")]
     ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
-    # A part without seeds is a typo, or a range that ends before it begins.
+    # A part without seeds is a typo, or a range with end before start.
     return itertools.chain.from_iterable(ranges) if all(ranges) and len(ranges) == len(parts) else iter(())
 
 
@@ -219,7 +219,7 @@ def _group(name: Any, where: str) -> list[str]:
 
 
 def _grid(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the product of the axes of a grid; several grids follow one another."""
+    """Return the product of the axes of a grid; several grids are concatenated."""
     rows: list[dict[str, Any]] = []
     for place, axes in enumerate(value if isinstance(value, list) else [value]):
         here = f"{where}[{place}]" if isinstance(value, list) else where

@@ -1,4 +1,4 @@
-"""Results as JSON lines, one file for each experiment: appended whole or not at all.
+"""Results as JSON lines, a file for each experiment, with atomic appends.
 
 A line holds experiment, row, method, protocol, seed, the configuration (a hash of its canonical JSON and a short text), versions,
 machine, start, seconds and CPU seconds, score, validation, parameters, extra and curves. Non-finite numbers, unknown to JSON, are
@@ -29,7 +29,7 @@ __all__ = ["Result", "ResultStore", "canonical", "configuration_hash", "machine"
 
 FORMAT = 1
 MAX_SHORT = 200
-# Parts of the machine that may change a number; memory is recorded only.
+# Parts of the machine with a possible effect on numbers; memory is recorded only.
 _DECISIVE = ("cpu", "cores", "accelerator", "os")
 
 
@@ -51,7 +51,7 @@ def _hash(data: Any) -> str:
 
 
 def configuration_hash(run: Run) -> str:
-    """Return a hash of 16 hexadecimal digits of everything that determines a run, except for seed, versions and machine."""
+    """Return a hash of 16 hexadecimal digits of all properties of a run, except for seed, versions and machine."""
     return _hash(run.configuration())
 
 
@@ -80,7 +80,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of kapsi, its numerical packages and Python."""
+    """Return the versions of kapsi, numerical packages and Python."""
     return dict(_versions())
 
 
@@ -125,7 +125,7 @@ def _memory() -> int | None:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of a store: a run and its outcome.
+    """A line of a store: a run and the outcome.
 
     Attributes:
         experiment, row, method, protocol, seed: of the run.
@@ -134,7 +134,7 @@ class Result:
         started: date and time with zone, ISO 8601.
         seconds, cpu_seconds: of the whole run.
         score, validation, parameters, extra, curves: of the outcome.
-        fit_seconds: CPU seconds counted by the procedure, None if it does not count them.
+        fit_seconds: CPU seconds counted by the procedure, None if not counted.
     """
 
     experiment: str
@@ -274,7 +274,7 @@ def _plain(data: Any) -> Any:
 
 
 class ResultStore:
-    """The results of one experiment in one file, shared by several processes.
+    """The results of an experiment in a file, shared by several processes.
 
     Args:
         folder: folder of the file; created with the first result.
@@ -316,7 +316,7 @@ class ResultStore:
         return results
 
     def append(self, result: Result) -> None:
-        """Write a result at the end and flush it to the disk; an unfinished line of a killed process is removed first.
+        """Append a result and flush the file to the disk; an unfinished line of a killed process is removed first.
 
         Raises:
             FileError: the write fails.
@@ -347,7 +347,7 @@ class ResultStore:
             if new:
                 sync(self.path.parent)
 
-    # Several processes may run one experiment. A lock on one byte of a file marks one run and ends with its process.
+    # Several processes may run an experiment. A lock on a byte of a file marks a run and ends with the process.
 
     def changed(self) -> bool:
         """Return whether the file has changed since `read`."""
@@ -357,7 +357,7 @@ class ResultStore:
             return False
 
     def claim(self, key: str) -> bool:
-        """Claim a run until `release` or `close`; return False if another process has it."""
+        """Claim a run until `release` or `close`; return False if claimed by another process."""
         path = self._running
         with suppress(ImportError, OSError):  # no locks on Windows and some network disks
             import fcntl
@@ -437,4 +437,4 @@ def _locked(handle: BinaryIO | Any, shared: bool = False) -> Iterator[None]:
         import fcntl
 
         fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    yield  # closing the file unlocks it
+    yield  # closing the file releases the lock

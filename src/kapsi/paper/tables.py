@@ -17,7 +17,7 @@ __all__ = ["AxisValue", "Line", "ResultTable", "Setting", "Statistic", "build", 
 
 @dataclass(frozen=True)
 class Statistic:
-    """Statistics over the seeds of one method in one row.
+    """Statistics over the seeds of a method in a row.
 
     Attributes:
         mean, std: of the scores; population standard deviation (divided by the number of seeds).
@@ -52,7 +52,7 @@ class Setting:
     count: int
 
     def text(self) -> str:
-        """Return a description of one line."""
+        """Return a single-line description."""
         parts = [f"{name} {version}" for name, version in self.versions.items()]
         memory = self.machine.get("memory_gib")
         machine = [
@@ -70,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Line:
-    """One row of a table.
+    """A row of a table.
 
     Attributes:
         row: of the experiment.
@@ -98,7 +98,7 @@ class Line:
 
 @dataclass(frozen=True)
 class AxisValue:
-    """Statistics of all rows of a grid with one value on one axis."""
+    """Statistics of all rows of a grid with the same value on an axis."""
 
     axis: str
     value: str
@@ -113,15 +113,15 @@ class ResultTable:
     """The content of an experiment's table.
 
     Attributes:
-        experiment: its experiment.
-        lines: one for each row.
+        experiment: the experiment.
+        lines: the rows.
         columns: prefixes of the paper's columns shown.
         methods: methods with a result.
         compared: reference columns of the headline.
-        settings: versions and machines of the results, by number of results; the first one has no mark.
+        settings: versions and machines of the results, by number of results; the first has no mark.
         notes: footnotes.
         axes: statistics by axis, for a grid of several axes.
-        quick: whether the results are those of `--quick`.
+        quick: whether the results are from `--quick`.
         seeds: other seeds than the experiment's, or empty.
     """
 
@@ -152,7 +152,7 @@ class ResultTable:
         return sum(own.total for line in self.lines for own in line.own.values())
 
     def summary(self) -> list[str]:
-        """Return the comparisons, one line each, and the best row of a sweep."""
+        """Return the comparisons, a line each, and the best row of a sweep."""
         texts = []
         lines = [line for line in self.lines if line.factor is not None]
         printed = printed_factors(self)
@@ -202,7 +202,7 @@ class ResultTable:
         return text
 
     def _verdict(self, reference: str, pairs: Sequence[tuple[Line, float]]) -> str:
-        """Return one comparison with a reference: counts, and the rows that are worse."""
+        """Return a comparison with a reference: counts, and the worse rows."""
         total = f"{len(pairs)} row{'s' * (len(pairs) > 1)}"
         if self.experiment.higher_is_better:
             text = f"accuracy not lower in {sum(factor >= 0 for _, factor in pairs)} of {total}"
@@ -256,10 +256,10 @@ def _factor(own: float, reference: float, higher_is_better: bool) -> float:
 
 
 def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
-    """Return the statistics over the seeds of one method in one row.
+    """Return the statistics over the seeds of a method in a row.
 
     Args:
-        results: one for each seed, at least one.
+        results: of different seeds, not empty.
         mark: footnote mark of the setting.
     """
     scores = np.array([result.score for result in results], dtype=np.float64)
@@ -301,7 +301,7 @@ def build(
     Args:
         experiment: the experiment.
         expected: the paper's numbers.
-        results: stored results; the last one of each key counts.
+        results: stored results; the last of each key counts.
         seeds: other seeds than the experiment's.
         quick: show results of `--quick`.
         only_rows: names of rows, all by default.
@@ -342,7 +342,7 @@ def build(
 
 
 def _left_out(experiment: Experiment, rows: set[str] | None) -> list[str]:
-    """Return a line for each reason with its exclusions; a row without any method is listed by its name only."""
+    """Return a line for each reason with the exclusions; a row without any method is listed by name only."""
     methods: dict[tuple[str, str], list[str]] = {}
     for row, method, reason in experiment.excluded():
         if rows is None or row in rows:

@@ -1,1 +1,1 @@
-"""How the runs of an experiment are done: one module a kind of data, each with `run(run: Run) -> Outcome`."""
+"""Procedures: a module for each kind of data, with `run(run: Run) -> Outcome`."""

@@ -1,4 +1,4 @@
-"""Ablation: one layer of one expansion, one reconciliation and one remainder, all with their defaults.
+"""Ablation: a layer of an expansion, a reconciliation and a remainder, all with their defaults.
 
 Every combination has the same training: rows, order of rows, optimizer, learning rate and number of epochs; the last epoch counts.
 Without a selection, no rows are held out. Data-dependent expansions are calibrated on the training rows, without labels: their
@@ -60,12 +60,12 @@ def check(run: Run) -> None:
 
 
 def run(run: Run) -> Outcome:
-    """Train one layer and score it on the test rows.
+    """Train a layer and score it on the test rows.
 
-    Options: those of `AblationOptions`; `expansion`, `reconciliation` and `remainder`, the axes of a grid, belong to its head.
+    Options: `AblationOptions`; `expansion`, `reconciliation` and `remainder`, the axes of a grid, belong to the head.
 
-    Training ends at a loss or a gradient that is not finite. The score is then that of the last finite weights, `failure` is the
-    message; outputs that are not finite count as wrong.
+    Training ends at a non-finite loss or gradient. The score then belongs to the last finite weights, `failure` is the
+    message; non-finite outputs count as wrong.
 
     Raises:
         SpecError: unknown option, or invalid value.
@@ -133,7 +133,7 @@ def _training(options: AblationOptions, seed: int, where: str) -> TrainConfig:
 
 
 def _predicted(model: Model, x: Tensor) -> Tensor:
-    """Return class numbers `(rows,)`, and −1 for outputs that are not finite."""
+    """Return class numbers `(rows,)`, and −1 for non-finite outputs."""
     rows = max(1, min(MAX_BATCH, MAX_ELEMENTS // max(1, _elements(model))))
     model.eval()
     parts = []

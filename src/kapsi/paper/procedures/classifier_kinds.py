@@ -71,7 +71,7 @@ class FittedClassifier:
 
 @dataclass(frozen=True)
 class ClassifierTask:
-    """Rows and settings of one fit.
+    """Rows and settings of a fit.
 
     Attributes:
         x, y: training rows.
@@ -94,7 +94,7 @@ class ClassifierTask:
 
 
 class ClassifierKind(Spec):
-    """A kind of classifier; its fields are its options."""
+    """A kind of classifier, with its options as fields."""
 
     in_epochs: ClassVar[bool] = False
 
@@ -103,7 +103,7 @@ class ClassifierKind(Spec):
         raise NotImplementedError
 
     def dry_run(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
-        """Raise a `SpecError` if the kind cannot be fitted to such inputs and classes."""
+        """Raise a `SpecError` if the kind does not fit the inputs and classes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LinearSVM(ClassifierKind):
 
     Args:
         C: weight of the losses relative to the L2 penalty.
-        solver: `liblinear`, one class against the rest and squared hinge; `libsvm`, each class against each and hinge.
+        solver: `liblinear`, each class against the rest and squared hinge; `libsvm`, each class against each and hinge.
         max_iter: largest number of iterations; null: 1,000 for `liblinear`, no limit for `libsvm`.
     """
 
@@ -225,7 +225,7 @@ class LogisticRegression(ClassifierKind):
 
 @contextlib.contextmanager
 def _ignore_convergence() -> Iterator[None]:
-    """Hide the warning of a solver at its iteration limit; the score shows its effect."""
+    """Hide the warning of a solver at the iteration limit; the score shows the effect."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Selection among classifiers: candidates of a grid are compared on held-out rows, and the best one is refitted on all rows.
+"""Selection among classifiers: candidates of a grid are compared on held-out rows, and the best is refitted on all rows.
 
 Every kind is selected, fitted and counted alike, so that baselines get the same treatment as the model compared with them.
 """
@@ -59,13 +59,13 @@ class SearchOptions(Spec):
     """Options of the selection, for every kind.
 
     Args:
-        grid: values by option, nested options with dots, such as `train.epochs`; the candidates are their product. Without a grid,
+        grid: values by option, nested options with dots as in `train.epochs`; the candidates are the product. Without a grid,
             the only candidate is fitted once, to all rows.
         tune_rows: number of rows for the fits of the selection, the first ones; null: all.
-        tune: options of the candidates during the selection, such as fewer epochs.
+        tune: options of the candidates during the selection, for example fewer epochs.
         refit: refit the selected candidate on all rows.
-        early_stopping: stop networks by the validation loss; they are not refitted.
-        variants: further options by name, each with its own grid; their candidates follow one another.
+        early_stopping: stop networks by the validation loss; without a refit.
+        variants: further options by name, each with a grid; the candidates are concatenated.
     """
 
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class SearchOptions(Spec):
 
 @dataclass(frozen=True)
 class ClassifierCandidate:
-    """One point of a grid.
+    """A point of a grid.
 
     Attributes:
         chosen: option and value of each axis.
@@ -116,7 +116,7 @@ class ClassifierSearch:
 
     Attributes:
         kind: key of `KINDS`.
-        candidates: at least one.
+        candidates: not empty.
         options: of the selection.
         where: prefix of error messages.
         selects: whether there is a selection: a grid or early stopping.
@@ -129,12 +129,12 @@ class ClassifierSearch:
     selects: bool
 
     def kinds(self) -> Iterator[ClassifierKind]:
-        """Yield all kinds that may be fitted."""
+        """Yield all kinds of the candidates."""
         for candidate in self.candidates:
             yield from (candidate.tuned, candidate.final)
 
     def dry_run(self, inputs: int, classes: int, *, sparse: bool = False) -> None:
-        """Raise a `SpecError` if a candidate cannot be fitted to such inputs and classes."""
+        """Raise a `SpecError` if a candidate does not fit the inputs and classes."""
         for kind in self.kinds():
             kind.dry_run(inputs, classes, self.where, sparse=sparse)
 
@@ -148,7 +148,7 @@ class ClassifierSearch:
         augment: Augmentation | None = None,
         on_epoch: EpochCallback | None = None,
     ) -> FittedClassifier:
-        """Select by the mean accuracy over the splits, the first of equal candidates, and fit the selected one to all rows.
+        """Select by the mean accuracy over the splits, the first of equal candidates, and fit the selected candidate to all rows.
 
         Args:
             rows: of the last fit.
@@ -159,7 +159,7 @@ class ClassifierSearch:
             on_epoch: called after each epoch of the last fit, for networks.
 
         Raises:
-            SpecError: a grid or early stopping without a split, or no `refit` without exactly one split.
+            SpecError: a grid or early stopping without a split, or `refit: false` without a single split.
         """
         started = time.process_time()
         once = self.options.fits_once
@@ -194,7 +194,7 @@ class ClassifierSearch:
         )
 
     def _accuracies(self, task: ClassifierTask, splits: Sequence[Split]) -> tuple[Any, FittedClassifier | None]:
-        """Return the mean accuracy of each candidate, and the best fit if it is final."""
+        """Return the mean accuracy of each candidate, and a final best fit."""
         options = self.options
         accuracies = np.zeros((len(self.candidates), len(splits)))
         best: FittedClassifier | None = None
@@ -231,7 +231,7 @@ def names_of(cls: type[Spec]) -> tuple[str, ...]:
 def read(
     kind: str, options: Mapping[str, Any] | None = None, where: str = "options", also: Sequence[str] = ()
 ) -> ClassifierSearch:
-    """Return the candidates given by options, all of them validated.
+    """Return the candidates given by options, all validated.
 
     Args:
         kind: key of `KINDS`.
@@ -286,7 +286,7 @@ def _refuse_training(own: Mapping[str, Any], search: SearchOptions, where: str) 
 def _variants(
     kind: str, search: SearchOptions, common: dict[str, Any], where: str, also: Sequence[str]
 ) -> ClassifierSearch:
-    """Return one search over the candidates of all variants."""
+    """Return a search over the candidates of all variants."""
     if not search.variants:
         raise SpecError(f"{where}.variants: expected {{name: {{options}}}}, got none")
     common.pop("variants")
@@ -305,7 +305,7 @@ def _variants(
 
 
 def _with(options: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return options with some of them replaced."""
+    """Return options with changes by path."""
     result = merged({}, options)
     for path, value in changes.items():
         set_option(result, path, value, where)

@@ -58,9 +58,9 @@ def check(run: Run) -> None:
 
 
 def run(run: Run) -> Outcome:
-    """Score one model by cross-validation, and record the graph of the model fitted to all rows.
+    """Score a model by cross-validation, and record the graph of the model fitted to all rows.
 
-    Options: those of `DependencyOptions`. Without a selection there are no validation rows. `extra` has `nodes`, and `arrows` and
+    Options: `DependencyOptions`. Without a selection there are no validation rows. `extra` has `nodes`, and `arrows` and
     `lines` as pairs of node numbers.
 
     Raises:

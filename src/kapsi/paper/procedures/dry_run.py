@@ -1,4 +1,4 @@
-"""Errors of the engine about a model and its training, found with made-up rows before data are loaded."""
+"""Errors of the engine about a model and a training, found with made-up rows before data are loaded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def refuse(options: Any, where: str, **others: str) -> None:
         others: further names with the reason.
 
     Raises:
-        SpecError: one of them is set.
+        SpecError: an option without effect is set.
     """
     for name, reason in {**NO_EFFECT, **others}.items():
         if isinstance(options, Mapping) and name in options:

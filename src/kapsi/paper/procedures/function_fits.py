@@ -50,11 +50,11 @@ class _Curve:
 
 @dataclass
 class Trial:
-    """A model during its fit.
+    """A model during a fit.
 
     Attributes:
         candidate: specification and training.
-        number: of the trial within its candidate.
+        number: of the trial within the candidate.
         seed: of initial values and restarts.
         model: the model.
         error: validation error.
@@ -153,7 +153,7 @@ def hold_out(rows: FunctionRows, options: FunctionOptions, seed: int) -> tuple[T
 
 
 class FunctionFits:
-    """The fits of one run.
+    """The fits of a run.
 
     Args:
         run: experiment, row and seed.
@@ -178,7 +178,7 @@ class FunctionFits:
         compare = options.consensus is not False and options.reference_inputs > 0
         if compare:
             self._compare(continued)
-        # A simple model preferred by min_improvement may be among the trials that were not continued.
+        # A simple model preferred by min_improvement may be among the trials not continued.
         pool = continued if compare and options.min_improvement == 1 else trials
         best = self._best(pool)
         if best.failed:
@@ -239,7 +239,7 @@ class FunctionFits:
         return outputs.nan_to_num(nan=math.inf)
 
     def _compare(self, trials: list[Trial]) -> None:
-        """Set the distance of each trial to the nearest other one on the reference inputs."""
+        """Set the distance of each trial to the nearest other trial on the reference inputs."""
         known = [trial for trial in trials if not trial.failed]
         if len(known) < 3:
             return
@@ -253,11 +253,11 @@ class FunctionFits:
             trial.distance = min((value if math.isfinite(value) else math.inf for value in distances), default=0.0)
 
     def _refit_best(self, best: Trial, trials: list[Trial]) -> tuple[Trial, bool]:
-        """Refit the best trial on all training rows; return the refit and whether one was accepted.
+        """Refit the best trial on all training rows; return the refit and whether a refit was accepted.
 
-        Predictions that drift on the reference inputs were not determined there by the fitted rows; another trial of similar
-        validation error may be. If all of them drift, `max_drift` is extended: a fit without the validation rows is worse than one
-        changed by them.
+        Drifting predictions on the reference inputs were not determined there by the fitted rows; another trial of similar
+        validation error may be. If all trials drift, `max_drift` is extended: a fit without the validation rows is worse than a fit
+        changed by these rows.
         """
         if self.options.refit is None:
             return best, False
@@ -275,7 +275,7 @@ class FunctionFits:
         return best, False
 
     def _refit(self, trial: Trial, config: TrainConfig) -> tuple[float, Trial]:
-        """Train a copy of a trial on all training rows; return its drift relative to the validation error, and the copy."""
+        """Train a copy of a trial on all training rows; return the drift relative to the validation error, and the copy."""
         refitted = replace(trial, model=copy.deepcopy(trial.model), curve=copy.deepcopy(trial.curve))
         self._train(refitted, self.training, config)
         if refitted.failed:
@@ -288,7 +288,7 @@ class FunctionFits:
         return drift / trial.error, refitted
 
     def as_paper(self) -> Outcome:
-        """Train one model on all training rows; record the lowest test error of all epochs beside that of the last."""
+        """Train a model on all training rows; record the lowest test error of all epochs besides the last."""
         (trial,) = self._trials(self.training.x, [])
         self._train(trial, self.training, trial.candidate.training, curves=True)
         if trial.failed:
@@ -320,7 +320,7 @@ class FunctionFits:
         )
 
     def _seed(self, number: int) -> int:
-        """Return the seed of one random draw of the run."""
+        """Return the seed of a random draw."""
         return (self.run.seed * 1_000_003 + number) % 2**32
 
     def _trials(self, x: Tensor, fitted: list[Trial]) -> Iterator[Trial]:
@@ -346,7 +346,7 @@ class FunctionFits:
         *,
         curves: bool = False,
     ) -> None:
-        """Continue the training of a trial and set its validation error; a fit without finite errors has failed."""
+        """Continue the training of a trial and set the validation error; a fit without finite errors has failed."""
         rows, test = (self._scaled_for(part, trial.candidate) for part in (rows, self.test))
         try:
             if trial.candidate.least_squares_init and not trial.epochs:
@@ -383,12 +383,12 @@ def _stages(trial: Trial, config: TrainConfig) -> list[TrainConfig]:
 
 
 def _without_restarts(config: TrainConfig) -> TrainConfig:
-    """Return a configuration that continues from the current weights: restarts would draw new ones."""
+    """Return a configuration for continuing from the current weights: restarts would draw new weights."""
     return replace(config, starts=1)
 
 
 def _solve_last_layer(model: Model, rows: FunctionRows) -> None:
-    """Set the last layer to its least-squares solution, with the L2 penalty of the lowest leave-one-out error."""
+    """Set the last layer to the least-squares solution, with the L2 penalty of the lowest leave-one-out error."""
     last = f"layers.{len(model.layers) - 1}."
     others = [name for name, p in model.named_parameters() if p.requires_grad and not name.startswith(last)]
     model.freeze(*others)
@@ -414,7 +414,7 @@ def _place(
 
 
 def _map_outputs(head: Head, outputs: Tensor, ends: tuple[float, float], *, mirrored: bool = False) -> None:
-    """Change ψ and bias such that the outputs range from low to high."""
+    """Change ψ and bias: the outputs then range from low to high."""
     low, high = outputs.amin(0), outputs.amax(0)
     if mirrored:
         low, high = high, low

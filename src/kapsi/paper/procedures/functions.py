@@ -1,18 +1,18 @@
-"""Fit a function of a few variables: selection on validation rows, one evaluation of the test rows.
+"""Fit a function of a few variables: selection on validation rows, a single evaluation of the test rows.
 
 Steps of a run under the protocol `validation`:
 
 1. Draw rows by the seed; the first ones are training rows, the others test rows. Inputs are scaled to [−1, 1] by the range of the
-   training rows, targets are standardized by them.
+   training rows, targets are standardized likewise.
 2. Set aside a share of the training rows for validation. Part of these rows are extreme in random directions, part have the
    highest and lowest targets, because test rows lie beyond the training rows there.
 3. Fit every candidate to the other training rows from several initial values, with `successive_halving` for a few epochs first.
    The lowest validation error is selected.
-4. With `reference_inputs` and `consensus`, compare the fits on random inputs, for which no targets are needed. A fit far from all
+4. With `reference_inputs` and `consensus`, compare the fits on random inputs, without targets. A fit far from all
    others of similar error counts as worse.
-5. Refit the selected model on all training rows. The refit is rejected if its predictions drift on the random inputs by more than
-   the validation error; the next model of similar error takes its place, then a refit with at most ten times the drift, then the
-   selected model without a refit. Score it on the test rows.
+5. Refit the selected model on all training rows. The refit is rejected if the predictions drift on the random inputs by more than
+   the validation error; the next model of similar error replaces the model, then a refit with at most ten times the drift, then the
+   selected model without a refit. Score the model on the test rows.
 
 Under the protocol `paper`, the only candidate is trained on all training rows. The score belongs to the last epoch; the lowest test
 error of all epochs, as printed in the paper, is `best_epoch_on_test`.
@@ -53,23 +53,23 @@ DEFAULT_TRAINING = {"loss": "mse", "solver": "levenberg_marquardt"}
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionCandidate(Spec):
-    """A model, as one of `model`, `mlp` and `kan`, and its training.
+    """A model, given by `model`, `mlp` or `kan`, and the training.
 
     Args:
         name: unique in the run.
         model: specification; widths at the ends may be null.
         mlp: arguments of `kapsi.zoo.mlp.spec`.
         kan: arguments of `kapsi.zoo.kan.spec`.
-        trials: number of models fitted, each with its own initial values and calibration.
+        trials: number of models fitted, each with own initial values and calibration.
         training: further restarts within a trial are compared by the training error.
-        place: for each hidden layer the range [low, high] of its outputs over the training rows before the first step, or null for
+        place: for each hidden layer the range [low, high] of the outputs over the training rows before the first step, or null for
             the drawn values. A basis on [−1, 1] starts on [−1, 1], a logarithm above zero. Every second trial is mirrored.
-        after: name of an earlier candidate; the first layer starts as in its best fit after the first phase.
+        after: name of an earlier candidate; the first layer starts as in the best fit after the first phase.
         targets: as in `FunctionOptions`.
         rounds: parts of a fit; splines of hidden layers are moved to their current data in between.
-        warm: training before the first phase, such as a few epochs of AdamW before Gauss–Newton steps; null for none.
+        warm: training before the first phase, for example a few epochs of AdamW before Gauss–Newton steps; null for none.
         least_squares_init: start the last layer as the least-squares solution for the other layers. Drawn values pull the layers
-            before it away from their place: a model with arcsin in κ, exact for arcsin(x + y) and close to it at the start, ended
+            below away from their place: a model with arcsin in κ, exact for arcsin(x + y) and close at the start, ended
             at an error of 6e-4 without and of 1e-31 with this option.
     """
 
@@ -159,26 +159,26 @@ class FunctionOptions(Spec):
         train: number of training rows, by default half of the rows.
         noise: as in `FunctionProblem.split`.
         validation: share of the training rows used for validation, 0.05 to 0.5.
-        edge: share of the validation rows that are extreme in a random direction, 0 to 1.
+        edge: share of the validation rows at the extreme of a random direction, 0 to 1.
         tails: share of the validation rows with the highest and the lowest targets, 0 to 1 − edge.
         inputs: `unit` scales to [−1, 1] by the range of the training rows; `raw` does not.
         targets: `standard`: mean 0 and deviation 1 over the training rows; `scaled`: mean absolute value 1, with zero fixed, for
-            outputs of one sign; `raw`.
+            outputs of constant sign; `raw`.
         calibrate: set grids and other buffers from the training rows before a fit.
-        candidates: {name: candidate}, at least one, under the protocol `paper` exactly one; null removes a candidate.
+        candidates: {name: candidate}, not empty, under the protocol `paper` a single candidate; null removes a candidate.
         trials, rounds, least_squares_init: defaults of the candidates, as in `FunctionCandidate`.
         training: default of the candidates.
         successive_halving: null for none.
-        min_improvement: factor by which a candidate must lower the validation error of those above it, 1 to 1,000. Close to
+        min_improvement: factor by which a candidate must lower the validation error of the candidates above, 1 to 1,000. Close to
             poles all errors are alike, and the simplest model is the safest.
         reference_inputs: number of random inputs, uniform in the range of the training rows, for the comparison of fits; 0: none.
         consensus: compare fits with each other before selection (true); needs reference_inputs.
         max_drift: largest mean squared change of the outputs on the reference inputs in a refit, in validation errors, 1 to 1e6
             (1); needs reference_inputs.
-        target_error: validation error, as a share of the variance of the targets, at which no further model is tried, 0 to 0.01.
+        target_error: validation error, as a share of the variance of the targets, that ends the search, 0 to 0.01.
         refit: changes of the training for the refit on all training rows; null for no refit.
         parameters: largest number of trainable parameters of a candidate; null: any.
-        curves: record errors after each epoch, also of test rows; selection does not use them.
+        curves: record errors after each epoch, also of test rows; without effect on the selection.
     """
 
     function: str
@@ -278,7 +278,7 @@ def read_options(run: Run) -> FunctionOptions:
 
 
 def _expanded(options: Mapping[str, Any], row: str, where: str) -> dict[str, Any]:
-    """Return options with the shared training and defaults in every candidate; candidates that are null are removed."""
+    """Return options with the shared training and defaults in every candidate; null candidates are removed."""
     training = merged(DEFAULT_TRAINING, _checked(options.get("training"), f"{where}.training"))
     shared = {name: options[name] for name in SHARED if name in options}
     candidates = {}
@@ -302,7 +302,7 @@ def _expanded(options: Mapping[str, Any], row: str, where: str) -> dict[str, Any
 
 
 def _checked(options: Any, where: str) -> Mapping[str, Any]:
-    """Return a mapping of plain options, empty for null, without training options that have no effect here."""
+    """Return a mapping of plain options, empty for null, without ineffective training options."""
     options = coerce(Mapping[str, Any], {} if options is None else options, where)
     if where.rpartition(".")[2] in ("training", "refit", "warm"):
         refuse(options, where, patience="is for early stopping, which this procedure does not use; leave it out")

@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ImageOptions(Spec):
-    """Options of the procedure `images`, beside those of the selection and of the kind of classifier.
+    """Options of the procedure `images`, besides the options of the selection and of the kind of classifier.
 
     Args:
         data: data set, by default the name of the row.
@@ -40,7 +40,7 @@ class ImageOptions(Spec):
         shift: largest random shift of the training images, in pixels, 0 to 27.
         flip: flip training images horizontally at random.
         mix: largest share of another image of the batch mixed in without changing the class, 0 to 0.5.
-        flip_test: average the log-probabilities of a test image and its mirror image.
+        flip_test: average the log-probabilities of a test image and the mirror image.
         limit_train, limit_test: numbers of rows; 0: all.
     """
 
@@ -57,9 +57,9 @@ class ImageOptions(Spec):
 
 
 def run(run: Run) -> Outcome:
-    """Fit one classifier to the images of a row, and score it once on the test rows.
+    """Fit a classifier to the images of a row, and score it once on the test rows.
 
-    Options: those of `ImageOptions`, of the selection, and of the kind (`procedures.classifiers.read`).
+    Options: `ImageOptions`, the selection, and the kind (`procedures.classifiers.read`).
 
     Under the protocol `paper` there are no held-out rows, and the score is the best epoch on the test rows.
 
@@ -101,7 +101,7 @@ def run(run: Run) -> Outcome:
     if images.notes:
         extra["notes"] = list(images.notes)
     if paper and curves:
-        # The paper evaluates the test rows after each epoch and reports the best one.
+        # The paper evaluates the test rows after each epoch and reports the best epoch.
         best = int(np.argmax(curves["test"]))
         extra |= {"best_epoch_on_test": curves["test"][best], "best_epoch": best + 1, "last_epoch": score}
         score = curves["test"][best]
@@ -202,7 +202,7 @@ def _predicted(fitted: FittedClassifier, x: Pixels, options: ImageOptions, shape
 
 
 def _recorder(curves: dict[str, list[float]], x: Pixels, y: Labels) -> EpochCallback:
-    """Return a callback that records the loss and the test accuracy of each epoch."""
+    """Return a callback for recording the loss and the test accuracy of each epoch."""
 
     def on_epoch(record: Epoch, predict: Callable[[Any], Labels]) -> None:
         row = {"epoch": record.number, "train": record.loss, "test": float((predict(x) == y).mean())}
@@ -216,7 +216,7 @@ def _recorder(curves: dict[str, list[float]], x: Pixels, y: Labels) -> EpochCall
 
 
 def flipped(images: Tensor) -> Tensor:
-    """Return images, each flipped horizontally with probability one half.
+    """Return images, each flipped horizontally with probability ½.
 
     Args:
         images: (b, channels, height, width).
@@ -232,7 +232,7 @@ def mixed(images: Tensor, share: float) -> Tensor:
         images: (b, channels, height, width).
         share: largest s, 0 to 0.5.
 
-    Source: Zhang et al. (2018), mixup; without mixed targets, so that the larger share decides.
+    Source: Zhang et al. (2018), mixup; without mixed targets, the larger share decides.
     """
     shares = share * torch.rand(len(images), dtype=images.dtype).reshape(-1, 1, 1, 1)
     return torch.lerp(images, images[torch.randperm(len(images))], shares)

@@ -44,8 +44,8 @@ class Network(Spec):
     """A model of equal hidden layers.
 
     Args:
-        hidden: widths of the hidden layers; a single width is used for all of them if `layers` is set.
-        layers: number of layers, including the last one; null: by the length of `hidden`.
+        hidden: widths of the hidden layers; a single width applies to all hidden layers if `layers` is set.
+        layers: number of layers, including the last; null: by the length of `hidden`.
         heads: number of equal heads in each layer.
         head: head of each layer.
         first: another head of the first layer.
@@ -155,7 +155,7 @@ class NetworkClassifier(EpochKind):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelClassifier(EpochKind):
-    """`model`: a model by its specification; widths at the ends may be null.
+    """`model`: a model by specification; widths at the ends may be null.
 
     Args:
         train: training.
@@ -289,7 +289,7 @@ class _AugmentedRows(Dataset[Any]):
 
 def _augmented(x: Any, y: Labels, size: int, augment: Augmentation) -> DataLoader[Any]:
     rows = _AugmentedRows(torch.as_tensor(x), torch.as_tensor(y), augment)
-    # Rows arrive as whole batches. Order and changes come from the generator that the engine seeds for each step.
+    # Rows arrive as whole batches. Order and changes come from the generator seeded by the engine for each step.
     return DataLoader(rows, batch_size=size, shuffle=True, collate_fn=_whole_batch)
 
 

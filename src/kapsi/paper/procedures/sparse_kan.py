@@ -6,8 +6,8 @@ A word absent from a text has the value 0 and the edges φ(0), the same for all 
 
 with the sum over all inputs computed once a step instead of once a row. The identity is exact.
 
-The first sum can make the network hard to train: a step of Adam changes each of its terms by about the learning rate η, and the sum
-of terms of equal sign by η times the number of inputs, ten thousand and more. `centered` drops it,
+The first sum can make the network hard to train: a step of Adam changes each term by about the learning rate η, and the sum
+of terms of equal sign by η times the number of inputs, ten thousand and more. `centered` drops the sum,
 y_o = Σ_i (φ_oi(x_i) − φ_oi(0)): the same set of functions up to a constant.
 """
 
@@ -34,7 +34,7 @@ class SparseKAN(nn.Module):
     """A network of `kapsi.zoo.kan.spec` for `torch.sparse_csr` inputs `(rows, m)`.
 
     Args:
-        model: the network and its parameters; uniform knots, base function SiLU or none.
+        model: the network; uniform knots, base function SiLU or none.
         centered: use φ(x) − φ(0) instead of φ(x) in the first layer.
 
     Raises:
@@ -66,7 +66,7 @@ class SparseKAN(nn.Module):
         head, entries = self._head(), SparseFeatures.of(x)
         psi, ends, m = head.psi["matrix"], head.kappa["range"], entries.width
         functions = psi.shape[-1] // m
-        # Each entry is a separate column, with the range of its own column.
+        # Each entry is a separate column, with the range of the original column.
         at_entries = (
             self.splines(entries.values.unsqueeze(0), {"range": ends[:, entries.indices]}).dense().view(functions, -1)
         )
@@ -93,7 +93,7 @@ class SparseKAN(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, x: Tensor) -> None:
-        """Set the range of every input to the range of the data, layer by layer; the range of a word starts at 0, its absence."""
+        """Set the range of every input to the range of the data, layer by layer; ranges of words start at 0, for absent words."""
         entries = SparseFeatures.of(x)
         ends = self._head().kappa["range"]
         low, high = (

@@ -1,16 +1,16 @@
 """Small tables by cross-validation: all choices use only the training rows of each fold.
 
-A run is one repeat: the seed spreads the rows over ten folds, stratified by class, and the score is the mean accuracy of the folds.
+A run is a repeat: the seed spreads the rows over ten folds, stratified by class, and the score is the mean accuracy of the folds.
 In each fold
 
 1. inputs are standardized by the training rows (scaled to [0, 1] for multinomial naive Bayes, binned for Bayesian and Markov
    networks);
 2. candidates are compared by ten folds of the training rows;
-3. the selected one is fitted to all training rows and scored once on the rows of the fold.
+3. the selected candidate is fitted to all training rows and scored once on the rows of the fold.
 
 A candidate is a model with an L2 penalty. The rule `one_standard_error` selects the first candidate not significantly worse than
-the best one: its mean loss on held-out rows exceeds the lowest by at most one standard error of the row-wise difference.
-Candidates are ordered from simple to flexible, and penalties from strong to weak, so that random differences do not count.
+the best: the mean loss on held-out rows exceeds the lowest by at most a standard error of the row-wise difference.
+Candidates are ordered from simple to flexible, and penalties from strong to weak, to discount random differences.
 
 Under the protocol `paper`, the only candidate is trained on the training rows, and the score is the best epoch on the rows of the
 fold.
@@ -69,7 +69,7 @@ DEFAULT_TRAINING = {"loss": "cross_entropy", "solver": "lbfgs"}
 
 @dataclass(frozen=True)
 class TabularCandidate:
-    """A model with one L2 penalty.
+    """A model with an L2 penalty.
 
     Attributes:
         name: in results.
@@ -97,7 +97,7 @@ class SelectionRule(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class TabularOptions(Spec):
-    """Options of the procedure `tabular`, beside those of the classifier.
+    """Options of the procedure `tabular`, besides the options of the classifier.
 
     Args:
         table: name of a bundled table, by default the name of the row.
@@ -117,7 +117,7 @@ class TabularOptions(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class TabularModel(Spec):
-    """A model with several L2 penalties, one candidate each.
+    """A model with several L2 penalties, each a candidate.
 
     Args:
         name: in results; by default the position in the list.
@@ -178,7 +178,7 @@ class BinnedNetworks(Spec):
 
 
 def _options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks | ClassifierSearch]:
-    """Return the options, and those of the classifier."""
+    """Return the options of the procedure and of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
     own, others = classifiers.divided(run.options, TabularOptions)
@@ -254,9 +254,9 @@ def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Labels]:
 
 
 def run(run: Run) -> Outcome:
-    """Fit one classifier in every fold, and score it on the rows of the fold.
+    """Fit a classifier in every fold, and score it on the rows of the fold.
 
-    Options: those of `TabularOptions` and of the classifier.
+    Options: `TabularOptions` and the classifier.
 
     Raises:
         SpecError: unknown option, or invalid value.
@@ -337,7 +337,7 @@ class _FoldResult:
 
 
 def _models(fold: _Fold, models: TabularModels) -> _FoldResult:
-    """Select a candidate by the inner folds, and fit it to all training rows."""
+    """Select a candidate by the inner folds, and fit the candidate to all training rows."""
     candidates = fold.candidates(models)
     best, accuracy = candidates[0], None
     if len(candidates) > 1:
@@ -356,7 +356,7 @@ def _models(fold: _Fold, models: TabularModels) -> _FoldResult:
 
 
 def select(losses: Floats, *, best: bool = False) -> int:
-    """Return the index of the first candidate not significantly worse than the best one, or of the best one.
+    """Return the index of the first candidate not significantly worse than the best, or of the best.
 
     Args:
         losses: of each candidate and row, `(candidates, rows)`.
@@ -394,7 +394,7 @@ def _candidates(models: TabularModels, inputs: int, classes: int, seed: int, whe
 
 @dataclass(frozen=True, eq=False)
 class _ScaledModel:
-    """A model with the scale of its inputs."""
+    """A model with the scale of the inputs."""
 
     model: Model
     center: Floats
@@ -416,7 +416,7 @@ def _center_and_scale(x: Floats) -> tuple[Floats, Floats]:
 
 
 def _new(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> tuple[_ScaledModel, Tensor, Tensor]:
-    """Return a new calibrated model with its inputs and targets."""
+    """Return a new calibrated model with inputs and targets."""
     center, scale = _center_and_scale(x)
     inputs, targets = torch.from_numpy((x - center) / scale), torch.from_numpy(y)
     model = calibrate(Model(candidate.spec, seed=seed, dtype=torch.float64), inputs, targets)
@@ -434,7 +434,7 @@ def fitted(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> _Sca
 
 
 def _log_probabilities(model: _ScaledModel, x: Floats, classes: int) -> Floats:
-    """Return log-probabilities; for an output that is a class number, minus the distance to each class."""
+    """Return log-probabilities; for a class number as output, minus the distance to each class."""
     outputs = model.outputs(x)
     if outputs.shape[1] == classes and classes > 1:
         shifted = outputs - outputs.max(1, keepdims=True)
@@ -519,7 +519,7 @@ def _network(
     if kind == "bayesian_network":
         parents = bayesian_network.hill_climb(joint, states=states, restarts=restarts)
         model = bayesian_network.fit_discrete(joint, parents, states=states, label=label)
-        # Free parameters of a node: one less than its states, for each state of its parents.
+        # Free parameters of a node: the number of states minus 1, for each state of the parents.
         count = sum((states[i] - 1) * math.prod(states[p] for p in own) for i, own in enumerate(parents))
     else:
         cliques = [(i, j, label) for i, j in itertools.combinations(range(label), 2)]

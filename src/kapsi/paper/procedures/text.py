@@ -4,14 +4,14 @@ Steps of a run:
 
 1. Convert texts to sparse TF-IDF columns with the vocabulary and document frequencies of all training texts.
 2. Hold out training rows in folds, drawn by the seed; fit candidates to the other rows, and select the best mean accuracy.
-3. Fit the selected candidate to all training rows, and score it once on the test rows.
+3. Fit the selected candidate to all training rows, with a single evaluation of the test rows.
 
 The training rows of SST-2 are whole sentences and their phrases. A random fold would share phrases of a sentence with the fitted
 rows. Held-out rows are therefore whole sentences, like the test rows, and their phrases are removed from the fitted rows
 (`unit: sentences`).
 
 Reviews of a film are close to each other in the training rows of IMDB, and films of the test rows do not occur there. Random
-held-out rows share films with the fitted rows and favor models that memorize films. Blocks of rows are held out instead
+held-out rows share films with the fitted rows and favor models memorizing films. Blocks of rows are held out instead
 (`unit: blocks`).
 """
 
@@ -55,15 +55,15 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Spec):
-    """Options of the procedure `text`, beside those of the selection and of the kind of classifier.
+    """Options of the procedure `text`, besides the options of the selection and of the kind of classifier.
 
     Args:
         data: data set, by default the name of the row.
         classifier: key of `classifiers.KINDS`; `kan` is `SparseKAN` here.
         ngrams: smallest and largest number of words of a column.
         min_df: smallest number of training texts with a word, or their share for a float; rarer words are dropped.
-        stop_words: `english` drops the words of the English list; null keeps them.
-        folds: number of folds held out one after another.
+        stop_words: `english` drops the words of the English list; null keeps all words.
+        folds: number of folds held out in turn.
         held_out: number or share, at most half, of the training rows in each fold.
         unit: held out as `rows`, whole `sentences` with all their phrases, or `blocks` of 100 consecutive rows.
         most_rows: largest number of training rows, drawn by the seed, for methods of limited size.
@@ -117,9 +117,9 @@ def check(run: Run) -> None:
 
 
 def run(run: Run) -> Outcome:
-    """Fit one classifier to the texts of a row, and score it once on the test rows.
+    """Fit a classifier to the texts of a row, with a single evaluation of the test rows.
 
-    Options: those of `TextOptions`, of the selection, and of the kind (`procedures.classifiers.read`).
+    Options: `TextOptions`, the selection, and the kind (`procedures.classifiers.read`).
 
     Raises:
         SpecError: unknown option, or invalid value.
@@ -193,7 +193,7 @@ def hold_out(
         options: `folds`, `held_out` and `unit`.
         generator: draws sentences or blocks.
         where: prefix of error messages.
-        shuffled: keep the random order of the pool for fitted rows, so that the first ones are a random sample.
+        shuffled: keep the random order of the pool for fitted rows, as the first ones must be a random sample.
     """
     folds, share = options.folds, options.held_out
 
@@ -232,7 +232,7 @@ def hold_out(
 
 
 def sentences(words: Sequence[Sequence[str]]) -> Indices:
-    """Return the indices of whole sentences: texts of at least 8 words that are not phrases of another text.
+    """Return the indices of whole sentences: texts of at least 8 words outside of any other text.
 
     Example:
         >>> whole = "it is a good film after all ,".split()
