@@ -204,22 +204,18 @@ class Entry:
 
     @property
     def cls(self) -> type[Function]:
-        """Return the class."""
         return type(self.function)
 
     @property
     def role(self) -> str:
-        """Return the role."""
         return self.function.role
 
     @property
     def name(self) -> str:
-        """Return the registered name."""
         return self.function.name
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Return further names."""
         return tuple(alias for alias, name in ALIASES[self.role].items() if name == self.name)
 
     @cached_property
@@ -339,7 +335,6 @@ class Entry:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """Return the options."""
         hints = typing.get_type_hints(self.cls)
         meanings: dict[str, str] = {}
         for sections in reversed(self._lines):

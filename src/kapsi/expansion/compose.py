@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,34 @@ __all__ = ["Extended", "Nested"]
 
 
 @dataclass(frozen=True)
-class Extended(Expansion, name="extended"):
+class ComposedExpansion(Expansion):
+    """An expansion of several parts; tensors are named by position, `0`, `1`, …."""
+
+    parts: tuple[Expansion, ...]
+
+    def check(self) -> None:
+        if not self.parts:
+            raise SpecError(f"{type(self).__name__}(parts=()): at least one expansion is needed")
+
+    def element_wise(self) -> bool:
+        return all(part.element_wise() for part in self.parts)
+
+    def heavy_tailed(self) -> bool:
+        return any(part.heavy_tailed() for part in self.parts)
+
+    def clamped(self) -> Self:
+        return replace(self, parts=tuple(part.clamped() for part in self.parts))
+
+    def validate(self, tensors: Tensors) -> None:
+        for i, part in enumerate(self.parts):
+            part.validate(tensors[str(i)])
+
+    def has_grid(self) -> bool:
+        return any(part.has_grid() for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Extended(ComposedExpansion, name="extended"):
     """Concatenated expansions: κ(x) = [κ₁(x), κ₂(x), …], D = ΣDᵢ.
 
     Args:
@@ -40,22 +67,8 @@ class Extended(Expansion, name="extended"):
         {"parts": ({"kind": "nested", "parts": ("chebyshev", "taylor")}, "b_spline")},
     )
 
-    parts: tuple[Expansion, ...]
-
-    def check(self) -> None:
-        _need_parts(self)
-
     def factors(self, in_features: int) -> tuple[int, int]:
         return 1, sum(part.out_features(in_features) for part in self.parts)
-
-    def element_wise(self) -> bool:
-        return all(part.element_wise() for part in self.parts)
-
-    def heavy_tailed(self) -> bool:
-        return any(part.heavy_tailed() for part in self.parts)
-
-    def clamped(self) -> Expansion:
-        return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self.parts for interval in part.domain(in_features))
@@ -65,13 +78,6 @@ class Extended(Expansion, name="extended"):
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.parts)}
-
-    def validate(self, tensors: Tensors) -> None:
-        for i, part in enumerate(self.parts):
-            part.validate(tensors[str(i)])
-
-    def has_grid(self) -> bool:
-        return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return all parts with a grid refined, the others unchanged."""
@@ -109,7 +115,7 @@ class Extended(Expansion, name="extended"):
 
 
 @dataclass(frozen=True)
-class Nested(Expansion, name="nested"):
+class Nested(ComposedExpansion, name="nested"):
     """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), D = D_k(… D₂(D₁)).
 
     Parts are in order of application. The last part keeps its structure; the inputs of every part are dense.
@@ -132,11 +138,6 @@ class Nested(Expansion, name="nested"):
         {"parts": ("taylor", {"kind": "extended", "parts": ("identity", "b_spline")})},
     )
 
-    parts: tuple[Expansion, ...]
-
-    def check(self) -> None:
-        _need_parts(self)
-
     def _widths(self, in_features: int) -> list[int]:
         """Return the number of inputs of each part."""
         widths = [in_features]
@@ -147,15 +148,6 @@ class Nested(Expansion, name="nested"):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.parts[-1].factors(self._widths(in_features)[-1])
-
-    def element_wise(self) -> bool:
-        return all(part.element_wise() for part in self.parts)
-
-    def heavy_tailed(self) -> bool:
-        return any(part.heavy_tailed() for part in self.parts)
-
-    def clamped(self) -> Expansion:
-        return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the domain of the first part for all columns: only the first part sees the inputs."""
@@ -174,13 +166,6 @@ class Nested(Expansion, name="nested"):
             if i + 1 < len(self.parts):
                 x = formed(part(x, _Overlay(params[str(i)], new)), "Nested")
         return values
-
-    def validate(self, tensors: Tensors) -> None:
-        for i, part in enumerate(self.parts):
-            part.validate(tensors[str(i)])
-
-    def has_grid(self) -> bool:
-        return any(part.has_grid() for part in self.parts)
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return the last part refined; the parts before must have no grid."""
@@ -220,8 +205,3 @@ class _Overlay:
             return self.tensors[name]
         value = self.replaced[name]
         return _Overlay(self.tensors[name], value) if isinstance(value, Mapping) else value
-
-
-def _need_parts(function: Extended | Nested) -> None:
-    if not function.parts:
-        raise SpecError(f"{type(function).__name__}(parts=()): at least one expansion is needed")

@@ -47,7 +47,7 @@ class UniformBasis(OwnDerivatives):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Differentiable operations, as needed for second derivatives. Saving the indices of the forward pass would save 3
+        # Differentiable operations, as needed for second derivatives. Keeping the indices of the forward pass would save 3
         # to 8 % of the time of a layer, and take as much memory as several intervals.
         x, low, rate = ctx.saved_tensors
         differentiable = torch.is_grad_enabled()

@@ -66,7 +66,7 @@ class _Hypercomplex(Reconciliation):
         term, terms = self._term(*self._sizes(out_features, factors)), self.terms
         if terms == 1:
             return term
-        # The first tensor of each term is scaled down, so that rows of the sum have norm term.
+        # The first tensor of each term is scaled down, so that rows of the sum have norm one.
         first = next(iter(term))
         stacked = {name: replace(param, shape=(terms, *param.shape)) for name, param in term.items()}
         deviation: Any = term[first].init
