@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import pickle
 import types
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -1069,6 +1070,51 @@ def test_heads_together_make_fewer_products(monkeypatch) -> None:
     assert len(calls) == 3
     one_by_one(model)(inputs(5, 4))
     assert len(calls) == 3 + 5
+
+
+def test_weights_of_third_parties_are_fused_and_suggested(monkeypatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class ScaledWeights(kp.weights.Weights):
+        scale: torch.Tensor
+        base: torch.Tensor
+        can_stack = True
+
+        @property
+        def channels(self) -> int | None:
+            return None if self.base.dim() == 2 else self.base.shape[0]
+
+        @property
+        def columns(self) -> int:
+            return self.base.shape[-1]
+
+        def matrix(self) -> torch.Tensor:
+            return self.scale.unsqueeze(-1) * self.base
+
+        def row_sums(self) -> torch.Tensor:
+            return self.matrix().sum(-1)
+
+    monkeypatch.setattr("kapsi.function.ROLES", {**ROLES, "reconciliation": dict(ROLES["reconciliation"])})
+
+    @dataclasses.dataclass(frozen=True)
+    class Scaled(kp.Reconciliation, name="scaled_by_row"):
+        compact: ClassVar[Mapping[str, Any]] = {"rank": 1}
+        rank: int = 1
+
+        def params(self, out_features, factors):
+            columns = factors[0] * factors[1]
+            return {
+                "scale": kp.Param((out_features,), 1.0),
+                "base": kp.Param((out_features, columns), columns**-0.5, trainable=False),
+            }
+
+        def __call__(self, params, out_features, factors):
+            return ScaledWeights(params["scale"], params["base"])
+
+    model = alike(Scaled(), channels=3)
+    assert any(len(group) > 1 for group in model.layers[0].groups())
+    torch.testing.assert_close(model(inputs(5, 4)), one_by_one(model)(inputs(5, 4)), rtol=0, atol=1e-11)
+    with pytest.raises(kp.SpecError, match=r"Scaled\(1\) with 2 fit"):
+        kp.Head(26_965, 2, kp.HeadSpec(kp.Taylor(2), kp.LowRank(3)))
 
 
 def test_what_is_joined_is_no_part_of_the_state() -> None:

@@ -221,8 +221,8 @@ SPARSE = "sparse: columns of ψ gathered, neither κ nor x formed"
 def _describe_low_rank(features: Features, right: Tensor) -> str:
     if features.sparse:
         return f"low rank (κ B) Aᵀ; {_describe_gathering(features)}"
-    kept = isinstance(features, ProductFeatures) and features.keeps(right.shape[:-1].numel())
-    return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if kept else "ψ not formed")
+    separate = isinstance(features, ProductFeatures) and features.keeps(right.shape[:-1].numel())
+    return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if separate else "ψ not formed")
 
 
 def _describe_gathering(features: Features) -> str:

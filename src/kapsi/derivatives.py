@@ -64,7 +64,7 @@ class OwnDerivatives(torch.autograd.Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-        return _Mapped.apply(cls, in_dims, *arguments), 0
+        return _MappedFunction.apply(cls, in_dims, *arguments), 0
 
 
 class _Context:
@@ -79,7 +79,7 @@ class _Context:
     save_for_forward = save_for_backward
 
 
-class _Mapped(OwnDerivatives):
+class _MappedFunction(OwnDerivatives):
     """A function and its derivatives mapped over an axis of the tensors, with the same saved tensors.
 
     Arguments: the function, the mapped axis of each argument or None, and the arguments. The mapped axis of the result is 0.
@@ -111,7 +111,7 @@ class _Mapped(OwnDerivatives):
         present: list[bool] = []
 
         def backward(part: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            gradients = ctx.function.backward(_Mapped._inner(ctx, tensors), part)[len(ctx.options) :]
+            gradients = ctx.function.backward(_MappedFunction._inner(ctx, tensors), part)[len(ctx.options) :]
             present[:] = [value is not None for value in gradients]
             return tuple(part.new_zeros(()) if value is None else value for value in gradients)
 
@@ -129,7 +129,7 @@ class _Mapped(OwnDerivatives):
         axes = tuple(None if tangent is None else axis for tangent, axis in zip(along, ctx.axes, strict=True))
 
         def derivative(tensors: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...]) -> Any:
-            inner = _Mapped._inner(ctx, tensors)
+            inner = _MappedFunction._inner(ctx, tensors)
             return ctx.function.jvp_rule(inner, inner.saved_tensors, *none, *tangents)
 
         return torch.func.vmap(derivative, (ctx.axes, axes))(tuple(values), tuple(along))

@@ -31,15 +31,15 @@ __all__ = [
 
 
 class KapsiError(ValueError):
-    """An error that the caller can correct; the command line prints one line and exits with code 2."""
+    """An error for the caller to correct; the command line prints one line and exits with code 2."""
 
 
 class SpecError(KapsiError):
-    """A function, specification, option or call that does not fit."""
+    """An invalid function, specification, option or call."""
 
 
 class DataError(KapsiError):
-    """Data that do not fit: targets, values, types or shapes of arrays, tables."""
+    """Invalid data: targets, values, types or shapes of arrays, tables."""
 
 
 class TableError(DataError):
@@ -47,19 +47,19 @@ class TableError(DataError):
 
 
 class DataSetError(TableError):
-    """A public data set that is missing or damaged."""
+    """A missing or damaged public data set."""
 
 
 class FormulaError(KapsiError):
-    """A formula that cannot be read or evaluated, or an unknown function in a formula."""
+    """An unreadable formula, a formula without values, or an unknown function in a formula."""
 
 
 class FileError(KapsiError):
-    """A file or folder that cannot be written."""
+    """A failure to write a file or folder."""
 
 
 class RunError(FileError):
-    """A run folder that is damaged, of a newer version, in use, or no run folder."""
+    """A damaged run folder, a run folder of a newer version or in use, or no run folder."""
 
 
 # ------------------------------------------------------------------------------------------------ messages
@@ -171,7 +171,7 @@ def check_number(
 
 
 def check_choice(where: str, value: Any, choices: Iterable[str], *, error: type[KapsiError] = SpecError) -> str:
-    """Return a text that is one of the choices.
+    """Return a text if it is among the choices.
 
     Example:
         >>> check_choice("fit(log)", "csv", ["csv", "jsonl"])

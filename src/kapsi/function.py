@@ -108,8 +108,8 @@ class Param:
         if callable(self.init):
             drawn = self.init(self.shape, generator)
             if not isinstance(drawn, Tensor) or drawn.shape != self.shape:
-                given = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
-                raise SpecError(f"Param(init={self.init!r}): expected a tensor of shape {self.shape}, got {given}")
+                result = tuple(drawn.shape) if isinstance(drawn, Tensor) else type(drawn).__name__
+                raise SpecError(f"Param(init={self.init!r}): expected a tensor of shape {self.shape}, got {result}")
             return drawn
         if isinstance(self.init, str):
             return NAMED_INITIALIZERS[self.init](self.shape, generator)
@@ -429,19 +429,19 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if not isinstance(data, Mapping):
         wanted = f"the name of a function of role {kind.role}, or a mapping with a kind"
         if isinstance(value, Function):
-            given = f"expected a function of role {kind.role}, got the {value.role} {type(value).__name__}"
+            problem = f"expected a function of role {kind.role}, got the {value.role} {type(value).__name__}"
         elif isinstance(value, type) and issubclass(value, Function):
-            given = f"expected a function, got the class {value.__name__}; call it: {value.__name__}()"
+            problem = f"expected a function, got the class {value.__name__}; call it: {value.__name__}()"
         else:
-            given = f"expected {wanted}, got {shown(value)}"
-        raise SpecError(f"{where}: {given}")
+            problem = f"expected {wanted}, got {shown(value)}"
+        raise SpecError(f"{where}: {problem}")
     options = dict(data)
     name = options.pop("kind", kind.default_kind)
     cls = lookup(kind.role, name, where) if isinstance(name, str) else None
     if cls is None or not issubclass(cls, kind):
-        given = f"a function of role {kind.role} needs a kind" if cls is None else f"{name!r} is not allowed here"
+        problem = f"a function of role {kind.role} needs a kind" if cls is None else f"{name!r} is not allowed here"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
-        raise SpecError(f"{where}: {given}; choose from {', '.join(allowed)}")
+        raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
     return typing.cast(Function, _build(cls, options, where))
 
 

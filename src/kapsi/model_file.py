@@ -106,7 +106,7 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    place = _device(device)
+    target = _device(device)
     if not path.is_file():
         raise SpecError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
@@ -126,19 +126,19 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
             raise SpecError(f"{path}: {name}: {error}") from None
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    return model.to(place).eval()
+    return model.to(target).eval()
 
 
 def _device(device: torch.device | str | None) -> torch.device:
     try:
-        place = torch.device("cpu" if device is None else device)
-        torch.empty(0, device=place)
-        problem = "a loaded model has values; use kp.Model(spec, device='meta')" if place.type == "meta" else ""
+        target = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=target)
+        problem = "a loaded model has values; use kp.Model(spec, device='meta')" if target.type == "meta" else ""
     except (RuntimeError, AssertionError, TypeError) as error:
         problem = f"there is no such device here: {str(error).splitlines()[0]}"
     if problem:
         raise SpecError(f"load(device={device!r}): {problem}")
-    return place
+    return target
 
 
 def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tuple[Model, list[str]]:

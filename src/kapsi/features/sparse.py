@@ -64,7 +64,7 @@ def _scatter(gradient: Tensor, starts: Tensor, indices: Tensor, values: Tensor, 
     return total.to(gradient.dtype)
 
 
-class _Parts(OwnDerivatives):
+class _SparseParts(OwnDerivatives):
     """The parts of a sparse tensor within the transforms of `torch.func`, where sparse tensors cannot be read.
 
     The forward runs below the transforms; the tensor is hidden in a function.
@@ -89,7 +89,7 @@ class _Parts(OwnDerivatives):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, tensor: Callable[[], Tensor]) -> tuple[tuple[Tensor, ...], tuple[None, ...]]:
-        return _Parts.apply(tensor), (None, None, None)
+        return _SparseParts.apply(tensor), (None, None, None)
 
 
 def _parts_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,7 +97,7 @@ def _parts_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     try:
         return x.crow_indices(), x.col_indices(), x.values()
     except RuntimeError:
-        parts: tuple[Tensor, Tensor, Tensor] = _Parts.apply(lambda: x)
+        parts: tuple[Tensor, Tensor, Tensor] = _SparseParts.apply(lambda: x)
         return parts
 
 

@@ -74,15 +74,15 @@ class Layer(nn.Module):
             heads.append(head)
             self._owners.append(owner)
         self._groups = _grouped(heads, self._owners, self._is_sum())
-        place = device or torch.get_default_device()
+        target = device or torch.get_default_device()
         for i, head in enumerate(heads):
-            if place.type != "meta":
+            if target.type != "meta":
                 try:
                     head.check_size()
                 except SpecError as error:
                     raise SpecError(f"heads[{i}]: {error}") from None
             with memory(f"heads[{i}]: Head({in_features} → {out_features})"):
-                head.to_empty(device=place)
+                head.to_empty(device=target)
         self.heads = nn.ModuleList(heads)
         self.fusion = Store(spec.fusion.params(len(heads), out_features), None, device, dtype)
         self.output = pipeline(spec.output, out_features, device, dtype)
