@@ -607,7 +607,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys) -> Non
         assert [(one.row, one.method) for one in report.done] == [("c", "kapsi"), ("c", "other")]
         assert main(["reproduce", str(path), "--output", str(out), "--only", "b:kapsi"]) == 0
         assert "note: another process runs tiny b kapsi; the same command shows" in capsys.readouterr().err
-        assert (out / ".tiny.running").exists()
+        assert len(list(out.glob(".tiny.*.lock"))) == 1
     finally:
         process.kill()
         process.communicate()
@@ -959,23 +959,23 @@ def test_a_line_whose_key_is_that_of_another_run_does_not_count(tmp_path) -> Non
     assert "line 1: is no result (its key belongs to another" in store.notes[0]
 
 
-def test_a_file_of_locks_that_may_not_be_opened_holds_nobody_up(tmp_path, monkeypatch) -> None:
-    (tmp_path / ".tiny.running").mkdir()  # cannot be opened, whoever one is
+def test_lock_files_that_cannot_be_created_do_not_block(tmp_path, monkeypatch) -> None:
+    for run in tiny(tmp_path).plan().runs:
+        (tmp_path / f".tiny.{key_of(run)}.lock").mkdir()
     report = do(tiny(tmp_path), tmp_path)
     assert (len(report.done), report.elsewhere) == (12, [])
 
 
-def test_a_lock_on_a_deleted_file_is_taken_anew(tmp_path) -> None:
+def test_locks_exclude_other_stores_and_leave_no_files(tmp_path) -> None:
     first, second = ResultStore(tmp_path, "tiny"), ResultStore(tmp_path, "tiny")
     assert first.claim("a" * 16)
+    assert not second.claim("a" * 16)
+    assert second.claim("b" * 16)
     first.release("a" * 16)
-    os.unlink(tmp_path / ".tiny.running")  # as another process does that has finished
-    assert first.claim("b" * 16)
-    assert (tmp_path / ".tiny.running").exists()
+    assert second.claim("a" * 16)
+    (tmp_path / f".tiny.{'c' * 16}.lock").touch()  # left by a killed process
     first.close()
-    second.close()
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / ".tiny.running").touch()  # as a kill leaves it
+    assert not first.claim("b" * 16)
     second.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -443,7 +443,9 @@ def test_everything_waits_while_another_process_swaps(tmp_path: Path) -> None:
         threading.Thread(target=lambda: done.update(open=open_run(tmp_path / "read")["which"])),
         threading.Thread(target=begin),
     ]
-    with run_folder._lock(tmp_path):
+    with ExitStack() as stack:
+        for name in ("run", "read", "replaced"):
+            stack.enter_context(run_folder._lock(tmp_path / name))
         (tmp_path / "run").rename(tmp_path / ".run.old")
         for thread in waiting:
             thread.start()
@@ -947,7 +949,7 @@ def test_append_line(tmp_path: Path) -> None:
 # --- the module
 
 
-def test_the_module_needs_the_standard_library_only() -> None:
+def test_the_modules_need_the_standard_library_and_filelock() -> None:
     imported = set()
     sources = [SOURCE.read_text(encoding="utf-8"), Path(files.__file__).read_text(encoding="utf-8")]
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
@@ -956,5 +958,5 @@ def test_the_module_needs_the_standard_library_only() -> None:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             imported.add(module if module in ("kapsi.errors", "kapsi.files") else module.split(".")[0])
-    assert imported <= sys.stdlib_module_names | {"kapsi.errors", "kapsi.files"}
+    assert imported <= sys.stdlib_module_names | {"kapsi.errors", "kapsi.files", "filelock"}
     assert "pickle" not in imported

@@ -12,9 +12,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kapsi.errors import FileError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 __all__ = ["append_line", "atomic", "check_place", "write_json"]
 
@@ -153,7 +156,9 @@ def _stem(target: Path) -> str:
 
 
 def beside(target: Path, kind: str, suffix: str = "") -> Path:
-    return target.parent / f".{_stem(target)}.{kind}{'' if kind == 'old' else f'-{os.getpid()}-{_HOST}'}{suffix}"
+    return (
+        target.parent / f".{_stem(target)}.{kind}{'' if kind in ('old', 'lock') else f'-{os.getpid()}-{_HOST}'}{suffix}"
+    )
 
 
 def claim(path: str | Path, target: Path, hidden: Path) -> list[Path]:
@@ -229,3 +234,29 @@ def sync(path: Path) -> None:
     except OSError as error:  # unsupported for folders on some systems
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES):
             raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock by means of a lock file, deleted afterwards; the lock ends with the process.
+
+    Proceed without a lock where no lock file can be created: read-only folders, some network disks.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(path, poll_interval=0.01)
+    with suppress(OSError):
+        if path.parent.is_dir():  # otherwise filelock creates it
+            lock.acquire()
+    try:
+        yield
+    finally:
+        unlock(lock)
+
+
+def unlock(lock: BaseFileLock) -> None:
+    """Delete a lock file and release its lock."""
+    if lock.is_locked:
+        with suppress(OSError):  # Windows: deleted by the release
+            os.unlink(lock.lock_file)
+        lock.release()

@@ -13,15 +13,16 @@ import json
 import math
 import os
 import platform
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from kapsi.errors import FileError
-from kapsi.files import one_line, plain, show, sync
+from kapsi.files import locked, one_line, plain, show, sync, unlock
 from kapsi.function import short_form
 from kapsi.paper.experiment import Outcome, Run
 
@@ -284,7 +285,7 @@ class ResultStore:
     def __init__(self, folder: str | Path, experiment: str) -> None:
         self.path = Path(folder) / f"{experiment}.jsonl"
         self.notes: list[str] = []
-        self._claims: Any = None
+        self._claims: dict[str, FileLock] = {}
         self._seen: tuple[int, int] | None = None
 
     def read(self) -> list[Result]:
@@ -295,7 +296,7 @@ class ResultStore:
         """
         self.notes = []
         try:
-            with open(self.path, "rb") as handle, _locked(handle, shared=True):
+            with open(self.path, "rb") as handle, locked(self._lock_path()):
                 self._seen = _state(handle.fileno())
                 content = handle.read()
         except FileNotFoundError:
@@ -329,7 +330,7 @@ class ResultStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Some systems refuse to truncate in append mode; the lock keeps other processes away.
             handle = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
-            with handle, _locked(handle):
+            with handle, locked(self._lock_path()):
                 alone = self._seen == _state(handle.fileno())
                 end = _end_of_lines(handle)
                 handle.truncate(end)
@@ -347,8 +348,6 @@ class ResultStore:
             if new:
                 sync(self.path.parent)
 
-    # Several processes may run an experiment. A lock on a byte of a file marks a run and ends with the process.
-
     def changed(self) -> bool:
         """Return whether the file has changed since `read`."""
         try:
@@ -357,53 +356,32 @@ class ResultStore:
             return False
 
     def claim(self, key: str) -> bool:
-        """Claim a run until `release` or `close`; return False if claimed by another process."""
-        path = self._running
-        with suppress(ImportError, OSError):  # no locks on Windows and some network disks
-            import fcntl
-
-            for attempt in range(100):
-                if self._claims is None:
-                    self._claims = open(path, "ab")  # noqa: SIM115
-                try:
-                    fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(key[:15], 16))
-                except (BlockingIOError, PermissionError):
-                    if attempt < 3:  # another process may be about to delete the file
-                        time.sleep(0.01)
-                        continue
-                    return False
-                if path.exists() and os.path.samestat(os.fstat(self._claims.fileno()), os.stat(path)):
-                    return True
-                # Another process deleted the file; locks of a deleted file have no effect.
-                self._claims.close()
-                self._claims = None
+        """Claim the run of a key until `release`, `close` or the end of the process; return False if another process has it."""
+        lock = FileLock(self._lock_path(key), blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            return False
+        except OSError:  # no lock file can be created: assume that nobody else writes here
+            return True
+        self._claims[key] = lock
         return True
 
     def release(self, key: str) -> None:
-        """Release a run."""
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            if self._claims is not None:
-                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, int(key[:15], 16))
+        """Release the run of a key."""
+        if key in self._claims:
+            unlock(self._claims.pop(key))
 
     def close(self) -> None:
-        """Release all runs; delete the lock file unless another process has a lock."""
-        with suppress(ImportError, OSError):
-            import fcntl
+        """Release all runs, and delete the lock files of killed processes."""
+        for key in list(self._claims):
+            self.release(key)
+        for path in self.path.parent.glob(self._lock_path("*").name):
+            if self.claim(key := path.name.split(".")[-2]):
+                self.release(key)
 
-            if self._claims is None and self._running.exists():
-                self._claims = open(self._running, "ab")  # noqa: SIM115
-            if self._claims is not None:
-                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(self._running)
-        if self._claims is not None:
-            self._claims.close()
-            self._claims = None
-
-    @property
-    def _running(self) -> Path:
-        return self.path.with_name(f".{self.path.stem}.running")
+    def _lock_path(self, key: str = "file") -> Path:
+        return self.path.with_name(f".{self.path.stem}.{key}.lock")
 
 
 def _state(file: int | Path) -> tuple[int, int]:
@@ -428,13 +406,3 @@ def _end_of_lines(handle: Any) -> int:
             return start + newline + 1
         place = start
     return 0
-
-
-@contextmanager
-def _locked(handle: BinaryIO | Any, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of a file; without effect on Windows and some network disks."""
-    with suppress(ImportError, OSError):
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    yield  # closing the file releases the lock

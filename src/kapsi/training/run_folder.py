@@ -12,14 +12,27 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kapsi.errors import RunError
-from kapsi.files import beside, claim, clear, live, one_line, plain, remove, resolve, show, sync, unmake, write_json
+from kapsi.files import (
+    beside,
+    claim,
+    clear,
+    live,
+    locked,
+    one_line,
+    plain,
+    remove,
+    resolve,
+    show,
+    sync,
+    unmake,
+    write_json,
+)
 
 __all__ = ["FORMAT_VERSION", "NewRun", "free_path", "open_run", "recover"]
 
@@ -58,7 +71,7 @@ class NewRun:
             if self._target in (here, *here.parents):
                 raise RunError(f"{show(self.path)}: is the current folder or one above it; give another --output")
             recover(self._target)
-            with _lock(self._target.parent, shared=True):
+            with _lock(self._target):
                 self._check()
             self._made = claim(self.path, self._target, self.folder)
             try:
@@ -108,7 +121,7 @@ class NewRun:
 
     def _swap(self) -> None:
         old = beside(self._target, "old")
-        with _lock(self._target.parent):
+        with _lock(self._target):
             _mend(self._target)
             state = self._check()  # again: another process may have been here since the beginning
             if state == "run":
@@ -136,9 +149,9 @@ def recover(path: str | Path) -> str | None:
     """
     target = resolve(path)
     clear(target)
-    if not os.path.lexists(beside(target, "old")):
+    if not any(os.path.lexists(beside(target, kind)) for kind in ("old", "lock")):
         return None
-    with plain(path, "put back the run from before an interrupted replacement"), _lock(target.parent):
+    with plain(path, "put back the run from before an interrupted replacement"), _lock(target):
         is_back = _mend(target)
     return f"{show(path)}: replacing this run was interrupted; the run from before is back" if is_back else None
 
@@ -151,7 +164,7 @@ def open_run(path: str | Path) -> dict[str, Any]:
     """
     recover(path)
     target = resolve(path)
-    with plain(path, "read the run"), _lock(target.parent, shared=True):
+    with plain(path, "read the run"), _lock(target):
         try:
             target.lstat()
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -188,23 +201,9 @@ def _is_taken(path: Path) -> bool:
     return os.path.lexists(path) or any(name == hidden[0] or name.startswith(hidden[1]) for name in names)
 
 
-@contextmanager
-def _lock(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Keep others from swapping runs in the folder, by a lock on the folder itself; it ends with the process.
-
-    Where there is none (Windows, some network disks) a swap still cannot mix two runs, but may fail.
-    """
-    handle = None
-    try:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
+def _lock(target: Path) -> AbstractContextManager[None]:
+    """Return a context excluding other processes from reading or replacing the run."""
+    return locked(beside(target, "lock"))
 
 
 def _peek(folder: Path) -> dict[str, Any] | None:
