@@ -371,7 +371,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
         (("functions", "tailor"), "no function is called 'tailor'; did you mean 'taylor'"),
         (("functions", "expansion", "tailor"), "no function is called 'tailor'; did you mean 'taylor'"),
         (("functions", "remainder", "taylor"), "no function is called 'taylor'; there are"),
-        (("functions", "expansions", "taylor"), "there is no role 'expansions'; did you mean expansion?"),
+        (("functions", "expansions", "taylor"), "there is no role 'expansions'; did you mean 'expansion'?"),
         (("functions", "expansion", "taylor", "more"), "unexpected extra argument 'more'"),
         (
             ("functions", "identity", "--picture", "p.svg"),

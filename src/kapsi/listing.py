@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, get_args, get_origin, overload
 
-from kapsi.errors import SpecError, did_you_mean, nearest
+from kapsi.errors import SpecError, nearest, unknown
 from kapsi.expansion.base import Expansion
 from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, short_form
 from kapsi.fusion import Fusion
@@ -583,7 +583,6 @@ def functions(role: str | None = None) -> Listing:
     """
     failures = load_installed()
     if role is not None and role not in ROLES:
-        hint = did_you_mean(str(role), ROLES)
-        raise SpecError(f"functions: there is no role {role!r}; {hint}there are {', '.join(ROLES)}")
+        raise SpecError(f"functions: {unknown('role', role, ROLES)}")
     chosen = roles() if role is None else [role]
     return Listing(tuple(entry_of(cls) for name in chosen for cls in catalogue(name)), failures)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kapsi.cli.common import notes
-from kapsi.errors import SpecError, did_you_mean, nearest
+from kapsi.errors import SpecError, nearest, unknown
 
 if TYPE_CHECKING:
     from kapsi.listing import Entry, Listing
@@ -45,8 +45,7 @@ def functions(
     if len(given) > 2:
         raise SpecError(f"functions: unexpected extra argument {given[2]!r}; give a role, a name, or both")
     if len(given) == 2 and given[0] not in ROLES:
-        hint = did_you_mean(given[0], ROLES, quoted=False)
-        raise SpecError(f"functions: there is no role {given[0]!r}; {hint}there are {', '.join(ROLES)}")
+        raise SpecError(f"functions: {unknown('role', given[0], ROLES)}")
     role = given.pop(0) if given and given[0] in ROLES else None
     listing = listed(role)
     if given:

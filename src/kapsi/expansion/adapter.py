@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import SpecError, unknown
 from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors
@@ -76,11 +76,8 @@ def _template(name: str, in_features: int) -> tuple[nn.Module, int]:
     if (name, in_features) not in TEMPLATES:
         where = f"ModuleExpansion({name!r})"
         if name not in FACTORIES:
-            hint = did_you_mean(name, FACTORIES)
-            raise SpecError(
-                f"{where}: no such module is registered; {hint}there are {', '.join(sorted(FACTORIES))}; "
-                "add one with kapsi.register_module"
-            )
+            listed = unknown("registered module", name, sorted(FACTORIES))
+            raise SpecError(f"ModuleExpansion: {listed}; or add a module with kapsi.register_module")
         with torch.device("meta"), torch.no_grad():
             module = _build(name, in_features)
             try:
