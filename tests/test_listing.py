@@ -233,7 +233,7 @@ def test_the_list_of_a_notebook_is_escaped() -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: kp.functions("expansions"), r"no role 'expansions'; did you mean 'expansion'\? there are expansion"),
+        (lambda: kp.functions("expansions"), r"no role 'expansions'; did you mean 'expansion'\? choose from expansion"),
         (lambda: kp.functions(3), "there is no role 3; choose from"),
         (lambda: kp.functions()["tailor"], r"no function is called 'tailor'; did you mean 'taylor'"),
         (lambda: kp.functions("remainder")["taylor"], "no function is called 'taylor'; .*identity, linear"),
