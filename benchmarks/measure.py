@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from kapsi.files import atomic, write_json
+from kapsi.files import atomic, finite, write_json
 
 MB = 10**6
 SLICE = 0.02
@@ -374,16 +374,6 @@ def summary(targets: Sequence[Target]) -> str:
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:
-    """Write results beside and rename them: a file is whole, or as it was. What is not a finite number becomes null."""
+    """Write results atomically; NaN and infinities become null."""
     with atomic(path) as file:
-        write_json(file, _finite(data))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        write_json(file, finite(data))

@@ -13,7 +13,7 @@ import warnings
 import pytest
 
 from kapsi.errors import FileError, SpecError
-from kapsi.training.logs import CsvLog, JsonLines, TensorBoard, open_logs
+from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
 from kapsi.training.records import Epoch
 
 NAN, INF = float("nan"), float("inf")
@@ -230,39 +230,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch) -> None:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SpecError, match=r"pip install kapsi\[tensorboard\]"):
-        open_logs(tmp_path, ["csv", "tensorboard"])
-
-
-# ------------------------------------------------------------------------------------------------ several
-
-
-def test_logs_are_opened_by_name(tmp_path) -> None:
-    with open_logs(tmp_path / "run", ["csv", "jsonl", "csv"]) as log:
-        assert len(log.logs) == 2
-        log(epoch_of(1))
-        log(epoch_of(2))
-    with open_logs(tmp_path / "run", ("jsonl", "csv"), keep=1) as log:
-        log(epoch_of(2, 0.5))
-    assert [line["loss"] for line in lines_of(tmp_path / "run" / "epochs.jsonl")] == [0.1234567890123456789, 0.5]
-    assert [row["number"] for row in rows_of(tmp_path / "run" / "epochs.csv")] == ["1", "2"]
-    log.close()
-    with pytest.raises(FileError, match=r"epochs.jsonl'?: the log is closed"):
-        log(epoch_of(3))
-    with open_logs(tmp_path / "none", []) as log:
-        log(epoch_of(1))
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize("names", ["csv", None, {"csv"}])
-def test_names_are_a_list(tmp_path, names) -> None:
-    with pytest.raises(SpecError, match="logs: expected a list of jsonl, csv, tensorboard"):
-        open_logs(tmp_path, names)
-
-
-def test_a_name_that_is_not_known(tmp_path) -> None:
-    with pytest.raises(SpecError, match="no 'tensor_board'; did you mean 'tensorboard'"):
-        open_logs(tmp_path, ["csv", "tensor_board"])
-    assert not list(tmp_path.iterdir())
+        TensorBoard(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [JsonLines, CsvLog, TensorBoard])
@@ -287,13 +255,3 @@ def test_a_log_goes_to_a_path(kind, where) -> None:
 def test_an_epoch_to_go_on_from_is_a_number(tmp_path, kind, keep) -> None:
     with pytest.raises(SpecError, match="expected the number of an epoch"):
         kind(tmp_path / "log", keep=keep)
-
-
-def test_a_log_that_fails_leaves_none_open(tmp_path, monkeypatch) -> None:
-    opened = []
-    close = JsonLines.close
-    monkeypatch.setattr(JsonLines, "close", lambda self: (opened.append(self), close(self))[1])
-    (tmp_path / "epochs.csv").mkdir()
-    with pytest.raises(FileError):
-        open_logs(tmp_path, ["jsonl", "csv"])
-    assert len(opened) == 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +20,7 @@ from kapsi.errors import FileError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["append_line", "atomic", "check_place", "write_json"]
+__all__ = ["append_line", "atomic", "check_place", "finite", "write_json"]
 
 LONGEST = 60  # letters of a name within a hidden name, so that the hidden name fits wherever the name does
 
@@ -80,6 +81,20 @@ def append_line(handle: TextIO, record: dict[str, Any]) -> None:
     """
     handle.write(_dump(getattr(handle, "name", "JSON lines"), record))
     handle.flush()
+
+
+def finite(data: Any) -> Any:
+    """Return plain data with None instead of NaN and infinities, absent from JSON.
+
+    Example:
+        >>> finite({"a": float("nan"), "b": (1.5, "x")})
+        {'a': None, 'b': [1.5, 'x']}
+    """
+    if isinstance(data, Mapping):
+        return {str(name): finite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _dump(where: Any, data: Any, indent: int | None = None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import math
 import platform
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -25,7 +24,7 @@ from kapsi.data.tabular import (
     TableProblem as Problem,
 )
 from kapsi.errors import KapsiError, RunError, TableError
-from kapsi.files import append_line, write_json
+from kapsi.files import append_line, finite, write_json
 from kapsi.model_file import load, save
 from kapsi.spec import from_dict, to_dict
 from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
@@ -41,14 +40,14 @@ __all__ = ["load_run"]
 
 def log_part(log: Any, part: str, fitted: Fitted, scores: dict[str, Scores] | None, task: str) -> None:
     for choice in fitted.choices:
-        append_line(log, {"part": part, "event": "penalty", **_finite(choice._asdict())})
+        append_line(log, {"part": part, "event": "penalty", **finite(choice._asdict())})
     for epoch in fitted.epochs:
         record = epoch._asdict()
         del record["seconds"]  # the same run writes the same file
-        append_line(log, {"part": part, "event": "epoch", **_finite(record)})
+        append_line(log, {"part": part, "event": "epoch", **finite(record)})
     for model, found in (scores or {}).items():
         names = dict(zip(METRICS[task], found, strict=True))
-        append_line(log, {"part": part, "event": "scores", "model": model, **_finite(names)})
+        append_line(log, {"part": part, "event": "scores", "model": model, **finite(names)})
 
 
 def log_epochs(folder: Path, names: Sequence[LogName], epochs: Sequence[Epoch]) -> None:
@@ -62,15 +61,6 @@ def log_epochs(folder: Path, names: Sequence[LogName], epochs: Sequence[Epoch]) 
         for number, epoch in enumerate(epochs, 1):
             for log in logs:
                 log(epoch._replace(number=number))
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record in which numbers that JSON does not have are null."""
-
-    def known(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {k: _finite(v) if isinstance(v, dict) else known(v) for k, v in record.items()}
 
 
 def write_run(
@@ -110,7 +100,7 @@ def write_run(
         "folds": config.table.folds,
         "seed": config.training.seed,
         "scores": {
-            name: _finite({first: m[0], f"{first} std": m[1], second: loss[0], f"{second} std": loss[1]})
+            name: finite({first: m[0], f"{first} std": m[1], second: loss[0], f"{second} std": loss[1]})
             for name, found in scores.items()
             for m, loss in [summarize(found)]
         },
