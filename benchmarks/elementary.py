@@ -26,7 +26,7 @@ ROWS = 1_000
 SEEDS = 5
 FIRST_SEED = 100
 """Those below were looked at when the recipe was made."""
-RECIPE = kp.TrainConfig(loss="mse", solver="levenberg_marquardt", epochs=100, starts=8, tolerance=0.01)
+RECIPE = kp.TrainConfig(loss=kp.MSE(), solver=kp.LevenbergMarquardt(restarts=8, tolerance=0.01), epochs=100)
 FACTOR = 100.0
 """How many times below the figure of the paper the error has to be."""
 

@@ -56,7 +56,9 @@ def main() -> None:
     x = torch.randn(ROWS, WIDTH, generator=generator)
     y = torch.randint(CLASSES, (ROWS,), generator=generator)
     config = kp.TrainConfig(
-        solver="adamw", loss="cross_entropy", batch_size=BATCH, learning_rate=0.001, epochs=10**6, schedule="constant"
+        loss=kp.CrossEntropy(),
+        solver=kp.AdamW(learning_rate=0.001, schedule="constant", batch_size=BATCH),
+        epochs=10**6,
     )
     for name, spec in MODELS.items():
         progress(f"engine: {name}")

@@ -37,9 +37,11 @@ def child(solver: str, folder: str, out: str) -> None:
     spec = kp.rpn([4, 8, 1], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder(), output="tanh")
     model = kp.Model(spec, seed=0, dtype=torch.float64)
     several = {
-        "adamw": kp.TrainConfig(solver="adamw", loss="mse", epochs=40, batch_size=64, averaging=0.99, patience=10**6),
+        "adamw": kp.TrainConfig(
+            loss=kp.MSE(), solver=kp.AdamW(batch_size=64, ema_decay=0.99), epochs=40, patience=10**6
+        ),
         "levenberg_marquardt": kp.TrainConfig(
-            solver="levenberg_marquardt", loss="mse", epochs=400, tolerance=0.0, patience=10**6
+            loss=kp.MSE(), solver=kp.LevenbergMarquardt(tolerance=0.0), epochs=400, patience=10**6
         ),
     }
     print("begins", flush=True)

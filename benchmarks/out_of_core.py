@@ -67,23 +67,29 @@ def peak() -> float:
     return math.nan
 
 
+class Steps(kp.Callback):
+    """Counts steps."""
+
+    count = 0
+
+    def on_step(self, record: kp.Step) -> None:
+        self.count += 1
+
+
 def train(folder: Path) -> dict[str, Any]:
     """Train a model in one pass over the table and return what that took."""
     before = peak()
     rows = kp.ParquetRows(folder, target="y")
     model = kp.Model(kp.rpn([COLUMNS, 1], kp.Taylor(2, symmetric=True), bias=True), seed=0)
-    steps: list[int] = []
+    counter = Steps()
     begun = time.perf_counter()
     (record,) = kp.fit(
         model,
         rows,
-        solver="adamw",
+        solver=kp.AdamW(learning_rate=2e-3, schedule="constant", batch_size=BATCH),
         loss="mse",
         epochs=1,
-        batch_size=BATCH,
-        learning_rate=2e-3,
-        schedule="constant",
-        watch=lambda epoch, step, length: steps.append(step),
+        callbacks=counter,
     )
     taken = time.perf_counter() - begun
     begun = time.perf_counter()
@@ -91,7 +97,7 @@ def train(folder: Path) -> dict[str, Any]:
     count = rows.count or 0
     return {
         "rows": count,
-        "seen": count if len(steps) == rows.length(BATCH) else 0,
+        "seen": count if counter.count == rows.length(BATCH) else 0,
         "read": read,
         "seconds": taken,
         "reading_seconds": time.perf_counter() - begun,

@@ -212,7 +212,9 @@ def test_a_module_that_does_not_fit_is_refused(name, factory, message) -> None:
 
 
 def test_wrong_names_are_refused() -> None:
-    with pytest.raises(kp.SpecError, match=r"there is no registered module .*; did you mean 'test_waves'\?.*silu_layer"):
+    with pytest.raises(
+        kp.SpecError, match=r"there is no registered module .*; did you mean 'test_waves'\?.*silu_layer"
+    ):
         head_with("test_wave")
     with pytest.raises(kp.SpecError, match=r"register_module\(''\): expected a name"):
         kp.register_module("", Waves)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from training_options import nested
 
 MLP = kp.rpn([3, 8, 1], bias=True, output="tanh")
 DROPOUT = kp.rpn([3, 8, 1], before=("dropout",), bias=True, output="batch_norm")
@@ -44,13 +45,21 @@ def same(a, b):
 
 
 CASES = {
-    "adamw": (MLP, numbers, {"solver": "adamw", "epochs": 4, "batch_size": 16}),
-    "sgd": (MLP, numbers, {"solver": "sgd", "epochs": 4, "batch_size": 16, "schedule": "one_cycle", "clip": 0.5}),
-    "dropout": (DROPOUT, numbers, {"solver": "adamw", "epochs": 4, "batch_size": 16, "averaging": 0.9, "penalty": 0.1}),
+    "adamw": (MLP, numbers, {"solver": "adamw", "batch_size": 16, "epochs": 4}),
+    "sgd": (
+        MLP,
+        numbers,
+        {"solver": {"kind": "sgd", "batch_size": 16, "schedule": "one_cycle", "max_grad_norm": 0.5}, "epochs": 4},
+    ),
+    "dropout": (
+        DROPOUT,
+        numbers,
+        {"solver": {"kind": "adamw", "batch_size": 16, "ema_decay": 0.9}, "epochs": 4, "l2": 0.1},
+    ),
     "lbfgs": (MLP, numbers, {"solver": "lbfgs", "epochs": 6}),
-    "levenberg_marquardt": (MLP, numbers, {"solver": "levenberg_marquardt", "epochs": 12, "starts": 3}),
+    "levenberg_marquardt": (MLP, numbers, {"solver": {"kind": "levenberg_marquardt", "restarts": 3}, "epochs": 12}),
     "alternating": (LOW_RANK, numbers, {"solver": "ridge", "epochs": 8}),
-    "reweighted": (CLASSES, labels, {"solver": "ridge", "loss": "cross_entropy", "penalty": 0.01, "epochs": 8}),
+    "reweighted": (CLASSES, labels, {"solver": "ridge", "loss": "cross_entropy", "l2": 0.01, "epochs": 8}),
     "closed form": (kp.rpn([3, 1], kp.Taylor(2)), numbers, {"solver": "ridge"}),
 }
 
@@ -60,19 +69,22 @@ def run(case, folder=None, *, resume=False, stop=None, validation=True, steps=1,
     model = kp.Model(spec, seed=0, dtype=torch.float64)
     seen = []
 
-    def watch(epoch, step, length):
-        seen.append((epoch, step))
-        if stop is not None and len(seen) == stop:
-            raise Stop
+    class Watch(kp.Callback):
+        def on_step(self, record):
+            seen.append((record.epoch, record.step))
+            if stop is not None and len(seen) == stop:
+                raise Stop
 
     checkpoints = None if folder is None else kp.Checkpoints(folder, steps=steps, resume=resume, keep=keep)
     held = (make(30)[0], make(30)[1]) if validation else None
-    config = kp.TrainConfig(**{**options, **others})
+    config = kp.TrainConfig(**nested(**{**options, **others}))
     try:
         if fit:
-            records = kp.fit(model, data or make(), config, validation=held, checkpoints=checkpoints, watch=watch)
+            records = kp.fit(model, data or make(), config, validation=held, checkpoints=checkpoints, callbacks=Watch())
         else:
-            records = list(kp.train(model, data or make(), config, held, checkpoints=checkpoints, watch=watch))
+            records = list(
+                kp.train(model, data or make(), config, validation=held, checkpoints=checkpoints, callbacks=Watch())
+            )
     except Stop:
         return None, None, len(seen)
     return state(model), records, len(seen)
@@ -153,11 +165,15 @@ def test_damaged_checkpoints_of_later_steps_do_not_count_among_those_kept(tmp_pa
 def test_checkpoints_are_written_by_time(tmp_path):
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
     checkpoints = kp.Checkpoints(tmp_path / "a", minutes=0.0, keep=1000)
-    kp.fit(model, numbers(), solver="adamw", epochs=2, batch_size=16, checkpoints=checkpoints)
+    kp.fit(model, numbers(), solver=kp.AdamW(batch_size=16), epochs=2, checkpoints=checkpoints)
     assert len(os.listdir(tmp_path / "a")) == 10
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
     kp.fit(
-        model, numbers(), solver="adamw", epochs=2, batch_size=16, checkpoints=kp.Checkpoints(tmp_path / "b", minutes=5)
+        model,
+        numbers(),
+        solver=kp.AdamW(batch_size=16),
+        epochs=2,
+        checkpoints=kp.Checkpoints(tmp_path / "b", minutes=5),
     )
     assert len(os.listdir(tmp_path / "b")) == 1  # the end
 
@@ -231,7 +247,7 @@ def test_another_model_is_refused(tmp_path):
         kp.fit(
             model,
             numbers(),
-            kp.TrainConfig(**CASES["adamw"][2]),
+            kp.TrainConfig(**nested(**CASES["adamw"][2])),
             validation=numbers(30),
             checkpoints=kp.Checkpoints(tmp_path / "a", resume=True),
         )
@@ -250,7 +266,7 @@ def test_another_number_of_threads_is_said(tmp_path):
     torch.set_num_threads(2)
     try:
         with pytest.warns(
-            UserWarning, match=r"goes on with threads 2 \(in the checkpoint 1\); the last digits may differ"
+            UserWarning, match=r"continues with threads 2 \(in the checkpoint 1\); the last digits may differ"
         ):
             run("adamw", tmp_path / "a", resume=True)
     finally:
@@ -285,8 +301,8 @@ def test_a_folder_is_a_path(folder):
     [
         ({"checkpoints": "folder"}, "expected kapsi.Checkpoints"),
         ({"group": "ddp"}, "expected a group from kapsi.open_group"),
-        ({"watch": 1}, "expected a watch that can be called"),
-        ({"progress": "log.csv"}, "expected progress that can be called"),
+        ({"callbacks": 1}, "expected a callable such as kapsi.CsvLog"),
+        ({"callbacks": "log.csv"}, "expected a callable such as kapsi.CsvLog"),
     ],
 )
 def test_what_goes_along_with_a_fit_is_of_the_right_kind(options, message):
@@ -299,7 +315,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(folder
     (tmp_path / "file").write_text("")
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
     with pytest.raises(kp.RunError, match="is not a folder; give another folder for checkpoints"):
-        kp.fit(model, numbers(), watch=pytest.fail, checkpoints=kp.Checkpoints(tmp_path / folder))
+        kp.fit(model, numbers(), callbacks=pytest.fail, checkpoints=kp.Checkpoints(tmp_path / folder))
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoints_before(tmp_path):
@@ -354,18 +370,19 @@ def listening():
 def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
 
-    def watch(epoch, step, length):
-        if (epoch, step) == (3, 2):
-            signal.raise_signal(signal.SIGINT)
+    class Interrupt(kp.Callback):
+        def on_step(self, record):
+            if (record.epoch, record.step) == (3, 2):
+                signal.raise_signal(signal.SIGINT)
 
-    config = kp.TrainConfig(**CASES["adamw"][2])
+    config = kp.TrainConfig(**nested(**CASES["adamw"][2]))
     before = signal.getsignal(signal.SIGINT)
     records = kp.fit(
         model,
         numbers(),
         config,
         validation=numbers(30),
-        watch=watch,
+        callbacks=Interrupt(),
         checkpoints=kp.Checkpoints(tmp_path / "a", minutes=None),
     )
     assert signal.getsignal(signal.SIGINT) is before
@@ -385,13 +402,14 @@ def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
 def test_a_second_interrupt_is_an_exception():
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
 
-    def watch(epoch, step, length):
-        if epoch == 2:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
+    class Interrupt(kp.Callback):
+        def on_step(self, record):
+            if record.epoch == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        kp.fit(model, numbers(), solver="adamw", epochs=4, batch_size=16, watch=watch)
+        kp.fit(model, numbers(), solver=kp.AdamW(batch_size=16), epochs=4, callbacks=Interrupt())
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
@@ -406,8 +424,8 @@ generator = torch.Generator().manual_seed(0)
 x = torch.randn(1000, 4, generator=generator, dtype=torch.float64)
 y = (x[:, :1] * x[:, 1:2]).sin() + x[:, 2:3]
 options = {
-    "adamw": dict(solver="adamw", epochs=12, batch_size=64),
-    "levenberg_marquardt": dict(solver="levenberg_marquardt", epochs=60, tolerance=0.0),
+    "adamw": dict(solver=kp.AdamW(batch_size=64), epochs=12),
+    "levenberg_marquardt": dict(solver=kp.LevenbergMarquardt(tolerance=0.0), epochs=60),
 }
 
 def begun(name):

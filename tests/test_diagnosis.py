@@ -9,9 +9,8 @@ from torch import nn
 import kapsi as kp
 from kapsi.training.data import Batch
 from kapsi.training.diagnosis import diagnose
-from kapsi.training.losses import make_loss
 
-MSE = make_loss("mse")
+MSE = kp.MSE()
 NAN, INF = float("nan"), float("inf")
 
 
@@ -170,7 +169,7 @@ def test_a_gradient_that_is_not_finite_where_the_loss_is() -> None:
     assert text.startswith("the gradient of 1.weight is not finite (1 of 3 numbers is nan, the largest finite is ")
     assert "; the gradient of 0.weight is not finite (3 of 9 numbers are nan" in text
     expected = float(MSE.rows(model(batch.x), batch.y).mean().detach())
-    assert f"the loss was {expected:.3g}; lower learning_rate, set clip, or scale the inputs" in text
+    assert f"the loss was {expected:.3g}; lower learning_rate, set max_grad_norm, or scale the inputs" in text
     assert all(p.grad is None for p in model.parameters())
 
 

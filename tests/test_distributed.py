@@ -149,7 +149,7 @@ def trained(group: Group) -> dict:
     train(group, model, batches(), parts=2)
     found["accumulated"] = values(group, model)
     model = made(plain())
-    train(group, model, [(0, 1), (5, 6), (7, 9)], penalty=0.01)  # of one row the last process has none
+    train(group, model, [(0, 1), (5, 6), (7, 9)], l2=0.01)  # of one row the last process has none
     found["empty"] = values(group, model)
     model = made(plain(), dtype=torch.float32)
     model.freeze("layers.0.*.psi")

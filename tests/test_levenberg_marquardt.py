@@ -17,12 +17,11 @@ from kapsi.function import ROLES
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import make_rows
 from kapsi.training.distributed import Group
-from kapsi.training.losses import make_loss
 from kapsi.training.penalties import Penalties
 from kapsi.training.solvers import jacobian
 from kapsi.training.solvers import levenberg_marquardt as module
 from kapsi.training.solvers.base import NotFinite, Task
-from kapsi.training.solvers.levenberg_marquardt import LevenbergMarquardt
+from kapsi.training.solvers.levenberg_marquardt import LevenbergMarquardtRun
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -96,14 +95,14 @@ def data(rows=60, m=2, n=1, seed=0, dtype=torch.float64):
     return x.to(dtype), y.to(dtype)
 
 
-def solver_for(model, values, *, group=None, **options) -> LevenbergMarquardt:
-    options = {"loss": "mse", **options}
-    config = TrainConfig(solver="levenberg_marquardt", **options)
-    loss = make_loss(config.loss, label_smoothing=config.label_smoothing, huber_delta=config.huber_delta)
+def solver_for(model, values, *, group=None, **options) -> LevenbergMarquardtRun:
+    solver = kp.LevenbergMarquardt(options.pop("restarts", 1), options.pop("tolerance", 1e-9))
+    config = TrainConfig(**{"loss": "mse", "solver": solver, **options})
+    loss = config.loss
     like = next(model.parameters())
     outputs = model(values[0][:2].to(like.dtype)).shape[1] if values[0].layout == torch.strided else 1
     rows = make_rows(values).settle(loss, in_features=None, outputs=outputs, dtype=like.dtype, device=like.device)
-    return LevenbergMarquardt(Task(model, rows, loss, Penalties(model, config), config, group or Group(), model))
+    return solver.start(Task(model, rows, loss, Penalties(model, config), config, group or Group(), model))
 
 
 def run(solver, epochs, first=1) -> list[float]:
@@ -151,7 +150,7 @@ def test_gradient_and_matrix_are_those_of_the_objective(name, chunk, monkeypatch
     x, y = data(n=2)
     y = LOSSES[name](y)
     weight = torch.rand(len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
-    solver = solver_for(model, (x, y, weight), loss=name, penalty=0.3, smoothness=0.02)
+    solver = solver_for(model, (x, y, weight), loss=name, l2=0.3, smoothness=0.02)
     if chunk:
         monkeypatch.setattr(jacobian, "LARGEST_JACOBIAN", chunk * vector(model).numel() * 2)
     assert solver.objective.keep_jacobian == (chunk is None)
@@ -214,7 +213,7 @@ class _NoLoss:
 def test_a_linear_model_is_solved_as_ridge_regression() -> None:
     x, y = data(rows=40, m=3, n=2)
     model = nn.Linear(3, 2, dtype=torch.float64)
-    solver = solver_for(model, (x, y), penalty=0.05)
+    solver = solver_for(model, (x, y), l2=0.05)
     run(solver, 30)
     # The penalty is on matrices and not on biases.
     wide = torch.cat([x, torch.ones(40, 1, dtype=torch.float64)], 1)
@@ -275,7 +274,7 @@ def test_forward_and_reverse_mode_agree() -> None:
             return (x[:, :1] * self.w[0] * torch.arange(1.0, 6.0, dtype=x.dtype)).sin() * self.w[1]
 
     x, y = data(n=5)
-    solver = solver_for(Wide(), (x, y), starts=1)
+    solver = solver_for(Wide(), (x, y), restarts=1)
     vectors = torch.cat([solver.starts.theta, solver.starts.theta + 0.1])
     outputs, forward = solver.objective.jacobian(vectors, x)
     solver.objective.count = 100  # more than the outputs: the other mode
@@ -308,7 +307,7 @@ def test_forward_and_reverse_mode_agree() -> None:
 )
 def test_layer_by_layer_is_the_same_as_row_by_row(spec) -> None:
     x, y = data(n=spec.widths[-1])
-    solver = solver_for(kp.Model(spec, seed=0, dtype=torch.float64), (x, y), starts=3)
+    solver = solver_for(kp.Model(spec, seed=0, dtype=torch.float64), (x, y), restarts=3)
     stored = solver.objective.stored[0].x
     layered = solver.objective.layered
     plain = spec.widths[1:] == (3, 1)
@@ -331,7 +330,7 @@ def test_one_recipe_goes_far_below_gradient_descent() -> None:
     x = torch.rand(300, 2, generator=generator, dtype=torch.float64)
     y = x.sum(1, keepdim=True).exp()
     model = kp.calibrate(spline_model(), x)
-    losses = run(solver_for(model, (x, y), starts=4), 60)
+    losses = run(solver_for(model, (x, y), restarts=4), 60)
     assert losses[-1] < 1e-8
     torch.testing.assert_close((model(x) - y).square().mean().item(), losses[-1], rtol=1e-6, atol=0)
 
@@ -343,7 +342,7 @@ def test_the_first_start_is_the_model_and_the_best_one_is_kept() -> None:
     x, y = data()
     model = kp.calibrate(spline_model(), x)
     alone, several = copy.deepcopy(model), copy.deepcopy(model)
-    own, starts = solver_for(alone, (x, y)), solver_for(several, (x, y), starts=5)
+    own, starts = solver_for(alone, (x, y)), solver_for(several, (x, y), restarts=5)
     by_itself = [(model(x) - y).square().mean().item(), *run(own, 12)]
     for epoch in range(1, 9):
         run(starts, 1, epoch)
@@ -362,10 +361,10 @@ def test_starts_differ_repeat_keep_what_kappa_has_learned_and_touch_no_generator
     before = {name: tensor.clone() for name, tensor in model.named_buffers()}
     first = vector(model)
     state = torch.get_rng_state()
-    solver = solver_for(model, (x, y), starts=3, seed=7)
+    solver = solver_for(model, (x, y), restarts=3, seed=7)
     assert torch.equal(torch.get_rng_state(), state)
-    again = solver_for(model, (x, y), starts=3, seed=7)
-    other = solver_for(model, (x, y), starts=3, seed=8)
+    again = solver_for(model, (x, y), restarts=3, seed=7)
+    other = solver_for(model, (x, y), restarts=3, seed=8)
     assert torch.equal(solver.starts.theta, again.starts.theta)
     assert torch.equal(solver.starts.theta[0], first)
     assert not torch.equal(solver.starts.theta[1], solver.starts.theta[2])
@@ -377,7 +376,7 @@ def test_modules_of_torch_can_have_several_starts() -> None:
     x, y = data()
     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     state = torch.get_rng_state()
-    solver = solver_for(model, (x, y), starts=4)
+    solver = solver_for(model, (x, y), restarts=4)
     losses = run(solver, 20)
     assert torch.equal(torch.get_rng_state(), state)
     assert losses[-1] < 0.1 * losses[0]
@@ -387,7 +386,7 @@ def test_modules_of_torch_can_have_several_starts() -> None:
 def test_a_start_that_is_not_finite_is_dropped() -> None:
     x, y = data()
     model = spline_model()
-    solver = solver_for(model, (x, y), starts=3)
+    solver = solver_for(model, (x, y), restarts=3)
     solver.starts.theta[1] = math.nan
     run(solver, 3)
     assert solver.report().details["starts"] == 2
@@ -416,15 +415,15 @@ def test_resuming_is_exact(dtype, way, monkeypatch) -> None:
         model = kp.Model(spec, seed=0, dtype=dtype)
     whole = copy.deepcopy(model)
     starts, epochs = (3, 9) if way in ("kept", "rows") else (2, 4)
-    straight = solver_for(whole, (x, y), starts=starts)
+    straight = solver_for(whole, (x, y), restarts=starts)
     run(straight, epochs)
-    solver = solver_for(model, (x, y), starts=starts)
+    solver = solver_for(model, (x, y), restarts=starts)
     for epoch in range(1, epochs + 1):
         run(solver, 1, epoch)
         tensors, plain = solver.state()
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         model = copy.deepcopy(model)
-        solver = solver_for(model, (x, y), starts=starts)
+        solver = solver_for(model, (x, y), restarts=starts)
         solver.restore((tensors, plain))
         assert list(solver.steps(epoch, 1)) == []
     assert torch.equal(vector(model), vector(whole))
@@ -464,9 +463,9 @@ def test_conjugate_gradients_find_the_same_optimum(monkeypatch) -> None:
     y = (y[:, 0] > 0.1).long()
     direct, conjugate = (nn.Sequential(nn.Linear(3, 2)).double() for _ in range(2))
     conjugate.load_state_dict(direct.state_dict())
-    first = run(solver_for(direct, (x, y), loss="cross_entropy", penalty=0.01), 60)
+    first = run(solver_for(direct, (x, y), loss="cross_entropy", l2=0.01), 60)
     monkeypatch.setattr(jacobian, "LARGEST_DIRECT", 2)
-    solver = solver_for(conjugate, (x, y), loss="cross_entropy", penalty=0.01)
+    solver = solver_for(conjugate, (x, y), loss="cross_entropy", l2=0.01)
     second = run(solver, 60)
     assert not solver.objective.direct
     torch.testing.assert_close(first[-1], second[-1], rtol=1e-7, atol=0)
@@ -541,10 +540,10 @@ REFUSED = {
     "l1": (lambda: spline_model(), {"l1": 0.1}, "l1=0.1.*adamw"),
     "groups": (
         lambda: kp.Model(kp.rpn([2, 1], expansion=kp.BSpline()), seed=0),
-        {"group_sparsity": 0.1},
-        "group_sparsity.*adamw",
+        {"group_l1": 0.1},
+        "group_l1.*adamw",
     ),
-    "nothing to draw": (lambda: _Bare(), {"starts": 2}, "starts=1"),
+    "nothing to draw": (lambda: _Bare(), {"restarts": 2}, "restarts=1"),
     "random": (lambda: _Noisy(), {}, "each row.*adamw"),
 }
 

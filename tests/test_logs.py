@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def epoch_of(number, loss=0.1234567890123456789, **fields):
-    return Epoch(number, loss, metrics={"accuracy": 0.5}, seconds=1.5, learning_rate=1e-3, solver="adamw", **fields)
+    return Epoch(number, loss, metrics={"accuracy": 0.5}, seconds=1.5, learning_rate=1e-3, **fields)
 
 
 def lines_of(path):

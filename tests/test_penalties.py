@@ -71,7 +71,7 @@ def rich_model():
     return kp.Model(kp.ModelSpec((3, 2, 2), (layer, layer)), seed=0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("option", "power"), [("penalty", 2), ("l1", 1)])
+@pytest.mark.parametrize(("option", "power"), [("l2", 2), ("l1", 1)])
 def test_parameters_count_by_what_they_are_of(option, power) -> None:
     model = rich_model()
     head_of(model, 1, 0).psi["left"].requires_grad_(False)
@@ -89,14 +89,14 @@ def test_parameters_count_by_what_they_are_of(option, power) -> None:
         for name, p in model.named_parameters()
         if p.requires_grad and weight_by_name(name, p)
     }
-    assert penalties.only_quadratic is (option == "penalty")
+    assert penalties.only_quadratic is (option == "l2")
 
 
 def test_other_modules_have_a_penalty_on_all_but_vectors() -> None:
     shared = nn.Linear(4, 4)
     model = nn.Sequential(nn.Conv1d(1, 2, 3), shared, nn.LayerNorm(4), shared, nn.Linear(4, 1)).double()
     model[4].weight.requires_grad_(False)
-    penalties = Penalties(model, TrainConfig(penalty=0.2, l1=0.1))
+    penalties = Penalties(model, TrainConfig(l2=0.2, l1=0.1))
     held = [model[0].weight, shared.weight]
     assert [(id(p), weight) for p, weight in penalties.quadratic] == [(id(p), 1.0) for p in held]
     expected = sum(0.1 * np.square(p.detach().numpy()).sum() + 0.1 * np.abs(p.detach().numpy()).sum() for p in held)
@@ -136,13 +136,13 @@ def test_no_penalty_is_nothing() -> None:
 def test_a_penalty_on_nothing_is_none() -> None:
     model = model_of()
     head_of(model).psi["matrix"].requires_grad_(False)
-    assert not Penalties(model, TrainConfig(penalty=1.0, l1=1.0)).any
+    assert not Penalties(model, TrainConfig(l2=1.0, l1=1.0)).any
 
 
 @pytest.mark.parametrize("before", ["none", "some", "all"])
 def test_the_gradient_that_is_applied_is_that_of_the_value(before) -> None:
     model = rich_model()
-    penalties = Penalties(model, TrainConfig(penalty=0.7, l1=0.1))
+    penalties = Penalties(model, TrainConfig(l2=0.7, l1=0.1))
     rest = penalties.rest_value()
     wanted = gradients_of(model, penalties.value() - rest)
     trained = list(model.parameters())
@@ -260,7 +260,7 @@ def test_a_spline_that_is_frozen_is_left_alone() -> None:
     ("config", "kinds"),
     [
         (TrainConfig(smoothness=0.5), (kp.Kronecker(), kp.DualLowRankKronecker(1))),
-        (TrainConfig(group_sparsity=0.5), (kp.Kronecker(), kp.LowRank(1))),
+        (TrainConfig(group_l1=0.5), (kp.Kronecker(), kp.LowRank(1))),
     ],
 )
 def test_what_would_have_to_be_formed_is_refused_where_it_is_large(config, kinds) -> None:
@@ -299,7 +299,7 @@ def test_groups_are_the_weights_between_an_input_and_an_output(expansion, reconc
     head = head_of(model)
     expected = norms_of_edges(head.weights().dense().detach().numpy(), 3)
     expected += norms_of_edges(head.pi["reconciliation"]["matrix"].detach().numpy()[None], 3)
-    penalties = Penalties(model, TrainConfig(group_sparsity=0.1))
+    penalties = Penalties(model, TrainConfig(group_l1=0.1))
     assert float(penalties.value().detach()) == pytest.approx(0.1 * expected, rel=1e-12)
     assert not penalties.only_quadratic
     assert penalties.any
@@ -308,7 +308,7 @@ def test_groups_are_the_weights_between_an_input_and_an_output(expansion, reconc
 @pytest.mark.parametrize("reconciliation", [kp.Dense(), kp.Masked(0.4), kp.LowRank(2)], ids=lambda r: r.name)
 def test_the_norm_of_nothing_has_no_gradient(reconciliation) -> None:
     model = model_of(SPLINE, reconciliation)
-    penalties = Penalties(model, TrainConfig(group_sparsity=1.0))
+    penalties = Penalties(model, TrainConfig(group_l1=1.0))
     with torch.no_grad():
         for p in head_of(model).psi.parameters():
             p.zero_()
@@ -319,22 +319,22 @@ def test_the_norm_of_nothing_has_no_gradient(reconciliation) -> None:
 @pytest.mark.parametrize("expansion", [kp.Taylor(2), kp.Combinatorial(), kp.Extended((SPLINE, kp.RandomFourier(4)))])
 def test_expansions_without_edges_are_refused(expansion) -> None:
     with pytest.raises(SpecError, match=r"group_sparsity=0.5\): layers\.0\.heads\.0: .*several inputs.*element-wise κ"):
-        Penalties(model_of(expansion), TrainConfig(group_sparsity=0.5))
+        Penalties(model_of(expansion), TrainConfig(group_l1=0.5))
     model = model_of(remainder=kp.ExpansionRemainder(expansion, kp.Dense()))
     with pytest.raises(SpecError, match=r"layers\.0\.heads\.0\.pi: "):
-        Penalties(model, TrainConfig(group_sparsity=0.5))
+        Penalties(model, TrainConfig(group_l1=0.5))
 
 
 def test_processing_that_mixes_inputs_has_no_edges() -> None:
     for steps in ({"before": ("layer_norm",)}, {"after": ("layer_norm",)}, {"after": ("instance_norm",)}):
         with pytest.raises(SpecError, match="mixes inputs"):
-            Penalties(model_of(**steps), TrainConfig(group_sparsity=0.5))
-    assert Penalties(model_of(before=("batch_norm", "dropout", "silu")), TrainConfig(group_sparsity=0.5)).any
+            Penalties(model_of(**steps), TrainConfig(group_l1=0.5))
+    assert Penalties(model_of(before=("batch_norm", "dropout", "silu")), TrainConfig(group_l1=0.5)).any
 
 
 def test_a_module_without_heads_has_no_edges() -> None:
     with pytest.raises(SpecError, match="no trained ψ of a kapsi head"):
-        Penalties(nn.Linear(2, 1), TrainConfig(group_sparsity=0.5))
+        Penalties(nn.Linear(2, 1), TrainConfig(group_l1=0.5))
 
 
 SAMPLES = [
@@ -400,7 +400,7 @@ def hessian_of(model, penalties):
 
 
 @pytest.mark.parametrize(
-    "config", [TrainConfig(penalty=0.3), TrainConfig(smoothness=0.2), TrainConfig(penalty=0.3, smoothness=0.2)]
+    "config", [TrainConfig(l2=0.3), TrainConfig(smoothness=0.2), TrainConfig(l2=0.3, smoothness=0.2)]
 )
 def test_the_matrix_is_the_hessian(config) -> None:
     model = quadratic_model()
@@ -425,7 +425,7 @@ def test_the_matrix_is_the_hessian(config) -> None:
 
 def test_a_block_is_the_hessian_in_one_tensor_with_the_others_fixed() -> None:
     model = model_of(SPLINE, kp.LowRank(2), channels=2, remainder=kp.LinearRemainder())
-    penalties = Penalties(model, TrainConfig(penalty=0.3, smoothness=0.2))
+    penalties = Penalties(model, TrainConfig(l2=0.3, smoothness=0.2))
     assert not penalties.only_quadratic
     expected = hessian_of(model, penalties)
     start = 0
@@ -440,7 +440,7 @@ def test_a_block_is_the_hessian_in_one_tensor_with_the_others_fixed() -> None:
 
 def test_no_matrix_where_there_is_none() -> None:
     model = model_of()
-    for config in (TrainConfig(l1=0.1), TrainConfig(group_sparsity=0.1)):
+    for config in (TrainConfig(l1=0.1), TrainConfig(group_l1=0.1)):
         penalties = Penalties(model, config)
         assert not penalties.only_quadratic
         for method in (penalties.matrix, lambda p=penalties: p.block(p.parameters[0])):
@@ -450,7 +450,7 @@ def test_no_matrix_where_there_is_none() -> None:
     assert not generated.only_quadratic
     with pytest.raises(SpecError, match="not linear in each"):
         generated.block(generated.quadratic[0][0])
-    wide = Penalties(nn.Linear(LARGEST_MATRIX, 1), TrainConfig(penalty=1.0))
+    wide = Penalties(nn.Linear(LARGEST_MATRIX, 1), TrainConfig(l2=1.0))
     with pytest.raises(SpecError, match="5,001 parameters; at most 5,000"):
         wide.matrix()
 
@@ -477,7 +477,7 @@ def test_tensors_that_are_shared_among_processes(mesh) -> None:
         kp.HeadSpec(SPLINE, kp.Dense(), channels=2),
     )
     spec = kp.ModelSpec((3, 2), (kp.LayerSpec(heads),))
-    config = TrainConfig(penalty=0.3, l1=0.2, smoothness=0.1, group_sparsity=0.4)
+    config = TrainConfig(l2=0.3, l1=0.2, smoothness=0.1, group_l1=0.4)
     plain, shared = (kp.Model(spec, seed=0, dtype=torch.float64) for _ in range(2))
     for layer in shared.layers:
         fully_shard(layer, mesh=mesh)

@@ -12,10 +12,11 @@ import torch
 import kapsi as kp
 from forked import each
 from kapsi.cli.canvas import draw
+from kapsi.function import LAYER_ROLES
 from kapsi.plots import Curves, Maps
 from kapsi.testing import examples_of
 
-CLASSES = [cls for cls in kp.catalogue() if cls.__module__.startswith("kapsi.")]
+CLASSES = [cls for role in LAYER_ROLES for cls in kp.catalogue(role) if cls.__module__.startswith("kapsi.")]
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=[f"{cls.role}-{cls.name}" for cls in CLASSES])

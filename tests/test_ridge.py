@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import threading
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,10 @@ from kapsi.function import ROLES, Params, Tensors
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import make_rows
 from kapsi.training.distributed import Group
-from kapsi.training.losses import make_loss
 from kapsi.training.penalties import Penalties
 from kapsi.training.solvers import ridge
 from kapsi.training.solvers.base import NotFinite, Report, Task
-from kapsi.training.solvers.ridge import Ridge, reason_not_linear
+from kapsi.training.solvers.ridge import RidgeRun, reason_not_linear
 from kapsi.weights import DenseWeights, Weights
 
 WAYS = ("Stored", "Streamed", "Dual")
@@ -51,15 +51,21 @@ def layered(inputs: int, outputs: int, *heads: kp.HeadSpec, **options: Any) -> k
     return kp.Model(kp.ModelSpec((inputs, outputs), (layer,)), seed=0, dtype=torch.float64)
 
 
-def task_of(model: Any, data: tuple[Any, ...], loss: str = "mse", group: Group | None = None, **options: Any) -> Task:
-    config = TrainConfig(loss=loss, solver="ridge", **options)  # type: ignore[arg-type]
-    kind = make_loss(loss, huber_delta=config.huber_delta, label_smoothing=config.label_smoothing)
+def task_of(model: Any, data: tuple[Any, ...], loss: Any = "mse", group: Group | None = None, **options: Any) -> Task:
+    solver = kp.Ridge(options.pop("tolerance", 1e-9))
+    config = TrainConfig(loss=loss, solver=solver, **options)  # type: ignore[arg-type]
+    kind = typing.cast(kp.Loss, config.loss)
     dtype = next(model.parameters()).dtype
     rows = make_rows(data).settle(kind, in_features=model.in_features, outputs=model.out_features, dtype=dtype)
     return Task(model, rows, kind, Penalties(model, config), config, group or Group(), model)
 
 
-def run(solver: Ridge, epochs: int = 200, below: float = -math.inf) -> list[Report]:
+def start(task: Task) -> RidgeRun:
+    solver: Any = task.config.solver
+    return solver.start(task)
+
+
+def run(solver: RidgeRun, epochs: int = 200, below: float = -math.inf) -> list[Report]:
     reports = []
     for epoch in range(1, epochs + 1):
         for _ in solver.steps(epoch):
@@ -71,7 +77,7 @@ def run(solver: Ridge, epochs: int = 200, below: float = -math.inf) -> list[Repo
 
 
 def solve(model: Any, data: tuple[Any, ...], loss: str = "mse", epochs: int = 200, **options: Any) -> list[Report]:
-    return run(Ridge(task_of(model, data, loss, **options)), epochs)
+    return run(start(task_of(model, data, loss, **options)), epochs)
 
 
 def forced(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
@@ -111,7 +117,7 @@ def test_ridge_is_that_of_scikit_learn(
     x, y = numbers(60, 3), numbers(60, outputs, seed=1)
     weight = numbers(60, seed=2).square() if weighted else None
     model = made([3, outputs], kp.Taylor(2), bias=bias)
-    (report,) = solve(model, (x, y) if weight is None else (x, y, weight), penalty=0.02)
+    (report,) = solve(model, (x, y) if weight is None else (x, y, weight), l2=0.02)
     kappa = head_of(model).expand(x).dense().numpy()
     share = None if weight is None else (weight / weight.mean()).numpy()
     expected = Reference(alpha=0.02 * 60 * outputs / 2, fit_intercept=bias).fit(kappa, y.numpy(), sample_weight=share)
@@ -122,7 +128,7 @@ def test_ridge_is_that_of_scikit_learn(
         np.testing.assert_allclose(head_of(model).bias.detach(), np.reshape(expected.intercept_, -1), atol=1e-10)
     errors = ((expected.predict(kappa).reshape(60, -1) - y.numpy()) ** 2).mean(1)
     assert report.loss == pytest.approx(np.average(errors, weights=share), rel=1e-10)
-    assert report.details == {"penalty": 0.02}
+    assert report.details == {"l2": 0.02}
     assert report.ended is not None
 
 
@@ -131,7 +137,7 @@ def test_without_penalty_it_is_linear_regression(way: str, monkeypatch: pytest.M
     forced(monkeypatch, way)
     x, y = numbers(60, 3), numbers(60, 2, seed=1)
     model = made([3, 2], bias=True)
-    solve(model, (x, y), penalty=0.0)
+    solve(model, (x, y), l2=0.0)
     expected = LinearRegression().fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(head_of(model).psi.matrix.detach(), expected.coef_, atol=1e-11)
     np.testing.assert_allclose(head_of(model).bias.detach(), expected.intercept_, atol=1e-11)
@@ -144,7 +150,7 @@ def test_of_several_solutions_it_is_the_shortest(way: str, rows: int, monkeypatc
     x, y = numbers(rows, 4), numbers(rows, 2, seed=1)
     x = torch.cat([x, x[:, :2] + x[:, 2:], 10 * x[:, :2]], 1)
     model = made([8, 2])
-    solve(model, (x, y), penalty=0.0)
+    solve(model, (x, y), l2=0.0)
     expected = np.linalg.lstsq(x.numpy(), y.numpy(), rcond=1e-10)[0].T
     np.testing.assert_allclose(head_of(model).psi.matrix.detach(), expected, atol=1e-10)
 
@@ -155,7 +161,7 @@ def test_columns_of_very_different_size_are_not_taken_for_dependent(way: str, mo
     x = numbers(50, 3) * torch.tensor([1e-6, 1.0, 1e6], dtype=torch.float64)
     truth = torch.tensor([[1e6, 2.0, 3e-6]], dtype=torch.float64)
     model = made([3, 1])
-    solve(model, (x, x @ truth.T), penalty=0.0)
+    solve(model, (x, x @ truth.T), l2=0.0)
     np.testing.assert_allclose(head_of(model).psi.matrix.detach() / truth, np.ones((1, 3)), rtol=1e-9)
 
 
@@ -164,7 +170,7 @@ def test_sums_of_columns_far_from_zero_keep_their_digits(monkeypatch: pytest.Mon
     monkeypatch.setattr("kapsi.training.solvers.blocks.CHUNK", 60)  # 20 rows at a time
     x, truth = numbers(200, 3) + 1e6, numbers(1, 3, seed=1)
     model = made([3, 1], bias=True)
-    solve(model, (x, (x - 1e6) @ truth.T + 5), penalty=0.0)
+    solve(model, (x, (x - 1e6) @ truth.T + 5), l2=0.0)
     np.testing.assert_allclose(head_of(model).psi.matrix.detach(), truth, rtol=1e-8)
 
 
@@ -205,12 +211,12 @@ def test_nothing_changes_the_objective_at_the_solution(
     monkeypatch.setattr("kapsi.training.solvers.blocks.CHUNK", 200)
     model = GRID[name]()
     x, y, weight = numbers(40, 3), numbers(40, model.out_features, seed=1), numbers(40, seed=2).square()
-    task = task_of(model, (x, y, weight), penalty=penalty)
+    task = task_of(model, (x, y, weight), l2=penalty)
     before = slope(task) if penalty else 1.0
     assert reason_not_linear(model) is None
-    (report,) = run(Ridge(task))
+    (report,) = run(start(task))
     details = report.details or {}
-    settled = task_of(model, (x, y, weight), penalty=details["penalty"])
+    settled = task_of(model, (x, y, weight), l2=details["l2"])
     assert slope(settled) < 1e-11 < 0.01 * before
     assert report.loss == pytest.approx(float((objective(settled) - settled.penalties.value()).detach()), rel=1e-12)
 
@@ -257,11 +263,11 @@ def test_third_party_reconciliations_are_supported_by_their_declaration() -> Non
     own, dense = made([3, 2], kp.Taylor(2), FREE_MATRIX, bias=True), made([3, 2], kp.Taylor(2), bias=True)
     assert reason_not_linear(own) is None
     for model in (own, dense):
-        solve(model, (x, y), penalty=0.05)
+        solve(model, (x, y), l2=0.05)
     torch.testing.assert_close(own(x), dense(x))
     model = made([3, 2], kp.Taylor(2), SCALED)
-    task = task_of(model, (x, y), penalty=0.01, tolerance=0.0)
-    run(Ridge(task), 300)
+    task = task_of(model, (x, y), l2=0.01, tolerance=0.0)
+    run(start(task), 300)
     assert slope(task) < 1e-6
     with pytest.raises(kp.SpecError, match="is not declared linear in each tensor"):
         solve(made([3, 2], kp.Taylor(2), UNDECLARED), (x, y))
@@ -271,8 +277,8 @@ def test_frozen_parts_are_left_as_they_are() -> None:
     model = made([3, 2], kp.Taylor(2), remainder=kp.LinearRemainder(bias=True), heads=2, bias=True)
     model.freeze("layers.0.heads.0.psi", "*.pi.matrix", "layers.0.heads.1.bias")
     frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
-    task = task_of(model, (numbers(40, 3), numbers(40, 2, seed=1)), penalty=0.05)
-    run(Ridge(task))
+    task = task_of(model, (numbers(40, 3), numbers(40, 2, seed=1)), l2=0.05)
+    run(start(task))
     assert slope(task) < 1e-12
     assert len(frozen) == 4
     for name, value in frozen.items():
@@ -282,8 +288,8 @@ def test_frozen_parts_are_left_as_they_are() -> None:
 def test_frozen_layers_before_the_last_are_features() -> None:
     model = made([3, 5, 2], kp.Taylor(2), bias=True, output="tanh")
     model.freeze("layers.0")
-    task = task_of(model, (numbers(40, 3), numbers(40, 2, seed=1)), penalty=0.05)
-    run(Ridge(task))
+    task = task_of(model, (numbers(40, 3), numbers(40, 2, seed=1)), l2=0.05)
+    run(start(task))
     assert slope(task) < 1e-12
     model.freeze("layers.0", frozen=False)
     assert reason_not_linear(model) == "the model has 2 layers, and layers.0 is trained"
@@ -299,17 +305,17 @@ def test_smoothness_is_part_of_the_objective(
     x, y = numbers(40, 2), numbers(40, 2, seed=1)
     made_of = {"bias": True, "remainder": kp.LinearRemainder()}
     model, rough = (made([2, 2], kp.BSpline(4), psi, **made_of) for _ in range(2))
-    (report,) = solve(model, (x, y), penalty=penalty, smoothness=0.1)
-    task = task_of(model, (x, y), penalty=(report.details or {})["penalty"], smoothness=0.1)
+    (report,) = solve(model, (x, y), l2=penalty, smoothness=0.1)
+    task = task_of(model, (x, y), l2=(report.details or {})["l2"], smoothness=0.1)
     assert slope(task) < 1e-10
-    solve(rough, (x, y), penalty=penalty)
+    solve(rough, (x, y), l2=penalty)
     assert not torch.allclose(model(x), rough(x), atol=1e-6)
 
 
 def test_smoothness_of_two_channels_is_that_of_their_sum() -> None:
     model = made([2, 2], kp.BSpline(4), channels=2, bias=True)
-    task = task_of(model, (numbers(40, 2), numbers(40, 2, seed=1)), penalty=0.01, smoothness=0.1)
-    run(Ridge(task))
+    task = task_of(model, (numbers(40, 2), numbers(40, 2, seed=1)), l2=0.01, smoothness=0.1)
+    run(start(task))
     assert slope(task) < 1e-11
 
 
@@ -317,8 +323,8 @@ def test_weights_are_repeated_rows() -> None:
     x, y = numbers(30, 3), numbers(30, 2, seed=1)
     times = classes(30, 4)
     weighted, repeated = made([3, 2], kp.Taylor(2), bias=True), made([3, 2], kp.Taylor(2), bias=True)
-    solve(weighted, (x, y, times.double()), penalty=0.1)
-    solve(repeated, (x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)), penalty=0.1)
+    solve(weighted, (x, y, times.double()), l2=0.1)
+    solve(repeated, (x.repeat_interleave(times, 0), y.repeat_interleave(times, 0)), l2=0.1)
     for p, q in zip(weighted.parameters(), repeated.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
 
@@ -327,8 +333,8 @@ def test_a_model_in_float32_is_solved_in_float64_and_rounded() -> None:
     x, y = numbers(50, 3).float(), numbers(50, 2, seed=1).float()
     model = kp.Model(kp.rpn([3, 2], kp.Taylor(2), bias=True), seed=0)
     wide = copy.deepcopy(model).double()
-    (report,) = solve(model, (x, y), penalty=0.01)
-    solve(wide, (x.double(), y.double()), penalty=0.01)
+    (report,) = solve(model, (x, y), l2=0.01)
+    solve(wide, (x.double(), y.double()), l2=0.01)
     for p, q in zip(model.parameters(), wide.parameters(), strict=True):
         assert p.dtype == torch.float32
         torch.testing.assert_close(p, q.float(), rtol=0, atol=1e-7)
@@ -341,8 +347,8 @@ def test_sparse_inputs_are_the_same_rows() -> None:
     x, y = numbers(50, 4), numbers(50, 2, seed=1)
     x = x * (x > 0)
     dense, sparse = made([4, 2], kp.Taylor(2), bias=True), made([4, 2], kp.Taylor(2), bias=True)
-    solve(dense, (x, y), penalty=0.01)
-    solve(sparse, (x.to_sparse_csr(), y), penalty=0.01)
+    solve(dense, (x, y), l2=0.01)
+    solve(sparse, (x.to_sparse_csr(), y), l2=0.01)
     for p, q in zip(dense.parameters(), sparse.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-13)
 
@@ -350,7 +356,7 @@ def test_sparse_inputs_are_the_same_rows() -> None:
 def test_a_linear_map_of_torch() -> None:
     model = nn.Linear(3, 2, dtype=torch.float64)
     x, y = numbers(50, 3), numbers(50, 2, seed=1)
-    solve(model, (x, y), penalty=0.01)
+    solve(model, (x, y), l2=0.01)
     expected = Reference(alpha=0.01 * 50).fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(model.weight.detach(), expected.coef_, atol=1e-11)
     np.testing.assert_allclose(model.bias.detach(), expected.intercept_, atol=1e-11)
@@ -388,7 +394,7 @@ def test_the_chosen_penalty_is_the_best_by_brute_force(
     brute = {scale * mean: left_out(kappa, y.numpy(), share, scale * mean * rows, bias) for scale in grid}
     best = min(brute, key=lambda penalty: brute[penalty])
     details = report.details or {}
-    assert details["penalty"] == pytest.approx(best, rel=1e-12)
+    assert details["l2"] == pytest.approx(best, rel=1e-12)
     assert details["leave_one_out"] == pytest.approx(brute[best], rel=1e-9)
 
 
@@ -402,7 +408,7 @@ def test_the_error_is_that_of_the_cross_validated_ridge_of_scikit_learn(
     model = made([4, 1], bias=True)
     (report,) = solve(model, (x, y))
     details = report.details or {}
-    expected = RidgeCV([details["penalty"] * 15], store_cv_results=True).fit(x.numpy(), y[:, 0].numpy())
+    expected = RidgeCV([details["l2"] * 15], store_cv_results=True).fit(x.numpy(), y[:, 0].numpy())
     assert details["leave_one_out"] == pytest.approx(expected.cv_results_.mean(), rel=1e-10)
     np.testing.assert_allclose(head_of(model).psi.matrix.detach()[0], expected.coef_, atol=1e-11)
 
@@ -414,7 +420,7 @@ def test_masked_outputs_share_one_penalty(monkeypatch: pytest.MonkeyPatch) -> No
     (report,) = solve(model, (x, y))
     details = report.details or {}
     kappa, mask = head_of(model).expand(x).dense().numpy(), head_of(model).psi.mask.numpy()
-    alpha = details["penalty"] * 25 * 3 / 2
+    alpha = details["l2"] * 25 * 3 / 2
     errors = [left_out(kappa[:, mask[j]], y[:, j].numpy(), np.ones(25), alpha, True) for j in range(3)]
     assert details["leave_one_out"] == pytest.approx(np.mean(errors), rel=1e-10)
     for j in range(3):
@@ -431,7 +437,7 @@ def test_noise_is_held_down_and_a_law_is_kept(way: str, monkeypatch: pytest.Monk
     (one,), (other,) = solve(kept, (x, law)), solve(held, (x, noise))
     assert float((kept(x) - law).detach().abs().max()) < 1e-6
     assert float(held(x).detach().var()) < 0.2 * float(noise.var())
-    assert (one.details or {})["penalty"] < 1e-6 * (other.details or {})["penalty"]
+    assert (one.details or {})["l2"] < 1e-6 * (other.details or {})["l2"]
 
 
 def test_a_single_row_and_columns_of_zeros() -> None:
@@ -452,7 +458,7 @@ def test_cross_entropy_is_the_logistic_regression_of_scikit_learn(weighted: bool
     x, y = numbers(150, 3), classes(150, 3)
     weight = numbers(150, seed=2).square() if weighted else None
     model = made([3, 3], bias=True)
-    reports = solve(model, (x, y) if weight is None else (x, y, weight), "cross_entropy", penalty=0.02)
+    reports = solve(model, (x, y) if weight is None else (x, y, weight), "cross_entropy", l2=0.02)
     share = None if weight is None else (weight / weight.mean()).numpy()
     expected = LogisticRegression(C=1 / (0.02 * 150), tol=1e-12, max_iter=10_000).fit(x.numpy(), y.numpy(), share)
     np.testing.assert_allclose(head_of(model).psi.matrix.detach(), expected.coef_, atol=1e-6)
@@ -468,7 +474,7 @@ def test_the_default_penalty_of_classes_is_that_of_scikit_learn() -> None:
     expected = LogisticRegression(tol=1e-12, max_iter=10_000).fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(head_of(model).psi.matrix.detach(), expected.coef_, atol=1e-6)
     np.testing.assert_allclose(head_of(model).bias.detach(), expected.intercept_, atol=1e-6)
-    assert (reports[-1].details or {})["penalty"] == pytest.approx(1 / 150)
+    assert (reports[-1].details or {})["l2"] == pytest.approx(1 / 150)
 
 
 CURVED = {
@@ -484,10 +490,14 @@ CURVED = {
 def test_newton_ends_in_the_minimum_and_never_rises(loss: str, name: str, penalty: float) -> None:
     model = GRID[name]()
     task = task_of(
-        model, (numbers(80, 3), CURVED[loss](model.out_features)), loss, penalty=penalty, huber_delta=0.5, tolerance=0.0
+        model,
+        (numbers(80, 3), CURVED[loss](model.out_features)),
+        {"kind": "huber", "delta": 0.5} if loss == "huber" else loss,
+        l2=penalty,
+        tolerance=0.0,
     )
     totals = [float(objective(task).detach())]
-    solver = Ridge(task)
+    solver = start(task)
     for epoch in range(1, 100):
         for _ in solver.steps(epoch):
             pass
@@ -505,8 +515,8 @@ def test_steps_for_a_mean_and_a_variance_go_down_to_a_minimum() -> None:
     model = made([3, 2], bias=True, channels=2)
     x = numbers(80, 3)
     data = (x, x[:, :1] + torch.exp(x[:, 1:2] / 2) * numbers(80, 1, seed=1))
-    task = task_of(model, data, "gaussian", penalty=0.01)
-    reports = run(Ridge(task))
+    task = task_of(model, data, "gaussian", l2=0.01)
+    reports = run(start(task))
     totals = [(report.details or {})["penalized_loss"] for report in reports]
     assert totals == sorted(totals, reverse=True)
     assert slope(task) < 1e-4
@@ -516,8 +526,8 @@ def test_steps_for_a_mean_and_a_variance_go_down_to_a_minimum() -> None:
 @pytest.mark.parametrize("loss", ["cross_entropy", "huber"])
 def test_newton_knows_smoothness(psi: Any, loss: str) -> None:
     model = made([3, 2], kp.BSpline(4), psi, bias=True)
-    task = task_of(model, (numbers(80, 3), CURVED[loss](2)), loss, penalty=0.01, smoothness=0.1, tolerance=0.0)
-    run(Ridge(task))
+    task = task_of(model, (numbers(80, 3), CURVED[loss](2)), loss, l2=0.01, smoothness=0.1, tolerance=0.0)
+    run(start(task))
     assert slope(task) < 1e-7
 
 
@@ -527,15 +537,15 @@ def test_steps_that_lead_too_far_are_shortened() -> None:
     y = (x[:, 0] + numbers(80, seed=1) > 0).double()
     model = made([2, 1], bias=True)
     model.layers[0].heads[0].psi.matrix.data = torch.tensor([[6.0, 5.0]], dtype=torch.float64)  # type: ignore[union-attr]
-    task = task_of(model, (x, y), "bernoulli", penalty=1e-6, tolerance=0.0)
+    task = task_of(model, (x, y), "bernoulli", l2=1e-6, tolerance=0.0)
     far, full = float(objective(task).detach()), copy.deepcopy(model)
     block = ridge.ColumnBlock(ridge.LinearDesign(full, task.config), task.loss)
     totals, unknowns = block.totals(), block.get()
     (batch,) = task.rows.chunks(100)
     block.add(batch, task.loss, unknowns, totals, block.design(batch.x))
     block.put(unknowns + block.step(unknowns, totals, 80, 1e-6)[0])
-    assert float(objective(task_of(full, (x, y), "bernoulli", penalty=1e-6)).detach()) > far
-    reports = run(Ridge(task))
+    assert float(objective(task_of(full, (x, y), "bernoulli", l2=1e-6)).detach()) > far
+    reports = run(start(task))
     totals_seen = [far, *((report.details or {})["penalized_loss"] for report in reports)]
     assert totals_seen == sorted(totals_seen, reverse=True)
     assert slope(task) < 1e-7
@@ -547,11 +557,11 @@ def test_separated_classes_end_with_a_message(loss: str) -> None:
     y = (x[:, 0] > 0).long()
     data = (x, y) if loss == "cross_entropy" else (x, y.double())
     model = made([2, 2 if loss == "cross_entropy" else 1], bias=True)
-    reports = solve(model, data, loss, penalty=0.0)
-    assert "set penalty above 0" in (reports[-1].ended or "")
+    reports = solve(model, data, loss, l2=0.0)
+    assert "set l2 above 0" in (reports[-1].ended or "")
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     held = made([2, 2 if loss == "cross_entropy" else 1], bias=True)
-    assert "separable" not in (solve(held, data, loss, penalty=0.01)[-1].ended or "")
+    assert "separable" not in (solve(held, data, loss, l2=0.01)[-1].ended or "")
 
 
 def test_classes_that_one_group_of_rows_separates_end_with_a_message() -> None:
@@ -560,11 +570,11 @@ def test_classes_that_one_group_of_rows_separates_end_with_a_message() -> None:
     y = classes(60, 2).double()
     x[:5, 1], y[:5] = 1, 1
     model = made([2, 1], bias=True)
-    reports = solve(model, (x, y), "bernoulli", penalty=0.0)
-    assert "set penalty above 0" in (reports[-1].ended or "")
+    reports = solve(model, (x, y), "bernoulli", l2=0.0)
+    assert "set l2 above 0" in (reports[-1].ended or "")
     overlapping = made([2, 1], bias=True)
     y[0] = 0
-    assert "separable" not in (solve(overlapping, (x, y), "bernoulli", penalty=0.0)[-1].ended or "")
+    assert "separable" not in (solve(overlapping, (x, y), "bernoulli", l2=0.0)[-1].ended or "")
 
 
 # ------------------------------------------------------------------------------------------------ alternating least squares
@@ -587,10 +597,10 @@ KINDS = [
 def test_sweeps_never_raise_the_objective(psi: Any, channels: int, penalty: float | None) -> None:
     model = made([3, 4], kp.Taylor(2), psi, kp.LinearRemainder(), bias=True, channels=channels, heads=2)
     data = (numbers(60, 3), numbers(60, 4, seed=1), numbers(60, seed=2).square())
-    task = task_of(model, data, penalty=penalty, tolerance=0.0)
+    task = task_of(model, data, l2=penalty, tolerance=0.0)
     assert reason_not_linear(model) is not None
     before, totals = slope(task), [float(objective(task).detach())]
-    solver = Ridge(task)
+    solver = start(task)
     for epoch in range(1, 9):
         for _ in solver.steps(epoch):
             pass
@@ -610,7 +620,7 @@ def test_a_law_of_the_same_kind_is_found_from_near_by(psi: Any) -> None:
     x = numbers(200, 3)
     y = truth(x).detach()
     wanted = 1e-8 * float(y.var())
-    reports = run(Ridge(task_of(model, (x, y), tolerance=0.0)), epochs=300, below=wanted)
+    reports = run(start(task_of(model, (x, y), tolerance=0.0)), epochs=300, below=wanted)
     assert reports[-1].loss < wanted
 
 
@@ -618,7 +628,7 @@ def test_one_tensor_is_solved_exactly_in_one_sweep() -> None:
     x, y = numbers(60, 3), numbers(60, 2, seed=1)
     model = made([3, 2], kp.Taylor(2), kp.LowRank(2), bias=True)
     model.freeze("*.psi.right")
-    solve(model, (x, y), penalty=0.0)
+    solve(model, (x, y), l2=0.0)
     head = head_of(model)
     kappa = (head.expand(x).dense() @ head.psi["right"].T).numpy()
     expected = LinearRegression().fit(kappa, y.numpy())
@@ -627,15 +637,15 @@ def test_one_tensor_is_solved_exactly_in_one_sweep() -> None:
 
 def test_a_masked_remainder_is_held_down_by_no_penalty() -> None:
     model = made([3, 2], kp.Taylor(2), remainder=kp.ExpansionRemainder(kp.Chebyshev(2), kp.Masked(0.5)), bias=True)
-    task = task_of(model, (numbers(60, 3), numbers(60, 2, seed=1)), penalty=0.05, tolerance=0.0)
-    run(Ridge(task))
+    task = task_of(model, (numbers(60, 3), numbers(60, 2, seed=1)), l2=0.05, tolerance=0.0)
+    run(start(task))
     assert slope(task) < 1e-9
 
 
 def test_sweeps_take_other_losses_too() -> None:
     model = made([3, 3], kp.Taylor(2), kp.LowRank(1), bias=True)
-    task = task_of(model, (numbers(80, 3), classes(80, 3)), "cross_entropy", penalty=0.01)
-    reports = run(Ridge(task))
+    task = task_of(model, (numbers(80, 3), classes(80, 3)), "cross_entropy", l2=0.01)
+    reports = run(start(task))
     totals = [(report.details or {})["penalized_loss"] for report in reports]
     assert totals == sorted(totals, reverse=True)
     assert slope(task) < 1e-3
@@ -652,12 +662,12 @@ def test_going_on_from_a_state_is_bit_equal(psi: Any, loss: str, dtype: torch.dt
     data = (x, classes(50, 3) if loss == "cross_entropy" else numbers(50, 3, seed=1).to(dtype))
     whole, first = kp.Model(spec, seed=0, dtype=dtype), kp.Model(spec, seed=0, dtype=dtype)
     expected = solve(whole, data, loss, epochs=6)
-    solver = Ridge(task_of(first, data, loss))
+    solver = start(task_of(first, data, loss))
     run(solver, 2)
     tensors, plain = solver.state()
     tensors, plain = {name: t.clone() for name, t in tensors.items()}, json.loads(json.dumps(plain))
     second = copy.deepcopy(first)
-    again = Ridge(task_of(second, data, loss))
+    again = start(task_of(second, data, loss))
     again.restore((tensors, plain))
     assert again.report() == solver.report()
     if expected[min(1, len(expected) - 1)].ended is None:
@@ -705,7 +715,7 @@ def together(models: list[kp.Model], data: tuple[Any, ...], loss: str, **options
     def one(rank: int) -> None:
         try:
             group = Threads(rank, len(models), shared)
-            said[rank] = run(Ridge(task_of(models[rank], data, loss, group=group, **options)), 20)[-1]
+            said[rank] = run(start(task_of(models[rank], data, loss, group=group, **options)), 20)[-1]
         except Exception as error:
             said[rank] = error
 
@@ -732,8 +742,8 @@ def test_two_processes_are_one(psi: Any, loss: str, penalty: float | None, rows:
     x = numbers(rows, 3)
     data = (x, classes(rows, 2) if loss == "cross_entropy" else numbers(rows, 2, seed=1))
     alone, *others = (made([3, 2], kp.Taylor(2), psi, bias=True) for _ in range(3))
-    expected = solve(alone, data, loss, epochs=20, penalty=penalty)[-1]
-    for said in together(others, data, loss, penalty=penalty):
+    expected = solve(alone, data, loss, epochs=20, l2=penalty)[-1]
+    for said in together(others, data, loss, l2=penalty):
         assert isinstance(said, Report), said
         assert said.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
     for p, q, r in zip(alone.parameters(), *(model.parameters() for model in others), strict=True):
@@ -746,7 +756,7 @@ def test_all_processes_hear_of_numbers_that_are_not_finite() -> None:
     x[15] = 1e200  # the square of which is infinite
     for loss, y in (("mse", numbers(20, 2, seed=1)), ("cross_entropy", classes(20, 2))):
         models = [made([3, 2], kp.Taylor(2), bias=True) for _ in range(2)]
-        said = together(models, (x, y), loss, penalty=0.01)
+        said = together(models, (x, y), loss, l2=0.01)
         assert [type(error) for error in said] == [NotFinite, NotFinite]
 
 
@@ -769,7 +779,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "output": (lambda: layered(3, 2, kp.HeadSpec(), output=("tanh",)), {}, "output processing"),
     "hinge": (lambda: made([3, 2]), {"loss": "hinge"}, "hinge has no curvature"),
     "l1": (lambda: made([3, 2]), {"l1": 0.1}, "l1 is not quadratic"),
-    "group": (lambda: made([3, 2]), {"group_sparsity": 0.1}, "group_sparsity is not quadratic"),
+    "group": (lambda: made([3, 2]), {"group_l1": 0.1}, "group_l1 is not quadratic"),
     "smooth": (lambda: made([3, 2], kp.BSpline(), kp.LowRank(1)), {"smoothness": 0.1}, "dense or masked"),
     "smooth heads": (
         lambda: layered(3, 2, kp.HeadSpec(kp.BSpline()), kp.HeadSpec(kp.BSpline(), channels=2)),
@@ -791,7 +801,7 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
 def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     def way(rows: int, group: Group | None = None, **options: Any) -> str:
         data = (numbers(rows, 3), numbers(rows, 2, seed=1))
-        work = Ridge(task_of(made([3, 2], kp.Taylor(2)), data, group=group, **options)).work
+        work = start(task_of(made([3, 2], kp.Taylor(2)), data, group=group, **options)).work
         assert isinstance(work, ridge._Closed)
         return work.method.__name__
 
@@ -826,7 +836,7 @@ def test_systems_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch)
         solve(made([3, 3], kp.Taylor(2), kp.LowRank(3)), (x, numbers(20, 3)))
     # What is linear by itself has a turn of its own where it does not fit beside the others.
     model = made([3, 3], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder())
-    solver = Ridge(task_of(model, (x, numbers(20, 3)), penalty=0.1, tolerance=0.0))
+    solver = start(task_of(model, (x, numbers(20, 3)), l2=0.1, tolerance=0.0))
     assert isinstance(solver.work, ridge._Iterated)
     assert len(solver.work.blocks) == 3
     totals = [(report.details or {})["penalized_loss"] for report in run(solver, 20)]

@@ -15,9 +15,9 @@ import scipy.sparse as sp
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
+import kapsi as kp
 from kapsi.errors import SpecError, TableError
 from kapsi.training.data import ParquetRows, make_rows
-from kapsi.training.losses import make_loss
 from kapsi.training.rows import parquet, stored, streamed
 from kapsi.training.rows.base import mixed
 
@@ -108,7 +108,12 @@ def make(tmp_path, monkeypatch):
 
 def settled(rows, loss="cross_entropy", outputs=3, dtype=FLOAT, class_weights=None, in_features=3):
     return rows.settle(
-        make_loss(loss), in_features=in_features, outputs=outputs, dtype=dtype, class_weights=class_weights, where="fit"
+        kp.from_dict(loss, kp.Loss),
+        in_features=in_features,
+        outputs=outputs,
+        dtype=dtype,
+        class_weights=class_weights,
+        where="fit",
     )
 
 
@@ -411,7 +416,7 @@ Z = torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(2))
 def test_what_does_not_fit_the_model(x, y, loss, said, way) -> None:
     rows = make_rows((x, y) if way == "tensors" else Items(x, y))
     said = said.replace("(103, 2)", r"(\d+, 2)").replace("103", r"\d+") if way == "set" else said
-    with pytest.raises(SpecError, match=f"fit: .*{said}"):
+    with pytest.raises(kp.KapsiError, match=f"fit: .*{said}"):
         list(settled(rows, loss, outputs=2).chunks(50))
 
 
@@ -430,7 +435,7 @@ def test_classes_that_are_too_large(make, kind) -> None:
     x, y = table()
     y = y.clone()
     y[50] = 3
-    with pytest.raises(SpecError, match="classes are whole numbers 0 to 2"):
+    with pytest.raises(kp.KapsiError, match="classes are whole numbers 0 to 2"):
         list(settled(make(kind, x, y)).batches(10, seed=0, epoch=1))
 
 
@@ -522,9 +527,9 @@ def test_images_stay_images() -> None:
 def test_a_model_that_does_not_say_its_sizes() -> None:
     for loss, y in (("mse", Z), ("gaussian", Z), ("cross_entropy", Y), ("hinge", Y)):
         settled(make_rows((X, y)), loss, outputs=None, in_features=None)
-    with pytest.raises(SpecError, match="needs class numbers"):
+    with pytest.raises(kp.KapsiError, match="needs class numbers"):
         settled(make_rows((X, Z)), "cross_entropy", outputs=None, in_features=None)
-    with pytest.raises(SpecError, match="whole numbers"):
+    with pytest.raises(kp.KapsiError, match="whole numbers"):
         settled(make_rows((X, Y - 1)), "cross_entropy", outputs=None, in_features=None)
 
 
@@ -945,11 +950,11 @@ def test_rows_of_which_some_have_weights_are_refused():
     x, y = table(20)
     items = [(x[i], y[i]) for i in range(10)] + [(x[i], y[i], 2.0) for i in range(10, 20)]
     for size in (5, 20):
-        rows = make_rows(Listed(items)).settle(make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT)
+        rows = make_rows(Listed(items)).settle(kp.CrossEntropy(), in_features=3, outputs=3, dtype=FLOAT)
         with pytest.raises(SpecError, match="some rows from the data set Listed have weights and some have none"):
             list(rows.batches(size, seed=0, epoch=1))
     loader = DataLoader(items, batch_size=10)
-    rows = make_rows(loader).settle(make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT)
+    rows = make_rows(loader).settle(kp.CrossEntropy(), in_features=3, outputs=3, dtype=FLOAT)
     with pytest.raises(SpecError, match="some rows from the loader have weights and some have none"):
         list(rows.batches(None, seed=0, epoch=1))
 
@@ -975,12 +980,10 @@ def test_weights_without_a_mean_are_refused():
     weight = torch.arange(5, dtype=torch.float64)
     for factor, said in ((1e-320, "too small"), (1e308, "finite|too large"), (0.0, "0 for all rows")):
         with pytest.raises(SpecError, match=said):
-            make_rows((*table(5), weight * factor)).settle(
-                make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT
-            )
+            make_rows((*table(5), weight * factor)).settle(kp.CrossEntropy(), in_features=3, outputs=3, dtype=FLOAT)
     with pytest.raises(SpecError, match="the weights are too large"):
         make_rows((*table(5), torch.full((5,), 1e308, dtype=torch.float64))).settle(
-            make_loss("cross_entropy"), in_features=3, outputs=3, dtype=FLOAT
+            kp.CrossEntropy(), in_features=3, outputs=3, dtype=FLOAT
         )
 
 

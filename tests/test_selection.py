@@ -11,12 +11,12 @@ from sklearn.linear_model import Ridge
 
 import kapsi as kp
 from kapsi.modules import scale_last_layer
-from kapsi.training import engine, selection
+from kapsi.training import selection, threads
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
-from kapsi.training.losses import MeanSquaredError
 from kapsi.training.prediction import predict
-from kapsi.training.selection import Fits, choose_penalty, fit_selected, solver_for
+from kapsi.training.resolve import SMALL_PRODUCT, RowsInfo, resolve
+from kapsi.training.selection import Fits, choose_penalty, fit_selected
 from test_engine import LINEAR, MLP, model_of, numbers
 
 
@@ -43,14 +43,14 @@ def prescribe(monkeypatch, losses):
     tried = []
 
     def fake_fit(model, data, config, **others):
-        tried.append(config.penalty)
+        tried.append(config.l2)
         return [kp.Epoch(1, 1.0, 1.0, True)]
 
     def prescribed(self, output, target):
         return torch.tensor(losses[tried[-1]], dtype=torch.float64)
 
     monkeypatch.setattr(selection, "fit", fake_fit)
-    monkeypatch.setattr(MeanSquaredError, "rows", prescribed)
+    monkeypatch.setattr(kp.MSE, "rows", prescribed)
     return tried
 
 
@@ -81,8 +81,8 @@ def test_the_strongest_penalty_within_one_paired_standard_error_is_chosen(monkey
     prescribe(monkeypatch, losses)
     splits = rows_of(([0, 1, 2, 3], [4, 5, 6, 7]))
     choices = choose_penalty(lambda rows: model_of(), numbers(8), splits, TrainConfig(), penalties=list(losses))
-    assert [c.penalty for c in choices if c.chosen] == [chosen]
-    assert [c.penalty for c in choices] == list(losses)
+    assert [c.l2 for c in choices if c.chosen] == [chosen]
+    assert [c.l2 for c in choices] == list(losses)
 
 
 def test_the_search_ends_when_three_in_a_row_are_surely_worse(monkeypatch):
@@ -119,7 +119,7 @@ def test_the_choice_agrees_with_a_search_by_hand():
     for penalty in penalties:
         parts, counts = [], []
         for model, (kept, held) in zip(models, splits, strict=True):
-            config = TrainConfig(penalty=penalty, solver="lbfgs", loss="mse")
+            config = TrainConfig(l2=penalty, solver="lbfgs", loss="mse")
             records = fit(model, (x[kept], y[kept]), config, validation=(x[held], y[held]))
             parts.append((predict(model, x[held])[:, 0] - y[held]) ** 2)
             counts.append(1 + int(np.argmin([r.validation_loss for r in records])))
@@ -130,7 +130,7 @@ def test_the_choice_agrees_with_a_search_by_hand():
         for p in penalties
         if (held_out[p] - held_out[best]).mean() <= np.std(held_out[p] - held_out[best], ddof=1) / math.sqrt(60)
     ]
-    assert [c.penalty for c in choices if c.chosen] == [max(near)]
+    assert [c.l2 for c in choices if c.chosen] == [max(near)]
     assert [c.loss for c in choices] == pytest.approx([held_out[p].mean() for p in penalties])
     assert [c.epochs for c in choices] == list(epochs.values())
 
@@ -146,7 +146,7 @@ def test_noise_takes_a_strong_penalty_and_a_clean_function_a_weak_one():
             lambda rows, spec=spec: scale_last_layer(model_of(spec)), (x, y), TrainConfig(), splits=thirds(90)
         )
         assert records
-        chosen += [c.penalty for c in choices if c.chosen]
+        chosen += [c.l2 for c in choices if c.chosen]
         error = float((predict(model, x)[:, 0] - y).square().mean() / y.square().mean())
         assert (error > 0.8) == (y is noise)
     assert chosen[0] == selection.PENALTIES[0]
@@ -170,7 +170,7 @@ def test_one_layer_goes_on_and_more_layers_begin_anew():
 
 def test_a_given_penalty_is_not_searched_for():
     x, y = numbers(60)
-    model, _, choices = fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.5), splits=thirds(60))
+    model, _, choices = fit_selected(lambda rows: model_of(), (x, y), TrainConfig(l2=0.5), splits=thirds(60))
     assert choices == []
     reference = Ridge(alpha=0.5 * 60 / 2).fit(x.numpy(), y.numpy())
     np.testing.assert_allclose(predict(model, x).numpy()[:, 0], reference.predict(x.numpy()), atol=1e-5)
@@ -184,7 +184,7 @@ def test_adamw_keeps_rows_to_stop_on_and_returns_the_best_weights():
         asked.append(count)
         return thirds(60)(1)
 
-    config = TrainConfig(solver="adamw", penalty=0.0, batch_size=8, learning_rate=0.1)
+    config = TrainConfig(solver=kp.AdamW(batch_size=8, learning_rate=0.1), l2=0.0)
     model, records, choices = fit_selected(lambda rows: model_of(MLP), (x, y), config, splits=splits)
     assert asked == [1]
     assert choices == []
@@ -203,38 +203,47 @@ def test_large_data_are_not_cross_validated(rows, parts):
         asked.append(count)
         return thirds(rows)(count)
 
-    fit_selected(lambda rows: model_of(), (x, y), TrainConfig(penalty=0.1, epochs=2), splits=splits)
+    fit_selected(lambda rows: model_of(), (x, y), TrainConfig(l2=0.1, epochs=2), splits=splits)
     assert asked == [parts]
 
 
 def test_the_number_of_threads_is_put_back():
     before = torch.get_num_threads()
     inside = []
+
+    class Threads(kp.Callback):
+        def on_step(self, record):
+            inside.append(torch.get_num_threads())
+
     try:
         torch.set_num_threads(2)
         for limit in (2**20, 10):
-            engine.SMALL_ELEMENTS = limit
-            config = TrainConfig(penalty=0.1, epochs=1)
+            threads.SMALL_ELEMENTS = limit
+            config = TrainConfig(l2=0.1, epochs=1)
             splits = thirds(30)
             fit_selected(
                 lambda rows: model_of(),
                 numbers(30),
                 config,
                 splits=splits,
-                fits=Fits(watch=lambda *_: inside.append(torch.get_num_threads())),
+                fits=Fits(Threads()),
             )
             assert torch.get_num_threads() == 2
     finally:
-        engine.SMALL_ELEMENTS = 2**20
+        threads.SMALL_ELEMENTS = 2**20
         torch.set_num_threads(before)
     assert set(inside[: len(inside) // 2]) == {1}
     assert set(inside[len(inside) // 2 :]) == {2}
 
 
 def test_what_auto_stands_for_where_a_penalty_is_chosen():
-    assert solver_for(model_of(), selection.SMALL_PRODUCT // 4) == "lbfgs"
-    assert solver_for(model_of(), selection.SMALL_PRODUCT // 4 + 1) == "adamw"
-    assert solver_for(model_of(kp.rpn([3, 6, 1], before=("dropout",), bias=True)), 10) == "adamw"
+    def chosen(model, rows):
+        return resolve(TrainConfig(), model, RowsInfo(rows, classes=False), selecting=True)
+
+    assert chosen(model_of(), SMALL_PRODUCT // 4).solver == kp.LBFGS()
+    assert chosen(model_of(), SMALL_PRODUCT // 4 + 1).solver == kp.AdamW()
+    assert chosen(model_of(kp.rpn([3, 6, 1], before=("dropout",), bias=True)), 10).solver == kp.AdamW()
+    assert chosen(model_of(), 10).loss == kp.MSE()
 
 
 def test_ridge_chooses_by_leaving_each_row_out():
@@ -245,5 +254,5 @@ def test_ridge_chooses_by_leaving_each_row_out():
     )
     assert len(records) == len(choices) == 1
     again = model_of(spec)
-    fit(again, (x, y), TrainConfig(solver="ridge", penalty=choices[0].penalty))
+    fit(again, (x, y), TrainConfig(solver="ridge", l2=choices[0].l2))
     np.testing.assert_allclose(predict(model, x), predict(again, x), rtol=1e-9)

@@ -20,15 +20,16 @@ from sklearn.preprocessing import StandardScaler
 import kapsi as kp
 from kapsi.data.tabular import Preprocessing, folds, make_problem, read_table, split, write_table
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
-from kapsi.training import selection
+from kapsi.training import resolve
 from kapsi.training.config import TrainConfig
 from kapsi.training.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
 from kapsi.training.tables.configuration import settle
 from kapsi.training.tables.fitting import fit_rows
 from kapsi.training.tables.run_folder import load_config
 from kapsi.training.tables.scores import classification_scores, regression_scores, summarize
+from training_options import nested
 
-QUICK = TrainConfig(penalty=0.01, epochs=4)
+QUICK = TrainConfig(l2=0.01, epochs=4)
 """Without the search for a penalty: a fit takes some hundredths of a second."""
 
 
@@ -214,7 +215,7 @@ def test_noise_is_not_predicted_above_chance(tmp_path, solver):
     columns = {f"x{i}": values for i, values in enumerate(normal(9, 120))}
     path = write(tmp_path / "t.csv", id=np.arange(120), **columns, y=y)
     # Hardly held down, 66 columns for 80 rows: such a model knows the rows that it saw by heart.
-    training = TrainConfig(solver=solver, penalty=1e-6, epochs=40, learning_rate=0.05, patience=40)
+    training = TrainConfig(**nested(solver=solver, l2=1e-6, epochs=40, learning_rate=0.05, patience=40))
     scores = fit_table(path, config(training=training, folds=3), tmp_path / "run").scores["kapsi"]
     # Three standard deviations of a fair coin.
     assert np.mean([score.main for score in scores]) < 0.5 + 3 * 0.5 / math.sqrt(120)
@@ -225,7 +226,7 @@ def test_noise_is_not_predicted_above_chance(tmp_path, solver):
 
 @pytest.mark.parametrize("solver", ["lbfgs", "adamw"])
 def test_a_row_does_not_reach_its_own_prediction(tmp_path, numbers, solver):
-    training = TrainConfig(solver=solver, epochs=3, penalty=0.1)
+    training = TrainConfig(solver=solver, epochs=3, l2=0.1)
     fit_table(numbers, config(training=training, folds=3), tmp_path / "before")
     before = rows_of(tmp_path / "before/predictions.csv")
     # Regression folds do not depend on the target: spoil the targets of fold 1, and an input of one of its rows.
@@ -272,7 +273,7 @@ def test_the_saved_model_is_fitted_to_all_rows_with_folds_and_to_one_part_withou
 def test_a_linear_specification_is_ridge_regression(tmp_path):
     x = normal(60, 2)
     path = write(tmp_path / "t.csv", a=x[:, 0], b=x[:, 1], y=3 * x[:, 0] - x[:, 1] + normal(60, seed=1))
-    training = TrainConfig(penalty=0.3, solver="lbfgs")
+    training = TrainConfig(l2=0.3, solver="lbfgs")
     fit_table(path, config(training=training, model=kp.rpn([None, None], bias=True)), tmp_path / "run")
     y = read_table(path).columns["y"].values
     kept, held = split(y, 0.2, classes=False, seed=0)
@@ -322,11 +323,11 @@ def test_the_configuration_of_a_run_reproduces_it(tmp_path, monkeypatch):
     settled = settle(problem, config())
     inputs = len(Preprocessing.fit(problem.features).names())
     count = sum(p.numel() for p in kp.Model(settled.model.sized(inputs, 1), device="meta").parameters())
-    monkeypatch.setattr(selection, "SMALL_PRODUCT", 40 * count - 1)
+    monkeypatch.setattr(resolve, "SMALL_PRODUCT", 40 * count - 1)
     fit_table(path, config(folds=5), tmp_path / "a")
     again = load_config(tmp_path / "a")
-    assert again.training.solver == "adamw"
-    assert again.training.loss == "mse"
+    assert again.training.solver == kp.AdamW()
+    assert again.training.loss == kp.MSE()
     assert again.table.task == "regression"
     assert again.model == default_spec(inputs)
     monkeypatch.undo()
@@ -355,9 +356,17 @@ def test_the_run_folder_holds_everything(tmp_path, classes):
     assert (manifest["seed"], manifest["folds"], manifest["rows"], manifest["table"]) == (7, 3, 60, "classes.csv")
     assert set(manifest["scores"]) == {"kapsi", "most frequent class", "logistic regression"}
     resolved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert resolved["table"] == {"target": "y", "task": "classification", "folds": 3, "strict": False, "drop": []}
-    assert resolved["training"]["solver"] == "lbfgs"
-    assert resolved["training"]["loss"] == "cross_entropy"
+    assert resolved["table"] == {
+        "target": "y",
+        "task": "classification",
+        "folds": 3,
+        "strict": False,
+        "drop": [],
+        "validation_fraction": 0.2,
+        "early_stopping_fraction": 0.15,
+    }
+    assert resolved["training"]["solver"]["kind"] == "lbfgs"
+    assert resolved["training"]["loss"]["kind"] == "cross_entropy"
     assert resolved["model"]["layers"][0]["heads"][0]["expansion"]["kind"] == "taylor"
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert {r["part"] for r in records} == {"fold 1 of 3", "fold 2 of 3", "fold 3 of 3", "all rows"}
@@ -375,11 +384,17 @@ def test_the_run_folder_holds_everything(tmp_path, classes):
 
 def test_progress_names_the_parts(tmp_path, numbers):
     seen = []
-    fit_table(
-        numbers, config(folds=2), tmp_path / "run", progress=lambda name, epoch: seen.append((name, epoch.number))
-    )
-    assert list(dict(seen)) == ["fold 1 of 2", "fold 2 of 2", "all rows"]
-    assert seen[0][1] == 1
+
+    class Parts(kp.Callback):
+        def on_part(self, name):
+            seen.append(name)
+
+        def on_epoch(self, record):
+            seen.append(record.number)
+
+    fit_table(numbers, config(folds=2), tmp_path / "run", callbacks=Parts())
+    assert [part for part in seen if isinstance(part, str)] == ["fold 1 of 2", "fold 2 of 2", "all rows"]
+    assert seen[1] == 1
 
 
 def test_the_folder_is_named_after_the_table_and_numbered(tmp_path, numbers, monkeypatch):
@@ -433,7 +448,7 @@ def test_all_kinds_of_models_learn(tmp_path, name, task, solver):
     path = write(
         tmp_path / "t.csv", a=x[:, 0], b=x[:, 1], y=np.where(signal > 0, "p", "n") if task[0] == "c" else signal
     )
-    training = TrainConfig(solver=solver, penalty=1e-3, epochs=15, learning_rate=0.05, batch_size=16)
+    training = TrainConfig(**nested(solver=solver, l2=1e-3, epochs=15, learning_rate=0.05, batch_size=16))
     report = fit_table(path, config(training=training, model=SPECS[name]), tmp_path / "run")
     assert report.scores["kapsi"][0].main > 0.75
     assert report.scores["kapsi"][0].main > report.scores["most frequent class" if task[0] == "c" else "mean"][0].main
@@ -457,11 +472,11 @@ def test_the_default_model_learns_products_and_falls_back_to_the_linear_part(tmp
 @pytest.mark.parametrize(
     ("option", "a", "b", "others"),
     [
-        ("validation", 0.2, 0.3, {}),
+        ("validation_fraction", 0.2, 0.3, {}),
         ("seed", 0, 1, {}),
-        ("stopping", 0.1, 0.4, {"solver": "adamw"}),
-        ("penalty", 0.01, 1.0, {}),
-        ("penalty", None, 1.0, {}),
+        ("early_stopping_fraction", 0.1, 0.4, {"solver": "adamw"}),
+        ("l2", 0.01, 1.0, {}),
+        ("l2", None, 1.0, {}),
         ("solver", "lbfgs", "adamw", {}),
         ("epochs", 1, 2, {}),
         ("patience", 1, 9, {"solver": "adamw", "learning_rate": 1.0, "epochs": 60}),
@@ -472,8 +487,9 @@ def test_the_default_model_learns_products_and_falls_back_to_the_linear_part(tmp
 def test_each_option_of_the_training_changes_the_run(tmp_path, numbers, option, a, b, others):
     found = []
     for i, value in enumerate((a, b)):
-        training = TrainConfig(**{"penalty": 0.01, "epochs": 3, **others, option: value})
-        fit_table(numbers, config(training=training), tmp_path / str(i))
+        options = {"l2": 0.01, "epochs": 3, **others, option: value}
+        fractions = {name: options.pop(name) for name in list(options) if name.endswith("_fraction")}
+        fit_table(numbers, config(training=TrainConfig(**nested(**options)), **fractions), tmp_path / str(i))
         found.append((tmp_path / str(i) / "predictions.csv").read_bytes())
     assert found[0] != found[1]
 
@@ -531,7 +547,7 @@ NUMBERS = ("huge", "tiny", "far input", "far target", "nearly constant", "consta
 )
 def test_odd_tables_are_fitted_or_refused_whole(tmp_path, kind, solver):
     path = write(tmp_path / "t.csv", **of_kind(kind))
-    training = TrainConfig(penalty=0.1, epochs=2, solver=solver)
+    training = TrainConfig(l2=0.1, epochs=2, solver=solver)
     for k in (None, 3):
         where = tmp_path / f"run{k}"
         if kind == "class in each row" and k is None:
@@ -603,7 +619,11 @@ def test_what_does_not_fit_is_refused_before_the_work_and_leaves_nothing(tmp_pat
         (numbers, config(model=kp.rpn([9, None])), "the model has 9 inputs and the data 4; set that width to null"),
         (classes, config(model=kp.rpn([None, 2])), "the model has 2 outputs and the data 3"),
         (numbers, config(model=kp.rpn([None, 2**40, None])), "are allowed"),
-        (numbers, config(model=kp.rpn([None, None], reconciliation=kp.ConstantReconciliation())), "no parameters"),
+        (
+            numbers,
+            config(model=kp.rpn([None, None], reconciliation=kp.ConstantReconciliation())),
+            "no trained parameters",
+        ),
         (numbers, config(target="z"), "the target 'z' is not a column"),
         (tmp_path / "no.csv", config(), "there is no such file"),
     ]
@@ -624,7 +644,7 @@ def test_a_part_without_inputs_is_refused_and_leaves_nothing(tmp_path):
 
 def test_a_training_that_goes_wrong_leaves_nothing(tmp_path, numbers):
     astray = config(
-        training=TrainConfig(solver="adamw", learning_rate=1e6, epochs=50), model=kp.rpn([None, 8, None], kp.Taylor(2))
+        training=TrainConfig(solver=kp.AdamW(learning_rate=1e6), epochs=50), model=kp.rpn([None, 8, None], kp.Taylor(2))
     )
     with pytest.raises(KapsiError, match="training stopped in epoch"):
         fit_table(numbers, astray, tmp_path / "some/run")

@@ -24,22 +24,34 @@ from test_distributed import ended, environment, free_port, start
 
 ROWS = 513
 DEEP = kp.rpn([4, 8, 2], kp.Taylor(2), kp.LowRank(2), kp.LinearRemainder(), bias=True)
-ADAMW = kp.TrainConfig(solver="adamw", loss="mse", batch_size=128, epochs=4, learning_rate=0.01)
+ADAMW = kp.TrainConfig(solver=kp.AdamW(batch_size=128, learning_rate=0.01), loss="mse", epochs=4)
 CASES: dict[str, tuple[kp.ModelSpec, kp.TrainConfig, torch.dtype]] = {
     "adamw": (DEEP, ADAMW, torch.float32),
     "options": (
         DEEP,
-        replace(ADAMW, penalty=0.1, l1=0.001, averaging=0.9, clip=0.05, accumulate=2, schedule="one_cycle"),
+        replace(
+            ADAMW,
+            l2=0.1,
+            l1=0.001,
+            solver=kp.AdamW(
+                learning_rate=0.01,
+                batch_size=128,
+                ema_decay=0.9,
+                max_grad_norm=0.05,
+                gradient_accumulation=2,
+                schedule="one_cycle",
+            ),
+        ),
         torch.float32,
     ),
-    "small batches": (DEEP, replace(ADAMW, batch_size=2, epochs=1), torch.float32),
-    "sgd": (DEEP, replace(ADAMW, solver="sgd", learning_rate=0.0005), torch.float32),
+    "small batches": (DEEP, replace(ADAMW, solver=kp.AdamW(learning_rate=0.01, batch_size=2), epochs=1), torch.float32),
+    "sgd": (DEEP, replace(ADAMW, solver=kp.SGD(learning_rate=0.0005, batch_size=128)), torch.float32),
 }
 WHOLE = {
-    "lbfgs": (DEEP, kp.TrainConfig(solver="lbfgs", loss="mse", epochs=3, penalty=0.01), torch.float64),
+    "lbfgs": (DEEP, kp.TrainConfig(solver="lbfgs", loss="mse", epochs=3, l2=0.01), torch.float64),
     "levenberg_marquardt": (
         DEEP,
-        kp.TrainConfig(solver="levenberg_marquardt", loss="mse", epochs=5, penalty=0.01),
+        kp.TrainConfig(solver="levenberg_marquardt", loss="mse", epochs=5, l2=0.01),
         torch.float64,
     ),
     "ridge": (kp.rpn([4, 2], kp.Taylor(2), bias=True), kp.TrainConfig(solver="ridge"), torch.float64),
@@ -80,15 +92,16 @@ def resumed(group: Group, folder: str) -> bool:
     class Stop(Exception):
         pass
 
-    def watch(epoch, step, length):
-        if (epoch, step) == (3, 2):
-            raise Stop
+    class Kill(kp.Callback):
+        def on_step(self, record):
+            if (record.epoch, record.step) == (3, 2):
+                raise Stop
 
-    for resume, watching in ((False, watch), (True, None)):
+    for resume, callbacks in ((False, Kill()), (True, ())):
         model = kp.Model(spec, seed=0, dtype=dtype)
         checkpoints = kp.Checkpoints(Path(folder, f"checkpoints-{group.sharded}"), steps=1, resume=resume)
         try:
-            kp.fit(model, rows(dtype), config, group=group, checkpoints=checkpoints, watch=watching)
+            kp.fit(model, rows(dtype), config, group=group, checkpoints=checkpoints, callbacks=callbacks)
         except Stop:
             group.barrier()
     return all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))

@@ -37,23 +37,40 @@ from kapsi.reconciliation.low_rank import *
 from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
+from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import ParquetRows
 from kapsi.training.engine import fit, train
 from kapsi.training.launch import open_group
 from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
+from kapsi.training.losses import MSE, Bernoulli, CrossEntropy, Gaussian, Hinge, Huber, Loss, SquaredHinge
+from kapsi.training.metrics import AUC, F1, MAE, R2, RMSE, Accuracy, LogLoss, Metric
 from kapsi.training.prediction import predict, predict_log_proba, predict_proba
-from kapsi.training.records import Epoch
+from kapsi.training.records import Epoch, Step
+from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge, Solver
 from kapsi.version import __version__
 
 # The functions of the catalogue are public by their families' own lists: a new one is written in one place. Type checkers see them
 # by the imports from each family above, and the rest by this list.
 __all__ = [
+    "AUC",
+    "F1",
+    "LBFGS",
+    "MAE",
+    "MSE",
+    "R2",
+    "RMSE",
+    "SGD",
+    "Accuracy",
     "Activation",
+    "AdamW",
     "BatchNorm",
+    "Bernoulli",
+    "Callback",
     "Checkpoints",
     "Concatenation",
+    "CrossEntropy",
     "CsvLog",
     "DataError",
     "Dropout",
@@ -62,22 +79,33 @@ __all__ = [
     "FileError",
     "Function",
     "Fusion",
+    "Gaussian",
     "Head",
     "HeadSpec",
+    "Hinge",
+    "Huber",
     "InstanceNorm",
     "JsonLines",
     "KapsiError",
     "Layer",
     "LayerNorm",
     "LayerSpec",
+    "LevenbergMarquardt",
+    "LogLoss",
+    "Loss",
     "Mean",
+    "Metric",
     "Model",
     "ModelSpec",
     "Param",
     "ParquetRows",
     "Process",
+    "Ridge",
     "RunError",
+    "Solver",
     "SpecError",
+    "SquaredHinge",
+    "Step",
     "Store",
     "Sum",
     "TableError",

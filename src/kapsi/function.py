@@ -136,6 +136,9 @@ class Tensors(typing.Protocol):
 
 # ------------------------------------------------------------------------------------------------ the registry
 
+LAYER_ROLES = ("expansion", "reconciliation", "remainder", "fusion", "process")
+"""Roles of the functions in a layer; loss, metric and solver are the roles of training."""
+
 ROLES: dict[str, dict[str, type[Function]]] = {}
 ALIASES: dict[str, dict[str, str]] = {}
 

@@ -15,7 +15,7 @@ from kapsi.errors import FileError
 from kapsi.text import text_table
 
 if TYPE_CHECKING:
-    from kapsi.training.records import Epoch
+    from kapsi.training.records import Epoch, Step
     from kapsi.training.tables import FitReport, Scores
 
 __all__ = [
@@ -126,23 +126,25 @@ class Bar:
         self.steps = 0
         self.rate = 0.0
 
-    def epoch(self, name: str, epoch: Epoch) -> None:
-        """Show the end of an epoch of a part."""
-        if name not in self.seen:
-            self.seen.append(name)
+    def on_part(self, name: str) -> None:
+        """Begin a part."""
+        self.seen.append(name)
         self.name = name
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Show the end of an epoch."""
         held = "" if epoch.validation_loss is None else f", held-out loss {epoch.validation_loss:.4g}"
         metrics = "".join(f", {key} {value:.4g}" for key, value in epoch.metrics.items())
         self.text = f"epoch {epoch.number}, loss {epoch.loss:.4g}{held}{metrics}"
         self._show(epoch.number)
 
-    def step(self, epoch: int, step: int, length: int | None) -> None:
+    def on_step(self, record: Step) -> None:
         """Count a step, and show now and then how fast they come."""
         self.steps += 1
         now = time.monotonic()
         if now - self.shown >= 0.2:
             self.rate, self.steps, self.shown = self.steps / (now - self.shown), 0, now
-            self._show(epoch - 1 + (step / length if length else 0.0))
+            self._show(record.epoch - 1 + (record.step / record.steps if record.steps else 0.0))
 
     def _show(self, epochs: float) -> None:
         """Show where training is, after so many epochs of the part."""

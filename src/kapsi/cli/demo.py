@@ -31,7 +31,6 @@ def demo(
             config,
             output,
             overwrite=overwrite,
-            progress=bar.epoch if bar else None,
-            watch=bar.step if bar else None,
+            callbacks=bar or (),
         )
     show_report(report)

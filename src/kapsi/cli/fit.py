@@ -110,7 +110,7 @@ def fit(
         if output is not None and group.first:
             announce_recovery(output)
         training = config.training
-        once = training.penalty is not None or training.solver in ("adamw", "sgd")
+        once = training.l2 is not None or getattr(training.solver, "mini_batch", False)
         parts = (config.table.folds or 0) + 1
         with progress_bar(parts, training.epochs if once else None, quiet=not group.first) as bar:
             report = fit_table(
@@ -118,8 +118,7 @@ def fit(
                 config,
                 output,
                 overwrite=overwrite,
-                progress=bar.epoch if bar else None,
-                watch=bar.step if bar else None,
+                callbacks=bar or (),
                 checkpoints=checkpoints,
                 logs=tuple(cast("list[LogName]", log or ())),
                 group=group,
@@ -183,10 +182,10 @@ def split_setting(text: str) -> tuple[str, Any]:
     first = path.split(".")[0]
     if first in ("widths", "layers"):
         path = f"model.{path}"
-    elif first not in ("model", "training"):
-        hint = did_you_mean(first, ["layers", "widths", "training", "model"], quoted=False)
+    elif first not in ("model", "training", "table"):
+        hint = did_you_mean(first, ["layers", "widths", "training", "table", "model"], quoted=False)
         raise SpecError(
-            f"--set {text}: no option begins with {first!r}; {hint}paths begin with layers, widths or training"
+            f"--set {text}: no option begins with {first!r}; {hint}paths begin with layers, widths, training or table"
         )
     return path, parse_yaml(value, f"--set {text}")
 

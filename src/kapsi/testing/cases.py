@@ -14,7 +14,7 @@ from torch.func import functional_call
 from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.features import Features
-from kapsi.function import Function, catalogue
+from kapsi.function import LAYER_ROLES, Function, catalogue
 from kapsi.fusion import Fusion
 from kapsi.modules import Head, Model
 from kapsi.process import Process
@@ -40,9 +40,6 @@ __all__ = [
     "role_class",
     "seeded",
 ]
-
-LAYER_ROLES = ("expansion", "reconciliation", "remainder", "fusion", "process")
-"""Roles of the functions in a layer."""
 
 
 def role_class(cls: type[Function]) -> type[Function]:

@@ -1,88 +1,112 @@
-"""How a model is trained: one frozen set of options, the same in code, in YAML and in a run folder."""
+"""The configuration of training: one frozen set of options, the same in code, in YAML and in a run folder."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from kapsi.errors import SpecError
-from kapsi.function import Spec, option
+from kapsi.errors import SpecError, did_you_mean
+from kapsi.function import Function, Spec, catalogue, option, options_of
+from kapsi.migrate import LOSS_OPTIONS, SOLVER_OPTIONS, TABLE_OPTIONS, TRAINING_OPTIONS
+from kapsi.training.losses import Loss
+from kapsi.training.metrics import Metric
+from kapsi.training.solvers.base import Solver
 
-__all__ = ["TrainConfig"]
+__all__ = ["TrainConfig", "configured"]
 
 
 @dataclass(frozen=True)
 class TrainConfig(Spec):
-    """How a model is trained.
+    """How a model is trained; options of a loss or a solver belong to that function.
 
     Args:
-        loss: `mse`, `huber`, `cross_entropy`, `hinge`, `squared_hinge`, `gaussian`, `bernoulli`, or `auto`: `mse` for numbers,
-            `cross_entropy` for class numbers.
-        solver: `adamw` and `sgd` in mini-batches; `lbfgs`, `levenberg_marquardt` and `ridge` on all rows; `auto`: by size and
-            loss, the records say why.
-        epochs: at most so many: passes for `adamw` and `sgd`, five iterations each for `lbfgs`, one iteration each otherwise.
-        batch_size: rows a step of `adamw` and `sgd`, over all processes; None for all of them.
-        learning_rate: of `adamw` and `sgd`, at its highest.
-        schedule: how the learning rate goes: `cosine` to zero, `constant`, `exponential`, or `one_cycle` (up for 30% of the
-            steps, then down to nearly zero).
-        decay: factor of the learning rate an epoch, for `exponential`.
-        momentum: of `sgd`.
-        accumulate: number of parts in which a batch goes through the model, for memory.
-        clip: largest norm of a gradient; longer ones are shortened. None: no limit.
-        averaging: decay a step of an exponential moving average of the weights, which is what is judged and kept; None: none.
-        precision: `full`, or the type of matrix products in `bfloat16` or `float16` (with loss scaling); weights keep theirs.
-        compile: whether `torch.compile` makes the model faster first.
-        label_smoothing: of `cross_entropy`.
+        loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) that returns a
+            value per row or their mean; `auto`: `mse` for numbers, `cross_entropy` for class numbers.
+        solver: a solver, by name, as a mapping (of `adamw` without `kind`), or as an object; `auto`: by size and loss, the
+            records give the reason.
+        epochs: largest number: passes for mini-batch solvers, five iterations each for `lbfgs`, one iteration each otherwise.
+        metrics: metrics to record, in place of `accuracy`, or `rmse` and `r2`; plain callables (prediction, target) too.
+        monitor: `loss`, or the name of a metric: early stopping and best weights follow it. Needs validation rows.
+        patience: epochs without an improvement before training stops. Needs validation rows.
+        seconds: time after which training ends with the epoch, or with the step for solvers on all rows.
         class_weights: weights of the classes, or `balanced`: each class counts the same.
-        huber_delta: where `huber` goes from squares to absolute values.
-        penalty: λ of λ‖w‖²/2, added to the mean loss; w are the parameters of ψ and, with 1/100 of the weight, of π; none
-            for biases. None: nothing in `kapsi.fit`; `ridge` chooses it, and for tables it is chosen on rows that are not
-            trained on.
+        l2: λ of the penalty λ‖w‖²/2, added to the mean loss; w are the parameters of ψ and, with 1/100 of the weight, of π;
+            none for biases. None: no penalty in `kapsi.fit`; `ridge` chooses it, and for tables validation rows do.
         l1: factor of the sum of absolute values, of the same parameters with the same weights.
         smoothness: factor of the squared second differences of a spline's coefficients, along the grid.
-        group_sparsity: factor of the norms of edges: all weights between one input and one output of a head.
-        starts: number of initial values that `levenberg_marquardt` tries, at the same time.
-        tolerance: relative change of the loss below which a solver on all rows ends.
-        seconds: time after which training ends with the epoch, or with the step for solvers on all rows.
-        stopping: share of the rows that is kept to stop early on, where that is not done by cross-validation; 0.05 to 0.5.
-        patience: epochs without a better loss on those rows before training stops.
-        validation: share of the rows of a table that is held out for the scores, 0.05 to 0.9.
+        group_l1: factor of the norms of edges: all weights between one input and one output of a head.
         seed: of initial values, splits and the order of rows.
     """
 
-    loss: Literal["auto", "mse", "huber", "cross_entropy", "hinge", "squared_hinge", "gaussian", "bernoulli"] = "auto"
-    solver: Literal["auto", "adamw", "sgd", "lbfgs", "levenberg_marquardt", "ridge"] = "auto"
+    loss: Loss | Literal["auto"] = "auto"
+    solver: Solver | Literal["auto"] = "auto"
     epochs: int = option(200, minimum=1, maximum=10**9)
-    batch_size: int | None = option(256, minimum=1, maximum=2**40)
-    learning_rate: float = option(0.005, minimum=1e-12, maximum=1e6)
-    schedule: Literal["cosine", "constant", "exponential", "one_cycle"] = "cosine"
-    decay: float = option(0.98, minimum=1e-6, maximum=1.0)
-    momentum: float = option(0.9, minimum=0.0, maximum=0.9999)
-    accumulate: int = option(1, minimum=1, maximum=2**20)
-    clip: float | None = option(None, minimum=1e-12)
-    averaging: float | None = option(None, minimum=0.0, maximum=0.999999)
-    precision: Literal["full", "bfloat16", "float16"] = "full"
-    compile: bool = False
-    label_smoothing: float = option(0.0, minimum=0.0, maximum=0.999)
+    metrics: tuple[Metric, ...] = ()
+    monitor: str = "loss"
+    patience: int = option(5, minimum=1)
+    seconds: float | None = option(None, minimum=0.001)
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
-    huber_delta: float = option(1.0, minimum=1e-12)
-    penalty: float | None = option(None, minimum=0.0, maximum=1e30)
+    l2: float | None = option(None, minimum=0.0, maximum=1e30)
     l1: float = option(0.0, minimum=0.0, maximum=1e30)
     smoothness: float = option(0.0, minimum=0.0, maximum=1e30)
-    group_sparsity: float = option(0.0, minimum=0.0, maximum=1e30)
-    starts: int = option(1, minimum=1, maximum=4096)
-    tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
-    seconds: float | None = option(None, minimum=0.001)
-    stopping: float = option(0.15, minimum=0.05, maximum=0.5)
-    patience: int = option(5, minimum=1)
-    validation: float = option(0.2, minimum=0.05, maximum=0.9)
+    group_l1: float = option(0.0, minimum=0.0, maximum=1e30)
     seed: int = option(0, minimum=0, maximum=2**32 - 1)
 
     def check(self) -> None:
-        """Raise a `SpecError` where options do not go together."""
-        if isinstance(self.class_weights, tuple) and (
-            len(self.class_weights) < 2 or min(self.class_weights) < 0 or max(self.class_weights) <= 0
-        ):
+        weights = self.class_weights
+        if isinstance(weights, tuple) and (len(weights) < 2 or min(weights) < 0 or max(weights) <= 0):
             raise SpecError(
-                f"TrainConfig.class_weights: expected one weight of at least 0 for each class, not all 0, got {self.class_weights}"
+                f"TrainConfig.class_weights: expected one weight of at least 0 for each class, not all 0, got {weights}"
             )
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) < len(names):
+            raise SpecError(f"TrainConfig.metrics: {', '.join(names)}: each metric may appear once")
+
+    @classmethod
+    def owner_of(cls, option: str) -> str:
+        return _owner(option)
+
+
+def _owner(name: str) -> str:
+    """Return a hint on the function or the configuration that an option of training belongs to, empty for unknown ones."""
+    if name in TRAINING_OPTIONS:
+        return f"it is called {TRAINING_OPTIONS[name]} now"
+    if name in TABLE_OPTIONS:
+        return f"it is {TABLE_OPTIONS[name]} of a TableConfig; kapsi.fit takes validation=…"
+    renamed = {
+        old: new for options in (*SOLVER_OPTIONS.values(), *LOSS_OPTIONS.values()) for old, new in options.items()
+    }
+    current = renamed.get(name, name)
+    for role in ("solver", "loss"):
+        owners = [kind for kind in catalogue(role) if current in {field.name for field in options_of(kind)}]
+        if owners:
+            names = [kind.name for kind in owners]
+            several = f"s {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f" {names[0]}"
+            return f"{current} is an option of the {role}{several}: {role}={_example(owners[0], current)}"
+    return ""
+
+
+def _example(kind: type[Function], option: str) -> str:
+    """Return a call that sets an option, to be read by a user."""
+    field = next(field for field in options_of(kind) if field.name == option)
+    value = {"learning_rate": 0.01}.get(option, field.default)
+    package = "kp." if kind.__module__.startswith("kapsi.") else ""
+    return f"{package}{kind.__name__}({option}={'…' if value is None or value is dataclasses.MISSING else repr(value)})"
+
+
+def configured(config: TrainConfig | None, options: dict[str, Any], where: str) -> TrainConfig:
+    """Return a configuration with some options replaced.
+
+    Raises:
+        SpecError: an option that does not exist, or belongs to a loss or a solver.
+    """
+    config = TrainConfig() if config is None else config
+    if not isinstance(config, TrainConfig):
+        raise SpecError(f"{where}: expected a TrainConfig, got {type(config).__name__}")
+    known = [field.name for field in options_of(TrainConfig)]
+    for name in options:
+        if name not in known:
+            hint = _owner(name) or f"{did_you_mean(name, known)}there are {', '.join(known)}"
+            raise SpecError(f"{where}: there is no option {name!r}; {hint}")
+    return dataclasses.replace(config, **options) if options else config

@@ -21,10 +21,10 @@ LARGEST_FORMED = 2**24
 MOST_NAMES = 3
 """Parameters whose gradients are told in full."""
 
-STEADIER = "lower learning_rate, set clip, or scale the inputs"
+STEADIER = "lower learning_rate, set max_grad_norm, or scale the inputs"
 SCALED = "scale the inputs, or set the range of κ by kapsi.calibrate"
 CLEANED = "leave out or mend those rows"
-FRESH = "start again from finite weights, with a lower learning_rate or clip"
+FRESH = "start again from finite weights, with a lower learning_rate or max_grad_norm"
 
 
 class _Found(Exception):
@@ -52,10 +52,9 @@ def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: i
 
     Example:
         >>> import kapsi as kp
-        >>> from kapsi.training.losses import make_loss
         >>> model = kp.Model(kp.rpn([2, 1]), seed=0)
         >>> batch = Batch(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]), torch.zeros(2), None, 2)
-        >>> diagnose(model, batch, make_loss("mse"), "loss", 7)
+        >>> diagnose(model, batch, kp.MSE(), "loss", 7)
         'step 7: the inputs are not finite (1 of 4 numbers is nan, the largest finite is 3); leave out or mend those rows'
     """
     try:

@@ -1,46 +1,91 @@
-"""Losses by name: the loss of each row, the checks of targets, decisions and probabilities, and the curvature in the outputs.
+"""Losses of one row: values, checks of targets, decisions, probabilities, and the curvature in the outputs.
 
-The mean over rows of `Loss.rows`, weighted by weights of mean one, is what is minimized. Outputs are `(rows, n)`.
+Training minimizes the mean of `Loss.rows` over the rows, weighted by weights of mean one. Outputs are `(rows, n)`.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import DataError, SpecError
+from kapsi.function import Function, catalogue, option
 
-__all__ = ["LOSSES", "Loss", "make_loss"]
+__all__ = [
+    "MSE",
+    "Bernoulli",
+    "CallableLoss",
+    "CrossEntropy",
+    "Gaussian",
+    "Hinge",
+    "Huber",
+    "Loss",
+    "SquaredHinge",
+    "columns_of",
+    "losses_with",
+]
 
 LARGEST_LOG_VARIANCE = 30.0
-"""Log-variances beyond ± 30 count as ± 30: e³⁰ times a squared error is still finite in float32."""
+"""Log-variances are clamped to ± 30: e³⁰ times a squared error is still finite in float32."""
 
 
-@dataclass(frozen=True)
-class Loss(ABC):
-    """The loss of one row, a function of the row's outputs and its target."""
+def columns_of(target: Tensor) -> Tensor:
+    """Return targets with an axis of columns, `(rows, k)`."""
+    return target[:, None] if target.dim() == 1 else target
 
-    name: ClassVar[str]
+
+class Loss(Function, role="loss"):
+    """The loss of one row, a function of the row's outputs and its target; a subclass must define `rows`.
+
+    A loss of numbers has targets of the shape of the outputs, and its decisions are the outputs. A loss of classes sets
+    `classes`; its targets are class numbers, and its decision is the largest output.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch, kapsi as kp
+        >>> @dataclass(frozen=True)
+        ... class LogCosh(kp.Loss, name="log_cosh"):
+        ...     def rows(self, output, target):
+        ...         return torch.log(torch.cosh(output - target.reshape(output.shape))).mean(1)
+        >>> kp.TrainConfig(loss="log_cosh").loss
+        LogCosh()
+    """
+
     classes: ClassVar[bool] = False
-    """Whether targets are class numbers, `(rows,)`."""
+    """Targets are class numbers, `(rows,)`."""
+    discrete: ClassVar[bool] = False
+    """Decisions are classes, or zeros and ones; implied by `classes`."""
+    separable: ClassVar[bool] = False
+    """The curvature in the outputs is diagonal: outputs of a linear model are independent problems."""
+    closed_form: ClassVar[bool] = False
+    """The minimum over the parameters of a linear model has a closed form (least squares)."""
+    gauss_newton: ClassVar[bool] = False
+    """`auto` takes damped Gauss–Newton steps for small problems."""
+    shift_invariant: ClassVar[bool] = False
+    """Adding a number to all outputs of a row changes nothing."""
+    unbounded: ClassVar[bool] = False
+    """Without a penalty there is no minimum if a linear model separates the classes."""
+    outputs_per_target: ClassVar[int] = 1
+    """Number of outputs that describe one target column."""
 
     @abstractmethod
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each row, `(rows,)`, differentiable in the outputs `(rows, n)`."""
 
     def mean(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean of `rows`; one operation where torch has it."""
+        """Return the mean of `rows`; override for a faster operation of torch."""
         return self.rows(output, target).mean()
 
-    @abstractmethod
     def decide(self, output: Tensor) -> Tensor:
-        """Return what is predicted: numbers, or class numbers."""
+        """Return predictions: numbers `(rows, k)`, or class numbers `(rows,)`."""
+        return output.argmax(1) if self.classes else output
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Return log-probabilities of the classes.
@@ -48,75 +93,101 @@ class Loss(ABC):
         Raises:
             SpecError: the loss has none.
         """
-        having = ", ".join(
-            name for name, kind in LOSSES.items() if kind.log_probabilities is not Loss.log_probabilities
-        )
-        raise SpecError(f"{self.name} has no probabilities; {having} have")
-
-    def targets(self, outputs: int, where: str = "fit") -> int:
-        """Return the number of target columns for so many outputs."""
-        return outputs
-
-    def check_outputs(self, outputs: int, where: str) -> None:
-        """Raise a `SpecError` where a model with so many outputs cannot have this loss."""
-        self.targets(outputs, where)
-
-    def check(self, target: Tensor, outputs: int, where: str = "fit") -> None:
-        """Raise a `SpecError` where targets do not fit a model with so many outputs; `target` may be some of the rows."""
-        if not target.is_floating_point():
-            raise SpecError(f"{where}: {self.name} needs targets of a floating-point type, got {target.dtype}")
-        columns = self.targets(outputs, where)
-        if target.shape[1:] not in ((columns,), *([()] if columns == 1 else [])):
-            wanted = f"(rows, {columns})" + (" or (rows,)" if columns == 1 else "")
-            said = f"the model has {outputs} outputs, for targets of shape {wanted}"
-            raise SpecError(f"{where}: {said}; got targets of shape {tuple(target.shape)}")
-        if not bool(torch.isfinite(target).all()):
-            raise SpecError(f"{where}: inputs and targets must be finite")
+        raise SpecError(f"{self.name} has no probabilities; {losses_with('log_probabilities')} have")
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient g `(rows, n)` of the loss in the outputs, and a factor S `(rows, k, n)` of a curvature H = SᵀS.
 
-        H is the Hessian where the loss is convex in the outputs (Gauss–Newton for squares; Fisher's for likelihoods).
+        H is the Hessian if the loss is convex in the outputs (Gauss–Newton for squares; Fisher's for likelihoods).
 
         Raises:
             SpecError: the loss has no such curvature.
         """
-        having = ", ".join(name for name, kind in LOSSES.items() if kind.curvature is not Loss.curvature)
-        raise SpecError(f"{self.name} has no curvature to be used; {having} have")
+        raise SpecError(f"{self.name} has no curvature; {losses_with('curvature')} have")
 
-    def tally(self, output: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        """Return sums over rows, in float64, from which `metrics` follow: those of parts of the rows add up."""
-        values = _columns(target).double()
-        squares = (_columns(self.decide(output)).double() - values).square().mean(1)
-        w = torch.ones_like(squares) if weight is None else weight.double()
-        moments = torch.cat([values, values.square()], 1)
-        return torch.cat([torch.stack([w.sum(), w @ squares]), w @ moments])
+    @property
+    def has_curvature(self) -> bool:
+        """Whether `curvature` is defined."""
+        return type(self).curvature is not Loss.curvature
 
-    def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return what people look at beside the loss, from sums over rows."""
-        total, squares, *moments = sums.tolist()
-        first, second = moments[: len(moments) // 2], moments[len(moments) // 2 :]
-        spread = sum(max(b / total - (a / total) ** 2, 0.0) for a, b in zip(first, second, strict=True)) / len(first)
-        squares /= total
-        # A spread that is nothing but rounding is none.
-        constant = spread <= 1e-14 * sum(b / total for b in second)
-        return {"rmse": math.sqrt(squares), "r2": float(squares == 0) if constant else 1 - squares / spread}
+    def training_metrics(self, mean: float) -> dict[str, float]:
+        """Return metrics that follow from the mean loss, recorded for training rows without a pass through the model."""
+        return {}
+
+    # -------------------------------------------------------------------------------- checks
+
+    def targets(self, outputs: int, where: str = "fit") -> int:
+        """Return the number of target columns for a number of outputs."""
+        if outputs % self.outputs_per_target:
+            raise SpecError(
+                f"{where}: {self.name} needs {self.outputs_per_target} outputs for each target; the model has {outputs}"
+            )
+        return outputs // self.outputs_per_target
+
+    def class_count(self, outputs: int, where: str = "fit") -> int:
+        """Return the number of classes for a number of outputs."""
+        if outputs < 2:
+            raise SpecError(f"{where}: {self.name} needs one output a class, at least 2; the model has {outputs}")
+        return outputs
+
+    def check_outputs(self, outputs: int, where: str) -> None:
+        """Raise a `SpecError` if a model with this number of outputs cannot have this loss."""
+        (self.class_count if self.classes else self.targets)(outputs, where)
+
+    def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
+        """Raise a `DataError` if targets, of some or of all rows, do not fit a model with this number of outputs."""
+        if self.classes:
+            self._check_classes(target, outputs, where)
+            return
+        if not target.is_floating_point():
+            raise DataError(f"{where}: {self.name} needs targets of a floating-point type, got {target.dtype}")
+        columns = self.targets(outputs, where)
+        if target.shape[1:] not in ((columns,), *([()] if columns == 1 else [])):
+            shapes = f"(rows, {columns})" + (" or (rows,)" if columns == 1 else "")
+            raise DataError(
+                f"{where}: the model has {outputs} outputs, for targets of shape {shapes}; "
+                f"got targets of shape {tuple(target.shape)}"
+            )
+        if not bool(torch.isfinite(target).all()):
+            raise DataError(f"{where}: inputs and targets must be finite")
+
+    def _check_classes(self, target: Tensor, outputs: int, where: str) -> None:
+        if target.is_floating_point() or target.dim() != 1:
+            shape = f"{target.dtype} of shape {tuple(target.shape)}"
+            raise DataError(f"{where}: {self.name} needs class numbers of shape (rows,), got {shape}")
+        count, values = self.class_count(outputs, where), str(target.dtype)
+        if target.dtype in (torch.int64, torch.int32, torch.uint8):
+            if not len(target):
+                return
+            low, high = (int(bound) for bound in target.aminmax())
+            if low >= 0 and high < count:
+                return
+            values += f" from {low} to {high}"
+        raise DataError(
+            f"{where}: classes are whole numbers 0 to {count - 1} (int64), one a row, for {outputs} outputs; got {values}"
+        )
+
+    @classmethod
+    def of_callable(cls, function: Callable[..., Any]) -> Self | None:
+        return CallableLoss(function) if cls is Loss else None  # type: ignore[return-value]
 
 
-def _columns(target: Tensor) -> Tensor:
-    return target[:, None] if target.dim() == 1 else target
+def losses_with(method: str) -> str:
+    """Return the names of the losses that define a method of the base."""
+    kinds = (kind for kind in catalogue("loss") if issubclass(kind, Loss))
+    return ", ".join(kind.name for kind in kinds if getattr(kind, method) is not getattr(Loss, method))
 
 
-def _shares(right: Tensor, weight: Tensor | None) -> Tensor:
-    w = torch.ones_like(right, dtype=torch.float64) if weight is None else weight.double()
-    return torch.stack([w.sum(), w @ right.double()])
+# ------------------------------------------------------------------------------------------------ numbers
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(Loss):
-    """(y − f)², the mean over outputs."""
+class MSE(Loss, name="mse"):
+    """Mean squared error: (y − f)², the mean over outputs."""
 
-    name: ClassVar[str] = "mse"
+    separable: ClassVar[bool] = True
+    closed_form: ClassVar[bool] = True
+    gauss_newton: ClassVar[bool] = True
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         return (output - target.reshape(output.shape)).square().mean(1)
@@ -124,8 +195,8 @@ class MeanSquaredError(Loss):
     def mean(self, output: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(output, target.reshape(output.shape))
 
-    def decide(self, output: Tensor) -> Tensor:
-        return output
+    def training_metrics(self, mean: float) -> dict[str, float]:
+        return {"rmse": math.sqrt(mean)} if mean >= 0 else {}
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         n = output.shape[1]
@@ -135,21 +206,18 @@ class MeanSquaredError(Loss):
 
 
 @dataclass(frozen=True)
-class Huber(Loss):
-    """e²/2 up to |e| = δ, δ(|e| − δ/2) beyond; the mean over outputs.
+class Huber(Loss, name="huber"):
+    """Huber loss: e²/2 up to |e| = δ, δ(|e| − δ/2) beyond, the mean over outputs.
 
     Args:
-        delta: δ, in the unit of the target.
+        delta: δ > 0, in the unit of the target.
     """
 
-    delta: float = 1.0
-    name: ClassVar[str] = "huber"
+    delta: float = option(1.0, minimum=1e-12)
+    separable: ClassVar[bool] = True
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         return F.huber_loss(output, target.reshape(output.shape), reduction="none", delta=self.delta).mean(1)
-
-    def decide(self, output: Tensor) -> Tensor:
-        return output
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         error = output - target.reshape(output.shape)
@@ -158,111 +226,12 @@ class Huber(Loss):
         return curvature * error, curvature.sqrt().diag_embed()
 
 
-class _OfClasses(Loss):
-    classes: ClassVar[bool] = True
-
-    def check(self, target: Tensor, outputs: int, where: str = "fit") -> None:
-        if target.is_floating_point() or target.dim() != 1:
-            given = f"{target.dtype} of shape {tuple(target.shape)}"
-            raise SpecError(f"{where}: {self.name} needs class numbers of shape (rows,), got {given}")
-        count = self.count(outputs, where)
-        given = str(target.dtype)
-        if target.dtype in (torch.int64, torch.int32, torch.uint8):
-            if not len(target):
-                return
-            low, high = (int(bound) for bound in target.aminmax())
-            if low >= 0 and high < count:
-                return
-            given += f" from {low} to {high}"
-        wanted = f"whole numbers 0 to {count - 1} (int64), one a row, for {outputs} outputs"
-        raise SpecError(f"{where}: classes are {wanted}; got {given}")
-
-    def check_outputs(self, outputs: int, where: str) -> None:
-        self.count(outputs, where)
-
-    def count(self, outputs: int, where: str) -> int:
-        """Return the number of classes for so many outputs."""
-        if outputs < 2:
-            raise SpecError(f"{where}: {self.name} needs one output a class, at least 2; the model has {outputs}")
-        return outputs
-
-    def decide(self, output: Tensor) -> Tensor:
-        return output.argmax(1)
-
-    def tally(self, output: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        return _shares(self.decide(output) == target, weight)
-
-    def metrics(self, sums: Tensor) -> dict[str, float]:
-        return {"accuracy": float(sums[1] / sums[0])}
-
-
 @dataclass(frozen=True)
-class CrossEntropy(_OfClasses):
-    """−log p(class), p = softmax of the outputs; with smoothing s the target is (1 − s) of the class and s/n of every class.
+class Gaussian(Loss, name="gaussian"):
+    """Gaussian likelihood: −log N(y; μ, σ²), summed over targets; the outputs are all μ, then all log σ²."""
 
-    Args:
-        smoothing: s, from 0 to below 1.
-    """
-
-    smoothing: float = 0.0
-    name: ClassVar[str] = "cross_entropy"
-
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output, target.long(), reduction="none", label_smoothing=self.smoothing)
-
-    def mean(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output, target.long(), label_smoothing=self.smoothing)
-
-    def log_probabilities(self, output: Tensor) -> Tensor:
-        return output.log_softmax(1)
-
-    def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        p = output.softmax(1)
-        n = output.shape[1]
-        wanted = F.one_hot(target.long(), n).to(p.dtype) * (1 - self.smoothing) + self.smoothing / n
-        root = p.sqrt()
-        # diag(p) − ppᵀ = (diag(√p) − √p pᵀ)ᵀ(diag(√p) − √p pᵀ)
-        return p - wanted, root.diag_embed() - root[:, :, None] * p[:, None, :]
-
-
-@dataclass(frozen=True)
-class Hinge(_OfClasses):
-    """max(0, 1 − margin). One output: margin (2·class − 1)·f. Several: f of the class minus the largest other (Crammer, Singer)."""
-
-    name: ClassVar[str] = "hinge"
-
-    def count(self, outputs: int, where: str) -> int:
-        return max(2, outputs)
-
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._short(output, target)
-
-    def _short(self, output: Tensor, target: Tensor) -> Tensor:
-        if output.shape[1] == 1:
-            return F.relu(1 - (2 * target.to(output.dtype) - 1) * output[:, 0])
-        index = target.long()[:, None]
-        others = output.scatter(1, index, float("-inf")).amax(1)
-        return F.relu(1 - output.gather(1, index)[:, 0] + others)
-
-    def decide(self, output: Tensor) -> Tensor:
-        return (output[:, 0] > 0).long() if output.shape[1] == 1 else output.argmax(1)
-
-
-@dataclass(frozen=True)
-class SquaredHinge(Hinge):
-    """The square of the hinge loss."""
-
-    name: ClassVar[str] = "squared_hinge"
-
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._short(output, target).square()
-
-
-@dataclass(frozen=True)
-class Gaussian(Loss):
-    """−log N(y; μ, σ²), summed over targets; the outputs are all μ, then all log σ²."""
-
-    name: ClassVar[str] = "gaussian"
+    gauss_newton: ClassVar[bool] = True
+    outputs_per_target: ClassVar[int] = 2
 
     def targets(self, outputs: int, where: str = "fit") -> int:
         if outputs % 2:
@@ -274,7 +243,7 @@ class Gaussian(Loss):
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, 1)
         log_variance = log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
-        squares = (_columns(target) - mean).square() * torch.exp(-log_variance)
+        squares = (columns_of(target) - mean).square() * torch.exp(-log_variance)
         return 0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(1)
 
     def decide(self, output: Tensor) -> Tensor:
@@ -284,25 +253,93 @@ class Gaussian(Loss):
         mean, log_variance = output.chunk(2, 1)
         inside = log_variance.abs() <= LARGEST_LOG_VARIANCE
         precision = torch.exp(-log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE))
-        error = mean - _columns(target)
+        error = mean - columns_of(target)
         gradient = torch.cat([precision * error, 0.5 * (1 - precision * error.square()) * inside], 1)
         # Fisher's information: 1/σ² for the mean, 1/2 for the log-variance.
         return gradient, torch.cat([precision.sqrt(), math.sqrt(0.5) * inside.to(precision.dtype)], 1).diag_embed()
 
 
+# ------------------------------------------------------------------------------------------------ classes
+
+
 @dataclass(frozen=True)
-class Bernoulli(Loss):
-    """−log p(y) of 0/1 targets (or shares of ones), p = sigmoid of the outputs, summed over outputs."""
+class CrossEntropy(Loss, name="cross_entropy"):
+    """Cross entropy: −log p(class), p = softmax of the outputs.
 
-    name: ClassVar[str] = "bernoulli"
+    With smoothing s the target distribution has (1 − s) on the class and s/n on every class.
 
-    def check(self, target: Tensor, outputs: int, where: str = "fit") -> None:
-        whole = target if target.is_floating_point() else target.to(torch.get_default_dtype())
-        super().check(whole, outputs, where)
-        if len(target) and (float(whole.min()) < 0 or float(whole.max()) > 1):
-            raise SpecError(
-                f"{where}: bernoulli needs targets from 0 to 1, got {float(whole.min())} to {float(whole.max())}"
-            )
+    Args:
+        label_smoothing: s, from 0 to below 1.
+    """
+
+    label_smoothing: float = option(0.0, minimum=0.0, maximum=0.999)
+    classes: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    unbounded: ClassVar[bool] = True
+
+    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target.long(), reduction="none", label_smoothing=self.label_smoothing)
+
+    def mean(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target.long(), label_smoothing=self.label_smoothing)
+
+    def log_probabilities(self, output: Tensor) -> Tensor:
+        return output.log_softmax(1)
+
+    def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        p, s = output.softmax(1), self.label_smoothing
+        n = output.shape[1]
+        wanted = F.one_hot(target.long(), n).to(p.dtype) * (1 - s) + s / n
+        root = p.sqrt()
+        # diag(p) − ppᵀ = (diag(√p) − √p pᵀ)ᵀ(diag(√p) − √p pᵀ)
+        return p - wanted, root.diag_embed() - root[:, :, None] * p[:, None, :]
+
+
+@dataclass(frozen=True)
+class Hinge(Loss, name="hinge"):
+    """Hinge loss: max(0, 1 − margin).
+
+    One output: margin (2·class − 1)·f. Several: f of the class minus the largest other output (Crammer, Singer).
+    """
+
+    classes: ClassVar[bool] = True
+
+    def class_count(self, outputs: int, where: str = "fit") -> int:
+        return max(2, outputs)
+
+    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+        if output.shape[1] == 1:
+            return F.relu(1 - (2 * target.to(output.dtype) - 1) * output[:, 0])
+        index = target.long()[:, None]
+        others = output.scatter(1, index, float("-inf")).amax(1)
+        return F.relu(1 - output.gather(1, index)[:, 0] + others)
+
+    def decide(self, output: Tensor) -> Tensor:
+        return (output[:, 0] > 0).long() if output.shape[1] == 1 else output.argmax(1)
+
+
+@dataclass(frozen=True)
+class SquaredHinge(Hinge, name="squared_hinge"):
+    """Squared hinge loss: max(0, 1 − margin)², with the margins of the hinge loss."""
+
+    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().rows(output, target).square()
+
+
+@dataclass(frozen=True)
+class Bernoulli(Loss, name="bernoulli"):
+    """Bernoulli likelihood: −log p(y), p = sigmoid of the outputs, summed over outputs; targets from 0 to 1."""
+
+    discrete: ClassVar[bool] = True
+    separable: ClassVar[bool] = True
+    unbounded: ClassVar[bool] = True
+
+    def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
+        values = target if target.is_floating_point() else target.to(torch.get_default_dtype())
+        super().check_targets(values, outputs, where)
+        if len(target) and (float(values.min()) < 0 or float(values.max()) > 1):
+            low, high = float(values.min()), float(values.max())
+            raise DataError(f"{where}: bernoulli needs targets from 0 to 1, got {low} to {high}")
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         wanted = target.reshape(output.shape).to(output.dtype)
@@ -319,31 +356,44 @@ class Bernoulli(Loss):
         p = output.sigmoid()
         return p - target.reshape(output.shape).to(p.dtype), (p * (1 - p)).sqrt().diag_embed()
 
-    def tally(self, output: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-        return _shares(((output > 0) == (_columns(target) > 0.5)).double().mean(1), weight)
 
-    def metrics(self, sums: Tensor) -> dict[str, float]:
-        return {"accuracy": float(sums[1] / sums[0])}
+# ------------------------------------------------------------------------------------------------ plain callables
 
 
-LOSSES: dict[str, type[Loss]] = {
-    kind.name: kind for kind in (MeanSquaredError, Huber, CrossEntropy, Hinge, SquaredHinge, Gaussian, Bernoulli)
-}
+@dataclass(frozen=True)
+class CallableLoss(Loss):
+    """The loss of a plain callable `(output, target)`, which returns a value per row or their mean.
 
-
-def make_loss(name: str, *, label_smoothing: float = 0.0, huber_delta: float = 1.0) -> Loss:
-    """Return a loss by its name.
-
-    Raises:
-        SpecError: there is no such loss.
-
-    Example:
-        >>> make_loss("mse").rows(torch.ones(2, 3), torch.zeros(2, 3))
-        tensor([1., 1.])
+    Args:
+        function: called with outputs `(rows, n)` and targets; differentiable.
+        of_classes: whether the targets are class numbers.
     """
-    if not isinstance(name, str) or name not in LOSSES:
-        hint = did_you_mean(str(name), LOSSES)
-        raise SpecError(f"loss: there is no {name!r}; {hint}there are {', '.join(LOSSES)}")
-    if name == "cross_entropy":
-        return CrossEntropy(label_smoothing)
-    return Huber(huber_delta) if name == "huber" else LOSSES[name]()
+
+    function: Callable[..., Any]
+    of_classes: bool = False
+    name: ClassVar[str] = "callable"
+
+    # Without a registered name: a callable has none that a file could hold.
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", self.of_classes)
+
+    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+        values = self.function(output, target)
+        if not isinstance(values, Tensor) or values.shape not in ((), (len(output),)):
+            shape = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+            raise SpecError(
+                f"loss: {name_of(self.function)} must return one value per row, ({len(output)},), or their mean; got {shape}"
+            )
+        return values.expand(len(output))
+
+    def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
+        if self.classes:
+            super().check_targets(target, outputs, where)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a callable for messages and records."""
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from kapsi.modules import ExpansionModule, Head, Layer, Store
 from kapsi.process import Activation, BatchNorm, Dropout, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import ExpansionRemainder
-from kapsi.training.config import TrainConfig
 from kapsi.weights import DenseWeights, LowRankWeights, Weights
+
+if TYPE_CHECKING:
+    from kapsi.training.config import TrainConfig
 
 __all__ = ["REMAINDER_SHARE", "Penalties"]
 
@@ -90,7 +92,7 @@ def _whole(tensor: Tensor) -> Tensor:
 class Penalties:
     """The penalties of a configuration for the parameters of one model.
 
-    λ/2 Σ weight·‖p‖² + l1 Σ weight·|p| + smoothness Σ (c_{g+2} − 2c_{g+1} + c_g)² + group_sparsity Σ ‖edge‖
+    λ/2 Σ weight·‖p‖² + l1 Σ weight·|p| + smoothness Σ (c_{g+2} − 2c_{g+1} + c_g)² + group_l1 Σ ‖edge‖
 
     The weight of a parameter is 1 in κ and ψ of a head, 0.01 for the tensors of π that have more than one axis, and 0 for all
     others of a kapsi model. Elsewhere it is 1 for parameters of more than one axis. Frozen parameters have none.
@@ -103,14 +105,14 @@ class Penalties:
 
     Args:
         model: whose parameters are held down.
-        config: with `penalty`, `l1`, `smoothness` and `group_sparsity`.
+        config: with `l2`, `l1`, `smoothness` and `group_l1`.
 
     Raises:
         SpecError: there is nothing that a penalty could be on, or ψ would have to be formed and is too large.
 
     Attributes:
         any: whether there is any penalty that is not zero.
-        strength: λ, zero where `config.penalty` is None.
+        strength: λ, zero if `config.l2` is None.
         quadratic: `(parameter, weight)` of all parameters that L2 and L1 are on, whatever else there is.
         only_quadratic: whether all that there is is quadratic in all trained parameters together: L2, and smoothness where ψ is
             linear in a single trained tensor (dense or masked).
@@ -118,7 +120,7 @@ class Penalties:
     Example:
         >>> import kapsi as kp, torch
         >>> model = kp.Model(kp.rpn([2, 1], expansion=kp.BSpline()), seed=0, dtype=torch.float64)
-        >>> penalties = Penalties(model, TrainConfig(penalty=0.1, smoothness=0.01))
+        >>> penalties = Penalties(model, kp.TrainConfig(l2=0.1, smoothness=0.01))
         >>> penalties.only_quadratic
         True
         >>> w = penalties.parameters[0].detach()
@@ -134,8 +136,8 @@ class Penalties:
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.strength, self._l1 = config.penalty or 0.0, config.l1
-        self._smoothness, self._group = config.smoothness, config.group_sparsity
+        self.strength, self._l1 = config.l2 or 0.0, config.l1
+        self._smoothness, self._group = config.smoothness, config.group_l1
         self.quadratic = _weighted(model)
         groups: dict[float, list[Tensor]] = {}
         for parameter, weight in self.quadratic:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import KapsiError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
+from kapsi.function import coerce
 from kapsi.modules import Head
 from kapsi.training.data import Rows
 from kapsi.training.distributed import Group
-from kapsi.training.losses import Loss, make_loss
+from kapsi.training.losses import Loss
+from kapsi.training.metrics import Metric, default_metrics
 from kapsi.training.rows.stored import column_of
 
 __all__ = ["evaluate", "evaluation", "outputs_of", "predict", "predict_log_proba", "predict_proba", "rows_at_a_time"]
+
+LossLike: TypeAlias = Loss | str | Mapping[str, Any]
+"""A loss, its name, or its options with a kind."""
 
 MOST_ROWS = 65_536
 MOST_ELEMENTS = 2**26
@@ -71,25 +76,69 @@ def outputs_of(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, rows: Rows, loss: Loss, group: Group | None = None) -> tuple[float, dict[str, float]]:
-    """Return the weighted mean loss of all rows and their metrics, in evaluation mode; each row counts once, on one process."""
+def evaluate(
+    model: nn.Module, rows: Rows, loss: Loss, group: Group | None = None, metrics: Sequence[Metric] | None = None
+) -> tuple[float, dict[str, float]]:
+    """Return the weighted mean loss of all rows and their metrics, in evaluation mode; each row counts once, on one process.
+
+    Args:
+        model: maps `(rows, m)` to `(rows, n)`.
+        rows: bound to the loss.
+        loss: of a row.
+        group: the processes that share the rows.
+        metrics: those of the loss by default.
+    """
     group = Group() if group is None else group
-    sums: Tensor | None = None
+    metrics = default_metrics(loss) if metrics is None else metrics
+    added = [metric for metric in metrics if not metric.gathered]
+    gathered = [metric for metric in metrics if metric.gathered]
+    parts: list[Tensor] | None = None
+    whole: list[tuple[Tensor, Tensor, Tensor]] = []
     with evaluation(model):
         for batch in rows.chunks(rows_at_a_time(model), rank=group.rank, ranks=group.size):
             output = outputs_of(model, model, batch.x, "fit")
             losses = loss.rows(output, batch.y).double()
-            total = losses.sum() if batch.weight is None else losses @ batch.weight.double()
-            part = torch.cat([total.reshape(1), loss.tally(output, batch.y, batch.weight)])
-            sums = part if sums is None else sums + part
+            weight = torch.ones_like(losses) if batch.weight is None else batch.weight.double()
+            sums = [torch.stack([losses.sum() if batch.weight is None else losses @ weight, weight.sum()])]
+            sums += [metric.sums(output, batch.y, batch.weight, loss).to(losses.device) for metric in added]
+            parts = sums if parts is None else [a + b for a, b in zip(parts, sums, strict=True)]
+            if gathered:
+                whole.append((output, batch.y, weight))
     if group.size > 1:
-        # A process without rows does not know how many sums there are.
-        length = int(group.largest(0 if sums is None else len(sums)))
-        like = next(model.parameters())
-        sums = group.sum(torch.zeros(length, dtype=torch.float64, device=like.device) if sums is None else sums)
-    if sums is None:
-        raise SpecError("evaluate: there are no rows")
-    return float(sums[0] / sums[1]), loss.metrics(sums[1:])
+        parts = _summed(parts, len(added) + 1, next(model.parameters()).device, group)
+    if parts is None:
+        raise DataError("evaluate: there are no rows")
+    total, count = parts[0].tolist()
+    values = {metric.name: metric.value(sums.tolist()) for metric, sums in zip(added, parts[1:], strict=True)}
+    if gathered:
+        if not whole:  # a process without rows
+            batch = next(iter(rows.chunks(1)))
+            output = outputs_of(model, model, batch.x, "fit")[:0]
+            whole.append((output, batch.y[:0], torch.zeros(0, dtype=torch.float64, device=output.device)))
+        output, target, weight = (_gathered(list(pieces), group) for pieces in zip(*whole, strict=True))
+        values |= {m.name: m.value(m.sums(output, target, weight, loss).tolist()) for m in gathered}
+    return total / count, {metric.name: values[metric.name] for metric in metrics}
+
+
+def _summed(parts: list[Tensor] | None, count: int, device: torch.device, group: Group) -> list[Tensor]:
+    """Return vectors summed over the processes, one of which may have had no rows."""
+    lengths = [int(group.largest(0 if parts is None else len(parts[i]))) for i in range(count)]
+    zeros = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
+    return list(group.sum(zeros if parts is None else torch.cat(parts)).split(lengths))
+
+
+def _gathered(pieces: list[Tensor], group: Group) -> Tensor:
+    """Return the rows of all processes, in the order of their numbers; for one process its own."""
+    own = torch.cat(pieces)
+    if group.size == 1:
+        return own
+    counts = torch.zeros(group.size, dtype=torch.float64, device=own.device)
+    counts[group.rank] = len(own)
+    begins = [0, *group.sum(counts).cumsum(0).long().tolist()]
+    # In float64, which holds class numbers and outputs exactly.
+    rows = torch.zeros(begins[-1], *own.shape[1:], dtype=torch.float64, device=own.device)
+    rows[begins[group.rank] : begins[group.rank + 1]] = own.double()
+    return group.sum(rows).to(own.dtype)
 
 
 @torch.no_grad()
@@ -123,13 +172,13 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def predict(model: nn.Module, x: Any, loss: str | None = None, *, batch_size: int | None = None) -> Tensor:
+def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_size: int | None = None) -> Tensor:
     """Return what a model predicts for some rows, in evaluation mode and in batches.
 
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
         x: inputs, `(rows, m)`: a tensor, an array, a sparse matrix or a memory map.
-        loss: the name of the loss that it was trained with: class numbers `(rows,)` for `cross_entropy`, `hinge`,
+        loss: the loss of training, by name or as an object: class numbers `(rows,)` for `cross_entropy`, `hinge`,
             `squared_hinge` and `bernoulli` with one output (0 and 1 for each of several), means for `gaussian`. None: outputs
             as they are, as for `mse` and `huber`.
         batch_size: rows at a time; as memory allows by default.
@@ -140,13 +189,13 @@ def predict(model: nn.Module, x: Any, loss: str | None = None, *, batch_size: in
         >>> kp.predict(model, torch.ones(4, 2)).shape, kp.predict(model, torch.ones(4, 2), "cross_entropy").shape
         (torch.Size([4, 3]), torch.Size([4]))
     """
-    kind = None if loss is None else make_loss(loss)
+    kind = None if loss is None else coerce(Loss, loss, "predict: loss")
     output = _outputs(model, x, kind, "predict", batch_size)
     return output if kind is None else kind.decide(output)
 
 
 def predict_log_proba(
-    model: nn.Module, x: Any, loss: str = "cross_entropy", *, batch_size: int | None = None
+    model: nn.Module, x: Any, loss: LossLike = "cross_entropy", *, batch_size: int | None = None
 ) -> Tensor:
     """Return the log-probabilities of the classes, `(rows, classes)`, from a model's logits.
 
@@ -160,7 +209,9 @@ def predict_log_proba(
     return _log_probabilities(model, x, loss, "predict_log_proba", batch_size)
 
 
-def predict_proba(model: nn.Module, x: Any, loss: str = "cross_entropy", *, batch_size: int | None = None) -> Tensor:
+def predict_proba(
+    model: nn.Module, x: Any, loss: LossLike = "cross_entropy", *, batch_size: int | None = None
+) -> Tensor:
     """Return the probabilities of the classes, `(rows, classes)`, from a model's logits; as `predict_log_proba`.
 
     Example:
@@ -172,7 +223,7 @@ def predict_proba(model: nn.Module, x: Any, loss: str = "cross_entropy", *, batc
     return _log_probabilities(model, x, loss, "predict_proba", batch_size).exp()
 
 
-def _log_probabilities(model: nn.Module, x: Any, loss: str, where: str, batch_size: int | None) -> Tensor:
-    kind = make_loss(loss)
+def _log_probabilities(model: nn.Module, x: Any, loss: LossLike, where: str, batch_size: int | None) -> Tensor:
+    kind: Loss = coerce(Loss, loss, f"{where}: loss")
     kind.log_probabilities(torch.zeros(0, 2))  # a loss that has none says so before all rows go through the model
     return kind.log_probabilities(_outputs(model, x, kind, where, batch_size))

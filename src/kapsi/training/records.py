@@ -1,28 +1,46 @@
-"""What is known after an epoch of training."""
+"""Records of training: one for each step, one for each epoch."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Epoch"]
+__all__ = ["Epoch", "Step"]
+
+
+class Step(NamedTuple):
+    """The record of a step, given to `on_step` of callbacks.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        step: number of the step in the epoch, from 1.
+        steps: number of steps of an epoch, None for streams of unknown length.
+        loss: training loss of the step, None for solvers that report it at the end of an epoch only.
+        seconds: since training began, over all interruptions.
+    """
+
+    epoch: int
+    step: int
+    steps: int | None = None
+    loss: float | None = None
+    seconds: float = 0.0
 
 
 class Epoch(NamedTuple):
-    """What is known after an epoch.
+    """The record of an epoch.
 
     Attributes:
         number: 1 for the first.
         loss: mean loss on the training rows, without penalties; the mean over the epoch for mini-batches, at its end otherwise.
-        validation_loss: mean loss on the validation rows, None where there are none.
-        best: whether it is the best so far, by the validation loss where there is one.
-        metrics: of the validation rows where there are some, else of the training rows as far as they are known for free:
-            `accuracy`, or `rmse` and `r2`.
+        validation_loss: mean loss on the validation rows, None without them.
+        best: whether it is the best so far, by the monitored quantity.
+        metrics: of the validation rows if there are some; else of the training rows, if they were requested or follow from the
+            loss: `accuracy`, or `rmse` and `r2`, unless others were requested.
         seconds: since training began, over all interruptions.
-        learning_rate: at the end of the epoch, None where the solver has none.
-        solver: the solver's name.
-        reason: why it was taken.
-        details: what the solver has to say beside that, such as its damping or the penalty that it chose.
-        ended: why this epoch is the last one, None where it is not.
+        learning_rate: at the end of the epoch, None for solvers without one.
+        solver: name of the solver.
+        reason: reason for the choice of the solver.
+        details: further numbers of the solver, such as its damping or the L2 penalty that it chose.
+        ended: reason for the end of training, None for all but the last epoch.
     """
 
     number: int

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from kapsi.modules import Model, trained_count
+from kapsi.modules import Model
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
-from kapsi.training.engine import INTERRUPTED, MINI_BATCH, SMALL_PRODUCT, Watch, fit, is_random, threads_for
-from kapsi.training.losses import Loss, make_loss
+from kapsi.training.engine import INTERRUPTED, fit
 from kapsi.training.prediction import predict, widest
 from kapsi.training.records import Epoch
-from kapsi.training.solvers import reason_not_linear
+from kapsi.training.resolve import Resolved, RowsInfo, resolve
+from kapsi.training.threads import threads_for
 
-__all__ = ["Choice", "Fits", "choose_penalty", "fit_selected", "solver_for"]
+__all__ = ["Choice", "Fits", "choose_penalty", "fit_selected"]
 
 Data: TypeAlias = tuple[Tensor, Tensor]
 
@@ -42,13 +42,13 @@ class Choice(NamedTuple):
     """A penalty that was tried.
 
     Attributes:
-        penalty: λ.
+        l2: λ.
         loss: mean loss on the rows that were not trained on.
         epochs: number of epochs to the best loss, the median over the parts.
         chosen: whether it was chosen.
     """
 
-    penalty: float
+    l2: float
     loss: float
     epochs: int
     chosen: bool
@@ -59,40 +59,28 @@ Split: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Fits:
-    """Fits one after another, with what they share.
+    """Fits one after another, with shared callbacks, checkpoints and processes.
 
     Args:
-        progress: called after each epoch.
-        watch: called after each step.
+        callbacks: as for `kapsi.fit`.
         checkpoints: of all of them; each has its own folder in it, by its number.
         group: the processes that train together.
     """
 
-    def __init__(
-        self,
-        progress: Callable[[Epoch], None] | None = None,
-        watch: Watch | None = None,
-        checkpoints: Checkpoints | None = None,
-        group: Group | None = None,
-    ) -> None:
-        self.progress, self.watch, self.checkpoints, self.group = progress, watch, checkpoints, group
+    def __init__(self, callbacks: Any = (), checkpoints: Checkpoints | None = None, group: Group | None = None) -> None:
+        self.callbacks, self.checkpoints, self.group = callbacks, checkpoints, group
         self.count = 0
 
     def __call__(
         self, model: nn.Module, data: Data, config: TrainConfig, validation: Data | None = None
     ) -> list[Epoch]:
-        """Fit a model; an interrupt goes on as `KeyboardInterrupt` once the fit has ended."""
+        """Fit a model; an interrupt is raised again as `KeyboardInterrupt` once the fit has ended."""
         self.count += 1
         part = None if self.checkpoints is None else self.checkpoints.part(f"fit-{self.count:06}")
+        if validation is None:  # nothing to stop on
+            config = replace(config, patience=TrainConfig.patience, monitor="loss")
         records = fit(
-            model,
-            data,
-            config,
-            validation=validation,
-            progress=self.progress,
-            watch=self.watch,
-            checkpoints=part,
-            group=self.group,
+            model, data, config, validation=validation, callbacks=self.callbacks, checkpoints=part, group=self.group
         )
         if records and records[-1].ended == INTERRUPTED:
             raise KeyboardInterrupt
@@ -130,16 +118,15 @@ def choose_penalty(
     """
     x, y = data
     fits = Fits() if fits is None else fits
-    loss = loss_of(y, config)
     tried: list[tuple[float, Tensor, int]] = []
     worse = 0
     models = [make(kept) for kept, _ in splits]
-    config = settle(models[0], data, config)
+    config, loss, _, _, _ = _resolve(models[0], data, config)
     for penalty in penalties:
         losses, epochs = [], []
         for i, (kept, held) in enumerate(splits):
             model = models[i] = models[i] if _continues(models[i]) else make(kept)
-            settled = replace(config, penalty=penalty)
+            settled = replace(config, l2=penalty)
             records = fits(model, (x[kept], y[kept]), settled, validation=(x[held], y[held]))
             held_out = loss.rows(predict(model, x[held]), y[held]).double()
             losses.append(held_out.nan_to_num(nan=math.inf, posinf=math.inf))
@@ -153,23 +140,9 @@ def choose_penalty(
     return [Choice(p, float(held_out.mean()), count, p == chosen) for p, held_out, count in tried]
 
 
-def loss_of(y: Tensor, config: TrainConfig) -> Loss:
-    """Return the loss of a configuration for some targets."""
-    name = config.loss if config.loss != "auto" else "mse" if y.is_floating_point() else "cross_entropy"
-    return make_loss(name, label_smoothing=config.label_smoothing, huber_delta=config.huber_delta)
-
-
-def solver_for(model: nn.Module, rows: int) -> Literal["lbfgs", "adamw"]:
-    """Return the solver that `auto` stands for where a penalty is chosen."""
-    count = trained_count(model)
-    return "lbfgs" if rows * count <= SMALL_PRODUCT and not is_random(model) else "adamw"
-
-
-def settle(model: nn.Module, data: Data, config: TrainConfig) -> TrainConfig:
-    """Return the configuration with every `auto` replaced by what it stands for where a penalty is chosen."""
+def _resolve(model: nn.Module, data: Data, config: TrainConfig) -> Resolved:
     x, y = data
-    solver = solver_for(model, x.shape[0]) if config.solver == "auto" else config.solver
-    return replace(config, loss=cast(Any, loss_of(y, config).name), solver=solver)
+    return resolve(config, model, RowsInfo(x.shape[0], not y.is_floating_point()), selecting=True)
 
 
 def _continues(model: Model) -> bool:
@@ -223,25 +196,24 @@ def _fit_selected(
     fits: Fits,
 ) -> tuple[Model, list[Epoch], list[Choice]]:
     x, y = data
-    settled = settle(model, data, config)
-    solver = settled.solver
-    penalties = PENALTIES if config.penalty is None else (config.penalty,)
-    if solver in MINI_BATCH:
-        penalty = LARGE_PENALTY if config.penalty is None else config.penalty
+    settled, loss, solver, _, _ = _resolve(model, data, config)
+    penalties = PENALTIES if config.l2 is None else (config.l2,)
+    if solver.mini_batch:
+        penalty = LARGE_PENALTY if config.l2 is None else config.l2
         ((kept, held),) = splits(1)
         model = make(kept)
-        settled = replace(settled, penalty=penalty)
+        settled = replace(settled, l2=penalty)
         return model, fits(model, (x[kept], y[kept]), settled, validation=(x[held], y[held])), []
-    if solver == "ridge" and settled.loss == "mse" and config.penalty is None and reason_not_linear(model) is None:
+    if config.l2 is None and solver.chooses_l2(model, loss):
         records = fits(model, data, settled)
         found = records[-1].details
-        return model, records, [Choice(found["penalty"], found["leave_one_out"], 1, True)]
+        return model, records, [Choice(found["l2"], found["leave_one_out"], 1, True)]
     parts = splits(INNER_FOLDS if x.shape[0] <= CROSS_VALIDATED_ROWS else 1)
     choices = choose_penalty(make, data, parts, settled, penalties=penalties, fits=fits)
     records = []
     last = next(i for i, choice in enumerate(choices) if choice.chosen)
     for choice in choices[: last + 1] if _continues(model) else choices[last : last + 1]:
         epochs = min(config.epochs, max(choice.epochs, LEAST_EPOCHS))
-        again = fits(model, data, replace(settled, penalty=choice.penalty, epochs=epochs))
+        again = fits(model, data, replace(settled, l2=choice.l2, epochs=epochs))
         records += [epoch._replace(number=len(records) + i) for i, epoch in enumerate(again, 1)]
-    return model, records, choices if config.penalty is None else []
+    return model, records, choices if config.l2 is None else []

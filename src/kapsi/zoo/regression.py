@@ -21,6 +21,7 @@ from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
 from kapsi.training.engine import fit
 from kapsi.training.prediction import predict_proba
+from kapsi.training.solvers import Ridge
 from kapsi.zoo.base import (
     Case,
     Comparison,
@@ -354,10 +355,9 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
         model,
         (x, targets),
         loss="bernoulli" if single else "cross_entropy",
-        solver="ridge",
-        penalty=1 / (c * max(1, len(labels))),
+        solver=Ridge(tolerance=1e-14),
+        l2=1 / (c * max(1, len(labels))),
         epochs=epochs,
-        tolerance=1e-14,
         seed=0,
     )
     return model.eval()

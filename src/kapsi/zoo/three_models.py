@@ -215,7 +215,7 @@ def _trained(x: Tensor, y: Tensor) -> Model:
     """Return an RPN of the joint normal densities of 1 to 3 inputs, trained on the species."""
     head = HeadSpec(CombinatorialNormal(3), Dense(), LinearRemainder(), bias=True)
     model = calibrate(Model(ModelSpec((4, 3), (LayerSpec((head,)),)), seed=0, dtype=torch.float64), x)
-    fit(model, (x, y), loss="cross_entropy", solver="lbfgs", penalty=1e-3, epochs=50)
+    fit(model, (x, y), loss="cross_entropy", solver="lbfgs", l2=1e-3, epochs=50)
     return model.eval()
 
 

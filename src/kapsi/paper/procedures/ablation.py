@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,8 @@ from kapsi.paper.procedures.dry_run import dry_run, refuse
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, to_dict
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
+from kapsi.training.losses import CrossEntropy
+from kapsi.training.solvers import AdamW
 
 __all__ = ["AblationOptions", "check", "run"]
 
@@ -127,9 +129,8 @@ def _options(run: Run) -> AblationOptions:
 
 
 def _training(options: AblationOptions, seed: int, where: str) -> TrainConfig:
-    fixed = {"loss": "cross_entropy", "solver": "adamw", "seed": seed}
-    config: TrainConfig = coerce(TrainConfig, {**to_dict(options.train), **fixed}, where)
-    return config
+    solver = options.train.solver if isinstance(options.train.solver, AdamW) else AdamW()
+    return replace(options.train, loss=CrossEntropy(), solver=solver, seed=seed)
 
 
 def _predicted(model: Model, x: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from kapsi.paper.procedures.grids import regrid
 from kapsi.reconciliation import LowRank
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
+from kapsi.training.losses import MSE
+from kapsi.training.solvers import LevenbergMarquardt, Ridge
 
 if TYPE_CHECKING:
     from kapsi.paper.procedures.functions import FunctionCandidate, FunctionOptions
@@ -384,7 +386,8 @@ def _stages(trial: Trial, config: TrainConfig) -> list[TrainConfig]:
 
 def _without_restarts(config: TrainConfig) -> TrainConfig:
     """Return a configuration for continuing from the current weights: restarts would draw new weights."""
-    return replace(config, starts=1)
+    solver = config.solver
+    return replace(config, solver=replace(solver, restarts=1)) if isinstance(solver, LevenbergMarquardt) else config
 
 
 def _solve_last_layer(model: Model, rows: FunctionRows) -> None:
@@ -393,7 +396,7 @@ def _solve_last_layer(model: Model, rows: FunctionRows) -> None:
     others = [name for name, p in model.named_parameters() if p.requires_grad and not name.startswith(last)]
     model.freeze(*others)
     try:
-        for _ in train(model, rows.scaled(), TrainConfig(loss="mse", solver="ridge", epochs=1)):
+        for _ in train(model, rows.scaled(), TrainConfig(loss=MSE(), solver=Ridge(), epochs=1)):
             pass
     finally:
         model.freeze(*others, frozen=False)

@@ -39,6 +39,8 @@ from kapsi.reconciliation import Dense, LowRank
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
+from kapsi.training.losses import MSE
+from kapsi.training.solvers import LevenbergMarquardt
 from kapsi.zoo import kan, mlp
 
 __all__ = ["FunctionCandidate", "FunctionOptions", "SuccessiveHalving", "check", "read_options", "run"]
@@ -78,7 +80,7 @@ class FunctionCandidate(Spec):
     mlp: Mapping[str, Any] | None = None
     kan: Mapping[str, Any] | None = None
     trials: int = option(1, minimum=1)
-    training: TrainConfig = TrainConfig(loss="mse", solver="levenberg_marquardt")
+    training: TrainConfig = TrainConfig(loss=MSE(), solver=LevenbergMarquardt())
     place: tuple[tuple[float, float] | None, ...] = ()
     after: str | None = None
     targets: Targets = "standard"

@@ -21,6 +21,7 @@ from kapsi.paper.procedures.ablation import PIXELS
 from kapsi.paper.procedures.classifier_kinds import Augmentation, EpochCallback, FittedClassifier, Labels
 from kapsi.paper.procedures.classifiers import NETWORKS, ClassifierSearch, divided, names_of, read
 from kapsi.paper.procedures.networks import EpochKind
+from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
 __all__ = ["ImageOptions", "check", "flipped", "mixed", "run", "shifted"]
@@ -124,7 +125,9 @@ def _options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
     options: ImageOptions = coerce(ImageOptions, {"data": run.row, **own}, where)
     search = read(options.classifier, others, where, names_of(ImageOptions))
     kind, paper = search.kind, run.protocol == "paper"
-    other_loss = any(isinstance(k, EpochKind) and k.config(0).loss != "cross_entropy" for k in search.kinds())
+    other_loss = any(
+        isinstance(k, EpochKind) and not isinstance(k.config(0).loss, CrossEntropy) for k in search.kinds()
+    )
     network, augmented = kind in NETWORKS, bool(options.shift or options.flip or options.mix)
     problems = (
         (

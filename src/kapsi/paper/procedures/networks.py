@@ -34,6 +34,7 @@ from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit as fit_model
 from kapsi.training.engine import train
 from kapsi.training.prediction import predict, predict_log_proba
+from kapsi.training.resolve import resolve_loss
 from kapsi.zoo import kan, mlp
 
 __all__ = ["EpochKind", "KANClassifier", "MLPClassifier", "ModelClassifier", "Network", "NetworkClassifier"]
@@ -107,7 +108,7 @@ class EpochKind(ClassifierKind):
 
     def config(self, seed: int) -> TrainConfig:
         """Return the training of a run."""
-        return replace(self.train, seed=seed, loss="cross_entropy" if self.train.loss == "auto" else self.train.loss)
+        return replace(self.train, seed=seed, loss=resolve_loss(self.train.loss, classes=True))
 
     def _spec(self, inputs: int, classes: int, where: str) -> ModelSpec:
         try:
@@ -237,13 +238,15 @@ def _train(model: Model | SparseKAN, task: ClassifierTask, config: TrainConfig) 
     """Train a model to the last epoch, or with early stopping if there are validation rows."""
     data: Any = (task.x, task.y)
     if task.augment is not None:
-        data = _augmented(task.x, task.y, config.batch_size or len(task.y), task.augment)
+        data = _augmented(task.x, task.y, getattr(config.solver, "batch_size", None) or len(task.y), task.augment)
+
+    loss = resolve_loss(config.loss, classes=True)
 
     def predict_labels(x: Any) -> Labels:
-        return np.asarray(predict(model, x, config.loss), dtype=np.int64)
+        return np.asarray(predict(model, x, loss), dtype=np.int64)
 
     def scores(x: Any) -> npt.NDArray[np.float32]:
-        return np.asarray(predict_log_proba(model, x, config.loss), dtype=np.float32)
+        return np.asarray(predict_log_proba(model, x, loss), dtype=np.float32)
 
     if task.validation is not None:
         records = fit_model(model, data, config, validation=task.validation)

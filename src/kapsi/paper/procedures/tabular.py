@@ -46,6 +46,7 @@ from kapsi.paper.short_forms import merged, require_known
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
+from kapsi.training.losses import MSE
 from kapsi.zoo import bayesian_network, markov_network
 
 __all__ = [
@@ -195,7 +196,7 @@ def _options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks |
         if run.protocol == "paper" and sum(len(entry.penalties) or 1 for entry in models.candidates) > 1:
             raise SpecError(f"{where}.candidates: the protocol of the paper selects epochs; give one candidate")
         for candidate in _candidates(models, x.shape[1], classes, 0, where):
-            number = candidate.training.loss == "mse"
+            number = isinstance(candidate.training.loss, MSE)
             dry_run(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
         return options, models
     if run.protocol == "paper":
@@ -382,13 +383,13 @@ def _candidates(models: TabularModels, inputs: int, classes: int, seed: int, whe
     for i, entry in enumerate(models.candidates):
         config = replace(entry.training, seed=seed)
         try:
-            spec = entry.model.sized(inputs, 1 if config.loss == "mse" else classes)
+            spec = entry.model.sized(inputs, 1 if isinstance(config.loss, MSE) else classes)
         except SpecError as error:
             raise SpecError(f"{where}.candidates[{i}].model: {error}") from None
-        penalties: Sequence[float | None] = entry.penalties or (config.penalty,)
+        penalties: Sequence[float | None] = entry.penalties or (config.l2,)
         for penalty in penalties:
             name = entry.name + ("" if penalty is None else f", penalty {penalty:g}")
-            candidates.append(TabularCandidate(name, spec, replace(config, penalty=penalty)))
+            candidates.append(TabularCandidate(name, spec, replace(config, l2=penalty)))
     return candidates
 
 
@@ -420,7 +421,7 @@ def _new(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> tuple[
     center, scale = _center_and_scale(x)
     inputs, targets = torch.from_numpy((x - center) / scale), torch.from_numpy(y)
     model = calibrate(Model(candidate.spec, seed=seed, dtype=torch.float64), inputs, targets)
-    if candidate.training.loss == "mse":
+    if isinstance(candidate.training.loss, MSE):
         return _ScaledModel(model, center, scale), inputs, targets.double().unsqueeze(1)
     return _ScaledModel(scale_last_layer(model), center, scale), inputs, targets
 

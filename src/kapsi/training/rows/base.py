@@ -245,16 +245,11 @@ def check_class_weights(loss: Loss, weights: ClassWeights, outputs: int | None, 
     if not loss.classes:
         raise SpecError(f"{where}: class_weights are for losses of classes, and {loss.name} is none; leave them out")
     if isinstance(weights, tuple) and outputs is not None:
-        count = _class_count(loss, outputs, where)
+        count = loss.class_count(outputs, where)
         if len(weights) != count:
             raise SpecError(
                 f"{where}: class_weights has {len(weights)} weights for {count} classes; give one for each class"
             )
-
-
-def _class_count(loss: Loss, outputs: int, where: str) -> int:
-    counting: Any = loss  # the losses of classes have it
-    return int(counting.count(outputs, where))
 
 
 class Free(NamedTuple):
@@ -334,8 +329,8 @@ class Settings:
         if outputs is None:  # as many as make the targets fit, so that the rest is checked
             columns = 1 if y.dim() < 2 else int(y.shape[1])
             most = int(y.max()) + 1 if self.loss.classes and len(y) and not y.is_floating_point() else 2
-            outputs = max(2, most) if self.loss.classes else columns * (2 if self.loss.name == "gaussian" else 1)
-        self.loss.check(y, outputs, self.where)
+            outputs = max(2, most) if self.loss.classes else columns * self.loss.outputs_per_target
+        self.loss.check_targets(y, outputs, self.where)
 
     def check_weights(self, weight: Tensor | None, named: Callable[[int], str]) -> None:
         """Raise a `SpecError` where weights are negative or not finite."""
@@ -403,7 +398,7 @@ def _weigh(
     factors: np.ndarray[Any, Any] | None = None
     if class_weights is not None:
         outputs = settings.outputs
-        size = max(len(counts), 0 if outputs is None else _class_count(settings.loss, outputs, where))
+        size = max(len(counts), 0 if outputs is None else settings.loss.class_count(outputs, where))
         counts, sums = np.pad(counts, (0, size - len(counts))), np.pad(sums, (0, size - len(sums)))
         if isinstance(class_weights, str):
             # A class without rows gets no weight: there is nothing to be weighed.

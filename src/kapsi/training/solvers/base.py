@@ -1,4 +1,4 @@
-"""What a solver is given and what it gives: the one protocol between the engine and the ways to lower a loss."""
+"""Solvers: the options of each, and the one protocol between the engine and a running solver."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from kapsi.training.config import TrainConfig
+from kapsi.function import Function
 from kapsi.training.data import Batch, Rows
 from kapsi.training.distributed import Group
 from kapsi.training.losses import Loss
 from kapsi.training.penalties import Penalties
 
-__all__ = ["SOLVERS", "NotFinite", "Report", "Solver", "State", "Task"]
+if TYPE_CHECKING:
+    from kapsi.training.config import TrainConfig
+
+__all__ = ["NotFinite", "Report", "Solver", "SolverRun", "State", "Task", "pack", "seeded", "unpack"]
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient that is not finite; the engine finds the layer it comes from and says so to the user.
+    """A loss or a gradient that is not finite; the engine finds the layer that causes it.
 
     Args:
         statistic: `loss` or `gradient`.
-        batch: the rows it was met with.
+        batch: the rows at hand.
     """
 
     def __init__(self, statistic: str, batch: Batch) -> None:
@@ -34,16 +38,16 @@ class NotFinite(ArithmeticError):
 
 @dataclass
 class Task:
-    """What is to be minimized: the mean over rows of weighted losses, plus penalties.
+    """The objective: the mean over rows of weighted losses, plus penalties.
 
     Args:
-        model: maps `(rows, m)` to `(rows, n)`; the one whose parameters are trained, in place.
+        model: maps `(rows, m)` to `(rows, n)`; its parameters are trained in place.
         rows: the training rows; their weights have mean one.
         loss: of a row.
         penalties: of the parameters.
-        config: with no `auto` left in it.
+        config: without `auto`.
         group: the processes that train together.
-        call: what is called for the outputs: the model, or what was compiled or wrapped of it.
+        call: called for the outputs: the model, or its compiled or wrapped form.
     """
 
     model: nn.Module
@@ -55,23 +59,23 @@ class Task:
     call: Callable[..., Tensor]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that are trained."""
+        """Return the trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
-"""What a solver must know to go on exactly: tensors, and plain data that JSON can hold (numbers, texts, lists)."""
+"""The state of a solver, sufficient to resume exactly: tensors, and plain data for JSON (numbers, texts, lists)."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a solver says after an epoch.
+    """The report of a solver on an epoch.
 
     Args:
         loss: mean training loss without penalties: over the epoch for mini-batches, at the end of it for others.
-        learning_rate: the last one, None where there is none.
+        learning_rate: the last one, None without any.
         details: further numbers for the record: damping, the chosen penalty, the norm of the gradient.
-        ended: why training is over, or None.
+        ended: reason for the end of training, or None.
     """
 
     loss: float
@@ -80,26 +84,49 @@ class Report:
     ended: str | None = None
 
 
-class Solver(ABC):
-    """One way to lower the loss, made anew for each training run; a subclass registers itself by its name.
+class Solver(Function, role="solver"):
+    """The options of a way to lower the loss; a subclass must define `start`.
 
-    The engine calls `steps(number)` for each epoch, from 1 on, and after it `report()`. Between two steps it may take
-    `state()`; after `restore(state)` in a new process, `steps(number, start)` goes on with the step after `start` that were
-    taken, and everything after it is bit-equal to what it would have been.
+    `kapsi.training.solvers.MiniBatch` is a base for solvers with an optimizer of torch, whose only method is `optimizer`.
     """
 
-    name: ClassVar[str]
-    distributed: ClassVar[bool] = True
-    """Whether rows may be shared among processes."""
+    default_kind: ClassVar[str | None] = "adamw"
+    mini_batch: ClassVar[bool] = False
+    """Steps on some of the rows: models stay in float32, a share of the rows is held out to choose the number of epochs."""
+    distributed: ClassVar[bool] = False
+    """Parameters may be divided among processes."""
+
+    @abstractmethod
+    def start(self, task: Task) -> SolverRun:
+        """Return the running solver of a task.
+
+        Raises:
+            SpecError: a model, a loss, penalties or rows that the solver cannot train.
+        """
+
+    def prepare(self, model: nn.Module, group: Group) -> Callable[..., Tensor]:
+        """Return the callable for the outputs of a model, wrapped or compiled if the solver needs it."""
+        return model
+
+    def schedules_epochs(self) -> bool:
+        """Return whether steps depend on the planned number of epochs, so that a resumed run cannot change it."""
+        return False
+
+    def chooses_l2(self, model: nn.Module, loss: Loss) -> bool:
+        """Return whether the solver chooses the L2 penalty of a model if none is set."""
+        return False
+
+
+class SolverRun(ABC):
+    """A running solver, one for each training run.
+
+    The engine calls `steps(number)` for each epoch, from 1 on, and after it `report()`. Between two steps it may take
+    `state()`; after `restore(state)` in a new process, `steps(number, start)` continues with the step after the first
+    `start`, and the rest of the run is bitwise identical to an uninterrupted one.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
-
-    def __init_subclass__(cls, name: str = "", **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if name:
-            cls.name = name
-            SOLVERS[name] = cls
 
     @abstractmethod
     def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
@@ -111,23 +138,64 @@ class Solver(ABC):
 
     @abstractmethod
     def report(self) -> Report:
-        """Return what came of the epoch."""
+        """Return the report on the epoch."""
 
     @abstractmethod
     def state(self) -> State:
-        """Return what is needed to go on, beside the weights of the model: not copied, to be written at once."""
+        """Return the state beside the weights of the model: not copied, to be written at once."""
 
     @abstractmethod
     def restore(self, state: State) -> None:
-        """Go on from a state; the weights of the model are those of that moment already."""
+        """Continue from a state; the weights of the model have been restored before."""
 
     def length(self) -> int | None:
-        """Return the number of steps of an epoch, None where it is not known."""
+        """Return the number of steps of an epoch, None if it is unknown."""
         return 1
+
+    def step_loss(self) -> float | None:
+        """Return the loss of the last step, None if it is only known at the end of the epoch."""
+        return None
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model has the weights to be judged and kept, such as averaged ones."""
         return contextlib.nullcontext()
 
 
-SOLVERS: dict[str, type[Solver]] = {}
+# ------------------------------------------------------------------------------------------------ shared by solvers
+
+
+def seeded(devices: list[int], *parts: int) -> None:
+    """Seed the generators of torch for one step, identified by numbers; the caller restores their state."""
+    seed = 0
+    for part in parts:
+        seed = (seed * 0x9E3779B97F4A7C15 + part + 0x632BE59BD9B4E019) & 0x7FFFFFFFFFFFFFFF
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        torch.cuda.default_generators[device].manual_seed(seed)
+
+
+def pack(value: Any, tensors: dict[str, Tensor], prefix: str = "") -> Any:
+    """Return nested dictionaries and lists as plain data for JSON; move tensors to `tensors`, with their paths as keys."""
+    if isinstance(value, Tensor):
+        tensors[prefix] = value
+        return {"tensor": prefix}
+    if isinstance(value, dict):
+        return {
+            "items": [
+                [key, pack(item, tensors, f"{prefix}.{key}" if prefix else str(key))] for key, item in value.items()
+            ]
+        }
+    if isinstance(value, list | tuple):
+        return {"list": [pack(item, tensors, f"{prefix}.{i}") for i, item in enumerate(value)]}
+    return value
+
+
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return the inverse of `pack`; tuples become lists."""
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "list" in value:
+        return [unpack(item, tensors) for item in value["list"]]
+    return {key: unpack(item, tensors) for key, item in value["items"]}

@@ -29,9 +29,6 @@ CHUNK = 2**22
 BASIS_AT_ONCE = 64
 """Unknowns per forward pass of a design."""
 
-SEPARATE = ("mse", "huber", "bernoulli")
-"""Losses with a diagonal curvature."""
-
 LEAST_PIVOT = 1e-6
 """Smallest Cholesky pivot of a system with unit diagonal; below it, linearly dependent columns are removed by eigenvalues."""
 
@@ -157,8 +154,8 @@ class ColumnBlock(Block):
 
     def __init__(self, design: LinearDesign, loss: Loss) -> None:
         self.linear = design
-        coupled = loss.name not in SEPARATE
-        self.shifts = loss.name == "cross_entropy"
+        coupled = not loss.separable
+        self.shifts = loss.shift_invariant
         n, width = design.outputs, design.columns + design.constant
         self.groups = [list(range(n))] if coupled else [[j] for j in range(n)]
         size = width * len(self.groups[0])

@@ -141,7 +141,7 @@ class Objective:
 
     def _l2_diagonal(self) -> Tensor:
         """Return the diagonal of the Hessian of the L2 penalty, `(P,)`."""
-        strength = self.task.config.penalty
+        strength = self.task.config.l2
         diagonal = torch.zeros(self.count, dtype=torch.float64, device=self.device)
         if strength:
             start = {id(p): at for p, at in zip(self.task.parameters(), offsets(self.sizes), strict=True)}

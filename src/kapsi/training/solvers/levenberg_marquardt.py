@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.errors import SpecError
+from kapsi.function import option
 from kapsi.modules import Head, Layer, Model
-from kapsi.training.solvers.base import NotFinite, Report, Solver, State, Task
+from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
 from kapsi.training.solvers.jacobian import Objective, Point, parameter_vector
 
 __all__ = ["LevenbergMarquardt"]
@@ -109,7 +110,28 @@ class _Starts:
 _TENSORS = tuple(field.name for field in fields(_Starts) if field.name != "reasons")
 
 
+@dataclass(frozen=True)
 class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
+    """Levenberg–Marquardt: damped Gauss–Newton steps on all rows, in float64, from several initial values at the same time.
+
+    For models that are the same function of each row, and losses with a curvature.
+
+    Args:
+        restarts: number of initial values, trained as one batch; the first is that of the model.
+        tolerance: relative change of the loss in 10 iterations below which training ends.
+
+    Source: Moré, The Levenberg–Marquardt algorithm (1978); Nielsen, Damping parameter in Marquardt's method (1999); Transtrum and
+        Sethna, Improvements to the Levenberg–Marquardt algorithm (arXiv 1201.5885).
+    """
+
+    restarts: int = option(1, minimum=1, maximum=4096)
+    tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
+
+    def start(self, task: Task) -> SolverRun:
+        return LevenbergMarquardtRun(task, self)
+
+
+class LevenbergMarquardtRun(SolverRun):
     """Damped Gauss–Newton steps with geodesic acceleration on all rows, in float64 for any dtype of the model.
 
     An epoch is an iteration: damping grows until a step lowers the objective. Several starts are solved as one batch, each with a
@@ -129,8 +151,9 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
         Fast curvature matrix-vector products (2002).
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, options: LevenbergMarquardt) -> None:
         super().__init__(task)
+        self.options = options
         self._check()
         self._objective: Objective | None = None
         self._starts: _Starts | None = None
@@ -152,7 +175,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
             raise SpecError(
                 f"levenberg_marquardt: the model must map each row independently; {problem}; remove it, or use solver adamw"
             )
-        for name in ("l1", "group_sparsity"):
+        for name in ("l1", "group_l1"):
             if getattr(config, name):
                 raise SpecError(
                     f"levenberg_marquardt: TrainConfig({name}={getattr(config, name)}) has no second derivative; use solver "
@@ -174,14 +197,14 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
     def objective(self) -> Objective:
         """The objective, created on first use: buffers of the model may change before, as by a checkpoint."""
         if self._objective is None:
-            self._objective = Objective(self.task, self.task.config.starts)
+            self._objective = Objective(self.task, self.options.restarts)
         return self._objective
 
     @property
     def starts(self) -> _Starts:
         """The state of all starts, drawn on first use."""
         if self._starts is None:
-            objective, count = self.objective, self.task.config.starts
+            objective, count = self.objective, self.options.restarts
             vectors = [parameter_vector(self.task.model), *(self._initial_values(i) for i in range(1, count))]
             like: dict[str, Any] = {"dtype": torch.float64, "device": objective.device}
             self._starts = _Starts(
@@ -217,7 +240,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
             if not _reset(model, torch.Generator().manual_seed(seed)):
                 raise SpecError(
                     "levenberg_marquardt: several starts need new initial values, and no module of the model has "
-                    "reset_parameters; use starts=1"
+                    "reset_parameters; use restarts=1"
                 )
             for tensor, value in zip(fixed, values, strict=True):
                 tensor.copy_(value)
@@ -389,7 +412,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
 
     def _check_convergence(self) -> None:
         """End converged starts, and choose the best start."""
-        starts, tolerance = self.starts, self.task.config.tolerance
+        starts, tolerance = self.starts, self.options.tolerance
         changed = (starts.reference - starts.objective) > tolerance * starts.reference.abs()
         starts.idle = torch.where(changed, 0, starts.idle + 1)
         starts.reference = torch.where(changed, starts.objective, starts.reference)

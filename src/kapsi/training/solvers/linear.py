@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from kapsi.modules import Head, Layer, Model, Store
 from kapsi.process import BatchNorm, Process
 from kapsi.reconciliation import Masked, Reconciliation, ZeroReconciliation
 from kapsi.remainder import ExpansionRemainder, LinearRemainder, Remainder, ZeroRemainder
-from kapsi.training.config import TrainConfig
 from kapsi.training.penalties import Penalties
 from kapsi.weights import DenseWeights, Weights
+
+if TYPE_CHECKING:
+    from kapsi.training.config import TrainConfig
 
 __all__ = [
     "LinearDesign",
@@ -394,7 +396,7 @@ class LinearDesign:
                     "ridge: smoothness with several heads on one κ needs dense ψ with equal numbers of channels, or masked ψ with "
                     "one channel; use solver lbfgs"
                 )
-        penalties = Penalties(self.model, replace(self.config, penalty=0.0))
+        penalties = Penalties(self.model, replace(self.config, l2=0.0))
         members = [member.parameter for part in self.parts for member in part.members]
         before = self.coefficients()
         hessian = torch.zeros(len(columns), len(columns), dtype=torch.float64, device=self.device)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kapsi.errors import SpecError
+from kapsi.function import option
 from kapsi.training.data import Batch
-from kapsi.training.losses import LOSSES, Loss
+from kapsi.training.losses import Loss, losses_with
 from kapsi.training.penalties import Penalties
-from kapsi.training.solvers.base import NotFinite, Report, Solver, State, Task
+from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
 from kapsi.training.solvers.blocks import Block, ColumnBlock, Totals, rows_at_once, tensor_blocks
 from kapsi.training.solvers.least_squares import Columns, Dual, Factored, Pattern, Stored, Streamed, sums_of
 from kapsi.training.solvers.linear import LinearDesign, NotLinear, reason_not_linear, structure, widened
@@ -83,6 +85,7 @@ def reason_not_closed(model: nn.Module, count: int | None, processes: int = 1) -
     return None if method_for(width, count, processes, False) else f"it has {_too_many(width)}"
 
 
+@dataclass(frozen=True)
 class Ridge(Solver, name="ridge"):
     """Closed form or few steps for models linear in their trained parameters; in float64 for any dtype of the model.
 
@@ -90,29 +93,45 @@ class Ridge(Solver, name="ridge"):
 
     - Model linear in all parameters jointly (see `reason_not_linear`), `mse`: the exact minimum, in one epoch. Small problems
       use orthogonal transformations of κ(x), others sums over the rows without κ(x) in memory, or the Gram matrix of few rows.
-      Without `penalty`, λ is the best of 53 values by the exact leave-one-out error. `penalty=0` is the limit of small λ: the
+      Without `l2`, λ is the best of 53 values by the exact leave-one-out error. `l2=0` is the limit of small λ: the
       minimum of least norm.
     - The same model, another loss with curvature: one damped Newton step per epoch; for `cross_entropy` and `bernoulli` this
-      is iteratively reweighted least squares. The penalized loss never rises. Without `penalty`, λ is one over the number of
+      is iteratively reweighted least squares. The penalized loss never rises. Without `l2`, λ is one over the number of
       rows, as in scikit-learn's `LogisticRegression`.
     - Model linear in each tensor (ψ of low rank, Kronecker products, any ψ with `multilinear = True`): alternating least
       squares, one tensor of each ψ at a time together with all linear parameters. An epoch is a sweep over all tensors; the
-      penalized loss never rises. Directions without effect keep their values. Without `penalty`, λ is zero.
+      penalized loss never rises. Directions without effect keep their values. Without `l2`, λ is zero.
+
+    Args:
+        tolerance: relative decrease of the penalized loss below which training ends; without effect on closed forms.
+    """
+
+    tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
+
+    def start(self, task: Task) -> SolverRun:
+        return RidgeRun(task, self)
+
+    def chooses_l2(self, model: nn.Module, loss: Loss) -> bool:
+        return loss.closed_form and reason_not_linear(model) is None
+
+
+class RidgeRun(SolverRun):
+    """A run of ridge.
 
     Raises:
         SpecError: an unsupported model, loss, penalty or size; the message names alternatives.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, options: Ridge) -> None:
         super().__init__(task)
         config = task.config
-        for name in ("l1", "group_sparsity"):
+        for name in ("l1", "group_l1"):
             if getattr(config, name):
                 raise SpecError(f"ridge: {name} is not quadratic; use solver adamw or sgd, or {name}=0")
-        if type(task.loss).curvature is Loss.curvature:
-            having = ", ".join(name for name, kind in LOSSES.items() if kind.curvature is not Loss.curvature)
+        if not task.loss.has_curvature:
             raise SpecError(
-                f"ridge: {task.loss.name} has no curvature; losses with curvature: {having}; or use solver lbfgs or adamw"
+                f"ridge: {task.loss.name} has no curvature; losses with curvature: {losses_with('curvature')}; "
+                "or use solver lbfgs or adamw"
             )
         self.wide = widened(task.model)
         try:
@@ -127,13 +146,13 @@ class Ridge(Solver, name="ridge"):
             if config.smoothness:
                 raise SpecError("ridge: smoothness needs dense or masked ψ; use solver lbfgs")
             blocks: list[Block] = list(tensor_blocks(parts, Penalties(self.wide, config)))
-            self.work = _Iterated(task, blocks, 0.0 if config.penalty is None else config.penalty)
+            self.work = _Iterated(task, blocks, 0.0 if config.l2 is None else config.l2, options.tolerance)
         else:
             design = LinearDesign(self.wide, config)
-            if task.loss.name == "mse":
+            if task.loss.closed_form:
                 self.work = _Closed(task, design)
             else:
-                self.work = _Iterated(task, [ColumnBlock(design, task.loss)], config.penalty)
+                self.work = _Iterated(task, [ColumnBlock(design, task.loss)], config.l2, options.tolerance)
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
         if start < 1:
@@ -233,13 +252,13 @@ class _Closed:
                 problems.append(Dual(chunks, sums, pattern, constant))
             else:
                 problems.append(Streamed(chunks, sums, pattern, constant, group))
-        penalty = config.penalty
+        penalty = config.l2
         if penalty is None:
             penalty, error = choose_penalty(problems, like)
-            self.details = {"penalty": penalty, "leave_one_out": error}
+            self.details = {"l2": penalty, "leave_one_out": error}
             origin = "λ has the least leave-one-out error"
         else:
-            self.details = {"penalty": penalty}
+            self.details = {"l2": penalty}
             origin = "λ is fixed"
         theta = like.new_zeros(design.outputs, design.columns)
         for pattern, problem in zip(patterns, problems, strict=True):
@@ -287,10 +306,11 @@ class _Iterated:
         task: model, rows, loss and penalties.
         blocks: the blocks of unknowns.
         penalty: λ; None for one over the number of rows.
+        tolerance: relative change of the penalized loss that ends the run.
     """
 
-    def __init__(self, task: Task, blocks: list[Block], penalty: float | None) -> None:
-        self.task, self.blocks, self.penalty = task, blocks, penalty
+    def __init__(self, task: Task, blocks: list[Block], penalty: float | None, tolerance: float) -> None:
+        self.task, self.blocks, self.penalty, self.tolerance = task, blocks, penalty, tolerance
         self.loss, self.details = math.nan, dict[str, float]()
         self.ended: str | None = None
         self.stored: list[tuple[Batch, Any]] | None = None
@@ -337,7 +357,6 @@ class _Iterated:
 
     @torch.no_grad()
     def step(self) -> None:
-        config = self.task.config
         if self.passed is None:
             self.passed = self._pass(self.blocks[0])
         before = self.passed
@@ -350,19 +369,19 @@ class _Iterated:
             changed |= bool(step.any())
         after = self.passed
         self.loss = after.loss
-        self.details = {"penalty": self.penalty or 0.0, "penalized_loss": after.total}
+        self.details = {"l2": self.penalty or 0.0, "penalized_loss": after.total}
         change = before.total - after.total
         if self._diverges(step, after, change):
             self.ended = (
                 "the classes are separable and there is no penalty, so the weights diverge; the model has those of the last step; "
-                "set penalty above 0"
+                "set l2 above 0"
             )
         elif after.total == 0:
             self.ended = "the loss is zero"
         elif not changed:
             self.ended = "no step lowers the penalized loss further"
-        elif change <= config.tolerance * abs(after.total):
-            self.ended = f"the relative decrease of the penalized loss was below {config.tolerance:g}"
+        elif change <= self.tolerance * abs(after.total):
+            self.ended = f"the relative decrease of the penalized loss was below {self.tolerance:g}"
 
     def _advance(self, block: Block, following: Block) -> Tensor:
         """Take the longest step in a block that lowers the loss, evaluate the following block, and return the step."""
@@ -386,9 +405,9 @@ class _Iterated:
     def _diverges(self, step: Tensor, after: _Pass, change: float) -> bool:
         """Return whether Newton steps keep their length although the loss hardly falls: there is no minimum."""
         loss, block = self.task.loss, self.blocks[0]
-        if self.penalty or loss.name not in ("cross_entropy", "bernoulli") or len(self.blocks) > 1:
+        if self.penalty or not loss.unbounded or len(self.blocks) > 1:
             return False
-        if after.loss > SEPARATED_LOSS and change > self.task.config.tolerance * abs(after.total):
+        if after.loss > SEPARATED_LOSS and change > self.tolerance * abs(after.total):
             return False
         largest = 0.0
         for _, design in self._designs(block):

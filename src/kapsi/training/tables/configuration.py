@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from kapsi.data.tabular import (
     Preprocessing,
@@ -16,13 +16,14 @@ from kapsi.data.tabular import (
 )
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor
-from kapsi.function import Spec, option
+from kapsi.function import Spec, catalogue, option
 from kapsi.modules import Model
 from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
-from kapsi.training.selection import solver_for
+from kapsi.training.losses import Loss
+from kapsi.training.resolve import RowsInfo, resolve
 
 __all__ = ["RunConfig", "TableConfig", "default_spec"]
 
@@ -41,6 +42,8 @@ class TableConfig(Spec):
         folds: number of folds of the cross-validation, None for a single validation part.
         strict: refuse rows without a target instead of dropping them.
         drop: names of columns to leave out.
+        validation_fraction: fraction of the rows held out for the scores, if there are no folds.
+        early_stopping_fraction: fraction of the training rows held out for early stopping, if there is no cross-validation.
     """
 
     target: str
@@ -48,6 +51,8 @@ class TableConfig(Spec):
     folds: int | None = option(None, minimum=2)
     strict: bool = False
     drop: tuple[str, ...] = ()
+    validation_fraction: float = option(0.2, minimum=0.05, maximum=0.9)
+    early_stopping_fraction: float = option(0.15, minimum=0.05, maximum=0.5)
 
 
 @dataclass(frozen=True)
@@ -90,15 +95,21 @@ def settle(problem: Problem, config: RunConfig) -> RunConfig:
     """
     width, outputs = len(Preprocessing.fit(problem.features).names()), len(problem.classes or (0,))
     model, training = config.model or default_spec(width), config.training
-    allowed = ("mse", "huber") if problem.classes is None else ("cross_entropy",)
-    if training.loss not in ("auto", *allowed):
-        known = " or ".join(("auto", *allowed))
-        raise SpecError(f"training.loss: {training.loss} does not go with {problem.task}; take {known}")
-    loss = cast(Literal["mse", "huber", "cross_entropy"], allowed[0] if training.loss == "auto" else training.loss)
+    classes = problem.classes is not None
+    if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
+        known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
+        raise SpecError(f"training.loss: {training.loss.name} does not go with {problem.task}; take {known}")
     sized = Model(model.sized(width, outputs), device="meta")
-    solver = solver_for(sized, len(problem.y)) if training.solver == "auto" else training.solver
+    training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
-    return RunConfig(table, model, replace(training, loss=loss, solver=solver))
+    return RunConfig(table, model, training)
+
+
+def _suits(kind: type[Any], classes: bool) -> bool:
+    """Return whether a loss gives a table its predictions: the numbers themselves, or probabilities of classes."""
+    if classes:
+        return bool(kind.classes) and kind.log_probabilities is not Loss.log_probabilities
+    return not kind.classes and not kind.discrete and kind.outputs_per_target == 1
 
 
 def default_for(path: str | Path, config: TableConfig) -> ModelSpec:

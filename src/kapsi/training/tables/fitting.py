@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,10 @@ from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.distributed import Group
-from kapsi.training.engine import MINI_BATCH, Watch
 from kapsi.training.logs import LogName
-from kapsi.training.records import Epoch
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
+from kapsi.training.solvers import Solver
 from kapsi.training.tables.configuration import RunConfig, settle
 from kapsi.training.tables.model import Fitted, TableModel
 from kapsi.training.tables.run_folder import log_epochs, log_part, write_run
@@ -45,10 +44,6 @@ __all__ = ["FitReport", "fit_table"]
 
 LEAST_WORK = 10.0
 """Seconds after which an interrupted run leaves checkpoints: what takes less is done again as fast."""
-
-
-Progress = Callable[[str, Epoch], None]
-"""Called after each epoch with the name of the part that is fitted."""
 
 
 def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, fits: Fits | None = None) -> Fitted:
@@ -68,7 +63,7 @@ def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, f
     x = torch.from_numpy(inputs)
     y = torch.from_numpy(problem.y[rows]) if scale is None else torch.from_numpy(scale.apply(problem.y[rows]))
     # Small problems in float64, where solvers on all rows converge to the last digits and results repeat.
-    dtype = torch.float32 if config.training.solver in MINI_BATCH else torch.float64
+    dtype = torch.float32 if cast(Solver, config.training.solver).mini_batch else torch.float64
     x = x.to(dtype)
     y = y if scale is None else y.to(dtype)
 
@@ -84,7 +79,7 @@ def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, f
             held = folds(problem.y[rows], count, classes=classes, seed=seed)
             pairs = [(np.setdiff1d(np.arange(len(rows)), part), part) for part in held]
         else:
-            pairs = [split(problem.y[rows], config.training.stopping, classes=classes, seed=seed)]
+            pairs = [split(problem.y[rows], config.table.early_stopping_fraction, classes=classes, seed=seed)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
     model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
@@ -120,8 +115,7 @@ def fit_table(
     output: str | Path | None = None,
     *,
     overwrite: bool = False,
-    progress: Progress | None = None,
-    watch: Watch | None = None,
+    callbacks: Any = (),
     checkpoints: Checkpoints | None = None,
     logs: Sequence[LogName] = (),
     group: Group | None = None,
@@ -137,8 +131,7 @@ def fit_table(
         config: what, and how.
         output: the run folder; by default `runs/` and the table's name, with a number where that is taken.
         overwrite: replace an old run.
-        progress: called after each epoch.
-        watch: called after each step.
+        callbacks: as for `kapsi.fit`; their method `on_part`, if any, gets the name of each part of the rows before its fits.
         checkpoints: how often the run is written down, and whether it is to go on; the folder is beside that of the run, and
             deleted when the run is there.
         logs: further logs of the epochs in the run folder, beside its `metrics.jsonl`.
@@ -162,7 +155,7 @@ def fit_table(
         raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
     seed = config.training.seed
     if choice.folds is None:
-        parts = [split(problem.y, config.training.validation, classes=classes, seed=seed)]
+        parts = [split(problem.y, choice.validation_fraction, classes=classes, seed=seed)]
     else:
         tests = folds(problem.y, choice.folds, classes=classes, seed=seed)
         parts = [(np.setdiff1d(np.arange(count), test), test) for test in tests]
@@ -173,7 +166,10 @@ def fit_table(
 
     def fits(name: str) -> Fits:
         part = None if checkpoints is None else checkpoints.part(name.replace(" ", "-"))
-        return Fits(None if progress is None else _named(progress, name), watch, part, group)
+        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
+            if hasattr(callback, "on_part"):
+                callback.on_part(name)
+        return Fits(callbacks, part, group)
 
     with contextlib.ExitStack() as stack:
         run = log = None
@@ -232,7 +228,3 @@ def _beside(where: Path, checkpoints: Checkpoints, table: str | Path, overwrite:
     with open(table, "rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     return replace(checkpoints, folder=folder, context={"the table": digest}, least=LEAST_WORK)
-
-
-def _named(progress: Progress, name: str) -> Callable[[Epoch], None]:
-    return lambda epoch: progress(name, epoch)

@@ -15,6 +15,8 @@ from kapsi.modules import Model
 from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
+from kapsi.training.losses import Hinge, SquaredHinge
+from kapsi.training.solvers import LBFGS, AdamW
 from kapsi.zoo.kernel_svm.convert import KernelOptions, machine
 from kapsi.zoo.kernel_svm.data import ClassWeight, costs, dense_inputs, gamma_of, targets_of
 from kapsi.zoo.kernel_svm.dual import DualOptions, DualProgress, classification, regression, solve_dual
@@ -173,12 +175,12 @@ def fit_primal(
                 parameter.zero_()
     data = (inputs, torch.from_numpy(target).long(), torch.from_numpy(cost))
     plain = loss == "hinge"
-    config = TrainConfig(loss="squared_hinge", solver="lbfgs", penalty=1 / float(cost.sum()), tolerance=0.0, seed=seed)
+    config = TrainConfig(loss=SquaredHinge(), solver=LBFGS(tolerance=0.0), l2=1 / float(cost.sum()), seed=seed)
     fit(machine, data, config, epochs=FIRST_EPOCHS if plain or epochs is None else epochs)
     if plain:
         # A step of AdamW has about the size of the learning rate.
         rate = LEARNING_SHARE * max(float(p.detach().abs().max()) for p in machine.parameters())
         rate = min(max(rate, 1e-6), 1e3)
-        config = replace(config, loss="hinge", solver="adamw", batch_size=None, learning_rate=rate)
+        config = replace(config, loss=Hinge(), solver=AdamW(batch_size=None, learning_rate=rate))
         fit(machine, data, config, epochs=HINGE_EPOCHS if epochs is None else epochs)
     return machine

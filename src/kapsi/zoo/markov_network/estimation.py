@@ -327,7 +327,7 @@ def _conditional(
     model = discrete_model(tables, sizes, label, outside)
     inputs = torch.cat((codes[:, :label], codes[:, label + 1 :]), 1).double()
     train(
-        model, (inputs, codes[:, label], weight), loss="cross_entropy", solver="lbfgs", penalty=penalty, epochs=steps,
+        model, (inputs, codes[:, label], weight), loss="cross_entropy", solver="lbfgs", l2=penalty, epochs=steps,
         validation=None,
     )  # fmt: skip
     return model.eval()

@@ -1,0 +1,232 @@
+"""Metrics of a model on some rows, beside the loss: from sums over rows, so that parts of the rows add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kapsi.errors import SpecError
+from kapsi.function import Function
+from kapsi.training.losses import Loss, columns_of, name_of
+
+__all__ = ["AUC", "F1", "MAE", "R2", "RMSE", "Accuracy", "CallableMetric", "LogLoss", "Metric", "default_metrics"]
+
+
+class Metric(Function, role="metric"):
+    """A number that judges predictions; a subclass must define `rows`, or `sums` and `value`.
+
+    The default is the weighted mean of `rows`. Early stopping on a metric follows `greater_is_better`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import kapsi as kp
+        >>> @dataclass(frozen=True)
+        ... class Within(kp.Metric, name="within"):
+        ...     tolerance: float = 0.1
+        ...     greater_is_better = True
+        ...     def rows(self, prediction, target):
+        ...         return ((prediction - target.reshape(prediction.shape)).abs() <= self.tolerance).double().mean(1)
+        >>> kp.TrainConfig(metrics={"kind": "within", "tolerance": 0.5}).metrics
+        (Within(tolerance=0.5),)
+    """
+
+    greater_is_better: ClassVar[bool] = False
+    discrete: ClassVar[bool | None] = None
+    """Whether predictions have to be classes (True) or numbers (False); None for both."""
+    gathered: ClassVar[bool] = False
+    """Whether `sums` needs all rows at once, because those of parts do not add up."""
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the value of each row, `(rows,)`, from the decisions of the loss."""
+        raise SpecError(f"the metric {self.name} defines neither rows nor sums and value")
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        """Return sums over rows in float64, a vector of fixed length."""
+        values = self.rows(loss.decide(output), target).double()
+        w = torch.ones_like(values) if weight is None else weight.double()
+        return torch.stack([w.sum(), w @ values])
+
+    def value(self, sums: list[float]) -> float:
+        """Return the metric from its sums over all rows."""
+        return sums[1] / sums[0]
+
+    def check_loss(self, loss: Loss) -> None:
+        """Raise a `SpecError` if predictions of a loss have no such metric."""
+        if self.discrete is not None and self.discrete != (loss.classes or loss.discrete):
+            kind, other = ("classes", "numbers") if self.discrete else ("numbers", "classes")
+            raise SpecError(
+                f"metrics: {self.name} is a metric of {kind}, and {loss.name} predicts {other}; leave it out"
+            )
+
+    @classmethod
+    def of_callable(cls, function: Callable[..., Any]) -> Self | None:
+        return CallableMetric(function) if cls is Metric else None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric, name="accuracy"):
+    """Share of rows whose class is predicted; of several zeros and ones a row, the share of correct ones."""
+
+    greater_is_better: ClassVar[bool] = True
+    discrete: ClassVar[bool | None] = True
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        truth = target > 0.5 if target.is_floating_point() else target
+        return (columns_of(prediction) == columns_of(truth)).double().mean(1)
+
+
+@dataclass(frozen=True)
+class RMSE(Metric, name="rmse"):
+    """Root mean squared error, in the unit of the target; the mean over several targets is below the root."""
+
+    discrete: ClassVar[bool | None] = False
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return (columns_of(prediction).double() - columns_of(target).double()).square().mean(1)
+
+    def value(self, sums: list[float]) -> float:
+        return math.sqrt(sums[1] / sums[0])
+
+
+@dataclass(frozen=True)
+class MAE(Metric, name="mae"):
+    """Mean absolute error, in the unit of the target; the mean over several targets."""
+
+    discrete: ClassVar[bool | None] = False
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return (columns_of(prediction).double() - columns_of(target).double()).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class R2(Metric, name="r2"):
+    """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both averaged over several targets.
+
+    For constant targets it is 1 if they are met exactly, else 0.
+    """
+
+    greater_is_better: ClassVar[bool] = True
+    discrete: ClassVar[bool | None] = False
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        values = columns_of(target).double()
+        squares = (columns_of(loss.decide(output)).double() - values).square().mean(1)
+        w = torch.ones_like(squares) if weight is None else weight.double()
+        return torch.cat([torch.stack([w.sum(), w @ squares]), w @ torch.cat([values, values.square()], 1)])
+
+    def value(self, sums: list[float]) -> float:
+        total, squares, *moments = sums
+        first, second = moments[: len(moments) // 2], moments[len(moments) // 2 :]
+        variance = sum(max(b / total - (a / total) ** 2, 0.0) for a, b in zip(first, second, strict=True)) / len(first)
+        squares /= total
+        # A variance of nothing but rounding counts as zero.
+        constant = variance <= 1e-14 * sum(b / total for b in second)
+        return float(squares == 0) if constant else 1 - squares / variance
+
+
+@dataclass(frozen=True)
+class LogLoss(Metric, name="log_loss"):
+    """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308."""
+
+    discrete: ClassVar[bool | None] = True
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        log_p = loss.log_probabilities(output.double())
+        true = log_p.gather(1, (columns_of(target) > 0.5).long() if not loss.classes else target.long()[:, None])[:, 0]
+        values = -true.clamp_min(math.log(2.3e-308))
+        w = torch.ones_like(values) if weight is None else weight.double()
+        return torch.stack([w.sum(), w @ values])
+
+    def check_loss(self, loss: Loss) -> None:
+        super().check_loss(loss)
+        loss.log_probabilities(torch.zeros(0, 2))
+
+
+@dataclass(frozen=True)
+class F1(Metric, name="f1"):
+    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, the mean over the classes for more."""
+
+    greater_is_better: ClassVar[bool] = True
+    discrete: ClassVar[bool | None] = True
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        predicted, truth = loss.decide(output), (target if loss.classes else (target > 0.5)).long().reshape(-1)
+        count = loss.class_count(output.shape[1]) if loss.classes else 2
+        w = torch.ones_like(truth, dtype=torch.float64) if weight is None else weight.double()
+
+        def counts(classes: Tensor, weights: Tensor) -> Tensor:
+            return weights.new_zeros(count).index_add_(0, classes, weights)
+
+        hits = counts(truth, w * (predicted.reshape(-1) == truth))
+        return torch.cat([hits, counts(predicted.reshape(-1), w) - hits, counts(truth, w) - hits])
+
+    def value(self, sums: list[float]) -> float:
+        count = len(sums) // 3
+        scores = [
+            2 * hits / (2 * hits + extra + missed) if hits else 0.0
+            for hits, extra, missed in zip(sums[:count], sums[count : 2 * count], sums[2 * count :], strict=True)
+        ]
+        return scores[1] if count == 2 else sum(scores) / count
+
+
+@dataclass(frozen=True)
+class AUC(Metric, name="auc"):
+    """Area under the ROC curve; for more than two classes the mean over each class against the rest."""
+
+    greater_is_better: ClassVar[bool] = True
+    discrete: ClassVar[bool | None] = True
+    gathered: ClassVar[bool] = True
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        from sklearn.metrics import roc_auc_score
+
+        truth = (target if loss.classes else target > 0.5).long().reshape(-1).cpu().numpy()
+        if output.shape[1] <= 2:
+            score = (output[:, -1] - output[:, 0] if output.shape[1] == 2 else output[:, 0]).double()
+        else:
+            score = loss.log_probabilities(output.double()).exp()
+        w = None if weight is None else weight.double().cpu().numpy()
+        present = len(set(truth.tolist())) == max(2, output.shape[1])
+        area = roc_auc_score(truth, score.cpu().numpy(), sample_weight=w, multi_class="ovr") if present else math.nan
+        return torch.tensor([1.0, area], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class CallableMetric(Metric):
+    """The metric of a plain callable `(prediction, target)`, which returns a value per row or their mean.
+
+    Args:
+        function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and the targets.
+            Its attribute `greater_is_better`, if present, allows early stopping on it.
+    """
+
+    function: Callable[..., Any]
+    gathered: ClassVar[bool] = True
+
+    # Without a registered name: a callable has none that a file could hold.
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.function))
+        object.__setattr__(self, "greater_is_better", bool(getattr(self.function, "greater_is_better", False)))
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        values = torch.as_tensor(self.function(loss.decide(output), target), dtype=torch.float64, device="cpu")
+        if values.shape not in ((), (len(output),)):
+            raise SpecError(
+                f"metrics: {self.name} must return one value per row, ({len(output)},), or their mean; "
+                f"got shape {tuple(values.shape)}"
+            )
+        w = torch.ones(len(output), dtype=torch.float64) if weight is None else weight.double().cpu()
+        return torch.stack([w.sum(), w @ values.expand(len(output))])
+
+
+def default_metrics(loss: Loss) -> tuple[Metric, ...]:
+    """Return the metrics that are recorded unless others are chosen: accuracy, or RMSE and R²."""
+    return (Accuracy(),) if loss.classes or loss.discrete else (RMSE(), R2())

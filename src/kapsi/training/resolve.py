@@ -1,0 +1,156 @@
+"""The choice of loss and solver: the one place that gives `auto` a meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+from torch import nn
+
+from kapsi.modules import Model, trained_count
+from kapsi.training.config import TrainConfig
+from kapsi.training.distributed import Group
+from kapsi.training.losses import MSE, CallableLoss, CrossEntropy, Loss
+from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solver, reason_not_closed
+
+__all__ = ["Resolved", "RowsInfo", "is_random", "resolve", "resolve_loss"]
+
+SMALL_PRODUCT = 50_000_000
+"""Rows times parameters up to which all rows go into every step of a quasi-Newton method: milliseconds, and it converges."""
+
+SMALL_SYSTEM = 1_000
+"""Parameters up to which damped Gauss–Newton steps, with their P × P system, are the default."""
+
+SMALL_JACOBIAN = 5_000_000
+"""Rows times outputs times parameters up to which they are the default: 40 MB a Jacobian in float64."""
+
+
+class Described(Protocol):
+    """The properties of rows that the choice depends on; see `kapsi.training.data.Rows`."""
+
+    @property
+    def count(self) -> int | None:
+        """Number of rows, None if unknown."""
+
+    @property
+    def classes(self) -> bool:
+        """Whether targets are class numbers by their type."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are tensors."""
+
+    @property
+    def sparse(self) -> bool:
+        """Whether inputs are sparse."""
+
+
+@dataclass(frozen=True)
+class RowsInfo:
+    """The properties of rows in memory that are not yet tensors, such as those of a table."""
+
+    count: int
+    classes: bool
+    in_memory: bool = True
+    sparse: bool = False
+
+
+class Resolved(NamedTuple):
+    """A configuration without `auto`.
+
+    Attributes:
+        config: with loss and solver in place.
+        loss, solver: those of the configuration.
+        reason: reason for the choice of the solver.
+        fallback: solver to take if the chosen one refuses the model, None if it was requested.
+    """
+
+    config: TrainConfig
+    loss: Loss
+    solver: Solver
+    reason: str
+    fallback: Solver | None = None
+
+
+def resolve_loss(loss: Loss | Literal["auto"], classes: bool) -> Loss:
+    """Return the loss, with `auto` replaced.
+
+    Args:
+        loss: of a configuration.
+        classes: whether the targets are class numbers by their type.
+    """
+    if isinstance(loss, CallableLoss):
+        return replace(loss, of_classes=classes)
+    if isinstance(loss, Loss):
+        return loss
+    return CrossEntropy() if classes else MSE()
+
+
+def resolve(
+    config: TrainConfig,
+    model: nn.Module,
+    rows: Described,
+    *,
+    group: Group | None = None,
+    selecting: bool = False,
+) -> Resolved:
+    """Return a configuration with every `auto` replaced, for one model and its training rows.
+
+    A single fit takes the fastest solver that fits: `ridge` for linear models, then `levenberg_marquardt`, `lbfgs` and `adamw`
+    by size. The search for a penalty and a number of epochs (`selecting`) fits many times and stops early, which needs
+    comparable fits in small steps: `lbfgs`, or `adamw` above the same size.
+
+    Args:
+        config: the configuration; what is set in it stays.
+        model: on the meta device, too.
+        rows: their number, targets and storage.
+        group: the processes that train together.
+        selecting: whether penalty and number of epochs are chosen on validation rows.
+    """
+    loss = resolve_loss(config.loss, rows.classes)
+    if isinstance(config.solver, Solver):
+        solver, reason = config.solver, "it was requested"
+    else:
+        choose = _choose_selecting if selecting else _choose
+        solver, reason = choose(config, model, rows, loss, Group() if group is None else group)
+    chosen = config.solver == "auto" and isinstance(solver, LevenbergMarquardt)
+    return Resolved(replace(config, loss=loss, solver=solver), loss, solver, reason, LBFGS() if chosen else None)
+
+
+def _choose(config: TrainConfig, model: nn.Module, rows: Described, loss: Loss, group: Group) -> tuple[Solver, str]:
+    count, number = trained_count(model), rows.count
+    if group.sharded:
+        return AdamW(), "the model is divided among processes"
+    if config.l1 or config.group_l1:
+        return AdamW(), "an l1 or a group penalty is not smooth"
+    if is_random(model):
+        return AdamW(), "dropout is random"
+    if loss.closed_form and number is not None and reason_not_closed(model, number, group.size) is None:
+        return Ridge(), "the model is linear in its parameters: solved at once"
+    if number is None or not rows.in_memory:
+        return AdamW(), "the rows are not in memory"
+    size = f"{number:,} rows and {count:,} parameters"
+    outputs = getattr(model, "out_features", 1)
+    # Third-party modules may have parts that cannot be differentiated row by row.
+    suited = isinstance(model, Model) and loss.gauss_newton and not rows.sparse and not _has_batch_statistics(model)
+    if suited and count <= SMALL_SYSTEM and number * count * outputs <= SMALL_JACOBIAN:
+        return LevenbergMarquardt(), f"{size} are few: damped Gauss–Newton steps on all of them"
+    if number * count <= SMALL_PRODUCT:
+        return LBFGS(), f"{size} are few: quasi-Newton steps on all of them"
+    return AdamW(), f"{size} are many: steps in mini-batches"
+
+
+def _choose_selecting(
+    config: TrainConfig, model: nn.Module, rows: Described, loss: Loss, group: Group
+) -> tuple[Solver, str]:
+    small = rows.count is not None and rows.count * trained_count(model) <= SMALL_PRODUCT
+    return (LBFGS() if small and not is_random(model) else AdamW()), "the penalty is chosen on validation rows"
+
+
+def is_random(model: nn.Module) -> bool:
+    """Return whether a model has dropout: a line search needs a deterministic function."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+
+
+def _has_batch_statistics(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

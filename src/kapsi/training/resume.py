@@ -1,0 +1,244 @@
+"""The state of a training run in a checkpoint: what identifies the run, and the position it continues from."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kapsi.errors import SpecError
+from kapsi.modules import Model
+from kapsi.spec import to_dict
+from kapsi.training.checkpoint import Checkpoints, Saved, differences
+from kapsi.training.config import TrainConfig
+from kapsi.training.distributed import Group
+from kapsi.training.losses import CallableLoss, name_of
+from kapsi.training.metrics import CallableMetric
+from kapsi.training.records import Epoch
+from kapsi.training.rows.base import Rows, contents
+from kapsi.training.solvers import Solver, SolverRun
+from kapsi.version import __version__
+
+__all__ = ["Position", "Recorder", "tensors_of"]
+
+ASK_EVERY = 64
+"""Steps after which processes that share a model agree on whether a checkpoint is due."""
+
+FREE = ("epochs", "patience", "seconds")
+"""Options that may change in a resumed run, as long as the learning rate does not depend on them."""
+
+
+@dataclass
+class Position:
+    """The position of a run.
+
+    Attributes:
+        number: completed epochs.
+        step: steps of the epoch at hand.
+        taken: steps since the beginning.
+        records: of the completed epochs.
+        lowest: best value of the monitored quantity, negated if greater is better.
+        since: epochs without an improvement.
+        seconds: duration so far, over all interruptions.
+        over: reason for the end of training, None before.
+    """
+
+    number: int = 0
+    step: int = 0
+    taken: int = 0
+    records: list[Epoch] = field(default_factory=list)
+    lowest: float = math.inf
+    since: int = 0
+    seconds: float = 0.0
+    over: str | None = None
+
+
+class Recorder:
+    """Writes checkpoints of a run, and restores the run from the last one.
+
+    Args:
+        checkpoints: folder and frequency.
+        model: the model.
+        config: without `auto`.
+        solver: the solver of the configuration.
+        rows: training and validation rows.
+        group: the processes.
+        keeps_best: whether the weights of the best epoch are part of the state.
+        machine: number of threads and other conditions of equal digits.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        model: nn.Module,
+        config: TrainConfig,
+        solver: Solver,
+        rows: tuple[Rows, Rows | None],
+        group: Group,
+        keeps_best: bool,
+        threads: int,
+    ) -> None:
+        self.checkpoints, self.model, self.config, self.solver = checkpoints, model, config, solver
+        self.group, self.keeps_best, self.threads = group, keeps_best, threads
+        # Rows in memory are compared whole: reading them is quick.
+        self.described = [
+            None if part is None else part.described | ({"contents": contents(part)} if part.in_memory else {})
+            for part in rows
+        ]
+        for name in _callables(config):
+            checkpoints.say(f"checkpoints: {name} is a plain callable; a resumed run compares its name, not its code")
+
+    def is_due(self, taken: int) -> bool:
+        """Return whether a checkpoint is to be written after a number of steps."""
+        due = self.checkpoints.due(taken)
+        if self.group.sharded:  # all processes have a part to contribute
+            return taken % ASK_EVERY == 0 and self.group.any(due)
+        return due and self.group.first
+
+    def write(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+        """Write a checkpoint."""
+        saved = self._saved(run, at, best, None)
+        if self.group.first:
+            self.checkpoints.write(saved)
+
+    def write_interrupt(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+        """Write a checkpoint of an interrupted run, if there is enough work to save."""
+        if self.checkpoints.worth():
+            self.write(run, at, best)
+
+    def finish(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+        """Write the end of the run."""
+        saved = self._saved(run, at, best, at.over)  # all processes gather the parts of a shared model
+        if self.group.first:
+            self.checkpoints.finish(saved)
+
+    def _saved(self, run: SolverRun, at: Position, best: dict[str, Tensor], over: str | None) -> Saved:
+        whole = {name: self.group.whole(tensor.detach()) for name, tensor in tensors_of(self.model).items()}
+        tensors = {f"model.{name}": tensor for name, tensor in whole.items()}
+        state, plain = run.state()
+        tensors |= {f"solver.{name}": tensor for name, tensor in state.items()}
+        if self.keeps_best:
+            tensors |= {f"best.{name}": tensor for name, tensor in best.items()}
+        data = {
+            "kapsi": __version__,
+            "python": platform.python_version(),
+            "identity": self._identity(),
+            "machine": self._machine(),
+            "number": at.number,
+            "step": at.step,
+            "taken": at.taken,
+            "records": [record._asdict() for record in at.records],
+            "lowest": at.lowest,
+            "since": at.since,
+            "seconds": at.seconds,
+            "over": over,
+            "keeps_best": self.keeps_best,
+            "context": self.checkpoints.context,
+            "solver": plain,
+        }
+        return Saved(at.taken, tensors, data)
+
+    # -------------------------------------------------------------------------------- the identity of a run
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the properties that have to be the same in a resumed run."""
+        config = _plain(self.config)
+        for name in FREE if not self.solver.schedules_epochs() else FREE[1:]:
+            del config[name]
+        shapes = {name: [str(t.dtype), list(t.shape)] for name, t in tensors_of(self.model).items()}
+        return {
+            "config": config,
+            "limits": {name: getattr(self.config, name) for name in FREE},
+            "data": self.described[0],
+            "validation": self.described[1],
+            "model": shapes,
+            "spec": to_dict(self.model.spec) if isinstance(self.model, Model) else None,
+        }
+
+    def _machine(self) -> dict[str, Any]:
+        """Return the conditions of bitwise equal results."""
+        device = next(self.model.parameters()).device.type
+        return {"threads": self.threads, "device": device, "processes": self.group.size, "torch": torch.__version__}
+
+    # -------------------------------------------------------------------------------- resuming
+
+    def latest(self) -> Saved | None:
+        """Return the last whole checkpoint, None without any.
+
+        Raises:
+            SpecError: it belongs to another run.
+        """
+        saved = self.checkpoints.latest()
+        if saved is None:
+            return None
+        where, data, identity = f"{str(saved.path)!r}", saved.data, self._identity()
+        differing = list(differences(dict(_flat(identity["config"])), dict(_flat(data["identity"]["config"]))))
+        for name in ("model", "spec", "data", "validation"):
+            # JSON has lists for tuples.
+            if json.loads(json.dumps(identity[name])) != data["identity"][name]:
+                differing.append("the " + {"spec": "model", "validation": "validation rows"}.get(name, name))
+        context = self.checkpoints.context
+        differing += [name for name in context if context[name] != data["context"].get(name)]
+        if bool(data["keeps_best"]) != self.keeps_best:
+            differing.append("train instead of fit")
+        if differing:
+            raise SpecError(f"{where}: is of another run: {'; '.join(dict.fromkeys(differing))}; take another folder")
+        other = list(differences(self._machine(), data["machine"]))
+        if other:
+            self.checkpoints.say(f"{where}: continues with {'; '.join(other)}; the last digits may differ")
+        return saved
+
+    @staticmethod
+    def position(saved: Saved) -> tuple[Position, dict[str, Any]]:
+        """Return the position of a checkpoint, and the limits that it was trained with."""
+        data = saved.data
+        names = ("number", "step", "taken", "lowest", "since", "seconds", "over")
+        records = [Epoch(**record) for record in data["records"]]
+        limits = {name: data["identity"]["limits"][name] for name in FREE}
+        return Position(**{name: data[name] for name in names}, records=records), limits
+
+    @staticmethod
+    def parts(saved: Saved) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of a checkpoint: of the model, the solver, and the best weights."""
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "solver": {}, "best": {}}
+        for name, tensor in saved.tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = tensor
+        return parts
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model, without the plain values that modules keep beside tensors."""
+    return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+
+
+def _callables(config: TrainConfig) -> list[str]:
+    loss = [f"the loss {name_of(config.loss.function)}"] if isinstance(config.loss, CallableLoss) else []
+    return loss + [f"the metric {metric.name}" for metric in config.metrics if isinstance(metric, CallableMetric)]
+
+
+def _plain(config: TrainConfig) -> dict[str, Any]:
+    """Return a configuration as plain data; plain callables by their names."""
+
+    def named(function: Any) -> Any:
+        if isinstance(function, CallableLoss | CallableMetric):
+            return {"callable": f"{getattr(function.function, '__module__', '')}.{name_of(function.function)}"}
+        return to_dict(function)
+
+    plain = {name: to_dict(value) for name, value in vars(config).items() if name not in ("loss", "metrics")}
+    return plain | {"loss": named(config.loss), "metrics": [named(metric) for metric in config.metrics]}
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested plain data by dotted names."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _flat(item, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, value
