@@ -68,7 +68,7 @@ def trained_accuracy(expansion, train, test) -> float:
     model = kp.Model(kp.rpn([x.shape[1], 2], expansion=expansion, bias=True), seed=0, dtype=torch.float64)
     if expansion.count == 2:
         kp.calibrate(model, x, y)
-    kp.fit(model, (x, y), kp.TrainConfig(loss="cross_entropy", penalty=1e-4))
+    kp.fit(model, (x, y), kp.TrainConfig(loss="cross_entropy", l2=1e-4))
     with torch.no_grad():
         return float((model(new).argmax(1) == truth).double().mean())
 

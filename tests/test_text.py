@@ -108,7 +108,11 @@ def test_columns_train_a_model_and_stay_sparse() -> None:
     found = data()
     train, test = found.tfidf(min_df=1)
     model = kp.Model(kp.rpn([train.shape[1], 2]), seed=0)
-    kp.train(model, (train, found.train_y), config=kp.TrainConfig(loss="cross_entropy", epochs=1, batch_size=8))
+    kp.train(
+        model,
+        (train, found.train_y),
+        config=kp.TrainConfig(loss="cross_entropy", epochs=1, solver=kp.AdamW(batch_size=8)),
+    )
     assert kp.predict(model, test, "cross_entropy").shape == (20,)
     dense = kp.predict(model, torch.from_numpy(test.toarray()))
     torch.testing.assert_close(kp.predict(model, test), dense)

@@ -121,7 +121,7 @@ def test_trains_on(case) -> None:
     if y.is_floating_point():  # they may be the outputs themselves, from which there is nothing to be learned
         noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
         y = y + 0.1 * y.std() * noise if made.loss != "bernoulli" else y
-    records = kp.fit(model, (made.x, y), loss=made.loss, solver="adamw", epochs=3, learning_rate=1e-4, seed=0)
+    records = kp.fit(model, (made.x, y), loss=made.loss, solver=kp.AdamW(learning_rate=1e-4), epochs=3, seed=0)
     assert records[-1].number == 3
     after = model.state_dict()
     assert any(not torch.equal(tensor, before[name]) for name, tensor in after.items()), "nothing was trained"

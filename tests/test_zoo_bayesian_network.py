@@ -562,7 +562,7 @@ def test_a_trained_psi_has_a_lower_validation_loss() -> None:
 
     before = loss()
     data = (codes.double()[train], y[train])
-    kp.fit(model, data, validation=(codes.double()[held], y[held]), loss="cross_entropy", solver="lbfgs", penalty=1e-2)
+    kp.fit(model, data, validation=(codes.double()[held], y[held]), loss="cross_entropy", solver="lbfgs", l2=1e-2)
     assert loss() < 0.95 * before
 
 

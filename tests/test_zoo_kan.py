@@ -450,7 +450,7 @@ def test_what_counts_little_goes() -> None:
     x = points(300, 3)
     y = torch.sin(2 * x[:, :1]) * 2 + x[:, 1:2] ** 2  # the third input is nothing
     model = kp.calibrate(kp.Model(kan.spec([3, 4, 1]), seed=1, dtype=F64), x)
-    kp.fit(model, (x, y), solver="levenberg_marquardt", epochs=30, group_sparsity=0.0, penalty=1e-5)
+    kp.fit(model, (x, y), solver="levenberg_marquardt", epochs=30, group_l1=0.0, l2=1e-5)
     scores = kan.attribution(model, x)
     threshold = 0.05
     small = kan.prune(model, x, edges=threshold)

@@ -309,7 +309,7 @@ def test_learned_weights_begin_as_naive_bayes_and_improve_its_loss_on_other_rows
     torch.testing.assert_close(model(test[0]), bayes(test[0]), rtol=1e-12, atol=1e-9)
     assert model.layers[0].heads[0].spec.reconciliation == kp.Dense()
     model.freeze("*.kappa")
-    kp.fit(model, train, loss="cross_entropy", solver="lbfgs", penalty=1e-3, epochs=100, validation=test)
+    kp.fit(model, train, loss="cross_entropy", solver="lbfgs", l2=1e-3, epochs=100, validation=test)
     assert loss(model, test) < 0.6 * loss(bayes, test)
 
 
@@ -317,7 +317,7 @@ def test_trained_densities_improve_the_loss_too() -> None:
     train, test = split()
     model = nb.fit_gaussian(*train)
     before = loss(model, test)
-    kp.fit(model, train, loss="cross_entropy", solver="adamw", learning_rate=1e-3, epochs=20, seed=0)
+    kp.fit(model, train, loss="cross_entropy", solver=kp.AdamW(learning_rate=1e-3), epochs=20, seed=0)
     assert loss(model, test) < before
 
 
