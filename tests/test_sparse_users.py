@@ -80,14 +80,14 @@ def test_a_matrix_of_scipy() -> None:
     dense = zeros_and_others(4, 5)
     model = kp.Model(kp.rpn([5, 2], kp.Taylor(2), kp.KhatriRao(2)), seed=0, dtype=torch.float64)
     for given in (sparse.csr_matrix(dense.numpy()), sparse.coo_array(dense.numpy())):
-        with pytest.raises(kp.SpecError, match=r"x\.tocsr\(\).*torch\.sparse_csr_tensor\(a\.indptr") as error:
+        with pytest.raises(kp.DataError, match=r"x\.tocsr\(\).*torch\.sparse_csr_tensor\(a\.indptr") as error:
             model(given)
         assert "\n" not in str(error.value)
         a = given.tocsr()
         a.sum_duplicates()
         x = torch.sparse_csr_tensor(a.indptr, a.indices, a.data, a.shape, check_invariants=True)
         torch.testing.assert_close(model(x), model(dense), rtol=0, atol=1e-10)
-        with pytest.raises(kp.SpecError, match=r"ExpansionModule.*x\.toarray\(\)"):
+        with pytest.raises(kp.DataError, match=r"ExpansionModule.*x\.toarray\(\)"):
             kp.ExpansionModule(5, kp.Taylor(2))(given)
 
 
