@@ -234,3 +234,19 @@ def test_predict_says_in_a_line_what_it_cannot_take():
             kp.predict(model, x, "hinge")
     with pytest.raises(kp.SpecError, match="the inputs are on the meta device"):
         kp.predict(torch.nn.Linear(3, 2), x.to("meta"))
+
+
+def test_a_plain_callable_may_return_elements_rows_or_a_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    y = x.sum(1)  # (rows,): a difference with outputs (rows, 1) must not broadcast
+    losses = []
+    for loss in (
+        "mse",
+        lambda prediction, target: (prediction - target) ** 2,
+        lambda prediction, target: (prediction - target).square().mean(1),
+        lambda prediction, target: (prediction - target).square().mean(),
+    ):
+        model = kp.Model(kp.rpn([2, 1], kp.Taylor(2)), seed=0, dtype=torch.float64)
+        losses.append(kp.fit(model, (x, y), loss=loss, solver="adamw", epochs=3)[-1].loss)
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-12)

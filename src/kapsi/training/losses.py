@@ -362,10 +362,10 @@ class Bernoulli(Loss, name="bernoulli"):
 
 @dataclass(frozen=True)
 class CallableLoss(Loss):
-    """The loss of a plain callable `(output, target)`, which returns a value per row or their mean.
+    """The loss of a plain callable `(output, target)`, which returns a value per element, per row, or a mean.
 
     Args:
-        function: called with outputs `(rows, n)` and targets; differentiable.
+        function: called with outputs `(rows, n)` and targets of the same shape, or class numbers `(rows,)`; differentiable.
         of_classes: whether the targets are class numbers.
     """
 
@@ -381,7 +381,11 @@ class CallableLoss(Loss):
         object.__setattr__(self, "classes", self.of_classes)
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        values = self.function(output, target)
+        # (rows,) against (rows, 1) would broadcast to (rows, rows).
+        alike = not self.classes and target.numel() == output.numel()
+        values = self.function(output, target.reshape(output.shape) if alike else target)
+        if isinstance(values, Tensor) and values.shape == output.shape:
+            values = values.mean(1)
         if not isinstance(values, Tensor) or values.shape not in ((), (len(output),)):
             shape = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise SpecError(
