@@ -1,4 +1,4 @@
-"""The structure of a Bayesian network from data: hill climbing on the Bayesian or Akaike information criterion."""
+"""The structure of a Bayesian network from data: hill climbing on BIC or AIC."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kapsi.errors import SpecError
-from kapsi.zoo.bayesian_network.model import Parents, check_codes, check_parents, check_rows, check_states, order_of
+from kapsi.errors import DataError, SpecError, check_choice, check_integer
+from kapsi.zoo.bayesian_network.model import Parents, check_parents, check_states, order_of
+from kapsi.zoo.graphical import check_codes, check_rows
 
 __all__ = ["hill_climb", "parents_from_pgmpy", "structure_score"]
 
@@ -18,13 +19,13 @@ Kind = Literal["discrete", "gaussian"]
 Criterion = Literal["bic", "aic"]
 
 LEAST_SHARE = 1e-12
-"""Of the variance of a node: what its parents must leave of it."""
+"""Smallest residual share of the variance of a node given its parents."""
 
 EQUAL = 1e-9
-"""Gains that differ by less are equal: rounding decides between them."""
+"""Difference of gains counted as equal, at rounding level."""
 
 LARGEST_COUNTED = 2**20
-"""Joint states that are counted in an array; more are sorted."""
+"""Most joint states counted in an array; more are sorted."""
 
 
 def structure_score(
@@ -35,15 +36,15 @@ def structure_score(
     criterion: Criterion = "bic",
     states: Sequence[int] | None = None,
 ) -> float:
-    """Return how well a structure explains rows: the largest log-likelihood, less ½ log(rows) for each parameter.
+    """Return the score of a structure: the maximum log-likelihood minus ½ log(rows) per parameter.
 
     Args:
-        x: rows, `(rows, nodes)`; of discrete nodes the numbers of their states.
-        parents: for each node the numbers of its parents.
-        kind: `discrete` with q(k − 1) parameters for a node of k states with q joint states of its parents, or `gaussian` with one
-            for each parent and two more.
-        criterion: `bic`, or `aic`: one for each parameter.
-        states: how many states each discrete node has; by default as many as are in x.
+        x: rows, `(rows, nodes)`; state numbers for discrete nodes.
+        parents: numbers of the parents of each node.
+        kind: `discrete` with q(k − 1) parameters for a node of k states with q joint states of the parents, or `gaussian` with
+            2 + number of parents.
+        criterion: `bic`, or `aic` with 1 per parameter.
+        states: number of states of each discrete node; default: the largest state number in x plus 1.
 
     Example:
         >>> x = [[0, 0], [0, 0], [1, 1], [1, 1]]
@@ -53,8 +54,8 @@ def structure_score(
     structure = check_parents("structure_score", parents)
     scores = _scores("structure_score", x, kind, criterion, states)
     if len(structure) != scores.nodes:
-        raise SpecError(f"structure_score: {len(structure)} nodes in parents, {scores.nodes} columns in x")
-    return math.fsum(scores.family(node, frozenset(given)) for node, given in enumerate(structure))
+        raise DataError(f"structure_score: {len(structure)} nodes in parents, {scores.nodes} columns in x")
+    return math.fsum(scores.family(node, frozenset(above)) for node, above in enumerate(structure))
 
 
 def hill_climb(
@@ -71,27 +72,28 @@ def hill_climb(
     restarts: int = 20,
     seed: int = 0,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return a structure whose score no edge that is added, taken away or turned makes better.
+    """Return a structure with a locally optimal score: no added, removed or reversed edge improves it.
 
-    Each step takes the change that gains most. It is begun again, in turn from the start with changes that gain the same taken by
-    chance, and from the best structure after some changes at random, and the best of all is returned: the same rows and seed give
-    the same structure. The scores of families are kept, and only those of nodes whose parents changed are computed anew.
+    Each step takes the change with the largest gain. Restarts alternate between the start, with random choices among equal gains,
+    and the best structure after some random changes; the best result is returned, the same for the same rows and seed. Scores of
+    families are cached; a step recomputes those of nodes with new parents only.
 
     Args:
         x, kind, criterion, states: as in `structure_score`.
-        max_parents: of a node.
-        start: the structure that it begins with, no edges by default.
-        required: edges (parent, child) that stay; those that are not in `start` are added to it.
-        forbidden: edges (parent, child) that are not made.
-        epsilon: the least gain of a step.
-        restarts: how often it is begun again, 0 for one climb.
-        seed: of the random changes.
+        max_parents: most parents of a node.
+        start: initial structure; default: no edges.
+        required: edges (parent, child) to keep; added to `start`.
+        forbidden: edges (parent, child) never added.
+        epsilon: smallest gain of a step.
+        restarts: number of restarts, at least 0.
+        seed: seed of random changes.
 
     Returns:
-        For each node the numbers of its parents.
+        The numbers of the parents of each node.
 
     Raises:
-        SpecError: a cycle at the start, or a Gaussian node that others determine.
+        SpecError: a cycle at the start.
+        DataError: a Gaussian node determined by others.
 
     Example:
         >>> x = [[0, 0, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1]] * 5
@@ -101,50 +103,50 @@ def hill_climb(
     scores = _scores("hill_climb", x, kind, criterion, states)
     nodes = scores.nodes
     if not (isinstance(epsilon, int | float) and epsilon > 0 and math.isfinite(epsilon)):
-        raise SpecError(f"hill_climb(epsilon={epsilon!r}): expected a positive number; zero would never end")
-    restarts, seed = _count("restarts", restarts), _count("seed", seed)
-    most = nodes - 1 if max_parents is None else _count("max_parents", max_parents)
-    stay, banned = _edges("required", required, nodes), _edges("forbidden", forbidden, nodes)
-    begun = [list(given) for given in (check_parents("hill_climb", start) if start is not None else [()] * nodes)]
-    if len(begun) != nodes:
-        raise SpecError(f"hill_climb: {len(begun)} nodes in start, {nodes} columns in x")
-    for parent, child in sorted(stay):
-        if parent not in begun[child]:
-            begun[child].append(parent)
-    parents = [list(given) for given in check_parents("hill_climb", begun)]
-    if stay & banned or any(len(given) > most for given in parents):
+        raise SpecError(f"hill_climb(epsilon={epsilon!r}): expected a positive number; zero does not terminate")
+    restarts, seed = check_integer("hill_climb: restarts", restarts, 0), check_integer("hill_climb: seed", seed, 0)
+    most = nodes - 1 if max_parents is None else check_integer("hill_climb: max_parents", max_parents, 0)
+    required_edges, forbidden_edges = _edges("required", required, nodes), _edges("forbidden", forbidden, nodes)
+    initial = [list(above) for above in (check_parents("hill_climb", start) if start is not None else [()] * nodes)]
+    if len(initial) != nodes:
+        raise SpecError(f"hill_climb: {len(initial)} nodes in start, {nodes} columns in x")
+    for parent, child in sorted(required_edges):
+        if parent not in initial[child]:
+            initial[child].append(parent)
+    parents = [list(above) for above in check_parents("hill_climb", initial)]
+    if required_edges & forbidden_edges or any(len(above) > most for above in parents):
         raise SpecError("hill_climb: the start has more parents than max_parents, or an edge is required and forbidden")
 
-    search = _Search(scores, parents, most, stay, banned)
+    search = _Search(scores, parents, most, required_edges, forbidden_edges)
     search.climb(epsilon)
     best, draw = search.parents, np.random.default_rng(seed)
     for number in range(restarts):
-        # From the start with equal changes taken by chance: which of two equal edges is the first decides about many later ones.
-        again = _Search(scores, best if number % 2 else parents, most, stay, banned)
+        # Even restarts choose randomly among equal gains: the first of two equal edges affects many later steps.
+        trial = _Search(scores, best if number % 2 else parents, most, required_edges, forbidden_edges)
         for _ in range(int(draw.integers(1, nodes + 2)) * (number % 2)):
-            again.change_one(draw)
-        again.climb(epsilon, draw)
-        if again.score() > search.score() + epsilon:
-            search, best = again, again.parents
-    return tuple(tuple(sorted(given)) for given in best)
+            trial.change_one(draw)
+        trial.climb(epsilon, draw)
+        if trial.score() > search.score() + epsilon:
+            search, best = trial, trial.parents
+    return tuple(tuple(sorted(above)) for above in best)
 
 
 def parents_from_pgmpy(graph: Any, columns: Sequence[Hashable] | None = None) -> tuple[tuple[int, ...], ...]:
-    """Return the structure of a directed graph of pgmpy, a network or what a search found, as numbers of nodes.
+    """Return the structure of a directed graph of pgmpy, a network or the result of a search, as numbers of nodes.
 
     Args:
         graph: a `DAG` or a network.
-        columns: the nodes in the order of their numbers; by default that of `graph.nodes`.
+        columns: nodes in the order of their numbers; default: the order of `graph.nodes`.
 
     Raises:
-        SpecError: a graph with edges that have no direction, or other columns than nodes.
+        SpecError: a graph with undirected edges, or columns other than the nodes.
     """
     from pgmpy.base import DAG
 
     if not isinstance(graph, DAG):
         raise SpecError(
-            f"parents_from_pgmpy: expected a DAG or a network of pgmpy, got {type(graph).__name__}; HillClimbSearch returns one "
-            "with return_type='dag', and to_dag() makes one of a PDAG"
+            f"parents_from_pgmpy: expected a DAG or a network of pgmpy, got {type(graph).__name__}; use HillClimbSearch "
+            "with return_type='dag', or to_dag() of a PDAG"
         )
     names = list(graph.nodes) if columns is None else list(columns)
     if len(set(names)) < len(names) or set(names) != set(graph.nodes):
@@ -160,110 +162,110 @@ def parents_from_pgmpy(graph: Any, columns: Sequence[Hashable] | None = None) ->
 # ------------------------------------------------------------------------------------------------ scores of families
 
 
-class _Scores:
-    """The scores of nodes given their parents, from numbers that belong to sets of nodes and are kept."""
+class _FamilyScores:
+    """Scores of nodes given their parents, from cached measures of sets of nodes."""
 
     def __init__(self, nodes: int, rows: int, criterion: Criterion) -> None:
         self.nodes, self.rows = nodes, rows
         self.weight = math.log(rows) / 2 if criterion == "bic" else 1.0
-        self.known: dict[frozenset[int], float] = {}
+        self.cache: dict[frozenset[int], float] = {}
 
     def of(self, subset: frozenset[int]) -> float:
-        if subset not in self.known:
-            self.known[subset] = self.measure(sorted(subset))
-        return self.known[subset]
+        if subset not in self.cache:
+            self.cache[subset] = self.measure(sorted(subset))
+        return self.cache[subset]
 
     def measure(self, subset: list[int]) -> float:
         raise NotImplementedError
 
-    def family(self, node: int, given: frozenset[int]) -> float:
+    def family(self, node: int, parents: frozenset[int]) -> float:
         raise NotImplementedError
 
 
-class _Discrete(_Scores):
+class _DiscreteScores(_FamilyScores):
     def __init__(self, codes: np.ndarray, states: Sequence[int], criterion: Criterion) -> None:
         super().__init__(codes.shape[1], len(codes), criterion)
         self.columns, self.states = np.ascontiguousarray(codes.T), states
 
     def measure(self, subset: list[int]) -> float:
         """Return Σ count log count over the joint states of some nodes."""
-        place, width = np.zeros(self.rows, dtype=np.int64), 1
+        number, width = np.zeros(self.rows, dtype=np.int64), 1
         for node in subset:
-            place, width = place * self.states[node] + self.columns[node], width * self.states[node]
+            number, width = number * self.states[node] + self.columns[node], width * self.states[node]
             if width > LARGEST_COUNTED:
-                found, place = np.unique(place, return_inverse=True)
-                width = len(found)
-        counts = np.bincount(place, minlength=1)
+                present, number = np.unique(number, return_inverse=True)
+                width = len(present)
+        counts = np.bincount(number, minlength=1)
         counts = counts[counts > 0].astype(np.float64)
         return float(counts @ np.log(counts))
 
-    def family(self, node: int, given: frozenset[int]) -> float:
-        parameters = (self.states[node] - 1) * math.prod(self.states[i] for i in given)
-        return self.of(given | {node}) - self.of(given) - self.weight * parameters
+    def family(self, node: int, parents: frozenset[int]) -> float:
+        parameters = (self.states[node] - 1) * math.prod(self.states[i] for i in parents)
+        return self.of(parents | {node}) - self.of(parents) - self.weight * parameters
 
 
-class _Gaussian(_Scores):
+class _GaussianScores(_FamilyScores):
     def __init__(self, where: str, x: np.ndarray, criterion: Criterion) -> None:
         super().__init__(x.shape[1], len(x), criterion)
         self.where = where
         centered = x - x.mean(0)
-        spread = np.sqrt(np.square(centered).mean(0))
-        if not (spread > 0).all():
-            raise SpecError(f"{where}: node {int(np.argmin(spread))} is a constant and has no density; leave it out")
-        units = centered / spread
-        self.correlation, self.scales = units.T @ units / len(x), np.log(spread)
+        scale = np.sqrt(np.square(centered).mean(0))
+        if not (scale > 0).all():
+            raise DataError(f"{where}: node {int(np.argmin(scale))} is constant and has no density; remove the node")
+        units = centered / scale
+        self.correlation, self.scales = units.T @ units / len(x), np.log(scale)
 
     def measure(self, subset: list[int]) -> float:
         """Return log det of the correlations of some nodes."""
         sign, value = np.linalg.slogdet(self.correlation[np.ix_(subset, subset)])
         return float(value) if sign > 0 else -math.inf
 
-    def family(self, node: int, given: frozenset[int]) -> float:
-        above = self.of(given)
-        share = self.of(given | {node}) - above if above > -math.inf else -math.inf
+    def family(self, node: int, parents: frozenset[int]) -> float:
+        above = self.of(parents)
+        share = self.of(parents | {node}) - above if above > -math.inf else -math.inf
         if not share > math.log(LEAST_SHARE):
-            raise SpecError(
-                f"{self.where}: node {node} is determined by nodes {sorted(given)} and has no density beside them; leave it out, "
-                "or set max_parents"
+            raise DataError(
+                f"{self.where}: node {node} is determined by nodes {sorted(parents)} and has no density given them; "
+                "remove the node, or set max_parents"
             )
         log_variance = share + 2 * self.scales[node]
         likelihood = -self.rows / 2 * (math.log(2 * math.pi) + 1 + log_variance)
-        return float(likelihood - self.weight * (len(given) + 2))
+        return float(likelihood - self.weight * (len(parents) + 2))
 
 
 Change = tuple[tuple[int, int], ...]
-"""Pairs (child, other): whether the other is a parent of the child is turned round, for each."""
+"""Pairs (child, other): toggle whether the other is a parent of the child."""
 
 
 class _Search:
-    """A structure on its way up.
+    """State of a hill climb.
 
     Args:
-        scores: of families.
-        parents: where it begins.
-        most: parents that a node may have.
-        stay, banned: edges (parent, child) that are not taken away, and not made.
+        scores: scores of families.
+        parents: initial structure.
+        most: most parents of a node.
+        required, forbidden: edges (parent, child) never removed, and never added.
     """
 
     def __init__(
         self,
-        scores: _Scores,
+        scores: _FamilyScores,
         parents: Sequence[Sequence[int]],
         most: int,
-        stay: set[tuple[int, int]],
-        banned: set[tuple[int, int]],
+        required: set[tuple[int, int]],
+        forbidden: set[tuple[int, int]],
     ) -> None:
-        self.scores, self.parents = scores, [list(given) for given in parents]
-        self.most, self.stay, self.banned = most, stay, banned
+        self.scores, self.parents = scores, [list(above) for above in parents]
+        self.most, self.required, self.forbidden = most, required, forbidden
         self.gains: list[dict[int, float]] = [{} for _ in parents]
         for child in range(len(parents)):
             self._measure(child)
 
     def score(self) -> float:
-        return math.fsum(self.scores.family(node, frozenset(given)) for node, given in enumerate(self.parents))
+        return math.fsum(self.scores.family(node, frozenset(above)) for node, above in enumerate(self.parents))
 
     def _measure(self, child: int) -> None:
-        """Compute what it gains to change whether each other node is a parent of one."""
+        """Compute the gain of adding or removing each other node as a parent."""
         present = frozenset(self.parents[child])
         now = self.scores.family(child, present)
         self.gains[child] = {
@@ -282,27 +284,27 @@ class _Search:
             self._measure(child)
 
     def _changes(self) -> Iterator[tuple[float, Change]]:
-        """Yield what each change that is allowed gains: edges added, taken away and turned."""
+        """Yield the gain of each allowed change: edges added, removed and reversed."""
         reach = _reach(self.parents)
         for child, gains in enumerate(self.gains):
             for other, gain in gains.items():
                 if other not in self.parents[child]:
-                    if not reach[child, other] and (other, child) not in self.banned:
+                    if not reach[child, other] and (other, child) not in self.forbidden:
                         yield gain, ((child, other),)
                     continue
-                if (other, child) in self.stay:
+                if (other, child) in self.required:
                     continue
                 yield gain, ((child, other),)
                 back = self.gains[other].get(child)
-                # Turned it would close a cycle with any other way from parent to child.
-                if back is not None and (child, other) not in self.banned:
-                    ways = reach[other] & reach[:, child]
-                    ways[[other, child]] = False
-                    if not ways.any():
+                # A reversed edge closes a cycle with any other path from parent to child.
+                if back is not None and (child, other) not in self.forbidden:
+                    between = reach[other] & reach[:, child]
+                    between[[other, child]] = False
+                    if not between.any():
                         yield gain + back, ((child, other), (other, child))
 
     def climb(self, epsilon: float, draw: np.random.Generator | None = None) -> None:
-        """Take the best change until none gains; of equal ones the first, or any."""
+        """Take the best changes until none gains; among equal gains the first, or a random one."""
         while True:
             best, equal = epsilon, []
             for gain, change in self._changes():
@@ -320,34 +322,21 @@ class _Search:
             self._apply(changes[int(draw.integers(len(changes)))])
 
 
-def _scores(where: str, x: Any, kind: Kind, criterion: Criterion, states: Sequence[int] | None) -> _Scores:
-    if criterion not in ("bic", "aic"):
-        raise SpecError(f"{where}(criterion={criterion!r}): expected bic or aic")
-    if kind == "gaussian":
+def _scores(where: str, x: Any, kind: Kind, criterion: Criterion, states: Sequence[int] | None) -> _FamilyScores:
+    check_choice(f"{where}: criterion", criterion, ("bic", "aic"))
+    if check_choice(f"{where}: kind", kind, ("discrete", "gaussian")) == "gaussian":
         if states is not None:
             raise SpecError(f"{where}: Gaussian nodes have no states")
-        return _Gaussian(where, check_rows(where, x).numpy(), criterion)
-    if kind != "discrete":
-        raise SpecError(f"{where}(kind={kind!r}): expected discrete or gaussian")
+        return _GaussianScores(where, check_rows(where, x).numpy(), criterion)
     rows = check_rows(where, x)
     if states is not None:
         states = check_states(where, states, [()] * rows.shape[1])
     codes, sizes = check_codes(where, rows, states)
-    return _Discrete(codes.numpy(), sizes, criterion)
-
-
-def _count(name: str, value: Any) -> int:
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise SpecError(f"hill_climb({name}={value!r}): expected an integer of at least 0")
-    return number
+    return _DiscreteScores(codes.numpy(), sizes, criterion)
 
 
 def _edges(name: str, edges: Iterable[Sequence[int]], nodes: int) -> set[tuple[int, int]]:
-    found = set()
+    result = set()
     for edge in edges:
         try:
             parent, child = (operator.index(node) for node in edge)
@@ -357,12 +346,12 @@ def _edges(name: str, edges: Iterable[Sequence[int]], nodes: int) -> set[tuple[i
             raise SpecError(
                 f"hill_climb: expected {name} as pairs (parent, child) of nodes, 0 to {nodes - 1}, got {edge!r:.40}"
             )
-        found.add((parent, child))
-    return found
+        result.add((parent, child))
+    return result
 
 
 def _reach(parents: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return from which nodes to which there is a way, `(from, to)`."""
+    """Return the reachability matrix, `(from, to)`."""
     reach = np.zeros((len(parents), len(parents)), dtype=bool)
     for node in order_of(parents):
         for parent in parents[node]:

@@ -1,8 +1,8 @@
-"""Markov networks: the indicators of the joint states of cliques, or products of their inputs, with log-potentials as ψ."""
+"""Markov networks: κ has indicators of joint states of cliques, or products of inputs, ψ has log-potentials."""
 
 from __future__ import annotations
 
-from kapsi.zoo.bayesian_network.model import LOG_ZERO
+from kapsi.zoo.graphical import LOG_ZERO
 from kapsi.zoo.markov_network.convert import PARITY, from_pgmpy
 from kapsi.zoo.markov_network.estimation import fit, fit_counts, fit_gaussian
 from kapsi.zoo.markov_network.inference import log_marginal, log_partition, log_posterior, normalized

@@ -1,10 +1,9 @@
-"""What a Markov network says beyond the layer: its partition function, and log-probabilities with inputs missing."""
+"""Partition functions of Markov networks, and log-probabilities with missing inputs."""
 
 from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -12,32 +11,30 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, shown
 from kapsi.expansion import CombinatorialProduct, CombinatorialState
 from kapsi.modules import Head, Model
 from kapsi.zoo.base import tensor_of
-from kapsi.zoo.bayesian_network.model import check_rows
-from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
+from kapsi.zoo.graphical import check_numbers, check_rows, check_states, check_table, log_sums, posterior
+from kapsi.zoo.inference import LogFactor, eliminate
 from kapsi.zoo.markov_network.model import Table, head_of, tables_of
 
 __all__ = ["log_marginal", "log_partition", "log_posterior", "normalized"]
 
-ROWS = "rows"
-
 
 def log_partition(model: Model, values: Sequence[float] | None = None) -> Tensor:
-    """Return log Z = log Σ_x exp(output(x)) of each output, `(n,)` in float64; it can be differentiated in the parameters.
+    """Return log Z = log Σ_x exp(output(x)) of each output, `(n,)` in float64; differentiable in the parameters.
 
-    Exact, by variable elimination, where the treewidth allows: no table has more than 2²⁴ = 16.8 million numbers. Of a network with
-    a label the sum of all outputs is the partition function: `log_partition(model).logsumexp(0)`. A Gaussian network is integrated.
+    Exact, by variable elimination with tables of at most 2²⁴ = 16.8 million numbers; a Gaussian network is integrated. For a
+    network with a label, the log-partition function is `log_partition(model).logsumexp(0)`.
 
     Args:
-        model: a Markov network, trained further or not.
-        values: what each input of an exponential network can be, such as (−1, 1) of an Ising model.
+        model: a Markov network, optionally trained further.
+        values: possible values of each input of an exponential network, such as (−1, 1) for an Ising model.
 
     Raises:
-        SpecError: another model, a larger table (the message says how large; conditional log-probabilities need no partition
-            function), or an integral that is infinite.
+        SpecError: another model, a larger table (conditional log-probabilities need no partition function), or an infinite
+            integral.
 
     Example:
         >>> from kapsi.zoo.markov_network import fit_counts
@@ -49,20 +46,20 @@ def log_partition(model: Model, values: Sequence[float] | None = None) -> Tensor
     matrix = head.psi["matrix"].to("cpu", torch.float64)
     if isinstance(head.spec.expansion, CombinatorialState):
         if values is not None:
-            raise SpecError("log_partition: the states of this network are known; expected no values")
-        made = [_summed(tables_of(head, row)) for row in matrix]
+            raise SpecError("log_partition: values are for exponential networks; expected no values")
+        totals = [_summed(tables_of(head, row)) for row in matrix]
     elif values is None:
-        made = [_integrated(head, row) for row in matrix]
+        totals = [_integrate(head, row) for row in matrix]
     else:
-        made = [_summed(_tabulated(head, row, values)) for row in matrix]
-    return torch.stack(made)
+        totals = [_summed(_tabulate(head, row, values)) for row in matrix]
+    return torch.stack(totals)
 
 
 def normalized(model: Model, values: Sequence[float] | None = None) -> Model:
-    """Return the same network with outputs log p(x), or log p(x, label): a column of ones of κ has −log Z.
+    """Return the network with outputs log p(x), or log p(x, label): a column of ones of κ has the weight −log Z.
 
     Args:
-        model, values: as in `log_partition`. A network without a column of ones gets one.
+        model, values: as in `log_partition`; a column of ones is added if necessary.
 
     Raises:
         SpecError: as in `log_partition`; Z is zero.
@@ -70,55 +67,54 @@ def normalized(model: Model, values: Sequence[float] | None = None) -> Model:
     head = head_of("normalized", model)
     total = torch.logsumexp(log_partition(model, values).detach(), 0)
     if not bool(total.isfinite()):
-        raise SpecError("normalized: the potentials of all rows are zero, so that they do not sum to one")
+        raise SpecError("normalized: the potentials of all rows are zero, so the network cannot be normalized")
     kappa = cast(CombinatorialState | CombinatorialProduct, head.spec.expansion)
     if () in (kappa.subsets or ()):
-        made = copy.deepcopy(model)
-        (_, target), *_ = made.heads()
-        place = _column_of_ones(target)
+        result = copy.deepcopy(model)
+        ((_, target),) = result.heads()
         with torch.no_grad():
-            target.psi["matrix"][:, place] -= total
-        return made
+            target.psi["matrix"][:, _column_of_ones(target)] -= total
+        return result
     spec = model.spec
     layer = spec.layers[0]
     wider = replace(layer.heads[0], expansion=replace(kappa, subsets=(*(kappa.subsets or ()), ())))
     matrix = head.psi["matrix"].detach()
-    made = Model(
-        replace(spec, layers=(replace(layer, heads=(wider,)),)), seed=0, dtype=matrix.dtype, device=matrix.device
-    )
-    (_, target), *_ = made.heads()
+    wide = replace(spec, layers=(replace(layer, heads=(wider,)),))
+    result = Model(wide, seed=0, dtype=matrix.dtype, device=matrix.device)
+    ((_, target),) = result.heads()
     target.assign("reconciliation", matrix=torch.cat((matrix, -total.to(matrix).expand(len(matrix), 1)), 1))
-    return made.train(model.training)
+    return result.train(model.training)
 
 
 @torch.no_grad()
 def log_marginal(model: Model, x: Any) -> Tensor:
-    """Return log p of the inputs that are there, `(rows, n)` in float64; with a label log p(x, label = y) for each y.
+    """Return log p of the observed inputs, `(rows, n)` in float64; log p(x, label = y) for each state y of a label.
 
     Args:
         model: a discrete Markov network, normalized or not.
-        x: numbers of states, `(rows, m)`, NaN where a value is missing.
+        x: state numbers, `(rows, m)`, NaN for missing values.
 
     Raises:
         SpecError: as in `log_partition`.
     """
-    head, rows = _prepared("log_marginal", model, x)
-    return _eliminated("log_marginal", head, rows, []) - torch.logsumexp(log_partition(model), 0)
+    head, rows = _prepare("log_marginal", model, x)
+    return _sum_out("log_marginal", head, rows) - torch.logsumexp(log_partition(model), 0)
 
 
 @torch.no_grad()
 def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
-    """Return log p(targets | other inputs that are there), `(rows, states of the first target, …)` in float64.
+    """Return log p(targets | all other observed inputs), `(rows, states of the first target, …)` in float64.
 
-    The partition function is not needed: what is summed over are the inputs that are missing.
+    The sums are over missing inputs only, without a partition function.
 
     Args:
         model: a discrete Markov network; a label is summed out.
-        x: numbers of states, `(rows, m)`, NaN where a value is missing.
-        targets: the numbers of inputs; their own values in x do not count.
+        x: state numbers, `(rows, m)`, NaN for missing values.
+        targets: numbers of inputs; their values in x are ignored.
 
     Raises:
-        SpecError: another model, a table of more than 16.8 million numbers, or a row that is impossible.
+        SpecError: another model, or a table of more than 16.8 million numbers.
+        DataError: a row with observations of probability zero.
 
     Example:
         >>> from kapsi.zoo.markov_network import fit_counts
@@ -126,39 +122,21 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
         >>> log_posterior(model, [[0.0, torch.nan]], [1]).exp()
         tensor([[0.6667, 0.3333]], dtype=torch.float64)
     """
-    head, rows = _prepared("log_posterior", model, x)
-    try:
-        chosen = [operator.index(i) for i in targets]
-    except TypeError:
-        chosen = [-1]
-    if not chosen or any(not 0 <= i < head.in_features for i in chosen) or len(set(chosen)) < len(chosen):
-        raise SpecError(
-            f"log_posterior: expected targets as numbers of inputs, 0 to {head.in_features - 1} and each once, got {targets!r:.60}"
-        )
+    head, rows = _prepare("log_posterior", model, x)
+    chosen = check_numbers("log_posterior", "targets as numbers of inputs", targets, head.in_features)
     rows = rows.clone()
     rows[:, chosen] = math.nan
-    joint = torch.logsumexp(_eliminated("log_posterior", head, rows, chosen), 1)
-    flat = joint.flatten(1)
-    total = torch.logsumexp(flat, 1, keepdim=True)
-    bad = total.squeeze(1) == -math.inf
-    if bool(bad.any()):
-        raise SpecError(
-            f"log_posterior: what is observed in row {int(bad.nonzero()[0])} is impossible, so nothing follows from it; leave it "
-            "out, or smooth the potentials"
-        )
-    return (flat - total).reshape(joint.shape)
+    return posterior("log_posterior", _sum_out("log_posterior", head, rows, chosen))
 
 
-def _prepared(where: str, model: Any, x: Any) -> tuple[Head, Tensor]:
+def _prepare(where: str, model: Any, x: Any) -> tuple[Head, Tensor]:
+    """Return the head of a discrete network, and checked rows."""
     head = head_of(where, model)
-    kappa = head.spec.expansion
-    if not isinstance(kappa, CombinatorialState):
+    if not isinstance(head.spec.expansion, CombinatorialState):
         raise SpecError(
-            f"{where}: expected a network of tables; of a Gaussian one the outputs themselves are log-densities"
+            f"{where}: expected a network of tables; outputs of a Gaussian network are log-densities already"
         )
-    rows = check_rows(where, x, head.in_features, missing=True)
-    kappa._spoiled(rows)  # which refuses what is no state
-    return head, torch.where(rows.isnan(), math.nan, kappa._nearest(rows))
+    return head, check_states(head, check_rows(where, x, head.in_features, missing=True))
 
 
 def _column_of_ones(head: Head) -> int:
@@ -176,22 +154,20 @@ def _summed(tables: Sequence[Table]) -> Tensor:
     return eliminate(factors, where="log_partition")
 
 
-def _tabulated(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
-    """Return the factors of products as tables over the values that each input can have."""
+def _tabulate(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
+    """Return the factors of products as tables over the possible values of the inputs."""
     try:
         points = tensor_of(values).double()
     except (TypeError, ValueError, RuntimeError):
         points = torch.empty(0)
     if points.dim() != 1 or not len(points) or not bool(points.isfinite().all()):
-        raise SpecError(f"log_partition: expected values as finite numbers that an input can be, got {values!r:.60}")
+        raise SpecError(
+            f"log_partition: expected values as finite numbers, the possible values of an input, got {shown(values)}"
+        )
     tables: list[Table] = [((i,), torch.zeros(len(points), dtype=torch.float64)) for i in range(head.in_features)]
     for weight, subset in zip(row, cast(CombinatorialProduct, head.spec.expansion).subsets or (), strict=True):
         nodes = tuple(dict.fromkeys(subset))
-        if len(points) ** len(nodes) > LARGEST_TABLE:
-            raise SpecError(
-                f"log_partition: the table of {nodes} would have {float(len(points)) ** len(nodes):.4g} numbers, at most "
-                f"{LARGEST_TABLE:,} are made"
-            )
+        check_table("log_partition", f"the clique {nodes}", [len(points)] * len(nodes), "use fewer values")
         table = weight
         for node in nodes:
             table = table.unsqueeze(-1) * points ** subset.count(node)
@@ -199,14 +175,14 @@ def _tabulated(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
     return tables
 
 
-def _integrated(head: Head, row: Tensor) -> Tensor:
-    """Return the logarithm of the integral of exp(c + hᵀx − ½ xᵀΛx)."""
+def _integrate(head: Head, row: Tensor) -> Tensor:
+    """Return the log-integral of exp(c + hᵀx − ½ xᵀΛx)."""
     subsets, m = cast(CombinatorialProduct, head.spec.expansion).subsets or (), head.in_features
     higher = [subset for subset in subsets if len(subset) > 2]
     if higher:
         raise SpecError(
-            f"log_partition: the product of the inputs {higher[0]} is not quadratic, so there is no closed form; give the "
-            "values that inputs can have, such as (-1, 1), or use conditional log-probabilities"
+            f"log_partition: the product of the inputs {higher[0]} is not quadratic, so there is no closed form; set values to "
+            "the possible values of inputs, such as (-1, 1), or use conditional log-probabilities"
         )
     constant, slope = row.new_zeros(()), row.new_zeros(m)
     precision = row.new_zeros(m, m)
@@ -221,38 +197,15 @@ def _integrated(head: Head, row: Tensor) -> Tensor:
     root, failed = torch.linalg.cholesky_ex(precision)
     if int(failed):
         raise SpecError(
-            "log_partition: the precision matrix is not positive definite, the integral is infinite; for inputs of few values give "
-            "them, such as (-1, 1)"
+            "log_partition: the precision matrix is not positive definite, the integral is infinite; for discrete "
+            "inputs set values, such as (-1, 1)"
         )
     half = torch.linalg.solve_triangular(root, slope.unsqueeze(1), upper=False)
     return constant + half.square().sum() / 2 - root.diagonal().log().sum() + m / 2 * math.log(2 * math.pi)
 
 
-def _eliminated(where: str, head: Head, rows: Tensor, keep: Sequence[int]) -> Tensor:
-    """Return log sums over what is missing and not kept, `(rows, n, states of those that are kept)`."""
+def _sum_out(where: str, head: Head, rows: Tensor, keep: Sequence[int] = ()) -> Tensor:
+    """Return the log-sums over missing inputs except some, `(rows, n, states of kept inputs)`."""
     sizes = dict(enumerate(cast(CombinatorialState, head.spec.expansion).sizes(head.in_features)))
     outputs = [tables_of(head, row) for row in head.psi["matrix"].detach()]
-    result = torch.empty(len(rows), len(outputs), *(sizes[i] for i in keep), dtype=torch.float64)
-    patterns, which = rows.isnan().unique(dim=0, return_inverse=True)
-    for number, pattern in enumerate(patterns.tolist()):
-        places = (which == number).nonzero().squeeze(-1)
-        scopes = [[i for i in nodes if pattern[i]] for nodes, _ in outputs[0]]
-        found = plan(scopes, sizes, keep)
-        # All rows of a chunk are one variable more.
-        for chunk in places.split(max(1, LARGEST_TABLE // found.largest)):
-            codes = rows[chunk].nan_to_num(0.0).long()
-            many: LogFactor = ((ROWS,), torch.zeros(len(chunk), dtype=torch.float64))
-            for output, tables in enumerate(outputs):
-                factors = [many, *(_reduced(nodes, table, pattern, codes) for nodes, table in tables)]
-                result[chunk, output] = eliminate(factors, [ROWS, *keep], order=found.order, where=where)
-    return result
-
-
-def _reduced(nodes: tuple[int, ...], table: Tensor, pattern: Sequence[bool], codes: Tensor) -> LogFactor:
-    """Return a factor with the states of the rows put in, of the nodes that are missing."""
-    seen = [axis for axis, i in enumerate(nodes) if not pattern[i]]
-    free = [axis for axis, i in enumerate(nodes) if pattern[i]]
-    names = tuple(nodes[axis] for axis in free)
-    if not seen:
-        return names, table
-    return (ROWS, *names), table.permute(*seen, *free)[tuple(codes[:, nodes[axis]] for axis in seen)]
+    return log_sums(where, outputs, [nodes for nodes, _ in outputs[0]], sizes, rows, keep)
