@@ -397,7 +397,7 @@ def test_recover_puts_the_old_run_back(tmp_path: Path, empty: bool) -> None:
     if empty:
         path.mkdir()
     note = recover(str(path))
-    assert note == f"{str(path)!r}: replacing this run was interrupted; the run from before is back"
+    assert note == f"{str(path)!r}: replacing this run was interrupted; the previous run is restored"
     assert names(tmp_path) == ["run"]
     check(path, "old")
     assert recover(path) is None
@@ -490,7 +490,7 @@ def test_recover_tells_when_it_cannot(tmp_path: Path, monkeypatch: pytest.Monkey
     make(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / ".run.old")
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only file system")))
-    with refused("cannot put back the run from before an interrupted replacement: Read-only file system"):
+    with refused("cannot restore the run after an interrupted replacement: Read-only file system"):
         open_run(tmp_path / "run")
     assert names(tmp_path) == [".run.old"]
 
@@ -732,10 +732,10 @@ def test_files_that_the_user_adds_are_fine(tmp_path: Path) -> None:
         ("", "run.json is not JSON"),
         ("{", "run.json is not JSON"),
         ("[" * 100_000, "run.json is not JSON"),
-        ("[]", 'run.json does not say "format": "kapsi run"'),
-        ("null", 'run.json does not say "format"'),
-        ("{}", 'run.json does not say "format"'),
-        ('{"format": "kapsi", "format_version": 1, "files": {}}', 'run.json does not say "format"'),
+        ("[]", 'run.json has no entry "format": "kapsi run"'),
+        ("null", 'run.json has no entry "format"'),
+        ("{}", 'run.json has no entry "format"'),
+        ('{"format": "kapsi", "format_version": 1, "files": {}}', 'run.json has no entry "format"'),
         ('{"format": "kapsi run", "files": {}}', "run.json has no format_version"),
         ('{"format": "kapsi run", "format_version": true, "files": {}}', "run.json has no format_version"),
         ('{"format": "kapsi run", "format_version": "1", "files": {}}', "run.json has no format_version"),
@@ -777,7 +777,7 @@ def test_a_manifest_with_a_name_that_leads_out_of_the_folder(tmp_path: Path, nam
     data = json.loads(file.read_text())
     data["files"][name] = {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}
     file.write_text(json.dumps(data))
-    with refused(f"run.json lists {name!r}, which is not a plain file name"):
+    with refused(f"run.json lists {name!r}, not a plain file name"):
         open_run(tmp_path / "run")
 
 

@@ -1,8 +1,8 @@
-"""Run folders, written beside and renamed: a kill at any moment leaves the old run whole or the new run whole.
+"""Run folders, replaced atomically: a kill at any moment leaves either the old run or the new run, complete.
 
-Beside a run ``name`` there may be, for a while: ``.name.new-PID-HOST``, the run being written; ``.name.old``, the run
-being replaced, always whole; ``.name.gone-PID-HOST``, a replaced run being deleted. `recover` puts right what a killed
-process left of them.
+Temporary neighbours of a run ``name``: ``.name.new-PID-HOST`` (the run being written), ``.name.old`` (the run being replaced,
+always complete), ``.name.gone-PID-HOST`` (a replaced run being deleted) and ``.name.lock``. `recover` cleans up after killed
+processes.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _MANIFEST = "run.json"
 
 
 class NewRun:
-    """Write a run folder; it takes its place at the end of the ``with`` block, whole, or not at all.
+    """Write a run folder: a context manager moving the folder to its path at the end, complete or not at all.
 
     Args:
-        path: Where the run goes. Missing parent folders are made; of a symbolic link the target is replaced.
-        overwrite: Replace a kapsi run that is already there. What is not a kapsi run is never replaced; files that the
-            user added to the replaced run are kept, save where the new run has a file of that name.
+        path: path of the run. Missing parent folders are created; a symbolic link is followed.
+        overwrite: replace an existing kapsi run, never another folder. Files added by the user are kept unless the new run
+            has a file of the same name.
 
     Attributes:
-        folder: Where to write the files, by plain names.
-        manifest: What run.json is to hold besides the format, its version and the list of files.
+        folder: temporary folder for the files of the run, without sub-folders.
+        manifest: entries of run.json beside the format, the version and the list of files.
 
     Raises:
-        RunError: The path is taken or cannot be written, at the beginning or, if that changed meanwhile, at the end.
+        RunError: the path is in use or cannot be written, at the beginning or at the end.
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -63,7 +63,7 @@ class NewRun:
         self._overwrite = overwrite
         self._target = resolve(path)
         self.folder = beside(self._target, "new")
-        self._made: list[Path] = []
+        self._parents: list[Path] = []
 
     def __enter__(self) -> Self:
         with plain(self.path, "begin the run"):
@@ -73,12 +73,12 @@ class NewRun:
             recover(self._target)
             with _lock(self._target):
                 self._check()
-            self._made = claim(self.path, self._target, self.folder)
+            self._parents = claim(self.path, self._target, self.folder)
             try:
                 os.mkdir(self.folder)
             except BaseException:
                 live.discard(self.folder)
-                unmake(self._made)
+                unmake(self._parents)
                 raise
         return self
 
@@ -91,22 +91,26 @@ class NewRun:
                     self._seal()
                     self._swap()
         finally:
-            remove(self.folder)  # a swap that succeeded has left nothing under this name
+            remove(self.folder)  # missing after a successful swap
             live.discard(self.folder)
-            unmake(self._made)  # the folder of a run that is there now is not empty and stays
+            unmake(self._parents)  # only empty folders
 
     def _check(self) -> str:
-        """Return what is at the path now, or refuse to write there."""
+        """Return the state of the path; raise a `RunError` if the run cannot be written."""
         state, where, old = _state(self._target), show(self.path), beside(self._target, "old")
         if state == "other":
-            what = "a folder without a kapsi run" if self._target.is_dir() else "not a folder"
-            raise RunError(f"{where}: is {what}, never replaced, even with --overwrite; give another --output")
-        if state == "run" and not self._overwrite:
-            raise RunError(f"{where}: a run is already there; give --overwrite to replace it, or another --output")
-        if state == "run" and not os.access(self._target, os.W_OK | os.X_OK):
-            raise RunError(f"{where}: the run there is write-protected; make it writable, or give another --output")
-        if state == "run" and os.path.lexists(old):
-            raise RunError(f"{where}: {show(old)} is in the way of replacing the run; move or delete it")
+            kind = "a folder without a kapsi run" if self._target.is_dir() else "not a folder"
+            raise RunError(f"{where}: is {kind}, never replaced, even with --overwrite; give another --output")
+        if state == "run":
+            problem = None
+            if not self._overwrite:
+                problem = "a run is already there; give --overwrite to replace it, or another --output"
+            elif not os.access(self._target, os.W_OK | os.X_OK):
+                problem = "the existing run is write-protected; make it writable, or give another --output"
+            elif os.path.lexists(old):
+                problem = f"{show(old)} is in the way of replacing the run; move or delete it"
+            if problem is not None:
+                raise RunError(f"{where}: {problem}")
         return state
 
     def _seal(self) -> None:
@@ -123,7 +127,7 @@ class NewRun:
         old = beside(self._target, "old")
         with _lock(self._target):
             _mend(self._target)
-            state = self._check()  # again: another process may have been here since the beginning
+            state = self._check()  # again: another process may have written the path meanwhile
             if state == "run":
                 _carry_over(self._target, self.folder)
             if state != "free":
@@ -137,53 +141,53 @@ class NewRun:
                     os.rename(self._target, old)
                 os.rename(self.folder, self._target)
                 sync(self._target.parent)
-            finally:  # deletes the old run, or puts it back when an error or an interrupt came between the two renames
+            finally:  # delete the old run, or restore it after an error between the two renames
                 _mend(self._target)
 
 
 def recover(path: str | Path) -> str | None:
-    """Put right what killed processes left beside a run, and return a line for the user if the run itself was touched.
+    """Clean up after killed processes; return a message if the previous run was restored.
 
     Raises:
-        RunError: The run from before is there, but cannot be put back.
+        RunError: the previous run cannot be restored.
     """
     target = resolve(path)
     clear(target)
     if not any(os.path.lexists(beside(target, kind)) for kind in ("old", "lock")):
         return None
-    with plain(path, "put back the run from before an interrupted replacement"), _lock(target):
-        is_back = _mend(target)
-    return f"{show(path)}: replacing this run was interrupted; the run from before is back" if is_back else None
+    with plain(path, "restore the run after an interrupted replacement"), _lock(target):
+        restored = _mend(target)
+    return f"{show(path)}: replacing this run was interrupted; the previous run is restored" if restored else None
 
 
 def open_run(path: str | Path) -> dict[str, Any]:
-    """Recover and verify a run folder, down to each file's checksum, and return what its run.json holds.
+    """Recover a run folder, verify the checksums of all files, and return the content of run.json.
 
     Raises:
-        RunError: There is no run, it is damaged (the line says which file), or a newer kapsi wrote it.
+        RunError: the run is missing, damaged (the message names the file), or written by a newer version of kapsi.
     """
     recover(path)
     target = resolve(path)
     with plain(path, "read the run"), _lock(target):
-        try:
-            target.lstat()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            hint = "check the path, or make the run with kapsi fit"
-            raise RunError(f"{show(path)}: no such run folder; {hint}") from error
         if not (target / _MANIFEST).is_file():
-            raise RunError(f"{show(path)}: is not a run folder (no {_MANIFEST}); give a folder that kapsi fit made")
-        return _verify(path, target)
+            missing = "no such run folder; check the path, or create the run with kapsi fit"
+            other = f"is not a run folder (no {_MANIFEST}); give a folder written by kapsi fit"
+            raise RunError(f"{show(path)}: {other if os.path.lexists(target) else missing}")
+        data, problem = _verify(target)
+        if problem:
+            raise RunError(f"{show(path)}: {problem}")
+        return data
 
 
 def free_path(path: str | Path) -> Path:
-    """Return the path if nothing is there or being written there, else path-2, path-3 and so on.
+    """Return the path if unused, else path-2, path-3 and so on.
 
     Raises:
-        RunError: The path is the root folder, or a run cannot be recovered.
+        RunError: the path is the root folder, or a run cannot be recovered.
     """
     base = Path(path) if Path(path).name not in ("", "..") else resolve(path)
     if not base.name:
-        raise RunError(f"{show(path)}: is the root folder; give the path of a folder in it")
+        raise RunError(f"{show(path)}: is the root folder; give the path of a sub-folder")
     candidate, number = base, 1
     while _is_taken(candidate):
         number += 1
@@ -207,12 +211,12 @@ def _lock(target: Path) -> AbstractContextManager[None]:
 
 
 def _peek(folder: Path) -> dict[str, Any] | None:
-    """Return a run's run.json, an empty dictionary if it is damaged, None if the folder is no kapsi run."""
+    """Return the content of run.json, an empty dictionary if damaged, None if the folder is no kapsi run."""
     file = folder / _MANIFEST
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     except OSError:
-        return None  # what cannot be read is not known to be ours
+        return None  # unreadable: possibly no run
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -221,7 +225,7 @@ def _peek(folder: Path) -> dict[str, Any] | None:
 
 
 def _state(target: Path) -> str:
-    """Return what is at the target: "free", "empty" (a folder), "run" (damaged or not), or "other"."""
+    """Return the state of the target: "free", "empty" (a folder), "run" (damaged or not), or "other"."""
     if not os.path.lexists(target):
         return "free"
     if not target.is_dir():
@@ -232,25 +236,25 @@ def _state(target: Path) -> str:
 
 
 def _mend(target: Path) -> bool:
-    """Finish or undo an interrupted replacement, under the lock; return whether the old run was put back."""
+    """Finish or undo an interrupted replacement, under the lock; return whether the old run was restored."""
     old, gone = beside(target, "old"), beside(target, "gone")
     if _peek(old) is None:
-        return False  # nothing, or somebody else's
+        return False
     state = _state(target)
     if state in ("free", "empty"):
         os.rename(old, target)
         sync(target.parent)
         return True
     if state == "run":
-        with suppress(OSError):  # the new run is whole; that the old one cannot be deleted now is no reason to fail
+        with suppress(OSError):  # the new run is complete; deleting the old one may fail
             remove(gone)
-            os.rename(old, gone)  # deleted under another name, so that what is named `.old` is always whole
+            os.rename(old, gone)  # deleted under another name: `.old` is always complete
             remove(gone)
     return False
 
 
 def _carry_over(old: Path, new: Path) -> None:
-    """Copy what the user put into the old run to the new one, where a name that is in use stays as it is."""
+    """Copy files added by the user from the old run to the new one, except names in use."""
     files = (_peek(old) or {}).get("files")
     listed = set(files) if isinstance(files, dict) else set()
     for name in sorted(set(os.listdir(old)) - listed - set(os.listdir(new))):
@@ -269,32 +273,34 @@ def _fingerprint(file: Path) -> dict[str, Any]:
         return {"bytes": os.fstat(handle.fileno()).st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
 
 
-def _verify(path: str | Path, target: Path) -> dict[str, Any]:
-    def damaged(what: str) -> RunError:
-        return RunError(f"{show(path)}: damaged run: {what}; restore it from a copy, or fit again with --overwrite")
+def _verify(target: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of run.json, and the first problem of the run or an empty text."""
+
+    def damaged(problem: str) -> tuple[dict[str, Any], str]:
+        return {}, f"damaged run: {problem}; restore it from a copy, or fit again with --overwrite"
 
     try:
         data = json.loads((target / _MANIFEST).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise damaged(f"{_MANIFEST} is not JSON ({one_line(error)})") from error
+        return damaged(f"{_MANIFEST} is not JSON ({one_line(error)})")
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise damaged(f'{_MANIFEST} does not say "format": "{_FORMAT}"')
+        return damaged(f'{_MANIFEST} has no entry "format": "{_FORMAT}"')
     version, files = data.get("format_version"), data.get("files")
     if type(version) is not int or version < 1:
-        raise damaged(f"{_MANIFEST} has no format_version of 1 or more")
+        return damaged(f"{_MANIFEST} has no format_version of 1 or more")
     if version > FORMAT_VERSION:
         newer = f"the run has format version {version}, this kapsi reads up to {FORMAT_VERSION}"
-        raise RunError(f"{show(path)}: {newer}; upgrade kapsi (pip install --upgrade kapsi)")
+        return {}, f"{newer}; upgrade kapsi (pip install --upgrade kapsi)"
     if not isinstance(files, dict):
-        raise damaged(f"{_MANIFEST} has no list of files")
+        return damaged(f"{_MANIFEST} has no list of files")
     for name, expected in files.items():
         if not _is_plain_name(name):
-            raise damaged(f"{_MANIFEST} lists {name!r}, which is not a plain file name")
+            return damaged(f"{_MANIFEST} lists {name!r}, not a plain file name")
         if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
-            raise damaged(f"{_MANIFEST} does not give the bytes and sha256 of {name!r}")
+            return damaged(f"{_MANIFEST} does not give the bytes and sha256 of {name!r}")
         if not (target / name).is_file():
-            raise damaged(f"the file {name!r} is missing")
+            return damaged(f"the file {name!r} is missing")
         for key, value in _fingerprint(target / name).items():
             if value != expected[key]:
-                raise damaged(f"the file {name!r} has changed: {key} {value}, in {_MANIFEST} {expected[key]!r}")
-    return data
+                return damaged(f"the file {name!r} has changed: {key} {value}, in {_MANIFEST} {expected[key]!r}")
+    return data, ""
