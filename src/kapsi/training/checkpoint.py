@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file each, written beside and renamed, with a checksum of everything in it.
+"""Checkpoints: safetensors files, written atomically with a checksum of their content.
 
-A folder has the last few, `step-000000001200.safetensors`; the weights of the model, what the solver knows, and as JSON in the
-metadata the position in the data, the records so far and what the run is. Nothing in them is executed when they are read.
+A folder holds the last few files, `step-000000001200.safetensors`: tensors of the model and the solver, and as JSON metadata the
+position in the data, the records and the description of the run. Reading a checkpoint executes no code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,28 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import FileError, RunError, SpecError
-from kapsi.files import atomic, check_place, clear, plain, resolve, show
+from kapsi.files import atomic, check_place, clear, one_line, plain, resolve, show
+from kapsi.function import Spec, coerce, option
 
 __all__ = ["Checkpoints", "Saved"]
 
 FORMAT = "kapsi checkpoint"
 FORMAT_VERSION = 1
 NAME = re.compile(r"step-([0-9]{12})\.safetensors")
-LEFT = re.compile(r"\.(step-[0-9]{12}\.safetensors)\.new-.*")
-SOON = 1.0
-"""Seconds of work of short fits that are done but not yet written, within a longer run."""
+TEMPORARY = re.compile(r"\.(step-[0-9]{12}\.safetensors)\.new-.*")
+DELAY = 1.0
+"""Seconds before the ends of short fits within a longer run are written."""
 
 
 @dataclass
 class Saved:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Args:
         step: number of steps since the beginning of the run.
         tensors: all tensors by name.
-        data: plain data that JSON can hold.
-        path: the file, None for one that is not written yet.
+        data: plain data, convertible to JSON.
+        path: path of the file, None before it is written.
     """
 
     step: int
@@ -55,30 +56,38 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
+@dataclass(frozen=True)
+class CheckpointOptions(Spec):
+    steps: int | None = option(None, minimum=1)
+    minutes: float | None = option(None, minimum=0.0)
+    keep: int = option(3, minimum=1)
+    resume: bool = False
+
+
 @dataclass
 class Checkpoints:
-    """Where and how often a training run is written down, so that it can go on after it was killed.
+    """Folder and frequency of checkpoints; a killed training run resumes from the last one.
 
     Args:
-        folder: where the checkpoints are; it is made when the first one is written.
-        steps: one every so many steps; None: not by steps.
-        minutes: one after so many minutes at the latest; None: not by time.
-        keep: so many of the last ones are kept.
-        resume: go on from the last whole one, if there is any; a run that is over returns what it was. Without it a folder that
-            has checkpoints is refused.
-        say: called with a line for the user: a checkpoint that is damaged, a machine that computes otherwise.
-        context: further plain data that has to be the same for the run to go on, by names for people.
-        least: seconds of work below which an interrupt is not written down.
+        folder: folder of the checkpoints, created with the first one.
+        steps: steps between checkpoints, at least 1; None for none by steps.
+        minutes: minutes between checkpoints, at least 0; None for none by time.
+        keep: number of checkpoints kept, at least 1.
+        resume: resume from the last undamaged checkpoint, if there is any; a finished run returns its records. Without
+            `resume` a folder with checkpoints is an error.
+        say: called with a line of text for the user, such as a warning of a damaged checkpoint.
+        context: further plain data, by readable names; a resumed run must have equal data.
+        least: seconds of work before an interrupt writes a checkpoint.
 
     Raises:
-        SpecError: an option out of range.
+        SpecError: an option of a wrong type or out of range.
 
     Example:
         >>> import tempfile, torch, kapsi as kp
         >>> x = torch.linspace(-1, 1, 50)[:, None]
         >>> config = kp.TrainConfig(solver="adamw", epochs=3)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for resume in (False, True):  # the second run finds that there is nothing left to do
+        ...     for resume in (False, True):  # the second run is finished already
         ...         model = kp.Model(kp.rpn([1, 1], expansion=kp.Chebyshev(4)), seed=0)
         ...         records = kp.fit(model, (x, x**3), config, checkpoints=kp.Checkpoints(folder, steps=1, resume=resume))
         >>> len(records)
@@ -101,47 +110,29 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | Path):
             raise SpecError(f"Checkpoints({self.folder!r}): expected the path of a folder, as text or a Path")
-        self.folder = Path(self.folder)
-        if not isinstance(self.resume, bool):
-            raise SpecError(f"Checkpoints(resume={self.resume!r}): resume must be True or False")
         if not callable(self.say):
-            raise SpecError(f"Checkpoints(say={self.say!r}): say must be callable with a line of text, such as print")
-        for name, value, least in (("steps", self.steps, 1), ("keep", self.keep, 1), ("minutes", self.minutes, 0)):
-            wanted = int if name != "minutes" else (int, float)
-            if value is None and name != "keep":
-                continue
-            if isinstance(value, bool) or not isinstance(value, wanted) or not value >= least:
-                raise SpecError(f"Checkpoints({name}={value!r}): {name} must be at least {least}")
+            raise SpecError(f"Checkpoints(say={self.say!r}): expected a callable for a line of text, such as print")
+        self.folder = Path(self.folder)
+        coerce(CheckpointOptions, {name: getattr(self, name) for name in CheckpointOptions.__dataclass_fields__}, "Checkpoints")
 
     def part(self, name: str) -> Checkpoints:
-        """Return the checkpoints of one fit of several, in a folder within this one; its time counts with that of the others."""
-        root = self._parent or self
-        return Checkpoints(
-            Path(self.folder) / name,
-            self.steps,
-            self.minutes,
-            self.keep,
-            self.resume,
-            self.say,
-            self.context,
-            self.least,
-            _parent=root,
-        )
+        """Return the checkpoints of one of several fits, in a sub-folder; all fits share one clock."""
+        return replace(self, folder=Path(self.folder) / name, _parent=self._parent or self)
 
     # -------------------------------------------------------------------------------- writing
 
     def due(self, step: int) -> bool:
-        """Return whether a checkpoint is to be written after so many steps."""
+        """Return whether a checkpoint is due after `step` steps."""
         if self.steps is not None and step % self.steps == 0:
             return True
         return self.minutes is not None and time.monotonic() - (self._parent or self)._written >= 60 * self.minutes
 
     def worth(self) -> bool:
-        """Return whether there is enough work done to write down an interrupt."""
+        """Return whether an interrupt is worth a checkpoint."""
         return time.monotonic() - (self._parent or self)._begun >= self.least
 
     def write(self, saved: Saved) -> None:
-        """Write a checkpoint, beside and renamed, and delete those that are too old."""
+        """Write a checkpoint atomically, and delete old ones."""
         root = self._parent or self
         for path, earlier in root._pending:
             _write(path, earlier)
@@ -149,16 +140,16 @@ class Checkpoints:
         folder = Path(self.folder)
         _write(folder / f"step-{saved.step:012}.safetensors", saved)
         root._written = time.monotonic()
-        # Those of later steps are damaged, or the run would have gone on from them: they do not count.
+        # Files of later steps are damaged: otherwise the run would have resumed from them.
         earlier_ones = [path for step, path in self._present() if step <= saved.step]
         with plain(folder, "delete old checkpoints"):
             for path in earlier_ones[self.keep :]:
                 path.unlink(missing_ok=True)
 
     def finish(self, saved: Saved) -> None:
-        """Write the end of a fit; where it is one of many short ones, with the next that is written."""
+        """Write the end of a fit; for one of many short fits, together with the next checkpoint."""
         root = self._parent
-        if root is None or time.monotonic() - root._written >= SOON:
+        if root is None or time.monotonic() - root._written >= DELAY:
             self.write(saved)
         else:
             copied = {name: tensor.detach().clone() for name, tensor in saved.tensors.items()}
@@ -167,53 +158,50 @@ class Checkpoints:
             )
 
     def found(self) -> list[Path]:
-        """Return all checkpoints of the folder and of its parts."""
-        found = []
-        for folder, _, names in os.walk(self.folder):
-            found += [Path(folder) / name for name in names if NAME.fullmatch(name)]
-        return sorted(found)
+        """Return all checkpoints of the folder and its sub-folders."""
+        return sorted(
+            Path(folder) / name for folder, _, names in os.walk(self.folder) for name in names if NAME.fullmatch(name)
+        )
 
     def remove(self) -> None:
-        """Delete all checkpoints, when what they led to is safe, and the folders that are empty then; other files stay."""
+        """Delete all checkpoints and the emptied folders; other files stay."""
         for folder, _, names in os.walk(self.folder, topdown=False):
             for name in names:
-                if NAME.fullmatch(name) or LEFT.fullmatch(name):
+                if NAME.fullmatch(name) or TEMPORARY.fullmatch(name):
                     with suppress(OSError):
                         (Path(folder) / name).unlink()
-            with suppress(OSError):  # what somebody else put there
+            with suppress(OSError):  # not empty
                 os.rmdir(folder)
 
     # -------------------------------------------------------------------------------- reading
 
     def _present(self) -> list[tuple[int, Path]]:
-        """Return the files that are there, the last first, without what killed processes left."""
+        """Return step and path of all checkpoints, the last one first, after deleting files of killed processes."""
         folder = Path(self.folder)
         if not folder.is_dir():
             return []
-        found = []
+        present = []
         for name in os.listdir(folder):
-            match = NAME.fullmatch(name)
-            left = LEFT.fullmatch(name)
-            if match:
-                found.append((int(match[1]), folder / name))
-            elif left:
-                clear(folder / left[1])
-        return sorted(found, reverse=True)
+            if match := NAME.fullmatch(name):
+                present.append((int(match[1]), folder / name))
+            elif match := TEMPORARY.fullmatch(name):
+                clear(folder / match[1])
+        return sorted(present, reverse=True)
 
     def _check_place(self) -> None:
-        """Raise a `RunError` where no folder can be made or written to: the first checkpoint may be minutes away."""
+        """Raise a `RunError` if the folder cannot be written: the first checkpoint may be minutes away."""
         target = resolve(self.folder)
         try:
-            # A file of the folder that is to be: the folder itself may be what is in the way.
+            # A file in the future folder: the path of the folder may be a file.
             check_place(target / "checkpoint", show(self.folder), "give another folder for checkpoints")
         except FileError as error:
             raise RunError(str(error)) from None
 
     def latest(self) -> Saved | None:
-        """Return the last whole checkpoint, None where there is none; a damaged one is named and the one before it taken.
+        """Return the last undamaged checkpoint, or None without checkpoints; report damaged ones.
 
         Raises:
-            RunError: there are checkpoints, but none is whole, or `resume` was not given; or none can be written here.
+            RunError: all checkpoints are damaged, there are checkpoints without `resume`, or the folder cannot be written.
         """
         with plain(self.folder, "read the checkpoints"):
             present = self._present()
@@ -227,9 +215,9 @@ class Checkpoints:
             saved, reason = _read(path)
             if saved is not None:
                 return saved
-            others = "the one before it is used" if path != present[-1][1] else "it is the last one there is"
+            others = "the previous one is used" if path != present[-1][1] else "there is no previous one"
             self.say(f"{show(path)}: this checkpoint is damaged ({reason}); {others}")
-        raise RunError(f"{where}: no checkpoint in it is whole; delete the folder, or fit without resuming")
+        raise RunError(f"{where}: all checkpoints are damaged; delete the folder, or fit without resuming")
 
 
 def _digest(data: str, tensors: dict[str, Tensor]) -> str:
@@ -246,7 +234,7 @@ def _write(path: Path, saved: Saved) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    # A copy where memory is shared or not in one piece: the file has each tensor by itself.
+    # Copy tensors with shared memory: the file stores each one separately.
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in saved.tensors.items():
@@ -263,15 +251,14 @@ def _write(path: Path, saved: Saved) -> None:
     with atomic(path) as beside:
         try:
             save_file(tensors, beside, metadata)
-        except SafetensorError as error:  # what the disk says: it is full, or does not answer
-            reason = " ".join(str(error).split())
+        except SafetensorError as error:  # a full disk
             raise FileError(
-                f"{show(path)}: cannot write the checkpoint: {reason}; make room, then go on from the one before it"
+                f"{show(path)}: cannot write the checkpoint: {one_line(error)}; make room, then resume from the previous one"
             ) from error
 
 
 def _read(path: Path) -> tuple[Saved | None, str]:
-    """Return a checkpoint, or None and what is wrong with it."""
+    """Return a checkpoint, or None and the damage."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -279,9 +266,9 @@ def _read(path: Path) -> tuple[Saved | None, str]:
             metadata = handle.metadata() or {}
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        return None, " ".join(str(error).split())
+        return None, one_line(error)
     if metadata.get("format") != FORMAT:
-        return None, "its metadata does not say that it is one"
+        return None, "its metadata are not of a checkpoint"
     version = metadata.get("format_version", "")
     if version.isdecimal() and len(version) < 9 and int(version) > FORMAT_VERSION:
         raise RunError(
@@ -289,13 +276,13 @@ def _read(path: Path) -> tuple[Saved | None, str]:
         )
     data = metadata.get("data", "")
     if metadata.get("checksum") != _digest(data, tensors):
-        return None, "its checksum is another one"
+        return None, "its checksum does not match"
     match = NAME.fullmatch(path.name)
     return Saved(int(match[1]) if match else 0, tensors, json.loads(data), path), ""
 
 
 def differences(given: dict[str, Any], saved: dict[str, Any], ignored: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the names of options that differ, with both values."""
+    """Yield the names and both values of differing options."""
     for name in sorted(given.keys() | saved.keys()):
         if name not in ignored and given.get(name) != saved.get(name):
             yield f"{name} {given.get(name)!r} (in the checkpoint {saved.get(name)!r})"

@@ -24,7 +24,7 @@ __all__ = ["open_group"]
 
 
 @dataclass(frozen=True)
-class _GroupOptions(Spec):
+class GroupOptions(Spec):
     devices: int | None = option(None, minimum=1)
     nodes: int | None = option(None, minimum=1)
     strategy: Literal["ddp", "fsdp"] | None = None
@@ -72,7 +72,7 @@ def open_group(
         "accelerator": accelerator,
         "timeout": timeout,
     }
-    options: _GroupOptions = coerce(_GroupOptions, values, "open_group")
+    options: GroupOptions = coerce(GroupOptions, values, "open_group")
     launched = "WORLD_SIZE" in os.environ
     devices, nodes = _launched_sizes(options) if launched else (options.devices or 1, options.nodes or 1)
     cuda = accelerator == "auto" and torch.cuda.is_available()
@@ -99,7 +99,7 @@ def open_group(
     return (Sharded if strategy == "fsdp" else Replicated)(device, timeout)
 
 
-def _launched_sizes(options: _GroupOptions) -> tuple[int, int]:
+def _launched_sizes(options: GroupOptions) -> tuple[int, int]:
     """Return processes per node and nodes from the launcher's environment; options must not contradict them.
 
     Options alone would be wrong: `torchrun … --devices 1` would train independent copies.
