@@ -365,7 +365,7 @@ def test_few_steps_are_told() -> None:
         zoo.fit(rows((2, 3, 2), 40), [(0, 1), (1, 2), (0, 2)], steps=1)
     draw = np.random.default_rng(0)
     x = draw.normal(size=(40, 4)) @ draw.normal(size=(4, 4))
-    with pytest.warns(UserWarning, match="after 1 rounds correlations are off"):
+    with pytest.warns(UserWarning, match="after 1 rounds correlations differ"):
         zoo.fit_gaussian(x, [(0, 1), (1, 2), (2, 3), (3, 0)], steps=1)
 
 
