@@ -232,3 +232,50 @@ def test_every_registered_function_of_the_package_is_public() -> None:
     for cls in catalogue():
         if cls.__module__.startswith("kapsi.") and not activations & {base.__name__ for base in cls.__mro__}:
             assert cls.__name__ in kapsi.__all__
+
+
+# ------------------------------------------------------------------------------------------------ names of losses and solvers
+
+OWN_FILES = ("training/losses.py", "training/solvers/")
+OTHER_MEANINGS = {
+    "paper/render.py": "mse: a metric of results",
+    "migrate.py": "converts the plain data of kapsi 0.1",
+    "zoo/bayesian_network/": "gaussian: kind of a network",
+    "zoo/kernel_svm/": "hinge: scikit-learn's argument of a linear machine",
+    "zoo/markov_network/": "gaussian: kind of a network",
+    "zoo/naive_bayes/": "bernoulli: kind of a naive Bayes model",
+}
+"""Files in which the same word means something else."""
+
+
+def compared_names(tree: ast.AST, names: set[str]) -> list[str]:
+    """Return the comparisons of a file with the name of a loss or a solver."""
+    found = []
+    for node in ast.walk(tree):
+        sides: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.match_case):
+            sides = [node.pattern]
+        words = {
+            part.value
+            for side in sides
+            for part in ast.walk(side)
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        found += [f"line {getattr(node, 'lineno', 0)}: {word}" for word in sorted(words & names)]
+    return found
+
+
+@EACH_FILE
+def test_losses_and_solvers_are_not_told_apart_by_their_names(path) -> None:
+    place = path.relative_to(ROOT).as_posix()
+    if place.startswith((*OWN_FILES, *OTHER_MEANINGS)):
+        return
+    names = {cls.name for role in ("loss", "solver") for cls in kapsi.catalogue(role)}
+    assert not compared_names(ast.parse(path.read_text(encoding="utf-8")), names), "use a property of the class"
+
+
+@pytest.mark.parametrize("source", ["solver == 'adamw'", "loss.name in ('mse', 'huber')", "match x:\n case 'ridge': 1"])
+def test_a_comparison_with_a_name_is_seen(source) -> None:
+    assert compared_names(ast.parse(source), {"adamw", "mse", "ridge"})

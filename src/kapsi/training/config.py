@@ -77,21 +77,25 @@ def _owner(name: str) -> str:
     renamed = {
         old: new for options in (*SOLVER_OPTIONS.values(), *LOSS_OPTIONS.values()) for old, new in options.items()
     }
-    current = renamed.get(name, name)
-    for role in ("solver", "loss"):
+    for current, role in ((word, role) for word in (name, renamed.get(name)) for role in ("solver", "loss")):
         owners = [kind for kind in catalogue(role) if current in {field.name for field in options_of(kind)}]
-        if owners:
+        if current is not None and owners:
             names = [kind.name for kind in owners]
             several = f"s {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f" {names[0]}"
-            return f"{current} is an option of the {role}{several}: {role}={_example(owners[0], current)}"
+            own = next((kind for kind in owners if _is_own(kind)), owners[0])
+            return f"{current} is an option of the {role}{several}: {role}={_example(own, current)}"
     return ""
+
+
+def _is_own(kind: type[Function]) -> bool:
+    return kind.__module__.startswith("kapsi.")
 
 
 def _example(kind: type[Function], option: str) -> str:
     """Return a call that sets an option, to be read by a user."""
     field = next(field for field in options_of(kind) if field.name == option)
     value = {"learning_rate": 0.01}.get(option, field.default)
-    package = "kp." if kind.__module__.startswith("kapsi.") else ""
+    package = "kp." if _is_own(kind) else ""
     return f"{package}{kind.__name__}({option}={'…' if value is None or value is dataclasses.MISSING else repr(value)})"
 
 

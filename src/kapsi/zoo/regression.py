@@ -399,7 +399,7 @@ def _data(where: str, x: Any, y: Any, weight: Any, inputs: int, outputs: int) ->
 def _compare(model: Model, estimator: Any, x: Any, y: Any, loss: str = "mse") -> Comparison:
     """Compare predictions, for classes their probabilities; `estimator` may be a pipeline."""
     inputs, targets = torch.tensor(x), torch.tensor(y)
-    if loss == "mse":
+    if not hasattr(estimator, "predict_proba"):
         difference = deviation(model(inputs), estimator.predict(x))
     else:
         expected, probabilities = estimator.predict_proba(x), predict_proba(model, x, loss)

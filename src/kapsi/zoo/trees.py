@@ -7,7 +7,7 @@ Outputs of trees and forests are predictions, for classifiers probabilities; out
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.expansion import TreeLeaves
+from kapsi.function import lookup
 from kapsi.modules import Model
 from kapsi.remainder import ConstantRemainder, ZeroRemainder
 from kapsi.spec import HeadSpec, ModelSpec
@@ -311,7 +312,7 @@ def _fitted(
     x, y = _rows(data, seed, missing)
     estimator = getattr(tree if name in SINGLE else ensemble, name)(random_state=seed, **options).fit(x, y)
     one_hot = np.eye(len(estimator.classes_))[y] if output == "predict_proba" else None
-    labels = y.astype(float) if loss == "bernoulli" else y
+    labels = y.astype(float) if cast(Any, lookup("loss", loss)).discrete else y
     return _comparison(estimator, x, labels, getattr(estimator, output)(x), loss, one_hot)
 
 
