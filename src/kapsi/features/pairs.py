@@ -15,10 +15,7 @@ from kapsi.derivatives import OwnDerivatives
 from kapsi.features.base import DenseFeatures, Features, apply_matrix, widen
 from kapsi.features.recomputed import BLOCK, product_jvp
 
-__all__ = [
-    "PairFeatures",
-    "with_pairs",
-]
+__all__ = ["PairFeatures", "with_pairs"]
 
 
 @dataclass(frozen=True)

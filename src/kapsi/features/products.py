@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 from kapsi.features.base import DenseFeatures, Features, apply_matrix
 
-__all__ = [
-    "OuterFeatures",
-    "ProductFeatures",
-]
+__all__ = ["OuterFeatures", "ProductFeatures"]
 
 
 class OuterFeatures(Features):

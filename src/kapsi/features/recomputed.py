@@ -12,12 +12,7 @@ from torch import Tensor
 from kapsi.derivatives import OwnDerivatives
 from kapsi.features.base import DenseFeatures, Features, apply_matrix
 
-__all__ = [
-    "BLOCK",
-    "RecomputedFeatures",
-    "RecomputedProduct",
-    "product_jvp",
-]
+__all__ = ["BLOCK", "RecomputedFeatures", "RecomputedProduct", "product_jvp"]
 
 BLOCK = 2**20
 """Numbers of κ(x) computed at a time if κ(x) is not kept."""

@@ -22,10 +22,7 @@ from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec
 from kapsi.weights import Weights
 
-__all__ = [
-    "LARGEST_TRAINED",
-    "Head",
-]
+__all__ = ["LARGEST_TRAINED", "Head", "check_layout"]
 
 LARGEST_TRAINED = 2**29
 """Trainable numbers of the largest ψ: 8.6 GB in training, with gradient and both moments of AdamW in float32."""

@@ -18,9 +18,7 @@ from kapsi.process import pipeline
 from kapsi.spec import LayerSpec
 from kapsi.weights import DenseWeights, Weights
 
-__all__ = [
-    "Layer",
-]
+__all__ = ["Layer"]
 
 LARGEST_FUSED = 2**21
 """Elements of ψ of all fused heads: 8 MiB in float32."""

@@ -20,12 +20,7 @@ from kapsi.modules.store import Seed, Store, as_generator
 from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.text import text_table
 
-__all__ = [
-    "ExpansionModule",
-    "Model",
-    "scale_last_layer",
-    "trained_count",
-]
+__all__ = ["ExpansionModule", "Model", "scale_last_layer", "trained_count"]
 
 
 class Model(nn.Module):
