@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import FileError, KapsiError, SpecError
+from kapsi.errors import DataError, FileError, KapsiError, SpecError
 from kapsi.expansion.base import Expansion, common_domain
 from kapsi.files import atomic
 from kapsi.function import Function, Params, flatten, short_form
@@ -161,7 +161,7 @@ def _mixes_inputs(expansion: Expansion) -> bool:
         low, high = _view(*_range(expansion, 2))
         ends = torch.linspace(low, high, 7, dtype=torch.float64)
         values = _columns(expansion, torch.stack(torch.meshgrid(ends, ends, indexing="ij"), -1))
-    except SpecError:
+    except (SpecError, DataError):
         return False  # the picture of one input is tried next, and raises the error if necessary
     first = (values - values[:1]).abs().amax((0, 1)) > 1e-9
     second = (values - values[:, :1]).abs().amax((0, 1)) > 1e-9
@@ -226,7 +226,7 @@ def _weights(reconciliation: Reconciliation) -> Maps:
             params = reconciliation.params(n, factors)
             store = _store(params)
             matrix = reconciliation(store, n, factors).matrix().detach()
-        except SpecError as error:
+        except (SpecError, DataError) as error:
             failure = error
             continue
         count = reconciliation.count(n, factors)
@@ -260,7 +260,7 @@ def _remainder(remainder: Remainder) -> Curves:
     n = 3
     try:
         store = _store(remainder.params(1, n))
-    except SpecError:  # the identity needs as many outputs as inputs
+    except (SpecError, DataError):  # the identity needs as many outputs as inputs
         n = 1
         store = _store(remainder.params(1, n))
     values = remainder(x, store, n).T

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kapsi.cli.common import notes
-from kapsi.errors import SpecError, nearest, unknown
+from kapsi.errors import DataError, SpecError, nearest, unknown
 
 if TYPE_CHECKING:
     from kapsi.listing import Entry, Listing
@@ -92,7 +92,7 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
             continue
         try:
             lines = draw(plots.picture(entry.function), width, getattr(sys.stdout, "encoding", None))
-        except SpecError as error:  # too wide to draw; the text above is complete
+        except (SpecError, DataError) as error:  # too wide to draw; the text above is complete
             lines = [f"no picture: {error}"]
         typer.echo("\n".join(["", *lines]))
     if picture is not None:

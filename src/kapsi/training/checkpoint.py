@@ -113,7 +113,11 @@ class Checkpoints:
         if not callable(self.say):
             raise SpecError(f"Checkpoints(say={self.say!r}): expected a callable for a line of text, such as print")
         self.folder = Path(self.folder)
-        coerce(CheckpointOptions, {name: getattr(self, name) for name in CheckpointOptions.__dataclass_fields__}, "Checkpoints")
+        coerce(
+            CheckpointOptions,
+            {name: getattr(self, name) for name in CheckpointOptions.__dataclass_fields__},
+            "Checkpoints",
+        )
 
     def part(self, name: str) -> Checkpoints:
         """Return the checkpoints of one of several fits, in a sub-folder; all fits share one clock."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kapsi.calibrate import calibrate
 from kapsi.data.images import load_images
-from kapsi.errors import KapsiError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, trained_count
@@ -86,7 +86,7 @@ def run(run: Run) -> Outcome:
     try:
         records = fit(model, (x, y), config)
         extra["loss"] = records[-1].loss
-    except SpecError:
+    except (SpecError, DataError):
         raise
     except KapsiError as error:
         extra["failure"] = str(error)
@@ -119,7 +119,7 @@ def _options(run: Run) -> AblationOptions:
     try:
         with torch.device("meta"):
             model = Model(ModelSpec((PIXELS[options.data], 10), (LayerSpec((options.head,)),)))
-    except SpecError as error:
+    except (SpecError, DataError) as error:
         raise SpecError(f"{where}.head: {error}") from None
     if not trained_count(model):
         raise SpecError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.modules import Model
 from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.spec import ModelSpec
@@ -65,7 +65,7 @@ def _problem(spec: ModelSpec, config: TrainConfig, classes: int | None, sparse: 
         steps = train(model, (x, y), config)
         if sparse:  # some functions and solvers refuse sparse inputs only in the first step
             next(steps)
-    except SpecError as error:
+    except (SpecError, DataError) as error:
         return str(error)
     return None
 

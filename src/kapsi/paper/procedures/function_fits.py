@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kapsi.calibrate import calibrate
 from kapsi.data.problems import problem
-from kapsi.errors import KapsiError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.modules import Head, Layer, Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.grids import regrid
@@ -362,7 +362,7 @@ class FunctionFits:
                         trial.curve.train.append(rows.error(trial.model))
                     if curves or self.options.curves:
                         trial.curve.test.append(test.error(trial.model))
-        except SpecError:
+        except (SpecError, DataError):
             raise
         except KapsiError as error:
             trial.failed = str(error).splitlines()[0]

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 
 from kapsi.data.problems import problem
-from kapsi.errors import KapsiError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
@@ -112,7 +112,7 @@ class FunctionCandidate(Spec):
             candidate = replace(self, model=spec.sized(inputs, 1), mlp=None, kan=None)
         except TypeError as error:
             raise SpecError(f"{kind}: {error}; see kapsi.zoo.{kind}.spec") from None
-        except SpecError as error:
+        except (SpecError, DataError) as error:
             raise SpecError(f"{kind}: {error}") from None
         *hidden, last = (layer for _, _, layer in candidate.spec.resolved())
         if self.least_squares_init and last.output:
@@ -229,7 +229,7 @@ class FunctionOptions(Spec):
             try:
                 sized.append(candidate.sized(inputs))
                 self._check_candidate(sized)
-            except SpecError as error:
+            except (SpecError, DataError) as error:
                 raise SpecError(f"candidates.{candidate.name}.{error}") from None
         object.__setattr__(self, "candidates", tuple(sized))
         object.__setattr__(self, "train", self.train or self.rows // 2)

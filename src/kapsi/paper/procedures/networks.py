@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kapsi.calibrate import calibrate
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.expansion import Identity
 from kapsi.function import Spec, option
 from kapsi.modules import Model, trained_count
@@ -113,7 +113,7 @@ class EpochKind(ClassifierKind):
     def _spec(self, inputs: int, classes: int, where: str) -> ModelSpec:
         try:
             return self.spec(inputs, classes)
-        except SpecError as error:
+        except (SpecError, DataError) as error:
             raise SpecError(f"{where}.model: {error}") from None
 
     def dry_run(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from kapsi.calibrate import calibrate
 from kapsi.data.bundled import bundled
 from kapsi.data.tabular import make_problem
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, scale_last_layer, trained_count
 from kapsi.paper.experiment import Outcome, Run
@@ -384,7 +384,7 @@ def _candidates(models: TabularModels, inputs: int, classes: int, seed: int, whe
         config = replace(entry.training, seed=seed)
         try:
             spec = entry.model.sized(inputs, 1 if isinstance(config.loss, MSE) else classes)
-        except SpecError as error:
+        except (SpecError, DataError) as error:
             raise SpecError(f"{where}.candidates[{i}].model: {error}") from None
         penalties: Sequence[float | None] = entry.penalties or (config.l2,)
         for penalty in penalties:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from kapsi.data.hub import DATASETS
 from kapsi.data.text import TextData, load_text
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures import classifiers
@@ -105,7 +105,7 @@ def _options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
         )
     try:
         search.dry_run(COLUMNS, len(DATASETS[options.data].classes), sparse=True)
-    except SpecError as error:
+    except (SpecError, DataError) as error:
         if str(COLUMNS) not in str(error):  # the columns of the texts may fit
             raise
     return options, search

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.training.rows.base import Batch, ClassWeights, Free, Rows, Settings, fingerprint, mixed, part_of, sized
 from kapsi.training.rows.stored import column_of, held_out, numbered, shuffled, tensor_of
 
@@ -101,7 +101,7 @@ def _stacked(values: Sequence[Any], name: str, what: str, where: str) -> Tensor:
                 )
             return torch.stack(list(values)).detach()
         return tensor_of(np.asarray(values), f"values of {name}", where)
-    except SpecError:
+    except (SpecError, DataError):
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacfwd, jvp, vmap
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.modules import Model
 from kapsi.training.data import Batch
 from kapsi.training.penalties import Penalties
@@ -129,7 +129,7 @@ class Objective:
             if len(x) and self.layered is None:
                 try:
                     vmap(self._row_outputs, (None, 0))(parameter_vector(self.model), x)
-                except SpecError:
+                except (SpecError, DataError):
                     raise
                 except RuntimeError as error:
                     message = str(error).splitlines()[0]

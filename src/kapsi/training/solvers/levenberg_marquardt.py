@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.function import option
 from kapsi.modules import Head, Layer, Model
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
@@ -186,7 +186,7 @@ class LevenbergMarquardtRun(SolverRun):
         try:
             # A loss without curvature raises an error with alternatives.
             self.task.loss.curvature(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-        except SpecError as error:
+        except (SpecError, DataError) as error:
             raise SpecError(f"levenberg_marquardt: {error}; or use solver adamw or lbfgs") from None
         except (RuntimeError, IndexError):
             pass  # shapes differ from those of the model
