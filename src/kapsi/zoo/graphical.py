@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError, shown
+from kapsi.errors import DataError, SpecError, refuse
 from kapsi.expansion import Expansion
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense
@@ -61,7 +61,7 @@ def check_numbers(where: str, wanted: str, values: Any, count: int) -> list[int]
     """
     numbers = integers(values)
     if numbers is None or any(not 0 <= i < count for i in numbers) or len(set(numbers)) < len(numbers):
-        raise SpecError(f"{where}: expected {wanted}, 0 to {count - 1}, each once, got {shown(values)}")
+        refuse(where, f"{wanted}, 0 to {count - 1}, each once", values)
     return list(numbers)
 
 
@@ -77,9 +77,7 @@ def check_sizes(where: str, states: Any, nodes: int | None = None) -> tuple[int,
     sizes = integers(states)
     if not sizes or min(sizes) < 1 or (nodes is not None and len(sizes) != nodes):
         of = "each node" if nodes is None else f"each of the {nodes} nodes"
-        raise SpecError(
-            f"{where}: expected states as the number of states of {of}, at least 1, got {states if sizes else shown(states)}"
-        )
+        refuse(where, f"states as the number of states of {of}, at least 1", states)
     return sizes
 
 
@@ -179,23 +177,27 @@ def check_import(
 ) -> list[Any]:
     """Return the nodes of a network of pgmpy in the order of the inputs, the label last."""
     nodes = list(network.nodes)
-    if not nodes:
-        raise SpecError(f"{where}: the network has no nodes")
-    if not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None):
-        raise SpecError(
-            f"{where}: expected columns as a list of nodes, and states as lists by node, {{node: [state, …]}}"
-        )
+    forbid(
+        where,
+        (not nodes, "the network has no nodes"),
+        (
+            not isinstance(columns, Iterable | None) or not isinstance(states, Mapping | None),
+            "expected columns as a list of nodes, and states as lists by node, {node: [state, …]}",
+        ),
+    )
     for node, values in (states or {}).items():
         if not isinstance(values, Iterable):
-            raise SpecError(f"{where}: expected states of {node!r} as a list, got {values!r}")
-    if label is not None and label not in nodes:
-        raise SpecError(f"{where}: there is no node {label!r} as label; nodes: {listed(nodes)}")
+            refuse(where, f"states of {node!r} as a list", values)
     inputs = [node for node in nodes if node != label] if columns is None else list(columns)
     order = inputs if label is None else [*inputs, label]
-    if len(set(order)) < len(order) or set(order) != set(nodes):
-        raise SpecError(
-            f"{where}: expected columns to name each node once, without the label, {listed(nodes)}; got {listed(inputs)}"
-        )
+    forbid(
+        where,
+        (label is not None and label not in nodes, f"there is no node {label!r} as label; nodes: {listed(nodes)}"),
+        (
+            len(set(order)) < len(order) or set(order) != set(nodes),
+            f"expected columns to name each node once, without the label, {listed(nodes)}; got {listed(inputs)}",
+        ),
+    )
     return order
 
 

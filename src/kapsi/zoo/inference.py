@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
+from kapsi.features import add
 
 __all__ = ["LARGEST_TABLE", "EliminationPlan", "LogFactor", "eliminate", "log_sum", "plan"]
 
@@ -169,17 +170,14 @@ def log_sum(table: Tensor) -> Tensor:
 def _product(factors: Sequence[tuple[tuple[Hashable, ...], Tensor]], scope: Sequence[Hashable]) -> Tensor:
     """Return the sum of log-factors with an axis for each variable of the scope, of length 1 for absent variables."""
     position = {variable: i for i, variable in enumerate(scope)}
-    total: Tensor | None = None
+    tables = []
     for names, table in factors:
         axes = [position[variable] for variable in names]
         shape = [1] * len(scope)
         for axis, length in zip(axes, table.shape, strict=True):
             shape[axis] = length
-        aligned = table.permute(sorted(range(len(axes)), key=axes.__getitem__)).reshape(shape)
-        total = aligned if total is None else total + aligned
-    if total is None:
-        raise SpecError("eliminate: expected at least one factor")
-    return total
+        tables.append(table.permute(sorted(range(len(axes)), key=axes.__getitem__)).reshape(shape))
+    return add(tables)
 
 
 def _sizes(factors: Sequence[LogFactor], where: str) -> dict[Hashable, int]:

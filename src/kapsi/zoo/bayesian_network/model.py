@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, shown
+from kapsi.errors import SpecError, refuse
 from kapsi.expansion import CombinatorialCategorical, CombinatorialNormal
 from kapsi.modules import Model
 from kapsi.reconciliation import Dense
@@ -160,10 +160,7 @@ def check_parents(where: str, parents: Parents) -> tuple[tuple[int, ...], ...]:
     try:
         structure = tuple(tuple(operator.index(parent) for parent in above) for above in parents)
     except TypeError:
-        raise SpecError(
-            f"{where}: expected parents as the numbers of the parents of each node, such as [(), (0,), (0, 1)], got "
-            f"{shown(parents)}"
-        ) from None
+        refuse(where, "parents as the numbers of the parents of each node, such as [(), (0,), (0, 1)]", parents)
     nodes = len(structure)
     if not nodes:
         raise SpecError(f"{where}: expected at least one node")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from kapsi.errors import DataError, SpecError, check_choice, check_integer
+from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
 from kapsi.zoo.bayesian_network.model import Parents, check_parents, check_states, order_of
 from kapsi.zoo.graphical import check_codes, check_rows
 
@@ -103,7 +104,7 @@ def hill_climb(
     scores = _scores("hill_climb", x, kind, criterion, states)
     nodes = scores.nodes
     if not (isinstance(epsilon, int | float) and epsilon > 0 and math.isfinite(epsilon)):
-        raise SpecError(f"hill_climb(epsilon={epsilon!r}): expected a positive number; zero does not terminate")
+        refuse("hill_climb: epsilon", "a positive number", epsilon)
     restarts, seed = check_integer("hill_climb: restarts", restarts, 0), check_integer("hill_climb: seed", seed, 0)
     most = nodes - 1 if max_parents is None else check_integer("hill_climb: max_parents", max_parents, 0)
     required_edges, forbidden_edges = _edges("required", required, nodes), _edges("forbidden", forbidden, nodes)
@@ -162,7 +163,7 @@ def parents_from_pgmpy(graph: Any, columns: Sequence[Hashable] | None = None) ->
 # ------------------------------------------------------------------------------------------------ scores of families
 
 
-class _FamilyScores:
+class _FamilyScores(ABC):
     """Scores of nodes given their parents, from cached measures of sets of nodes."""
 
     def __init__(self, nodes: int, rows: int, criterion: Criterion) -> None:
@@ -175,11 +176,13 @@ class _FamilyScores:
             self.cache[subset] = self.measure(sorted(subset))
         return self.cache[subset]
 
+    @abstractmethod
     def measure(self, subset: list[int]) -> float:
-        raise NotImplementedError
+        """Return the measure of a set of nodes."""
 
+    @abstractmethod
     def family(self, node: int, parents: frozenset[int]) -> float:
-        raise NotImplementedError
+        """Return the score of a node given its parents."""
 
 
 class _DiscreteScores(_FamilyScores):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, shown
+from kapsi.errors import SpecError, refuse
 from kapsi.expansion import CombinatorialProduct, CombinatorialState
 from kapsi.modules import Head, Model
 from kapsi.zoo.base import tensor_of
@@ -161,9 +161,7 @@ def _tabulate(head: Head, row: Tensor, values: Sequence[float]) -> list[Table]:
     except (TypeError, ValueError, RuntimeError):
         points = torch.empty(0)
     if points.dim() != 1 or not len(points) or not bool(points.isfinite().all()):
-        raise SpecError(
-            f"log_partition: expected values as finite numbers, the possible values of an input, got {shown(values)}"
-        )
+        refuse("log_partition", "values as finite numbers, the possible values of an input", values)
     tables: list[Table] = [((i,), torch.zeros(len(points), dtype=torch.float64)) for i in range(head.in_features)]
     for weight, subset in zip(row, cast(CombinatorialProduct, head.spec.expansion).subsets or (), strict=True):
         nodes = tuple(dict.fromkeys(subset))

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError, check_choice, check_integer, shown
+from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
 from kapsi.expansion import CombinatorialProduct, CombinatorialState
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense
@@ -214,9 +214,7 @@ def check_cliques(
     try:
         sets = tuple(tuple(operator.index(i) for i in clique) for clique in cliques)
     except TypeError:
-        raise SpecError(
-            f"{where}: expected cliques as sets of numbers of nodes, such as [(0, 1), (1, 2)], got {shown(cliques)}"
-        ) from None
+        refuse(where, "cliques as sets of numbers of nodes, such as [(0, 1), (1, 2)]", cliques)
     for clique in sets:
         if not clique or not 0 <= min(clique) <= max(clique) < nodes or len(set(clique)) < len(clique):
             raise SpecError(

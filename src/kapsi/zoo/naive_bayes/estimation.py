@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kapsi.calibrate import calibrate
-from kapsi.errors import DataError, KapsiError, SpecError, check_choice, check_integer, check_number
+from kapsi.errors import DataError, KapsiError, SpecError, check_choice, check_integer, check_number, refuse
 from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING
 from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
@@ -119,7 +119,7 @@ def _numbers(where: str, name: str, values: Any, count: int) -> Tensor:
     """Return `count` finite numbers in float64."""
     numbers = finite_tensor(values, f"{where}: {name}")
     if numbers.numel() != count or numbers.dim() > 2:
-        raise DataError(f"{where}: expected {name} of shape ({count:,},), got {tuple(numbers.shape)}")
+        refuse(where, f"{name} of shape ({count:,},)", tuple(numbers.shape), DataError)
     return numbers.reshape(-1)
 
 
