@@ -345,7 +345,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fit",), "Missing argument 'TABLE' (kapsi fit --help"),
+        (("fit",), "Missing argument 'TABLE' (see kapsi fit --help"),
         (("fit", "t.csv"), "Missing option '--target'"),
         (("fit", "t.csv", "--target"), "'--target' requires an argument"),
         (("fit", "t.csv", "n.csv", "--target", "y"), "unexpected extra argument"),
@@ -363,7 +363,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
         ((*FIT, "--seed", "-1"), "seed must be at least 0"),
         ((*FIT, "--seed", str(2**32)), "seed must be at most 4294967295"),
         ((*FIT, "--strict=yes"), "does not take a value"),
-        (("fitt", "t.csv"), "there is no command 'fitt'; did you mean fit? there are fit, predict, evaluate"),
+        (("fitt", "t.csv"), "there is no command 'fitt'; did you mean fit? there are data, demo, evaluate"),
         (("pred",), "did you mean predict?"),
         (("",), "there is no command ''"),
         (("line\nbreak",), "there is no command"),
@@ -382,9 +382,9 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
             ("functions", "identity", "--picture", "p.svg"),
             "write kapsi functions expansion identity or kapsi functions",
         ),
-        (("functions", "expansion", "--picture", "p.svg"), "--set and --picture are about one function; name it"),
-        (("functions", "--set", "degree=3"), "--set and --picture are about one function; name it"),
-        (("functions", "taylor", "--set", "degree"), "--set degree: expected option=value, such as degree=2"),
+        (("functions", "expansion", "--picture", "p.svg"), "--set and --picture need the name of one function"),
+        (("functions", "--set", "degree=3"), "--set and --picture need the name of one function"),
+        (("functions", "taylor", "--set", "degree"), "--set degree: expected path=value, such as degree=2"),
         (("functions", "taylor", "--set", "degre=3"), "Taylor has no option 'degre'; did you mean 'degree'?"),
         (("functions", "taylor", "--set", "degree=x"), "taylor.degree: expected an integer, got 'x'"),
         (("functions", "taylor", "--set", "degree=65"), "degree must be at most 64"),
@@ -407,6 +407,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
     [
         ("x=1", "no option begins with 'x'; paths begin with layers, widths, training or table"),
         ("layer.0=1", "did you mean layers?"),
+        ("table.folds=1", "folds must be at least 2"),
         ("layers", "expected path=value"),
         ("=1", "expected path=value"),
         (f"{DEGREE[:-1]}=3", "layers[0].heads[0].expansion: Taylor has no option 'degre'; did you mean 'degree'?"),
@@ -438,7 +439,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
         ("training.l2=.nan", "expected a finite number"),
         ("training.l2.x=1", "expected a number"),
         ("training.solver.batch_size=999999999999999999999", "batch_size must be at most"),
-        ("training.loss=mse", "training.loss: mse does not go with classification; take auto or cross_entropy"),
+        ("training.loss=mse", "training.loss: mse does not fit classification; choose auto or cross_entropy"),
         ("training.learning_rate=0.1", "learning_rate is an option of the solvers adamw and sgd"),
         ("training.validation=0.3", "it is validation_fraction of a TableConfig"),
         ("training.epochs=&a 3", "anchors"),
@@ -598,8 +599,8 @@ def test_places_where_no_predictions_can_be(bad, run):
         "o.xlsx": "the suffix '.xlsx' is not known",
         "o": "the suffix '' is not known",
         "": "the suffix '' is not known",
-        "folder.csv": "is not a regular file",
-        "loop.csv": "is not a regular file",
+        "folder.csv": "is not a writable regular file",
+        "loop.csv": "is not a writable regular file",
         "t.csv": "is the table itself",
         "./link.csv": "is the table itself",
         f"{run}/predictions.csv": "is a file of the run itself",
@@ -619,7 +620,7 @@ def test_evaluate_scores_all_rows_with_a_target(good, kapsi, run):
     write("h.csv", a=[0.1, 2.0], b=[1, 1], k=["u", "u"], y=["yes", None])
     code, out, err = kapsi("evaluate", run, "h.csv")
     assert (code, out.splitlines()[-1].endswith("(1 rows)")) == (0, True)
-    assert "left out 1 of 2 rows" in err
+    assert "ignored 1 of 2 rows" in err
 
 
 def test_tables_that_cannot_be_evaluated(bad, run):
@@ -674,10 +675,10 @@ def test_a_damaged_run_is_refused_by_all_verbs(bad, run, how):
 
 def test_runs_that_are_newer_or_none(bad, run):
     manifest = json.loads(Path("run/run.json").read_text())
-    Path("run/run.json").write_text(json.dumps({**manifest, "format_version": 2}))
+    Path("run/run.json").write_text(json.dumps({**manifest, "format_version": 3}))
     Path("folder").mkdir()
     for where, message in {
-        "run": "format version 2, this kapsi reads up to 1; upgrade kapsi",
+        "run": "format version 3, this kapsi reads up to 2; upgrade kapsi",
         "folder": "is not a run folder",
         "no": "no such run folder",
         "t.csv/run": "no such run folder",
@@ -706,7 +707,7 @@ def test_info_of_a_run_a_model_and_a_specification(good, run):
     row = r"layers\.0\.heads\.0 +5 +20 +2 +(\d+) +([\d.]+) k +([\d.]+) kB +64 × [\d ×]+ +dense"
     parameters, operations, memory = re.search(row, out).groups()
     assert f"{parameters} parameters, {parameters} trained" in out
-    assert "A forward pass of 64 rows: operations, new memory, and its largest tensor\n" in out
+    assert "A forward pass of 64 rows: operations, new memory, and the largest tensor\n" in out
     ten = re.search(row.replace("64 ×", "640 ×"), good("info", run, "--batch", "640"))
     assert 5 * float(operations) < float(ten[2]) <= 10.1 * float(operations)
     assert 5 * float(memory) < float(ten[3]) <= 10.1 * float(memory)
@@ -948,7 +949,7 @@ def test_a_killed_run_resumes_and_ends_as_if_nothing_had_been(signal_, kapsi):
     again = ("--output", "run", "--checkpoint-steps", "2")
     code, _, err = kapsi(*LONG, *again)
     assert code == 2
-    assert "are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite" in err
+    assert "has checkpoints of an interrupted run; give --resume to continue, or --overwrite" in err
     code, _, err = kapsi(*LONG, "--seed", "3", *again, "--resume")
     assert code == 2
     assert "is of another run: seed 3 (in the checkpoint 0)" in err
@@ -998,7 +999,10 @@ def test_further_logs(good, bad):
     assert len(lines) > 1
     assert any("tfevents" in name for name in os.listdir("run"))
     good("info", "run")
-    assert bad(*FIT, *QUICK, "--output", "x", "--log", "wandb") == "kapsi: --log wandb: there are csv and tensorboard\n"
+    assert (
+        bad(*FIT, *QUICK, "--output", "x", "--log", "wandb")
+        == "kapsi: --log: expected one of csv, tensorboard, got 'wandb'\n"
+    )
 
 
 KILLS = """

@@ -406,7 +406,7 @@ def test_an_old_file_stays_unless_told_otherwise(kapsi, tmp_path) -> None:
     (tmp_path / "rows.csv").write_text("mine")
     code, out, err = kapsi("data", "E.3", "--output", "rows.csv")
     assert (code, out) == (2, "")
-    assert err == "kapsi: rows.csv: is there already; give another --output, or --overwrite\n"
+    assert err == "kapsi: rows.csv: exists already; give another --output, or --overwrite\n"
     assert (tmp_path / "rows.csv").read_text() == "mine"
     assert kapsi("data", "E.3", "--output", "rows.csv", "--overwrite", "--rows", 5)[0] == 0
     assert read_table("rows.csv").rows == 5
@@ -416,9 +416,9 @@ def test_names_that_no_file_can_have(kapsi, tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")
     for name, words in {
-        "": "kapsi: --output: expected the name of a file, got nothing",
-        "folder": "kapsi: folder: is a folder; give the name of a file as --output",
-        "folder/": "kapsi: folder/: is a folder; give the name of a file as --output",
+        "": "kapsi: --output: expected the name of a file, got ''",
+        "folder": "kapsi: --output: expected the name of a file, got 'folder' (a folder)",
+        "folder/": "kapsi: --output: expected the name of a file, got 'folder/' (a folder)",
         "file/x.csv": "kapsi: file/x.csv: 'file' is not a folder; give another path",
         "no/x.csv": "kapsi: no/x.csv: the folder 'no' does not exist; create it first",
         "x" * 300 + ".csv": f"kapsi: '{'x' * 300}.csv': cannot write the file: File name too long; "

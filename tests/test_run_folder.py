@@ -95,7 +95,7 @@ def test_new_run_is_written_beside_and_lists_its_files(tmp_path: Path) -> None:
     assert '\n  "alpha": "é"' in text
     manifest = json.loads(text)
     assert list(manifest) == ["format", "format_version", "zeta", "alpha", "files"]
-    assert (manifest["format"], manifest["format_version"]) == ("kapsi run", 1)
+    assert (manifest["format"], manifest["format_version"]) == ("kapsi run", 2)
     assert manifest["files"] == {
         "a.txt": {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()},
         "b.txt": {"bytes": 3, "sha256": hashlib.sha256("bé".encode()).hexdigest()},
@@ -762,8 +762,8 @@ def test_a_manifest_that_is_not_text(tmp_path: Path) -> None:
 
 def test_a_newer_version(tmp_path: Path) -> None:
     make(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text('{"format": "kapsi run", "format_version": 2, "data": []}')
-    with refused("the run has format version 2, this kapsi reads up to 1; upgrade kapsi"):
+    (tmp_path / "run" / "run.json").write_text('{"format": "kapsi run", "format_version": 3, "data": []}')
+    with refused("the run has format version 3, this kapsi reads up to 2; upgrade kapsi"):
         open_run(tmp_path / "run")
     make(tmp_path / "run", "new", overwrite=True)
     check(tmp_path / "run", "new")

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from kapsi.errors import KapsiError, RunError, SpecError, TableError
 from kapsi.training import resolve
 from kapsi.training.config import TrainConfig
 from kapsi.training.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
-from kapsi.training.tables.configuration import settle
+from kapsi.training.tables.configuration import resolve_run
 from kapsi.training.tables.fitting import fit_rows
+from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.run_folder import load_config
 from kapsi.training.tables.scores import classification_scores, regression_scores, summarize
 from training_options import nested
@@ -320,7 +322,7 @@ def test_the_configuration_of_a_run_reproduces_it(tmp_path, monkeypatch):
     width = len(kp.Model(default_spec(7).sized(7, 1), device="meta").layers)
     assert width == 1
     problem = make_problem(read_table(path), "y")
-    settled = settle(problem, config())
+    settled = resolve_run(problem, config())
     inputs = len(Preprocessing.fit(problem.features).names())
     count = sum(p.numel() for p in kp.Model(settled.model.sized(inputs, 1), device="meta").parameters())
     monkeypatch.setattr(resolve, "SMALL_PRODUCT", 40 * count - 1)
@@ -565,7 +567,8 @@ def test_odd_tables_are_fitted_or_refused_whole(tmp_path, kind, solver):
             assert np.isfinite(columns["prediction"]).all()
         else:
             assert set(columns["prediction"]) <= set(model.classes)
-            chances = np.array([columns[f"probability_{label}"] for label in model.classes])
+            names = [str(label).lower() if isinstance(label, bool) else label for label in model.classes]
+            chances = np.array([columns[f"probability_{name}"] for name in names])
             assert ((chances >= 0) & (chances <= 1)).all()
 
 
@@ -611,14 +614,14 @@ def test_what_does_not_fit_is_refused_before_the_work_and_leaves_nothing(tmp_pat
         (
             classes,
             config(training=TrainConfig(loss="mse")),
-            "mse does not go with classification; take auto or cross_entropy",
+            "mse does not fit classification; choose auto or cross_entropy",
         ),
-        (numbers, config(training=TrainConfig(loss="cross_entropy")), "cross_entropy does not go with regression"),
+        (numbers, config(training=TrainConfig(loss="cross_entropy")), "cross_entropy does not fit regression"),
         (classes, config(folds=61), "61 folds of 60 rows"),
         (numbers, config(folds=31), "31 folds of 60 rows; each fold needs at least two rows"),
-        (numbers, config(model=kp.rpn([9, None])), "the model has 9 inputs and the data 4; set that width to null"),
+        (numbers, config(model=kp.rpn([9, None])), "the model has 9 inputs and the data 4; set this width to null"),
         (classes, config(model=kp.rpn([None, 2])), "the model has 2 outputs and the data 3"),
-        (numbers, config(model=kp.rpn([None, 2**40, None])), "are allowed"),
+        (numbers, config(model=kp.rpn([None, 2**40, None])), "at most 68,719,476,736"),
         (
             numbers,
             config(model=kp.rpn([None, None], reconciliation=kp.ConstantReconciliation())),
@@ -794,13 +797,30 @@ def test_evaluation_agrees_with_scikit_learn_and_leaves_out_missing_targets(tmp_
     assert scores.main == pytest.approx(r2_score([1, 2, 0.5], predicted))
     assert notes == [
         "ignored columns that the model does not use: 'extra'",
-        "left out 1 of 4 rows, whose target 'y' is missing",
+        "ignored 1 of 4 rows without a target 'y'",
     ]
     with pytest.raises(TableError, match="missing in every row"):
         model.scores(read_table(write(tmp_path / "m.csv", a=[1.0], k=["u"], y=[None])))
 
 
-def test_fit_rows_wants_a_settled_configuration(numbers):
+def test_fit_rows_needs_a_resolved_configuration(numbers):
     problem = make_problem(read_table(numbers), "y")
-    with pytest.raises(SpecError, match="take the one of settle"):
-        fit_rows(problem, np.arange(60), config())
+    with pytest.raises(SpecError, match="take the result of resolve_run"):
+        fit_rows(problem, TrainingRows.of(problem, np.arange(60)), config())
+
+
+@pytest.mark.parametrize(("name", "table"), [("classification", "c.csv"), ("regression", "t.csv"), ("kan", "t.csv")])
+def test_run_folders_of_0_1_load_and_predict_the_same(tmp_path, name, table):
+    files = Path(__file__).parent / "files_of_0_1"
+    shutil.copytree(files / name, tmp_path / name)  # reading a run may lock its folder
+    model, manifest = load_run(tmp_path / name)
+    assert manifest["format_version"] == 1
+    columns, _ = model.predict(read_table(files / table))
+    wanted = rows_of(files / f"{name}.csv")
+    for key, values in columns.items():
+        found = [row[key] for row in wanted]
+        assert values == found if isinstance(values[0], str) else values == pytest.approx([float(v) for v in found])
+    config = load_config(tmp_path / name, 1)
+    assert isinstance(config.training.solver, kp.Solver)
+    fractions = (0.3, 0.2) if name == "regression" else (0.2, 0.15)
+    assert (config.table.validation_fraction, config.table.early_stopping_fraction) == fractions

@@ -1,30 +1,26 @@
-"""The application: its verbs, and how errors are shown."""
+"""The application: commands, exit codes and messages of errors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
+import inspect
 import io
 import os
+import pkgutil
 import re
 import signal
 import sys
 import threading
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from kapsi.cli.data import data, formula_last
-from kapsi.cli.demo import demo
-from kapsi.cli.evaluate import evaluate
-from kapsi.cli.fit import fit
-from kapsi.cli.functions import functions
-from kapsi.cli.info import info
-from kapsi.cli.parity import parity
-from kapsi.cli.predict import predict
-from kapsi.cli.reproduce import reproduce
+from kapsi.cli.data import formula_last
 from kapsi.errors import KapsiError, nearest
 from kapsi.version import __version__
 
@@ -34,12 +30,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (fit, predict, evaluate, info, functions, data, reproduce, parity, demo):
-    app.command()(verb)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _register() -> list[str]:
+    """Register the command of each module, the function named like the module; return the names."""
+    names = []
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        command = getattr(importlib.import_module(f"kapsi.cli.{module.name}"), module.name, None)
+        if inspect.isfunction(command):
+            app.command()(command)
+            names.append(module.name)
+    return names
+
+
+COMMANDS = _register()
+
+
+def _show_version(show: bool) -> None:
+    if show:
         typer.echo(f"kapsi {__version__}")
         raise typer.Exit
 
@@ -54,58 +62,58 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for a mistake of the user, 130 when interrupted.
+    """Run the command line and return the exit code: 0, 2 for an error of the user, 130 after an interrupt.
 
     Args:
-        arguments: without the program's name; those of the process by default.
+        arguments: arguments without the name of the program; default: arguments of the process.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    _end_by_exception()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _raise_on_sigterm()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal or file that cannot show a letter is no reason to stop.
+        # Escape characters beyond the encoding of the stream.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(args=formula_last(given), prog_name="kapsi", standalone_mode=False)
-        if sys.stdout is not None:  # a closed one
+        code = app(args=formula_last(words), prog_name="kapsi", standalone_mode=False)
+        if sys.stdout is not None:  # closed
             sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
-        return _refuse(_usage(error, given))
+        return _report(_usage(error, words))
     except KapsiError as error:
-        return _refuse(str(error))
+        return _report(str(error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads on, and the interpreter's own complaint would be the only thing to see
+        sys.stderr.close()  # otherwise the interpreter complains at exit
         return 1
     except OSError as error:
-        _let_go_of_output()
-        # Files are named where they are written; what is left is what was shown.
-        shown = error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG)
-        name = f"{error.filename}: " if error.filename else "standard output: " if shown else ""
-        return _refuse(f"{name}{error.strerror or error}")
+        _discard_output()
+        # Errors of other files name the file.
+        full = error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG)
+        name = f"{error.filename}: " if error.filename else "standard output: " if full else ""
+        return _report(f"{name}{error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(
             "not enough memory|out of memory|allocate memory", str(error)
         ):
             raise
-        return _refuse("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
+        return _report("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
 
 
 def run() -> None:
-    """Run the command line as the process: what the installed command does."""
+    """Run the command line and end the process: the entry point."""
     code = main()
     if code == 130:
-        # An interrupt during an import may have marked the process to end by the signal instead of this exit code.
+        # After an interrupt during an import, the process could end by the signal instead of the exit code.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
 
-def _end_by_exception() -> None:
-    """Let SIGTERM, as of a scheduler, end the program as an exception does: nothing half-written stays behind."""
+def _raise_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, so that unfinished files are removed."""
 
     def end(number: int, frame: types.FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -114,8 +122,8 @@ def _end_by_exception() -> None:
         signal.signal(signal.SIGTERM, end)
 
 
-def _let_go_of_output() -> None:
-    """Send what standard output cannot take nowhere, or the interpreter tries once more when it ends, and fails with 120."""
+def _discard_output() -> None:
+    """Redirect an unwritable standard output; otherwise the interpreter fails with code 120 at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         try:
             sys.stdout.flush()
@@ -123,34 +131,31 @@ def _let_go_of_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _refuse(message: str) -> int:
+def _report(message: str) -> int:
     typer.echo(f"kapsi: {' '.join(message.split())}", err=True)
     return 2
 
 
-def _usage(error: Any, given: Sequence[str]) -> str:
-    """Return a usage error as one line, with the nearest right word."""
+def _usage(error: Any, words: Sequence[str]) -> str:
+    """Return a usage error as one line, with a suggestion for a typo."""
     message = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
     command = getattr(context, "command", None)
     option = re.match(r"No such option:? ['\"]?(-[^\s'\"]*)", message)
     if option and command is not None:
         known = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
-        # Of a long option with one dash, -target, the message has the first letter.
-        word = next((word for word in given if word.startswith(option[1])), option[1]).partition("=")[0]
+        # For a long option with one dash, -target, the message has the first letter only.
+        word = next((word for word in words if word.startswith(option[1])), option[1]).partition("=")[0]
         return f"there is no option {word}; {_hint('-' * (word[:2] != '--') + word, [*known, '--help'])}"
-    verb = re.match(r"No such command ['\"](.*?)['\"]", message, re.DOTALL)
-    if verb:
-        return f"there is no command {verb[1]!r}; {_hint(verb[1], VERBS)}"
+    command_name = re.match(r"No such command ['\"](.*?)['\"]", message, re.DOTALL)
+    if command_name:
+        return f"there is no command {command_name[1]!r}; {_hint(command_name[1], COMMANDS)}"
     choice = re.search(r"'([^']*)' is not one of ('.*')", message, re.DOTALL)
     if choice:
         close = nearest(choice[1], choice[2].strip("'").split("', '"))
         message = message.replace("Value error, ", "") + (f"; did you mean {close[0]}?" if close else "")
-    where = f" (kapsi {command.name} --help shows what there is)" if command is not None and command.name else ""
+    where = f" (see kapsi {command.name} --help)" if command is not None and command.name else ""
     return f"{message}{where}"
-
-
-VERBS = ["fit", "predict", "evaluate", "info", "functions", "data", "reproduce", "parity", "demo"]
 
 
 def _hint(word: str, known: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures in the terminal: curves in braille dots and arrays in shades, or in ASCII where those cannot be written."""
+"""Pictures in the terminal: curves in braille dots and arrays in shades, or both in ASCII."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-# The bits of the eight dots of a braille letter, by row and column.
+# Bits of the eight dots of a braille character, by row and column.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
 ROWS, ACROSS, MAPS = 16, 24, 4
-"""Lines of curves; values in a line of an array; arrays that are shown."""
+"""Lines of a curve; values in a line of an array; number of arrays."""
 
 
 def draw(picture: Curves | Maps, width: int, encoding: str | None) -> list[str]:
     """Return the lines of a picture.
 
     Args:
-        picture: what `kapsi.plots.picture` returns.
-        width: letters in a line.
-        encoding: of the output; where it has no braille letters, the picture is of ASCII.
+        picture: result of `kapsi.plots.picture`.
+        width: characters per line.
+        encoding: encoding of the output; without braille characters, the picture is in ASCII.
     """
     from kapsi.plots import Curves
 
@@ -45,13 +45,13 @@ def _curves(picture: Curves, width: int, plain: bool) -> list[str]:
     across = max(width - left - 1, 8)
     columns, rows = (across, ROWS) if plain else (2 * across, 4 * ROWS)
     dots = [[False] * columns for _ in range(rows)]
-    places = [round(i * (len(picture.x) - 1) / (columns - 1)) for i in range(columns)]
+    samples = [round(i * (len(picture.x) - 1) / (columns - 1)) for i in range(columns)]
     for values in picture.values:
         before: int | None = None
-        for column, place in enumerate(places):
-            value = float(values[place])
+        for column, sample in enumerate(samples):
+            value = float(values[sample])
             level = (high - value) / (high - low) * (rows - 1)
-            # Lines that leave the picture end at its edge; what is not a number ends the line.
+            # Clip lines at the edge; NaN interrupts a line.
             row = None if math.isnan(level) else round(min(max(level, -1.0), float(rows)))
             if row is not None:
                 top = row if before is None else before + (row > before) - (row < before)
@@ -79,30 +79,30 @@ def _curves(picture: Curves, width: int, plain: bool) -> list[str]:
 def _letters(dots: list[list[bool]], row: int, plain: bool) -> str:
     if plain:
         return "".join("*" if dot else " " for dot in dots[row])
-    made = []
+    letters = []
     for column in range(0, len(dots[0]), 2):
         bits = sum(DOTS[r][c] for r in range(4) for c in range(2) if dots[4 * row + r][column + c])
-        made.append(chr(0x2800 + bits) if bits else " ")
-    return "".join(made)
+        letters.append(chr(0x2800 + bits) if bits else " ")
+    return "".join(letters)
 
 
 def _maps(picture: Maps, width: int, plain: bool) -> list[str]:
-    """Return arrays side by side, as many as fit, two letters a value."""
+    """Draw arrays side by side, two characters per value."""
     lines: list[str] = []
-    kept = _spread(len(picture.maps), MAPS)
-    blocks = [_block(picture.maps[i], picture.labels[i], plain) for i in kept]
+    indices = _spread(len(picture.maps), MAPS)
+    blocks = [_block(picture.maps[i], picture.labels[i], plain) for i in indices]
     while blocks:
-        taken, used = 0, 0
-        while taken < len(blocks) and (not taken or used + len(blocks[taken][0]) <= width):
-            used += len(blocks[taken][0]) + 2
-            taken += 1
-        beside, blocks = blocks[:taken], blocks[taken:]
-        height = max(map(len, beside))
-        filled = [block + [" " * len(block[0])] * (height - len(block)) for block in beside]
-        lines += ["  ".join(row).rstrip() for row in zip(*filled, strict=True)]
+        count, used = 0, 0
+        while count < len(blocks) and (not count or used + len(blocks[count][0]) <= width):
+            used += len(blocks[count][0]) + 2
+            count += 1
+        row, blocks = blocks[:count], blocks[count:]
+        height = max(map(len, row))
+        filled = [block + [" " * len(block[0])] * (height - len(block)) for block in row]
+        lines += ["  ".join(line).rstrip() for line in zip(*filled, strict=True)]
     first, second, minus = ("x1", "x2", "-") if plain else ("x₁", "x₂", "─")
     where = "" if picture.extent is None else f"{first} to the right, {second} upwards; "
-    return [*lines, f"{where}the darker, the farther from zero, {minus} below it"]
+    return [*lines, f"{where}darker: farther from zero; {minus}: negative"]
 
 
 def _block(array: Tensor, label: str, plain: bool) -> list[str]:
@@ -111,15 +111,15 @@ def _block(array: Tensor, label: str, plain: bool) -> list[str]:
     largest = max(abs(value) for row in picked for value in row) or 1.0
     shades = ASCII_SHADES if plain else SHADES
     minus = "-" if plain else "─"
-    made = []
+    lines = []
     for row in picked:
         letters = []
         for value in row:
             shade = shades[min(int(abs(value) / largest * len(shades)), len(shades) - 1)]
             letters.append(shade + (minus if value < 0 and shade != " " else shade))
-        made.append("".join(letters))
-    wide = max(len(label), len(made[0]))
-    return [label.ljust(wide), *(row.ljust(wide) for row in made)]
+        lines.append("".join(letters))
+    wide = max(len(label), len(lines[0]))
+    return [label.ljust(wide), *(line.ljust(wide) for line in lines)]
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the verbs share: notes, aligned tables, progress."""
+"""Shared parts of the commands: notes, tables, reports, progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def note(text: str) -> None:
-    """Write one line for the user to standard error."""
+    """Write a note of one line to standard error."""
     typer.echo(f"note: {' '.join(text.split())}", err=True)
 
 
@@ -43,7 +43,7 @@ def notes(texts: Iterable[str]) -> None:
 
 
 def announce_recovery(path: str) -> None:
-    """Put right what an interrupted command left of a run, and say so."""
+    """Recover a run folder after an interrupted command, with a note."""
     from kapsi.training.run_folder import recover
 
     text = recover(path)
@@ -52,34 +52,32 @@ def announce_recovery(path: str) -> None:
 
 
 def new_file(output: str, overwrite: bool) -> None:
-    """Refuse an --output that is no name for a new file, or with `overwrite` for an old one.
+    """Check the name of a new file, or of an old one with `overwrite`.
 
     Raises:
-        FileError: there is no name, a folder, or an old file.
+        FileError: the name is empty, a folder, or an old file.
     """
-    if not output.strip():
-        raise FileError("--output: expected the name of a file, got nothing")
-    if os.path.isdir(output):
-        raise FileError(f"{output}: is a folder; give the name of a file as --output")
+    if not output.strip() or os.path.isdir(output):
+        raise FileError(f"--output: expected the name of a file, got {output!r}{' (a folder)' * bool(output.strip())}")
     if os.path.lexists(output) and not overwrite:
-        raise FileError(f"{output}: is there already; give another --output, or --overwrite")
+        raise FileError(f"{output}: exists already; give another --output, or --overwrite")
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Write rows of text in aligned columns; `right` are the columns that are aligned to the right."""
+    """Write rows of text in aligned columns; `right` lists the columns to align to the right."""
     for line in text_table(rows, right):
         typer.echo(line)
 
 
 def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, str, str]]:
-    """Return a header and one row a model: its name and both scores, mean ± standard deviation over folds."""
+    """Return a header and one row per model: name and both scores, mean ± standard deviation over folds."""
     from kapsi.training.tables.scores import METRICS, summarize
 
     first, second = METRICS[task]
     rows = [("", "R²" if first == "r2" else first, second.upper() if second == "rmse" else second)]
-    for name, found in scores.items():
-        (mean, std), (loss, loss_std) = summarize(found)
-        several = len(found) > 1
+    for name, values in scores.items():
+        (mean, std), (loss, loss_std) = summarize(values)
+        several = len(values) > 1
         rows.append((name, _number(mean, std if several else None), _number(loss, loss_std if several else None)))
     return rows
 
@@ -89,19 +87,19 @@ def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
     return f"{mean:{shape}}" if std is None else f"{mean:{shape}} ± {std:{shape}}"
 
 
-def machine_line(task: str, found: list[Scores], rows: str) -> str:
-    """Return the last line of output, for machines: `accuracy: 0.9927 ± 0.0061 (10 folds)`."""
+def machine_line(task: str, scores: list[Scores], rows: str) -> str:
+    """Return the last line of the output, for scripts: `accuracy: 0.9927 ± 0.0061 (10 folds)`."""
     from kapsi.training.tables.scores import METRICS, summarize
 
-    (mean, std), _ = summarize(found)
-    several = len(found) > 1
-    # Four decimals, however small; only an R² of a fit that went all wrong is too long for that.
+    (mean, std), _ = summarize(scores)
+    several = len(scores) > 1
+    # Four decimals at any size, except for huge negative R².
     number = _number(mean, std if several else None, least=0.0)
-    return f"{METRICS[task][0]}: {number} ({f'{len(found)} folds' if several else rows})"
+    return f"{METRICS[task][0]}: {number} ({f'{len(scores)} folds' if several else rows})"
 
 
 def show_report(report: FitReport) -> None:
-    """Write what a fit found."""
+    """Write notes, scores and the run folder of a fit."""
     notes(report.notes)
     table(score_rows(report.task, report.scores), right=(1, 2))
     typer.echo(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
@@ -109,70 +107,56 @@ def show_report(report: FitReport) -> None:
 
 
 class Bar:
-    """What a fit shows of itself on a terminal: loss, metric, steps a second, time left.
+    """Progress of the fits of a table on a terminal: loss, metrics, steps per second and remaining time.
 
     Args:
-        bar: of rich.
-        parts: number of parts that are fitted one after the other.
-        epochs: of a part, where it is fitted once; None where it is fitted again and again, to choose a penalty.
+        bar: progress display of rich.
+        parts: number of parts of the rows, fitted one after the other.
+        epochs: epochs of a part that is fitted once; None for a search with several fits per part.
     """
 
     def __init__(self, bar: Any, parts: int, epochs: int | None) -> None:
-        self.bar, self.parts, self.epochs = bar, parts, epochs
+        self.bar, self.epochs = bar, epochs
         self.task = bar.add_task("fitting", total=parts, state="")
-        self.seen: list[str] = []
-        self.name, self.text = "fitting", ""
-        self.begun = self.shown = time.monotonic()
-        self.steps = 0
-        self.rate = 0.0
+        self.part, self.name, self.text, self.rate = 0, "fitting", "", ""
+        self.steps, self.updated = 0, time.monotonic()
 
     def on_part(self, name: str) -> None:
         """Begin a part."""
-        self.seen.append(name)
+        self.part += 1
         self.name = name
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """Show the end of an epoch."""
-        held = "" if epoch.validation_loss is None else f", held-out loss {epoch.validation_loss:.4g}"
+        """Show loss and metrics of an epoch."""
+        validation = "" if epoch.validation_loss is None else f", validation loss {epoch.validation_loss:.4g}"
         metrics = "".join(f", {key} {value:.4g}" for key, value in epoch.metrics.items())
-        self.text = f"epoch {epoch.number}, loss {epoch.loss:.4g}{held}{metrics}"
+        self.text = f"epoch {epoch.number}, loss {epoch.loss:.4g}{validation}{metrics}"
         self._show(epoch.number)
 
     def on_step(self, record: Step) -> None:
-        """Count a step, and show now and then how fast they come."""
+        """Count a step; update the display five times per second."""
         self.steps += 1
-        now = time.monotonic()
-        if now - self.shown >= 0.2:
-            self.rate, self.steps, self.shown = self.steps / (now - self.shown), 0, now
+        seconds = time.monotonic() - self.updated
+        if seconds >= 0.2:
+            self.rate = f", {self.steps / seconds:,.0f} steps/s"
+            self.steps, self.updated = 0, time.monotonic()
             self._show(record.epoch - 1 + (record.step / record.steps if record.steps else 0.0))
 
     def _show(self, epochs: float) -> None:
-        """Show where training is, after so many epochs of the part."""
-        share = min(1.0, epochs / self.epochs) if self.epochs else 0.0
-        done = max(0, len(self.seen) - 1) + share
-        rate = f", {self.rate:,.0f} steps/s" if self.rate else ""
-        left = ""
-        if done:
-            # Parts take about as long as each other; early stopping makes them shorter.
-            seconds = int((time.monotonic() - self.begun) * (self.parts - done) / done)
-            left = f", about {seconds // 60}:{seconds % 60:02} left"
-        self.bar.update(self.task, completed=done, description=self.name, state=f"{self.text}{rate}{left}")
+        fraction = min(1.0, epochs / self.epochs) if self.epochs else 0.0
+        completed = max(0, self.part - 1) + fraction
+        self.bar.update(self.task, completed=completed, description=self.name, state=f"{self.text}{self.rate}")
 
 
 @contextlib.contextmanager
 def progress_bar(parts: int, epochs: int | None = None, *, quiet: bool = False) -> Iterator[Bar | None]:
-    """Give what shows the progress of a fit on standard error, or None where that is not a terminal or is to be quiet."""
+    """Provide the callback for a progress bar on standard error, None without a terminal or if quiet."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(),
-    ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         yield Bar(bar, parts, epochs)

@@ -1,4 +1,4 @@
-"""`kapsi demo`: a model fitted to the bundled data set."""
+"""`kapsi demo`: fit a model to a bundled table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kapsi.cli.common import announce_recovery, progress_bar, show_report
+from kapsi.cli.options import Overwrite
 
 
 def demo(
@@ -14,7 +15,7 @@ def demo(
         str | None,
         typer.Option(metavar="RUN", help="The run folder.  [default: runs/demo]", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an old run.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
     from kapsi.data.bundled import bundled_file
@@ -24,13 +25,7 @@ def demo(
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
+    config = RunConfig(TableConfig(target="class", folds=10))
     with bundled_file("banknote") as path, progress_bar(11) as bar:
-        config = RunConfig(TableConfig(target="class", folds=10))
-        report = fit_table(
-            path,
-            config,
-            output,
-            overwrite=overwrite,
-            callbacks=bar or (),
-        )
+        report = fit_table(path, config, output, overwrite=overwrite, callbacks=bar or ())
     show_report(report)

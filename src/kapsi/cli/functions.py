@@ -1,4 +1,4 @@
-"""`kapsi functions`: the catalogue, or one function of it with its picture."""
+"""`kapsi functions`: the catalogue, or one function with a picture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kapsi.cli.common import notes
+from kapsi.cli.options import Settings, setting
 from kapsi.errors import DataError, SpecError, nearest, unknown
 
 if TYPE_CHECKING:
@@ -22,49 +23,42 @@ def functions(
             show_default=False,
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="OPTION=VALUE", help="Set one option of the function. May be repeated.", show_default=False
-        ),
-    ] = None,
+    set_: Settings = None,
     picture: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Write its picture to a .svg, .png or .pdf file (needs matplotlib).",
+            help="Write the picture to a .svg, .png or .pdf file (needs matplotlib).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """List the functions that a specification can name; of one show formula, options, sizes, source and a picture."""
+    """List the functions for specifications, or show formula, options, sizes, source and picture of one function."""
     from kapsi.function import ROLES
     from kapsi.listing import functions as listed
 
-    given = list(words or ())
-    if len(given) > 2:
-        raise SpecError(f"functions: unexpected extra argument {given[2]!r}; give a role, a name, or both")
-    if len(given) == 2 and given[0] not in ROLES:
-        raise SpecError(f"functions: {unknown('role', given[0], ROLES)}")
-    role = given.pop(0) if given and given[0] in ROLES else None
+    names = list(words or ())
+    if len(names) > 2:
+        raise SpecError(f"functions: unexpected extra argument {names[2]!r}; give a role, a name, or both")
+    if len(names) == 2 and names[0] not in ROLES:
+        raise SpecError(f"functions: {unknown('role', names[0], ROLES)}")
+    role = names.pop(0) if names and names[0] in ROLES else None
     listing = listed(role)
-    if given:
-        entries = _named(listing, given[0])
+    if names:
+        entries = _named(listing, names[0])
         if len(entries) > 1 and (set_ or picture):
-            choices = " or ".join(f"kapsi functions {entry.role} {given[0]}" for entry in entries)
-            raise SpecError(f"functions: {given[0]!r} is the name of {len(entries)} functions; write {choices}")
+            choices = " or ".join(f"kapsi functions {entry.role} {names[0]}" for entry in entries)
+            raise SpecError(f"functions: {names[0]!r} is the name of {len(entries)} functions; write {choices}")
         _show(entries, list(set_ or ()), picture)
         return
     if set_ or picture:
-        raise SpecError(
-            "functions: --set and --picture are about one function; name it, as in kapsi functions b_spline"
-        )
+        raise SpecError("functions: --set and --picture need the name of one function, as in kapsi functions b_spline")
     notes(listing.failures)
     typer.echo(listing.text(_width()))
 
 
 def _named(listing: Listing, name: str) -> list[Entry]:
-    """Return the functions of a name; a misspelled role is as likely as a misspelled name."""
+    """Return the functions with a name; suggest a role for a typo, too."""
     from kapsi.function import ROLES
 
     close = [] if listing.knows(name) else nearest(name, ROLES)
@@ -81,11 +75,11 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
     from kapsi.listing import entry_of
 
     width = _width()
-    for place, found in enumerate(entries):
-        entry = entry_of(found.cls, **_settings(found, sets)) if sets else found
+    for i, listed in enumerate(entries):
+        entry = entry_of(listed.cls, **_settings(listed, sets)) if sets else listed
         if picture is not None:
             plots.save(entry.function, picture)
-        if place:
+        if i:
             typer.echo("\n" + "─" * width + "\n")
         typer.echo(entry.text(width))
         if not plots.drawable(entry.function):
@@ -100,16 +94,13 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
 
 
 def _settings(entry: Entry, sets: list[str]) -> dict[str, Any]:
-    """Return options as plain data with those of the command line set."""
-    from kapsi.spec import parse_yaml, set_option, to_dict
+    """Return the options of a function as plain data, edited by the command line."""
+    from kapsi.spec import set_option, to_dict
 
     data = to_dict(entry.function)
     name = data.pop("kind")
     for text in sets:
-        path, equals, value = text.partition("=")
-        if not equals or not path:
-            raise SpecError(f"--set {text}: expected option=value, such as {_example(name, entry)}")
-        set_option(data, path, parse_yaml(value, f"--set {text}"))
+        set_option(data, *setting(text, _example(name, entry)))
     return data
 
 
@@ -119,7 +110,7 @@ def _example(name: str, entry: Entry) -> str:
 
 
 def _width() -> int:
-    """Return the letters of a line: those of the terminal between 60 and 120, and 100 for a file."""
+    """Return the width of the terminal in characters, from 60 to 120; 100 for a file."""
     import shutil
 
     return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)

@@ -1,12 +1,21 @@
-"""`kapsi info`: what a run, a model file or a specification is made of."""
+"""`kapsi info`: show the model of a run, a model file or a specification."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from kapsi.cli.common import announce_recovery, table
+from kapsi.cli.options import Settings
+
+if TYPE_CHECKING:
+    from kapsi.explain import HeadReport
+    from kapsi.modules import Model
+    from kapsi.spec import ModelSpec
+    from kapsi.training.tables import TableModel
+
+HEADER = ("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")
 
 
 def info(
@@ -15,59 +24,55 @@ def info(
         typer.Argument(metavar="RUN|SPEC", help="A run folder, a model file, or a specification.", show_default=False),
     ],
     batch: Annotated[
-        int, typer.Option(metavar="ROWS", help="Rows of the batch whose work and memory are shown.", min=1, max=2**40)
+        int, typer.Option(metavar="ROWS", help="Batch size for operations and memory.", min=1, max=2**40)
     ] = 64,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Set one option of a specification first.", show_default=False
-        ),
-    ] = None,
+    set_: Settings = None,
 ) -> None:
-    """Show a model layer by layer: sizes, parameters, how the expansion and the weights are contracted, work, memory."""
-    from pathlib import Path
-
-    from kapsi.errors import SpecError
+    """Show a model layer by layer: sizes, parameters, contraction, operations and memory."""
     from kapsi.explain import explain
 
-    sets = list(set_ or ())
-    is_run = not Path(path).is_file()
-    if sets and (is_run or path.endswith(".safetensors")):
-        raise SpecError(f"--set {sets[0]}: sets options of a specification; {path} is not one")
-    if is_run:
-        announce_recovery(path)
-        model, manifest = _run(path)
-        _show_run(manifest)
-    elif path.endswith(".safetensors"):
-        from kapsi.model_file import load
-
-        model = load(path)
-    else:
-        model = _specified(path, sets)
-    reports = explain(model, batch)
-    rows = [("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")]
-    rows += [
-        (
-            r.name,
-            f"{r.in_features:,}",
-            f"{r.columns:,}",
-            f"{r.out_features:,}",
-            f"{r.parameters:,}",
-            amount(r.operations),
-            amount(r.bytes) + "B",
-            " × ".join(f"{size:,}" for size in r.shape) or "-",
-            r.route,
-        )
-        for r in reports
-    ]
-    typer.echo(f"A forward pass of {batch:,} rows: operations, new memory, and its largest tensor")
+    model, facts = _model(path, list(set_ or ()))
+    rows = [HEADER, *map(_cells, explain(model, batch))]
+    if facts:
+        table(facts)
+        typer.echo()
+    typer.echo(f"A forward pass of {batch:,} rows: operations, new memory, and the largest tensor")
     table(rows, right=(1, 2, 3, 4, 5, 6, 7))
     typer.echo()
     typer.echo(model.summary())
 
 
+def _model(path: str, sets: list[str]) -> tuple[Model, list[tuple[str, str]]]:
+    """Load or build the model; return the facts of a run, too."""
+    from pathlib import Path
+
+    from kapsi.errors import SpecError
+
+    is_run = not Path(path).is_file()
+    if sets and (is_run or path.endswith(".safetensors")):
+        raise SpecError(f"--set {sets[0]}: sets options of a specification; {path} is not one")
+    if not is_run and path.endswith(".safetensors"):
+        from kapsi.model_file import load
+
+        return load(path), []
+    if not is_run:
+        return _specified(path, sets), []
+    from kapsi.training.tables import load_run
+
+    announce_recovery(path)
+    fitted, manifest = load_run(path)
+    return fitted.model, _facts(fitted, manifest)
+
+
+def _cells(report: HeadReport) -> tuple[str, ...]:
+    sizes = (report.in_features, report.columns, report.out_features, report.parameters)
+    largest = " × ".join(f"{size:,}" for size in report.shape) or "-"
+    counts = (amount(report.operations), amount(report.bytes) + "B")
+    return (report.name, *(f"{size:,}" for size in sizes), *counts, largest, report.route)
+
+
 def amount(number: int) -> str:
-    """Return a number in three digits and a unit, to be followed by what it counts.
+    """Return a number with three digits and a prefix of its unit.
 
     Example:
         >>> amount(999), amount(7_499_520), amount(10**30)
@@ -83,48 +88,38 @@ def amount(number: int) -> str:
     return f"{number:.2e} "
 
 
-def _run(path: str) -> tuple[Any, dict[str, Any]]:
-    from kapsi.training.tables import load_run
-
-    fitted, manifest = load_run(path)
-    about = f"{fitted.task} of {fitted.target!r}"
+def _facts(fitted: TableModel, manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return titles and values of the manifest of a run."""
+    task = f"{fitted.task} of {fitted.target!r}"
     if fitted.classes is not None:
         shown = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
-        about += f", {len(fitted.classes)} classes: {shown}"
-    return fitted.model, {**manifest, "about": about, "inputs": ", ".join(fitted.preprocessing.names())}
+        task += f", {len(fitted.classes)} classes: {shown}"
+    rows = [("task", task), ("inputs", ", ".join(fitted.preprocessing.names()))]
+    keys = [key for key in ("table", "rows", "folds", "seed", "created") if manifest.get(key) is not None]
+    rows += [(key, str(manifest[key])) for key in keys]
+    for title, entry in (("versions", manifest.get("versions")), *_scores(manifest)):
+        if isinstance(entry, dict):
+            rows.append((title, ", ".join(f"{key} {value}" for key, value in entry.items())))
+    return [(title, " ".join(value.split())) for title, value in rows]
 
 
-def _show_run(manifest: dict[str, Any]) -> None:
-    rows = [("task", manifest["about"]), ("inputs", manifest["inputs"])]
-    rows += [
-        (key.replace("_", " "), str(manifest[key]))
-        for key in ("table", "rows", "folds", "seed", "created")
-        if manifest.get(key) is not None
-    ]
-    versions = manifest.get("versions")
-    if isinstance(versions, dict):
-        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+def _scores(manifest: dict[str, Any]) -> list[tuple[str, Any]]:
     scores = manifest.get("scores")
-    for name, found in scores.items() if isinstance(scores, dict) else ():
-        if isinstance(found, dict):
-            rows.append((f"scores of {name}", ", ".join(f"{key} {value}" for key, value in found.items())))
-    table([(key, " ".join(value.split())) for key, value in rows])
-    typer.echo()
+    return [(f"scores of {name}", entry) for name, entry in scores.items()] if isinstance(scores, dict) else []
 
 
-def _specified(path: str, sets: list[str]) -> Any:
-    from kapsi.cli.fit import apply_settings, read_configuration, split_setting
+def _specified(path: str, sets: list[str]) -> Model:
+    """Build the model of a specification on the meta device."""
+    from kapsi.cli.fit import edited, read_configuration, split_setting
     from kapsi.errors import SpecError
     from kapsi.modules import Model
-    from kapsi.spec import ModelSpec, from_dict, to_dict
+    from kapsi.training.tables import RunConfig, TableConfig
 
-    data = {"model": to_dict(read_configuration(path)["model"]), "training": {}}
-    apply_settings(data, [split_setting(text) for text in sets])
-    spec = from_dict(data["model"], ModelSpec, "model")
+    config = RunConfig(TableConfig("y"), *read_configuration(path))
+    spec = cast("ModelSpec", edited(config, [split_setting(text) for text in sets]).model)
     if None in spec.widths:
-        missing = [f"--set widths.{i}=N ({what})" for i, what in ((0, "inputs"), (len(spec.widths) - 1, "outputs"))]
-        wanted = " and ".join(
-            text for text, width in zip(missing, spec.widths[:: len(spec.widths) - 1], strict=True) if not width
-        )
-        raise SpecError(f"{path}: the widths at the ends are taken from a table; without one, give {wanted}")
+        missing = [f"--set widths.{i}=N ({side})" for i, side in ((0, "inputs"), (len(spec.widths) - 1, "outputs"))]
+        ends = (spec.widths[0], spec.widths[-1])
+        needed = " and ".join(text for text, width in zip(missing, ends, strict=True) if not width)
+        raise SpecError(f"{path}: the widths at the ends are taken from a table; without one, give {needed}")
     return Model(spec, device="meta")

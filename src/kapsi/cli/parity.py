@@ -1,4 +1,4 @@
-"""`kapsi parity`: the models of the zoo beside those of the libraries that they come from."""
+"""`kapsi parity`: compare converted models of other libraries with the originals."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def parity(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only rows whose model, quantity, data or library has this text, in any case.",
+            help="Show rows with this text in model, quantity, data or library only; case is ignored.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of data and initial values.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of data and initial values.", min=0)] = 0,
 ) -> None:
-    """Import models of other libraries, compare what they compute, and exit with 1 where one is out of its tolerance.
+    """Convert models of other libraries and compare the outputs; exit with 1 if a deviation exceeds the tolerance.
 
-    Libraries that are not installed are named; pip install "kapsi\\[parity]" brings them.
+    Missing libraries are listed; pip install "kapsi\\[parity]" installs them.
     """
     from kapsi.zoo.parity import run, table
 

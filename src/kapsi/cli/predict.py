@@ -1,22 +1,17 @@
-"""`kapsi predict`: the predictions of a run for the rows of a table."""
+"""`kapsi predict`: write the predictions of a run for the rows of a table."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from kapsi.cli.common import announce_recovery, notes
-from kapsi.errors import TableError
+from kapsi.cli.options import Output, Run, TableFile
+from kapsi.errors import FileError
 
 
-def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A folder that kapsi fit wrote.", show_default=False)],
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False)],
-    output: Annotated[str, typer.Option(metavar="FILE", help="The CSV or Parquet file to write.", show_default=False)],
-) -> None:
-    """Predict the rows of a table: labels as they were in the data, with probabilities; or numbers."""
+def predict(run: Run, table: TableFile, output: Output) -> None:
+    """Predict the rows of a table: original labels with probabilities, or numbers."""
     import os
+
+    import typer
 
     from kapsi.data.tabular import read_table, write_table
     from kapsi.training.tables import load_run
@@ -25,10 +20,10 @@ def predict(
     model, manifest = load_run(run)
     target = os.path.realpath(output)
     if target == os.path.realpath(table):
-        raise TableError(f"{output}: is the table itself; give another --output")
+        raise FileError(f"{output}: is the table itself; give another --output")
     if target in [os.path.realpath(os.path.join(run, name)) for name in manifest["files"]]:
-        raise TableError(f"{output}: is a file of the run itself; give another --output")
-    columns, found = model.predict(read_table(table))
+        raise FileError(f"{output}: is a file of the run itself; give another --output")
+    columns, messages = model.predict(read_table(table))
     write_table(output, columns)
-    notes(found)
+    notes(messages)
     typer.echo(f"predictions: {output} ({len(columns['prediction']):,} rows)")

@@ -36,7 +36,7 @@ from kapsi.files import (
 
 __all__ = ["FORMAT_VERSION", "NewRun", "free_path", "open_run", "recover"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FORMAT = "kapsi run"
 _MANIFEST = "run.json"
 

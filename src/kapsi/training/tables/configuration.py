@@ -6,14 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from kapsi.data.tabular import (
-    Preprocessing,
-    make_problem,
-    read_table,
-)
-from kapsi.data.tabular import (
-    TableProblem as Problem,
-)
+from kapsi.data.tabular import TableProblem, make_problem, read_table
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor
 from kapsi.function import Spec, catalogue, option
@@ -25,25 +18,25 @@ from kapsi.training.config import TrainConfig
 from kapsi.training.losses import Loss
 from kapsi.training.resolve import RowsInfo, resolve
 
-__all__ = ["RunConfig", "TableConfig", "default_spec"]
-
+__all__ = ["RunConfig", "TableConfig", "default_spec", "read_problem", "resolve_run"]
 
 WIDE = 100
-"""Inputs up to which the default model has every product of two of them: 5,150 columns."""
+"""Largest number of inputs for a default model with all products of two inputs: 5,150 columns."""
 
 
 @dataclass(frozen=True)
 class TableConfig(Spec):
-    """What is fitted in a table.
+    """Target, task and validation for a table.
 
     Args:
-        target: the name of the column to learn.
-        task: `classification`, `regression`, or `auto`: text, booleans and at most 20 different integers are classes.
-        folds: number of folds of the cross-validation, None for a single validation part.
-        strict: refuse rows without a target instead of dropping them.
+        target: name of the target column.
+        task: `classification`, `regression`, or `auto`: texts, booleans and at most 20 distinct integers are classes.
+        folds: number of folds of the cross-validation; None for a single validation set.
+        strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
-        validation_fraction: fraction of the rows held out for the scores, if there are no folds.
-        early_stopping_fraction: fraction of the training rows held out for early stopping, if there is no cross-validation.
+        validation_fraction: fraction of rows in the validation set, without folds.
+        early_stopping_fraction: fraction of training rows held out for early stopping and for the choice of the L2 penalty,
+            unless these use cross-validation.
     """
 
     target: str
@@ -57,12 +50,12 @@ class TableConfig(Spec):
 
 @dataclass(frozen=True)
 class RunConfig(Spec):
-    """A run: the model (None for the default of the table), its training, and what is fitted.
+    """Table, model and training of a run.
 
     Args:
-        table: what is fitted.
-        model: the specification; widths at the ends may be None.
-        training: how the model is trained.
+        table: target, task and validation.
+        model: specification; widths at the ends may be None. None: `default_spec` for the table.
+        training: loss, solver and their options.
     """
 
     table: TableConfig
@@ -70,12 +63,25 @@ class RunConfig(Spec):
     training: TrainConfig = TrainConfig()
 
 
-def default_spec(in_features: int) -> ModelSpec:
-    """Return the model of a table for which none is given: one quadratic layer beside a linear one.
+def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
+    """Read a table and split it into features and target.
 
-    Up to 100 inputs every product of two has a weight of its own (symmetric Taylor expansion, dense ψ). Above that, products
-    are those of a few pairs of linear forms (Kronecker ψ in eight channels), with a number of parameters linear in the inputs.
-    The linear part is the remainder: it is held down far less, so the model falls back to it where products do not help.
+    Args:
+        path: CSV or Parquet file.
+        config: target, task and columns to leave out.
+
+    Raises:
+        TableError: the file is no table, or the target or a feature column does not fit.
+    """
+    return make_problem(read_table(path), config.target, task=config.task, strict=config.strict, drop=config.drop)
+
+
+def default_spec(in_features: int) -> ModelSpec:
+    """Return the default model of a table: one quadratic layer with a linear remainder.
+
+    Up to 100 inputs, each product of two inputs has its own weight (symmetric Taylor expansion, dense ψ). Above, the layer
+    has products of linear forms (Kronecker ψ, eight channels), with a number of parameters linear in the inputs. The L2 penalty
+    of the remainder is a hundredth of the penalty of ψ, so the model falls back to a linear one where products do not help.
     """
     remainder = LinearRemainder()
     if in_features <= WIDE:
@@ -85,20 +91,20 @@ def default_spec(in_features: int) -> ModelSpec:
     return ModelSpec((None, None), (LayerSpec((head,)),))
 
 
-def settle(problem: Problem, config: RunConfig) -> RunConfig:
-    """Return the configuration with what follows from the whole table, so that all parts of it are fitted alike.
+def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
+    """Return the configuration with model, task, loss and solver resolved for the whole table, the same for all parts.
 
-    Widths at the ends that are None stay so: a part of the rows may have fewer categories.
+    Widths at the ends may stay None: a part of the rows may have fewer categories.
 
     Raises:
-        SpecError: a specification or a loss that does not fit the table.
+        SpecError: the model or the loss does not fit the table.
     """
-    width, outputs = len(Preprocessing.fit(problem.features).names()), len(problem.classes or (0,))
+    width, outputs = len(problem.preprocessing.names()), len(problem.classes or (0,))
     model, training = config.model or default_spec(width), config.training
     classes = problem.classes is not None
     if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
         known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
-        raise SpecError(f"training.loss: {training.loss.name} does not go with {problem.task}; take {known}")
+        raise SpecError(f"training.loss: {training.loss.name} does not fit {problem.task}; choose {known}")
     sized = Model(model.sized(width, outputs), device="meta")
     training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
@@ -106,13 +112,7 @@ def settle(problem: Problem, config: RunConfig) -> RunConfig:
 
 
 def _suits(kind: type[Any], classes: bool) -> bool:
-    """Return whether a loss gives a table its predictions: the numbers themselves, or probabilities of classes."""
+    """Return whether the model output of a loss gives predictions of a table: numbers, or class probabilities."""
     if classes:
         return bool(kind.classes) and kind.log_probabilities is not Loss.log_probabilities
     return not kind.classes and not kind.discrete and kind.outputs_per_target == 1
-
-
-def default_for(path: str | Path, config: TableConfig) -> ModelSpec:
-    """Return the model that a table gets where none is given."""
-    problem = make_problem(read_table(path), config.target, task=config.task, strict=config.strict, drop=config.drop)
-    return default_spec(len(Preprocessing.fit(problem.features).names()))

@@ -1,30 +1,20 @@
-"""Fit a model to a table: folds, scores and the run folder."""
+"""Fit a table: preprocess, fit and score each part of the rows, and write the run folder."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kapsi.calibrate import calibrate
-from kapsi.data.tabular import (
-    Preprocessing,
-    TargetScale,
-    folds,
-    make_problem,
-    read_table,
-    split,
-)
-from kapsi.data.tabular import (
-    TableProblem as Problem,
-)
+from kapsi.data.tabular import TableProblem, folds, split
 from kapsi.errors import RunError, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
@@ -34,70 +24,65 @@ from kapsi.training.logs import LogName
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
-from kapsi.training.tables.configuration import RunConfig, settle
-from kapsi.training.tables.model import Fitted, TableModel
+from kapsi.training.tables.configuration import RunConfig, read_problem, resolve_run
+from kapsi.training.tables.model import FittedPart, TableModel
+from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.run_folder import log_epochs, log_part, write_run
-from kapsi.training.tables.scores import Scores, baselines, classification_scores, regression_scores
+from kapsi.training.tables.scores import Scores, baselines, scores_of
 
-__all__ = ["FitReport", "fit_table"]
+__all__ = ["FitReport", "fit_problem", "fit_table"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+MIN_CHECKPOINT_SECONDS = 10.0
+"""Seconds of training before an interrupted run leaves checkpoints; shorter work is repeated as fast."""
 
 
-LEAST_WORK = 10.0
-"""Seconds after which an interrupted run leaves checkpoints: what takes less is done again as fast."""
+def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits: Fits | None = None) -> FittedPart:
+    """Fit a model to training rows, with a configuration from `resolve_run`.
 
-
-def fit_rows(problem: Problem, rows: npt.NDArray[np.int64], config: RunConfig, fits: Fits | None = None) -> Fitted:
-    """Fit preprocessing and model to some rows of a problem, with a configuration from `settle`; the others are not looked at."""
-    if config.model is None:
-        raise SpecError("fit_rows: the configuration has no model; take the one of settle")
-    preprocessing = Preprocessing.fit(problem.features, rows)
-    inputs = preprocessing.transform(problem.features, rows)
-    if inputs.shape[1] == 0:
-        raise TableError(
-            f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
-        )
-    scale = None if problem.classes is not None else TargetScale.fit(problem.y[rows].astype(np.float64))
-    outputs = 1 if problem.classes is None else len(problem.classes)
-    spec = config.model.sized(inputs.shape[1], outputs)
-    seed = config.training.seed
-    x = torch.from_numpy(inputs)
-    y = torch.from_numpy(problem.y[rows]) if scale is None else torch.from_numpy(scale.apply(problem.y[rows]))
-    # Small problems in float64, where solvers on all rows converge to the last digits and results repeat.
-    dtype = torch.float32 if cast(Solver, config.training.solver).mini_batch else torch.float64
-    x = x.to(dtype)
-    y = y if scale is None else y.to(dtype)
+    Calibration, selection of the penalty and early stopping use the training rows only.
+    """
+    if config.model is None or not isinstance(config.training.solver, Solver):
+        raise SpecError("fit_rows: the configuration has no model or solver; take the result of resolve_run")
+    spec = config.model.sized(train.x.shape[1], len(problem.classes or (0,)))
+    seed, count = config.training.seed, len(train.rows)
+    # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
+    dtype = torch.float32 if config.training.solver.mini_batch else torch.float64
+    x = torch.from_numpy(train.x).to(dtype)
+    y = torch.from_numpy(train.y) if train.scale is None else torch.from_numpy(train.y).to(dtype)
+    classes = train.scale is None and len(np.unique(train.y)) < count  # rows of one class each cannot be stratified
 
     def make(part: torch.Tensor | slice) -> Model:
-        # Class by class where there are classes, and never with a row that the choice of a penalty is to look at.
-        labels = y[part] if scale is None else None
+        labels = y[part] if train.scale is None else None
         return scale_last_layer(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
 
-    def splits(count: int) -> Sequence[Split]:
-        # Where each class has a single row, there is nothing to spread.
-        classes = scale is None and len(np.unique(problem.y[rows])) < len(rows)
-        if count > 1 and len(rows) >= 2 * count:
-            held = folds(problem.y[rows], count, classes=classes, seed=seed)
-            pairs = [(np.setdiff1d(np.arange(len(rows)), part), part) for part in held]
+    def splits(k: int) -> Sequence[Split]:
+        if k > 1 and count >= 2 * k:
+            held = folds(train.y, k, classes=classes, seed=seed)
+            pairs = [(np.setdiff1d(np.arange(count), part), part) for part in held]
         else:
-            pairs = [split(problem.y[rows], config.table.early_stopping_fraction, classes=classes, seed=seed)]
+            pairs = [split(train.y, config.table.early_stopping_fraction, classes=classes, seed=seed)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
     model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
-    fitted = TableModel(model.requires_grad_(True), preprocessing, problem.target, problem.task, problem.classes, scale)
-    return Fitted(fitted, epochs, choices)
+    table_model = TableModel(
+        model.requires_grad_(True), train.preprocessing, problem.target, problem.task, problem.classes, train.scale
+    )
+    return FittedPart(table_model, epochs, choices)
 
 
 class FitReport(NamedTuple):
-    """What `fit_table` found.
+    """The result of `fit_table`.
 
     Attributes:
-        path: the run folder.
+        path: run folder.
         task: `classification` or `regression`.
-        scores: for each model by name, the scores of each fold (one where there are no folds); kapsi's own is `kapsi`.
-        rows: number of rows of the table that were used.
-        scored_rows: number of rows that the scores are of.
+        scores: scores of each fold (of one part without folds) by name of the model: `kapsi` and the baselines.
+        rows: number of used rows of the table.
+        scored_rows: number of scored rows.
         parameters: number of parameters of the saved model.
-        notes: for the user.
+        notes: notes for the user.
     """
 
     path: Path
@@ -109,8 +94,27 @@ class FitReport(NamedTuple):
     notes: list[str]
 
 
-def fit_table(
-    path: str | Path,
+def fit_table(path: str | Path, config: RunConfig, output: str | Path | None = None, **options: Any) -> FitReport:
+    """Fit a model to a table and write the run folder.
+
+    With folds, each row is predicted by the model fitted without its fold, and the saved model is fitted to all rows. Without
+    folds, the saved model is fitted to the training rows and scored on the validation rows. Scaling, penalty and number of
+    epochs depend on training rows only.
+
+    Args:
+        path: CSV or Parquet file.
+        config: target, model and training.
+        output: run folder; default: `runs/` and the name of the table, numbered if it exists.
+        options: further options of `fit_problem`.
+
+    Raises:
+        KapsiError: the table or an option does not fit; nothing is written.
+    """
+    return fit_problem(read_problem(path, config.table), config, output, **options)
+
+
+def fit_problem(
+    problem: TableProblem,
     config: RunConfig,
     output: str | Path | None = None,
     *,
@@ -120,57 +124,28 @@ def fit_table(
     logs: Sequence[LogName] = (),
     group: Group | None = None,
 ) -> FitReport:
-    """Fit a model to a table and write the run folder.
-
-    With `folds`, every row is predicted by the model of the fold that did not see it, and the saved model is fitted to all
-    rows. Without, the model is fitted to one part of the rows and scored on the rest, and that model is saved. Scaling,
-    penalty and number of epochs are found inside of each training part.
+    """Fit a model to the features and target of a table and write the run folder, as `fit_table`.
 
     Args:
-        path: a CSV or Parquet file.
-        config: what, and how.
-        output: the run folder; by default `runs/` and the table's name, with a number where that is taken.
+        problem: result of `read_problem`.
+        config: model and training; its table describes the problem.
+        output: run folder; default: `runs/` and the name of the table, numbered if it exists.
         overwrite: replace an old run.
-        callbacks: as for `kapsi.fit`; their method `on_part`, if any, gets the name of each part of the rows before its fits.
-        checkpoints: how often the run is written down, and whether it is to go on; the folder is beside that of the run, and
-            deleted when the run is there.
-        logs: further logs of the epochs in the run folder, beside its `metrics.jsonl`.
-        group: the processes that train together; the first one writes.
+        callbacks: callbacks as for `kapsi.fit`; a method `on_part`, if any, gets the name of each part before its fits.
+        checkpoints: interval of the checkpoints, and whether to resume; the folder is beside the run and deleted at the end.
+        logs: further logs of the epochs in the run folder, beside `metrics.jsonl`.
+        group: processes that train together; the first one writes.
 
     Raises:
-        KapsiError: anything that does not fit; nothing is written then.
+        KapsiError: the table or an option does not fit; nothing is written.
     """
     group = Group() if group is None else group
-    table = read_table(path)
-    choice = config.table
-    problem = make_problem(table, choice.target, task=choice.task, strict=choice.strict, drop=choice.drop)
-    count = len(problem.y)
-    classes = problem.classes is not None
-    if choice.folds is not None and choice.folds > (count if classes else count // 2):
-        least = "one row" if classes else "two rows (R² needs them)"
-        raise TableError(
-            f"{problem.name}: {choice.folds} folds of {count} rows; each fold needs at least {least}, give fewer"
-        )
-    if count < 4:
-        raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
-    seed = config.training.seed
-    if choice.folds is None:
-        parts = [split(problem.y, choice.validation_fraction, classes=classes, seed=seed)]
-    else:
-        tests = folds(problem.y, choice.folds, classes=classes, seed=seed)
-        parts = [(np.setdiff1d(np.arange(count), test), test) for test in tests]
-    config = settle(problem, config)
-    # Of several processes the first one looks: it may be making the folder while others look.
-    free = str(free_path(Path("runs") / Path(path).stem)) if output is None and group.first else ""
-    where = Path(group.broadcast(free)) if output is None else Path(output)
-
-    def fits(name: str) -> Fits:
-        part = None if checkpoints is None else checkpoints.part(name.replace(" ", "-"))
-        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
-            if hasattr(callback, "on_part"):
-                callback.on_part(name)
-        return Fits(callbacks, part, group)
-
+    parts = _parts(problem, config)
+    config = resolve_run(problem, config)
+    where = _run_folder(problem, output, group)
+    outputs = np.zeros((len(problem.y), len(problem.classes or (0,))))
+    fold_of = np.full(len(problem.y), -1)
+    scores: dict[str, list[Scores]] = {}
     with contextlib.ExitStack() as stack:
         run = log = None
         if group.first:
@@ -178,40 +153,69 @@ def fit_table(
             stack.enter_context(plain(where, "write the run"))
             log = stack.enter_context(open(run.folder / "metrics.jsonl", "w", encoding="utf-8"))
         if checkpoints is not None:
-            checkpoints = _beside(where, checkpoints, path, overwrite)
-        scores: dict[str, list[Scores]] = {}
-        held = np.zeros((count, len(problem.classes) if problem.classes else 1))
-        fold_of = np.full(count, -1)
-        for number, (train, test) in enumerate(parts, 1):
-            name = f"fold {number} of {len(parts)}" if choice.folds else "training part"
+            checkpoints = _checkpoints_beside(where, checkpoints, problem.digest, overwrite)
+        fits = functools.partial(_fits, callbacks, checkpoints, group)
+        for number, (name, rows, test) in enumerate(parts, 1):
+            train = TrainingRows.of(problem, rows)
             fitted = fit_rows(problem, train, config, fits(name))
-            outputs = fitted.model.outputs(problem.features, test)
-            own = (classification_scores if classes else regression_scores)(outputs, problem.y[test])
-            for model, found in {"kapsi": own, **baselines(problem, train, test)}.items():
-                scores.setdefault(model, []).append(found)
-            held[test], fold_of[test] = outputs.reshape(len(test), -1), number
+            if len(test):
+                predicted = fitted.model.outputs(problem.features, test)
+                outputs[test], fold_of[test] = predicted.reshape(len(test), -1), number
+                part_scores = {"kapsi": scores_of(predicted, problem.y[test]), **baselines(problem, train, test)}
+                for model, score in part_scores.items():
+                    scores.setdefault(model, []).append(score)
             if log is not None:
-                log_part(log, name, fitted, {model: found[-1] for model, found in scores.items()}, problem.task)
-        if choice.folds:
-            fitted = fit_rows(problem, np.arange(count), config, fits("all rows"))
-            if log is not None:
-                log_part(log, "all rows", fitted, None, problem.task)
-        scored = np.flatnonzero(fold_of >= 0)
+                log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
-            write_run(run, problem, config, fitted, scores, held, fold_of, scored)
+            write_run(run, problem, config, fitted.model, scores, outputs, fold_of)
     if checkpoints is not None and group.first:
         checkpoints.remove()
     group.barrier()
     parameters = sum(p.numel() for p in fitted.model.model.parameters())
-    return FitReport(where, problem.task, scores, count, len(scored), parameters, list(problem.notes))
+    return FitReport(
+        where, problem.task, scores, len(problem.y), int((fold_of >= 0).sum()), parameters, list(problem.notes)
+    )
 
 
-def _beside(where: Path, checkpoints: Checkpoints, table: str | Path, overwrite: bool) -> Checkpoints:
-    """Return the checkpoints of a run in a folder beside it.
+def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:
+    """Return name, training rows and test rows of each fit; the last fit is the saved one."""
+    count, k, seed = len(problem.y), config.table.folds, config.training.seed
+    classes = problem.classes is not None
+    if k is not None and k > (count if classes else count // 2):
+        least = "one row" if classes else "two rows (R² needs them)"
+        raise TableError(f"{problem.name}: {k} folds of {count} rows; each fold needs at least {least}, give fewer")
+    if count < 4:
+        raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
+    if k is None:
+        train, test = split(problem.y, config.table.validation_fraction, classes=classes, seed=seed)
+        return [("training part", train, test)]
+    rows = np.arange(count)
+    tests = folds(problem.y, k, classes=classes, seed=seed)
+    parts = [(f"fold {i} of {k}", np.setdiff1d(rows, test), test) for i, test in enumerate(tests, 1)]
+    return [*parts, ("all rows", rows, rows[:0])]
+
+
+def _run_folder(problem: TableProblem, output: str | Path | None, group: Group) -> Path:
+    """Return the run folder; the first process looks for a free one, since it may create the folder before others look."""
+    if output is not None:
+        return Path(output)
+    return Path(group.broadcast(str(free_path(Path("runs") / Path(problem.name).stem)) if group.first else ""))
+
+
+def _fits(callbacks: Any, checkpoints: Checkpoints | None, group: Group, name: str) -> Fits:
+    """Announce a part and return its fits."""
+    for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
+        if hasattr(callback, "on_part"):
+            callback.on_part(name)
+    return Fits(callbacks, None if checkpoints is None else checkpoints.part(name.replace(" ", "-")), group)
+
+
+def _checkpoints_beside(where: Path, checkpoints: Checkpoints, digest: str, overwrite: bool) -> Checkpoints:
+    """Return the checkpoints in a folder beside the run.
 
     Raises:
-        RunError: there are some of an earlier run, which neither goes on nor is to be replaced.
+        RunError: the folder is in use, or has checkpoints of another run.
     """
     target = resolve(where)
     folder = target.with_name(f"{target.name}.checkpoints")
@@ -221,10 +225,7 @@ def _beside(where: Path, checkpoints: Checkpoints, table: str | Path, overwrite:
     if not checkpoints.resume and earlier.found():
         if not overwrite:
             raise RunError(
-                f"{show(folder)}: are checkpoints of a run that was interrupted; give --resume to go on with it, or --overwrite to "
-                "begin anew"
+                f"{show(folder)}: has checkpoints of an interrupted run; give --resume to continue, or --overwrite to start again"
             )
         earlier.remove()
-    with open(table, "rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    return replace(checkpoints, folder=folder, context={"the table": digest}, least=LEAST_WORK)
+    return replace(checkpoints, folder=folder, context={"the table": digest}, least=MIN_CHECKPOINT_SECONDS)

@@ -9,34 +9,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import (
-    Label,
-    Preprocessing,
-    Table,
-    TargetScale,
-    target_of,
-)
+from kapsi.data.tabular import Label, Preprocessing, Table, TargetScale, target_of
 from kapsi.errors import TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import Choice
-from kapsi.training.tables.scores import Floats, Scores, classification_scores, regression_scores
+from kapsi.training.tables.scores import Floats, Scores, scores_of
 
-__all__ = ["TableModel"]
+__all__ = ["FittedPart", "TableModel"]
 
 
 @dataclass(frozen=True, eq=False)
 class TableModel:
-    """A model with what is around it: raw columns in, labels or numbers out.
+    """A model with preprocessing and the coding of the target.
 
     Args:
-        model: from standardized inputs to logits, or to a standardized number.
+        model: from inputs to logits, or to a standardized number.
         preprocessing: from columns to inputs.
-        target: the target's name.
+        target: name of the target.
         task: `classification` or `regression`.
-        classes: the original labels; None in regression.
-        scale: of the target; None in classification.
+        classes: original labels; None in regression.
+        scale: standardization of the target; None in classification.
     """
 
     model: Model
@@ -47,30 +41,32 @@ class TableModel:
     scale: TargetScale | None
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
-        """Return probabilities `(rows, classes)`, or numbers `(rows,)` in the target's unit."""
+        """Return probabilities (rows, classes), or numbers (rows,) in the unit of the target.
+
+        Raises:
+            TableError: a prediction is not finite.
+        """
         dtype = next((p.dtype for p in self.model.parameters()), torch.float64)
         x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(dtype)
         y = predict(self.model, x).double()
         finite = torch.isfinite(y).all(-1)
         if not bool(finite.all()):
-            place = int((~finite).nonzero()[0, 0])
-            row = f"row {place + 1}" if rows is None else f"row {rows[place] + 1} of those with a target"
+            position = int((~finite).nonzero()[0, 0])
+            row = f"row {position + 1}" if rows is None else f"row {rows[position] + 1} of the rows with a target"
             raise TableError(
-                f"{features.name}: the prediction for {row} is not a finite number; mend values in it that are far from "
-                "those that the model was fitted to, or lower the degree of the model"
+                f"{features.name}: the prediction for {row} is not a finite number; correct values far outside the range of "
+                "the training rows, or lower the degree of the model"
             )
-        if self.scale is None:
-            return y.softmax(-1).numpy()
-        return self.scale.invert(y.squeeze(-1).numpy())
+        return y.softmax(-1).numpy() if self.scale is None else self.scale.invert(y.squeeze(-1).numpy())
 
     def predict(self, table: Table) -> tuple[dict[str, list[Any]], list[str]]:
-        """Return columns of predictions for all rows of a table, and notes for the user.
+        """Return columns of predictions for all rows of a table, and notes on ignored columns.
 
         Raises:
-            TableError: columns are missing or of another type than those the model was fitted to.
+            TableError: columns are missing or have another type than in training.
         """
         features, notes = self.preprocessing.check(table)
-        return self.columns(self.outputs(features)), [note for note in notes if note]
+        return self.columns(self.outputs(features)), notes
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
         """Return outputs as columns: `prediction`, and `probability_LABEL` for each class."""
@@ -78,30 +74,25 @@ class TableModel:
             return {"prediction": outputs.tolist()}
         columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}
         for code, label in enumerate(self.classes):
-            name = str(label).lower() if isinstance(label, bool) else label  # as in the file
+            name = str(label).lower() if isinstance(label, bool) else label  # as in CSV files
             columns[f"probability_{name}"] = outputs[:, code].tolist()
         return columns
 
     def scores(self, table: Table) -> tuple[Scores, int, list[str]]:
-        """Return the scores on a table that has the target, the number of rows they are of, and notes for the user."""
+        """Return the scores on a table with the target, the number of scored rows, and notes for the user."""
         y = target_of(table, self.target, self.task, self.classes)
         known = y >= 0 if self.task == "classification" else ~np.isnan(y)
         if not known.any():
-            raise TableError(
-                f"{table.name}: the target {self.target!r} is missing in every row; there is nothing to score"
-            )
+            raise TableError(f"{table.name}: the target {self.target!r} is missing in every row; no row can be scored")
         rest = Table(table.name, {name: c for name, c in table.columns.items() if name != self.target})
         features, notes = self.preprocessing.check(rest)
         if not known.all():
-            notes.append(f"left out {int((~known).sum())} of {len(y)} rows, whose target {self.target!r} is missing")
+            notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {self.target!r}")
         rows = np.flatnonzero(known)
-        outputs = self.outputs(features, rows)
-        if self.task == "classification":
-            return classification_scores(outputs, y[rows]), len(rows), notes
-        return regression_scores(outputs, y[rows].astype(np.float64)), len(rows), notes
+        return scores_of(self.outputs(features, rows), y[rows]), len(rows), notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the model as plain data."""
+        """Return everything except the model as plain data."""
         return {
             "target": self.target,
             "task": self.task,
@@ -111,8 +102,14 @@ class TableModel:
         }
 
 
-class Fitted(NamedTuple):
-    """A model fitted to some rows, and how that went."""
+class FittedPart(NamedTuple):
+    """A model fitted to a part of the rows.
+
+    Attributes:
+        model: the model with preprocessing.
+        epochs: records of training.
+        choices: L2 penalties of the search.
+    """
 
     model: TableModel
     epochs: list[Epoch]

@@ -1,4 +1,4 @@
-"""Write a run folder, and read it."""
+"""Write and read run folders of tables."""
 
 from __future__ import annotations
 
@@ -9,54 +9,49 @@ import platform
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import (
-    Label,
-    Preprocessing,
-    TargetScale,
-    write_table,
-)
-from kapsi.data.tabular import (
-    TableProblem as Problem,
-)
+from kapsi.data.tabular import Label, Preprocessing, TableProblem, TargetScale, write_table
 from kapsi.errors import KapsiError, RunError, TableError
 from kapsi.files import append_line, finite, write_json
+from kapsi.migrate import migrate_run
 from kapsi.model_file import load, save
-from kapsi.spec import from_dict, to_dict
+from kapsi.spec import from_dict, parse_yaml, read_text, to_dict, to_yaml
 from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
 from kapsi.training.records import Epoch
-from kapsi.training.run_folder import NewRun, open_run
+from kapsi.training.run_folder import FORMAT_VERSION, NewRun, open_run
 from kapsi.training.tables.configuration import RunConfig
-from kapsi.training.tables.model import Fitted, TableModel
+from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.scores import METRICS, Floats, Scores, summarize
 from kapsi.version import __version__
 
-__all__ = ["load_run"]
+__all__ = ["load_config", "load_run"]
 
 
-def log_part(log: Any, part: str, fitted: Fitted, scores: dict[str, Scores] | None, task: str) -> None:
+def log_part(log: TextIO, part: str, fitted: FittedPart, scores: dict[str, Scores], task: str) -> None:
+    """Append penalties, epochs and scores of a part to `metrics.jsonl`."""
     for choice in fitted.choices:
         append_line(log, {"part": part, "event": "penalty", **finite(choice._asdict())})
     for epoch in fitted.epochs:
         record = epoch._asdict()
-        del record["seconds"]  # the same run writes the same file
+        del record["seconds"]  # repeated runs write identical files
         append_line(log, {"part": part, "event": "epoch", **finite(record)})
-    for model, found in (scores or {}).items():
-        names = dict(zip(METRICS[task], found, strict=True))
+    for model, score in scores.items():
+        names = dict(zip(METRICS[task], score, strict=True))
         append_line(log, {"part": part, "event": "scores", "model": model, **finite(names)})
 
 
 def log_epochs(folder: Path, names: Sequence[LogName], epochs: Sequence[Epoch]) -> None:
-    """Write the epochs of the saved model in further ways."""
+    """Write the epochs of the saved model to further logs."""
+    kinds: dict[str, Callable[[], Log]] = {
+        "csv": lambda: CsvLog(folder / "epochs.csv"),
+        "tensorboard": lambda: TensorBoard(folder),
+    }
     with contextlib.ExitStack() as stack:
-        kinds: dict[str, Callable[[], Log]] = {
-            "csv": lambda: CsvLog(folder / "epochs.csv"),
-            "tensorboard": lambda: TensorBoard(folder),
-        }
         logs = [stack.enter_context(kinds[name]()) for name in names]
         for number, epoch in enumerate(epochs, 1):
             for log in logs:
@@ -65,45 +60,45 @@ def log_epochs(folder: Path, names: Sequence[LogName], epochs: Sequence[Epoch]) 
 
 def write_run(
     run: NewRun,
-    problem: Problem,
+    problem: TableProblem,
     config: RunConfig,
-    fitted: Fitted,
+    model: TableModel,
     scores: dict[str, list[Scores]],
-    held: Floats,
+    outputs: Floats,
     fold_of: npt.NDArray[Any],
-    scored: npt.NDArray[Any],
 ) -> None:
-    from kapsi.spec import parse_yaml, to_yaml
+    """Write model, preprocessing, configuration, predictions and manifest.
 
-    model = fitted.model
+    Args:
+        run: new run folder.
+        problem: features and target.
+        config: resolved configuration.
+        model: saved model.
+        scores: scores of each part by name of the model.
+        outputs: outputs for the test rows, (rows, classes) or (rows, 1).
+        fold_of: number of the fold of each row, -1 without prediction.
+    """
     save(model.model, run.folder / "model.safetensors")
     write_json(run.folder / "preprocessing.json", model.to_dict())
     text = to_yaml(to_dict(config), unicode=True)
-    if parse_yaml(text, "config.yaml") != to_dict(config):  # a line break of Unicode in a name, which YAML folds
+    if parse_yaml(text, "config.yaml") != to_dict(config):  # YAML folds Unicode line breaks in names
         text = to_yaml(to_dict(config))
     (run.folder / "config.yaml").write_text(text, encoding="utf-8")
-    outputs = held[scored]
-    labels = problem.classes
-    truth = problem.y[scored]
-    columns: dict[str, Any] = {"row": (problem.rows[scored] + 1).tolist()}
+    rows, labels = np.flatnonzero(fold_of >= 0), problem.classes
+    columns: dict[str, Any] = {"row": problem.rows[rows] + 1}
     if config.table.folds:
-        columns["fold"] = fold_of[scored].tolist()
-    columns["target"] = truth.tolist() if labels is None else [labels[code] for code in truth]
-    columns |= model.columns(outputs[:, 0] if labels is None else outputs)
+        columns["fold"] = fold_of[rows]
+    columns["target"] = problem.y[rows] if labels is None else [labels[code] for code in problem.y[rows]]
+    columns |= model.columns(outputs[rows, 0] if labels is None else outputs[rows])
     write_table(run.folder / "predictions.csv", columns)
-    first, second = METRICS[problem.task]
     run.manifest = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "table": problem.name.encode(errors="replace").decode(),  # a file name need not be text
+        "table": problem.name.encode(errors="replace").decode(),  # a file name may be no text
         "rows": len(problem.y),
-        "scored_rows": len(scored),
+        "scored_rows": len(rows),
         "folds": config.table.folds,
         "seed": config.training.seed,
-        "scores": {
-            name: finite({first: m[0], f"{first} std": m[1], second: loss[0], f"{second} std": loss[1]})
-            for name, found in scores.items()
-            for m, loss in [summarize(found)]
-        },
+        "scores": {name: _summary(part_scores, problem.task) for name, part_scores in scores.items()},
         "notes": list(problem.notes),
         "versions": {
             "kapsi": __version__,
@@ -113,11 +108,20 @@ def write_run(
     }
 
 
+def _summary(scores: list[Scores], task: str) -> Any:
+    (main, main_std), (loss, loss_std) = summarize(scores)
+    first, second = METRICS[task]
+    return finite({first: main, f"{first} std": main_std, second: loss, f"{second} std": loss_std})
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
 def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
-    """Return the fitted model of a run folder and what its `run.json` says.
+    """Return the fitted model and the manifest (`run.json`) of a run folder.
 
     Raises:
-        RunError: not a run folder, damaged, or of a newer version.
+        RunError: the folder is no run, damaged, or of a newer version.
     """
     manifest = open_run(path)
     folder = Path(path)
@@ -131,9 +135,9 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
         classes = None if data["classes"] is None else _classes(data["classes"])
         scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
         fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale)
-        config = load_config(path)
-        wanted = (len(preprocessing.names()), 1 if classes is None else len(classes))
-        spec = None if config.model is None else config.model.sized(*wanted)
+        config = load_config(path, manifest["format_version"])
+        sizes = (len(preprocessing.names()), len(classes or (0,)))
+        spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
         raise RunError(f"{path}: damaged run: {reason}") from None
@@ -152,17 +156,16 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
 
 
 def _classes(labels: Any) -> tuple[Label, ...]:
-    """Return the labels of a damaged or whole preprocessing.json, or refuse them."""
+    """Return the labels of preprocessing.json; reject damaged ones."""
     kinds = {type(label) for label in labels} if isinstance(labels, list) else set()
     if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(labels)) < len(labels) or len(labels) < 2:
         raise TableError("preprocessing.json: classes must be two or more different texts, integers or booleans")
     return tuple(labels)
 
 
-def load_config(path: str | Path) -> RunConfig:
-    """Return the configuration of a run folder."""
-    from kapsi.spec import parse_yaml, read_text
-
+def load_config(path: str | Path, version: int = FORMAT_VERSION) -> RunConfig:
+    """Return the configuration of a run folder, written in a version of the format."""
     file = Path(path) / "config.yaml"
-    config: RunConfig = from_dict(parse_yaml(read_text(file, "configuration"), str(file)), RunConfig, str(file))
+    data = parse_yaml(read_text(file, "configuration"), str(file))
+    config: RunConfig = from_dict(migrate_run(data) if version == 1 else data, RunConfig, str(file))
     return config

@@ -1,46 +1,46 @@
-"""Scores of predictions, and of the baseline models."""
+"""Scores of predictions, and scores of baseline models."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular import (
-    Preprocessing,
-    TargetScale,
-)
-from kapsi.data.tabular import (
-    TableProblem as Problem,
-)
+from kapsi.data.tabular import TableProblem
+from kapsi.training.tables.preparation import TrainingRows
 
-__all__ = ["Scores"]
+__all__ = ["Scores", "baselines", "scores_of", "summarize"]
 
-
-Floats = npt.NDArray[np.float64]
-
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
+METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
 
 
 class Scores(NamedTuple):
-    """Scores of one part of the rows: accuracy and log loss, or R² and root mean square error."""
+    """Scores of a set of rows.
+
+    Attributes:
+        main: accuracy, or R².
+        loss: log loss, or RMSE.
+    """
 
     main: float
     loss: float
 
 
-METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
+def scores_of(outputs: Floats, y: npt.NDArray[Any]) -> Scores:
+    """Return the scores of probabilities (rows, classes) on class codes, or of numbers (rows,) on numbers."""
+    return classification_scores(outputs, y) if outputs.ndim == 2 else regression_scores(outputs, y)
 
 
 def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Scores:
-    """Return accuracy and mean −log p of the true class, from probabilities `(rows, classes)`."""
+    """Return accuracy and log loss of probabilities, (rows, classes); a probability of 0 costs 708, not infinity."""
     chosen = probabilities[np.arange(len(codes)), codes]
-    # The smallest normal float64: a class that was thought impossible costs 708, not infinity.
     return Scores(float((probabilities.argmax(1) == codes).mean()), float(-np.log(np.maximum(chosen, 2.3e-308)).mean()))
 
 
@@ -57,31 +57,29 @@ def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
     return Scores(max(1 - ratio * ratio, -LARGEST_FLOAT64), rmse)
 
 
-def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> dict[str, Scores]:
-    """Return the scores of a trivial and of a linear model on the same rows and inputs.
+def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.int64]) -> dict[str, Scores]:
+    """Return the scores of a constant and of a linear model on test rows.
 
-    The trivial model says the shares of the classes, or the mean; the linear one is scikit-learn's logistic or ridge
-    regression with its default penalty.
+    The constant is the class frequencies or the mean; the linear model is scikit-learn's logistic or ridge regression with
+    the default penalty.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
     from threadpoolctl import threadpool_limits
 
-    preprocessing = Preprocessing.fit(problem.features, train)
-    x, x_test = preprocessing.transform(problem.features, train), preprocessing.transform(problem.features, test)
-    y, y_test = problem.y[train], problem.y[test]
-    if problem.classes is None:
-        scale = TargetScale.fit(y.astype(np.float64))
+    x_test, y_test = train.preprocessing.transform(problem.features, test), problem.y[test]
+    if train.scale is not None:
+        scale = train.scale
         with threadpool_limits(1):
-            linear = scale.invert(Ridge().fit(x, scale.apply(y)).predict(x_test))
+            linear = scale.invert(Ridge().fit(train.x, train.y).predict(x_test))
         constant = np.full(len(test), scale.center)
         return {"mean": regression_scores(constant, y_test), "ridge regression": regression_scores(linear, y_test)}
-    shares = np.bincount(y, minlength=len(problem.classes)) / len(y)
-    prior = np.tile(shares, (len(test), 1))
+    frequencies = np.bincount(train.y, minlength=len(problem.classes or ())) / len(train.y)
+    prior = np.tile(frequencies, (len(test), 1))
     probabilities = prior.copy()
-    if len(np.unique(y)) > 1:
+    if len(np.unique(train.y)) > 1:
         with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore")  # of convergence, and of many classes
-            logistic = LogisticRegression(max_iter=1000).fit(x, y)
+            warnings.simplefilter("ignore")  # on convergence and many classes
+            logistic = LogisticRegression(max_iter=1000).fit(train.x, train.y)
         probabilities[:] = 0
         probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
     return {
@@ -90,9 +88,9 @@ def baselines(problem: Problem, train: npt.NDArray[np.int64], test: npt.NDArray[
     }
 
 
-def summarize(found: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
+def summarize(scores: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return mean and standard deviation over the folds of both scores."""
-    values = np.array(found, dtype=np.float64)
+    values = np.array(scores, dtype=np.float64)
     largest = np.abs(values).max(0)
     largest[largest == 0] = 1.0
     scaled = values / largest  # sums and squares of huge values overflow

@@ -1,0 +1,48 @@
+"""Preprocessed training rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
+from kapsi.errors import TableError
+
+__all__ = ["TrainingRows"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """Training rows, preprocessed by statistics of these rows only.
+
+    Args:
+        rows: row numbers in the problem.
+        preprocessing: fitted preprocessing of the features.
+        x: inputs, (rows, inputs) float64.
+        y: class codes, or standardized targets, (rows,).
+        scale: standardization of the target; None in classification.
+    """
+
+    rows: npt.NDArray[np.int64]
+    preprocessing: Preprocessing
+    x: npt.NDArray[np.float64]
+    y: npt.NDArray[Any]
+    scale: TargetScale | None
+
+    @classmethod
+    def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64]) -> TrainingRows:
+        """Fit the preprocessing to training rows of a problem."""
+        everything = len(rows) == len(problem.y)
+        preprocessing = problem.preprocessing if everything else Preprocessing.fit(problem.features, rows)
+        x, y = preprocessing.transform(problem.features, rows), problem.y[rows]
+        if x.shape[1] == 0:
+            raise TableError(
+                f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
+            )
+        if problem.classes is not None:
+            return cls(rows, preprocessing, x, y, None)
+        scale = TargetScale.fit(y.astype(np.float64))
+        return cls(rows, preprocessing, x, scale.apply(y), scale)
