@@ -1,10 +1,7 @@
 """Formulas as text, such as `exp(x)*sin(y/2)`: a closed grammar with its own parser, never run as Python.
 
-    sum     = product {("+" | "-") product}
-    product = signed {("*" | "/") signed}
-    signed  = ("-" | "~" | "+") signed | power
-    power   = atom [("**" | "^") signed]
-    atom    = number | pi | variable | function "(" sum ")" | "(" sum ")"
+    formula = operand {("+" | "-" | "*" | "/" | "**" | "^") operand}
+    operand = {"-" | "~" | "+"} (number | pi | variable | [function] "(" formula ")")
 
 As in Python, `-x**2` is -(x²), `2**3**2` is 2^9, and `a/b/c` is (a/b)/c. `~` is the minus sign of the AI Feynman tables.
 """
@@ -16,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +24,11 @@ if TYPE_CHECKING:
     import sympy
     import torch
 
-__all__ = ["FUNCTIONS", "Formula", "Step", "parse"]
+__all__ = ["FUNCTIONS", "Formula", "FormulaStep", "parse"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["number", "constant", "variable", "operator", "function"]
+T = TypeVar("T")
 
 MAX_LENGTH = 4096  # characters
 MAX_DEPTH = 40  # nested signs, powers and parentheses; sympy's printer recurses, too
@@ -65,7 +63,7 @@ OPERAND = "a number, a variable, a function or '('"
 
 
 @dataclass(frozen=True)
-class Step:
+class FormulaStep:
     """A step of a formula in postfix order: pop the operands from a stack, push the result.
 
     Args:
@@ -102,7 +100,7 @@ class Formula:
 
     text: str
     variables: tuple[str, ...]
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: tuple[FormulaStep, ...] = field(repr=False)
 
     def evaluate(self, x: npt.ArrayLike) -> Floats:
         """Return the values of the formula; NaN or infinite outside its domain.
@@ -161,11 +159,25 @@ class Formula:
         """
         import sympy
 
-        exact = _is_tame(self.steps)
-        stack: list[Any] = []
-        for step in self.steps:
-            stack.append(_symbolic(step, _pop(stack, step.operands), exact, sympy))
-        result: sympy.Expr = stack[0]
+        exact = _fold(self.steps, _bits) <= MAX_EXACT_BITS
+
+        def apply(step: FormulaStep, operands: list[Any]) -> Any:
+            if not exact and step.constant is not None:
+                # The printer simplifies even unevaluated expressions.
+                return sympy.Float(step.constant, 17)
+            match step.kind:
+                case "number":
+                    return sympy.Integer(int(step.text)) if step.text.isdigit() else sympy.Float(step.text, 17)
+                case "constant":
+                    return sympy.pi
+                case "variable":
+                    return sympy.Symbol(step.text, real=True)
+                case "function":
+                    return getattr(sympy, FUNCTIONS[step.text][1])(*operands)
+            return OPERATORS[step.text](*operands)
+
+        with sympy.evaluate(exact):
+            result: sympy.Expr = _fold(self.steps, apply)
         return result
 
     @property
@@ -184,18 +196,17 @@ class Formula:
 
     def _run(self, values: Mapping[str, Any], library: Any) -> Any:
         """Evaluate the steps with numpy or torch; parts without a variable are plain floats."""
-        stack: list[Any] = []
-        for step in self.steps:
-            operands = _pop(stack, step.operands)
+
+        def apply(step: FormulaStep, operands: list[Any]) -> Any:
             if step.constant is not None:
-                stack.append(step.constant)
-            elif step.kind == "variable":
-                stack.append(values[step.text])
-            elif step.kind == "function":
-                stack.append(getattr(library, FUNCTIONS[step.text][0])(*operands))
-            else:
-                stack.append(OPERATORS[step.text](*operands))
-        return stack[0]
+                return step.constant
+            if step.kind == "variable":
+                return values[step.text]
+            if step.kind == "function":
+                return getattr(library, FUNCTIONS[step.text][0])(*operands)
+            return OPERATORS[step.text](*operands)
+
+        return _fold(self.steps, apply)
 
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
@@ -206,6 +217,9 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "**": lambda a, b: a**b,
     "neg": lambda a: -a,
 }
+SIGNS: Mapping[str, str] = {"-": "neg", "~": "neg", "+": "pos"}
+PRECEDENCE: Mapping[str, int] = {"+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "pos": 3, "**": 4}
+NESTED = ("(", "neg", "pos", "**")
 
 
 def parse(text: str, variables: Iterable[str]) -> Formula:
@@ -258,97 +272,109 @@ def quoted(text: str) -> str:
     return shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-10:]}"
 
 
-def _pop(stack: list[Any], count: int) -> list[Any]:
-    popped = stack[len(stack) - count :]
-    del stack[len(stack) - count :]
-    return popped
+def _fold(steps: Iterable[FormulaStep], apply: Callable[[FormulaStep, list[T]], T]) -> T:
+    """Return the value of steps in postfix order, from the values of the operands of each step."""
+    stack: list[T] = []
+    for step in steps:
+        start = len(stack) - step.operands
+        stack[start:] = [apply(step, stack[start:])]
+    return stack[0]
+
+
+def _bits(step: FormulaStep, bits: list[float]) -> float:
+    """Return a bound on the bits of the numbers in sympy's result of a step, from those of the operands."""
+    if step.kind == "number":
+        # The same for 0.001 and 1000: a power may invert the number.
+        return max(1.0, abs(math.log2(abs(step.constant or 1.0))))
+    if step.kind in ("constant", "variable"):
+        return 0.0
+    if step.text in ("+", "-"):
+        return max(bits) + 1 if max(bits) else 0.0
+    if step.text in ("*", "/"):
+        return sum(bits)
+    if step.text in ("**", "exp"):
+        # Exponentials of logarithms are powers. Nested exponents multiply: (x**1000)**1000 is x**1000000.
+        base, exponent = bits[0], bits[-1]
+        return max(base * 2.0 ** min(exponent, 64.0), base + exponent)
+    return bits[0]
 
 
 # ---------------------------------------------------------------- parsing
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str  # number, name, mark or end
+class _Token(NamedTuple):
+    kind: str  # number, constant, variable, function, operator, name, mark or end
     text: str
     column: int  # from 1
 
 
 class _Parser:
-    """Recursive descent; emits the steps in postfix order, so that evaluation needs no recursion."""
+    """Operator-precedence parser with a stack; emits the steps in postfix order, so that nothing recurses."""
 
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         self.text = text
-        self.variables = frozenset(variables)
-        self.order = tuple(variables)
+        self.variables = tuple(variables)
         self.tokens = self._tokens()
         self.at = 0
-        self.depth = 0
-        self.steps: list[Step] = []
+        self.pending: list[_Token] = []  # stack of operators, functions and parentheses without their last operand
+        self.steps: list[FormulaStep] = []
         self.constants: list[float | None] = []  # stack of the values of parts without a variable
 
-    def read(self) -> list[Step]:
-        self._sum()
-        if self.token.kind != "end":
-            self._unexpected("an operator or the end" if self.token.text != ")" else "the end, since no '(' is open")
+    def read(self) -> list[FormulaStep]:
+        operand = True
+        for at, token in enumerate(self.tokens):
+            self.at = at
+            operand = self._operand(token) if operand else self._operator(token)
         return self.steps
 
     # tokens
 
     def _tokens(self) -> list[_Token]:
-        tokens, position = [], 0
-        while self.text[position:].strip():
+        tokens, position, end = [], 0, len(self.text.rstrip())
+        while position < end:
             match = TOKEN.match(self.text, position)
             if match is None:
-                position += len(self.text[position:]) - len(self.text[position:].lstrip())
+                position = end - len(self.text[position:end].lstrip())
                 raise self._error(
                     position + 1,
                     f"found {self.text[position]!r}; allowed are numbers, names and + - * / ** ^ ( )",
                 )
             kind = match.lastgroup or "mark"
             text = match[kind]
-            tokens.append(_Token(kind, "**" if text == "^" else text, match.start(kind) + 1))
+            tokens.append(_Token(self._kind(kind, text), "**" if text == "^" else text, match.start(kind) + 1))
             position = match.end()
-        return [*tokens, _Token("end", END, len(self.text.rstrip()) + 1)]
+        return [*tokens, _Token("end", END, end + 1)]
 
-    @property
-    def token(self) -> _Token:
-        return self.tokens[self.at]
-
-    def _next(self) -> _Token:
-        token = self.token
-        self.at += 1
-        return token
-
-    def _is(self, *marks: str) -> bool:
-        return self.token.kind == "mark" and self.token.text in marks
+    def _kind(self, kind: str, text: str) -> str:
+        if kind == "name":
+            known = {"variable": self.variables, "constant": CONSTANTS, "function": FUNCTIONS}
+            return next((name for name, words in known.items() if text in words), kind)
+        return "operator" if text == "^" or text in OPERATORS else kind
 
     # errors
 
     def _error(self, column: int, text: str) -> FormulaError:
         return FormulaError(f"formula {quoted(self.text)}, column {column}: {text}")
 
-    def _unexpected(self, expected: str) -> None:
-        token = self.token
+    def _unexpected(self, expected: str) -> FormulaError:
+        token = self.tokens[self.at]
         found = END if token.kind == "end" else repr(token.text)
-        before = self.tokens[self.at - 1] if self.at else None
-        # 2x, x y and x(y+1) mean products to a reader.
-        product = token.kind in ("name", "number") or token.text == "("
         hint = ""
-        if before is not None and before.text in FUNCTIONS:
-            product = False
-        if product and before is not None and (before.kind in ("name", "number") or before.text == ")"):
-            hint = f"; for a product write {before.text if before.text != ')' else '(…)'}*{token.text}"
-        raise self._error(token.column, f"found {found}, expected {expected}{hint}")
+        # 2x, x y and x(y+1) mean products to a reader.
+        if self.at and (token.text == "(" or token.kind not in ("operator", "mark", "end")):
+            before = self.tokens[self.at - 1]
+            if before.text == ")" or before.kind not in ("operator", "mark", "function"):
+                hint = f"; for a product write {before.text if before.text != ')' else '(…)'}*{token.text}"
+        return self._error(token.column, f"found {found}, expected {expected}{hint}")
 
     def _unknown(self, token: _Token) -> FormulaError:
-        known = [*self.order, *CONSTANTS, *FUNCTIONS]
+        known = [*self.variables, *CONSTANTS, *FUNCTIONS]
         arc = f"arc{token.text[1:]}"  # asin, acosh
         close = [arc] if token.text[0] == "a" and arc in FUNCTIONS else nearest(token.text, known)
         hint = f"did you mean {close[0]}? " if close else ""
         if token.text == "e":
             hint = "Euler's number is exp(1); "
-        variables = f"the variables are {', '.join(self.order)}" if self.order else "no variables are declared"
+        variables = f"the variables are {', '.join(self.variables)}" if self.variables else "no variables are declared"
         return self._error(
             token.column,
             f"there is no {quoted(token.text)}; {hint}{variables}; there are also pi, {', '.join(FUNCTIONS)}",
@@ -356,158 +382,72 @@ class _Parser:
 
     # grammar
 
-    def _sum(self) -> None:
-        self._product()
-        while self._is("+", "-"):
-            operator = self._next()
-            self._product()
-            self._emit("operator", operator, 2)
+    def _operand(self, token: _Token) -> bool:
+        """Read a token at the place of an operand; return whether an operand must follow."""
+        if self.pending and self.pending[-1].kind == "function" and token.text != "(":
+            raise self._unexpected(f"'(' after {self.pending[-1].text}")
+        if token.kind in ("number", "constant", "variable"):
+            self._emit(token, 0)
+            return False
+        if token.kind == "name":
+            raise self._unknown(token)
+        if token.kind == "function":
+            self.pending.append(token)
+        elif token.text == "(" or token.text in SIGNS:
+            self._push(token._replace(text=SIGNS.get(token.text, "(")))
+        else:
+            raise self._unexpected(OPERAND)
+        return True
 
-    def _product(self) -> None:
-        self._signed()
-        while self._is("*", "/"):
-            operator = self._next()
-            self._signed()
-            self._emit("operator", operator, 2)
+    def _operator(self, token: _Token) -> bool:
+        """Read a token after an operand; return whether an operand must follow."""
+        opened = next((pending for pending in reversed(self.pending) if pending.text == "("), None)
+        if token.kind == "operator":
+            self._apply(PRECEDENCE[token.text] + (token.text == "**"))  # powers group from the right
+            self._push(token)
+            return True
+        if token.text == ")" and opened:
+            self._apply(0)
+            self.pending.pop()
+            if self.pending and self.pending[-1].kind == "function":
+                self._emit(self.pending.pop(), 1)
+        elif token.kind == "end" and not opened:
+            self._apply(0)
+        elif opened:
+            raise self._unexpected(f"an operator or the ')' of the '(' in column {opened.column}")
+        else:
+            raise self._unexpected("the end, since no '(' is open" if token.text == ")" else "an operator or the end")
+        return False
 
-    def _signed(self) -> None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
+    def _push(self, token: _Token) -> None:
+        self.pending.append(token)
+        if sum(pending.text in NESTED for pending in self.pending) >= MAX_DEPTH:
             raise self._error(
-                self.token.column,
+                token.column,
                 f"more than {MAX_DEPTH} nested signs, powers and parentheses; write the formula flatter",
             )
-        if self._is("-", "~", "+"):
-            sign = self._next()
-            self._signed()
-            if sign.text != "+":
-                self._emit("operator", _Token("mark", "neg", sign.column), 1)
-        else:
-            self._power()
-        self.depth -= 1
 
-    def _power(self) -> None:
-        self._atom()
-        if self._is("**"):
-            operator = self._next()
-            self._signed()
-            self._emit("operator", operator, 2)
+    def _apply(self, precedence: int) -> None:
+        """Emit the pending operators of at least some precedence, back to the last open parenthesis."""
+        while self.pending and PRECEDENCE.get(self.pending[-1].text, -1) >= precedence:
+            token = self.pending.pop()
+            if token.text != "pos":
+                self._emit(token._replace(kind="operator"), 1 if token.text == "neg" else 2)
 
-    def _atom(self) -> None:
-        if self._is("("):
-            self._parentheses(self._next())
-            return
-        token = self.token
-        if token.kind == "number":
-            self._emit("number", self._next(), 0)
-        elif token.kind == "name":
-            self._name(self._next())
-        else:
-            self._unexpected(OPERAND)
-
-    def _name(self, token: _Token) -> None:
-        if token.text in self.variables:
-            self._emit("variable", token, 0)
-        elif token.text in CONSTANTS:
-            self._emit("constant", token, 0)
-        elif token.text in FUNCTIONS:
-            if not self._is("("):
-                self._unexpected(f"'(' after {token.text}")
-            self._parentheses(self._next())
-            self._emit("function", token, 1)
-        else:
-            raise self._unknown(token)
-
-    def _parentheses(self, opened: _Token) -> None:
-        self._sum()
-        if not self._is(")"):
-            self._unexpected(f"an operator or the ')' of the '(' in column {opened.column}")
-        self._next()
-
-    # steps
-
-    def _emit(self, kind: Kind, token: _Token, operands: int) -> None:
-        constants = _pop(self.constants, operands)
+    def _emit(self, token: _Token, operands: int) -> None:
+        start = len(self.constants) - operands
+        constants = self.constants[start:]
         value: float | None = None
-        if kind == "number":
+        if token.kind == "number":
             value = float(token.text)
-        elif kind == "constant":
+        elif token.kind == "constant":
             value = CONSTANTS[token.text]
-        elif kind != "variable" and None not in constants:
+        elif token.kind != "variable" and None not in constants:
             with np.errstate(all="ignore"):
-                numbers = [np.float64(number) for number in constants if number is not None]
-                apply = OPERATORS[token.text] if kind == "operator" else getattr(np, FUNCTIONS[token.text][0])
-                value = float(apply(*numbers))
+                apply = OPERATORS[token.text] if token.kind == "operator" else getattr(np, FUNCTIONS[token.text][0])
+                value = float(apply(*map(np.float64, constants)))
         if value is not None and not math.isfinite(value):
-            reason = "the number is too large" if kind == "number" else f"{token.text} of constants gives {value}"
+            reason = "the number is too large" if token.kind == "number" else f"{token.text} of constants gives {value}"
             raise self._error(token.column, f"{reason}; constants must be finite in float64")
-        self.constants.append(value)
-        self.steps.append(Step(kind, token.text, operands, value))
-
-
-# ---------------------------------------------------------------- sympy
-
-
-def _is_tame(steps: Sequence[Step]) -> bool:
-    """Return whether the numbers in all intermediate results of sympy have at most MAX_EXACT_BITS bits.
-
-    Each part has a bound on the bits of its numbers. Powers, and exponentials of logarithms, raise the bound to the
-    exponent.
-    """
-    stack: list[float] = []
-    for step in steps:
-        bits = _pop(stack, step.operands)
-        if step.kind == "number":
-            # The same for 0.001 and 1000: a power may invert the number.
-            stack.append(max(1.0, abs(math.log2(abs(step.constant or 1.0)))))
-        elif step.kind in ("constant", "variable"):
-            stack.append(0)
-        elif step.text in ("+", "-"):
-            stack.append(max(bits) + 1 if max(bits) else 0)
-        elif step.text in ("*", "/"):
-            stack.append(sum(bits))
-        elif step.text == "**":
-            stack.append(_raised(*bits))
-        elif step.text == "exp":
-            stack.append(_raised(bits[0], bits[0]))
-        else:
-            stack.append(bits[0])
-        if stack[-1] > MAX_EXACT_BITS:
-            return False
-    return True
-
-
-def _raised(base: float, exponent: float) -> float:
-    """Return a bound on the bits of base^exponent."""
-    # Nested exponents multiply: (x**1000)**1000 is x**1000000.
-    return max(base * 2.0 ** min(exponent, 64.0), base + exponent)
-
-
-def _symbolic(step: Step, operands: list[Any], exact: bool, sympy: Any) -> Any:
-    """Return the expression of a step; `exact` lets sympy simplify."""
-    if not exact and step.constant is not None:
-        # The printer simplifies even unevaluated expressions.
-        return sympy.Float(step.constant, 17)
-    if step.kind == "number":
-        return sympy.Integer(int(step.text)) if step.text.isdigit() else sympy.Float(step.text, 17)
-    if step.kind == "constant":
-        return sympy.pi
-    if step.kind == "variable":
-        return sympy.Symbol(step.text, real=True)
-    if step.kind == "function":
-        return getattr(sympy, FUNCTIONS[step.text][1])(*operands, evaluate=exact)
-    if exact:
-        return OPERATORS[step.text](*operands)
-    first, second = operands[0], operands[-1]
-    match step.text:
-        case "+":
-            return sympy.Add(first, second, evaluate=False)
-        case "-":
-            return sympy.Add(first, sympy.Mul(-1, second, evaluate=False), evaluate=False)
-        case "*":
-            return sympy.Mul(first, second, evaluate=False)
-        case "/":
-            return sympy.Mul(first, sympy.Pow(second, -1, evaluate=False), evaluate=False)
-        case "**":
-            return sympy.Pow(first, second, evaluate=False)
-    return sympy.Mul(-1, first, evaluate=False)
+        self.constants[start:] = [value]
+        self.steps.append(FormulaStep(cast("Kind", token.kind), token.text, operands, value))
