@@ -31,15 +31,21 @@ MAX_ROWS, MAX_SEEDS = 100_000, 10_000
 def merged(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """Return a deep merge of plain data: mappings merge, other values are replaced, and another `kind` replaces the whole mapping.
 
+    A name stands for a mapping with this `kind`.
+
     Example:
-        >>> merged({"train": {"solver": "adamw", "epochs": 9}}, {"train": {"epochs": 1}})
-        {'train': {'solver': 'adamw', 'epochs': 1}}
+        >>> merged({"train": {"solver": "lbfgs", "epochs": 9}}, {"train": {"epochs": 1}})
+        {'train': {'solver': 'lbfgs', 'epochs': 1}}
+        >>> merged({"solver": "lbfgs"}, {"solver": {"tolerance": 0.1}})
+        {'solver': {'kind': 'lbfgs', 'tolerance': 0.1}}
         >>> merged({"expansion": {"kind": "taylor", "degree": 3}}, {"expansion": {"kind": "identity"}})
         {'expansion': {'kind': 'identity'}}
     """
     result = {key: _copied(value) for key, value in base.items()}
     for key, value in update.items():
         below = result.get(key)
+        if isinstance(below, str) and isinstance(value, Mapping):
+            below = {"kind": below}
         if (
             isinstance(below, Mapping)
             and isinstance(value, Mapping)

@@ -28,7 +28,8 @@ from kapsi.paper.experiment import Outcome, Run
 
 __all__ = ["Result", "ResultStore", "canonical", "configuration_hash", "machine", "short", "versions"]
 
-FORMAT = 1
+FORMAT = 2
+"""2 since the option names of 0.2; `results/convert_0_1.py` converts format 1."""
 MAX_SHORT = 200
 # Parts of the machine with a possible effect on numbers; memory is recorded only.
 _DECISIVE = ("cpu", "cores", "accelerator", "os")

@@ -82,7 +82,7 @@ def run(run: Run) -> Outcome:
     model = Model(ModelSpec((x.shape[1], classes), (LayerSpec((options.head,)),)), seed=run.seed, dtype=torch.float32)
     calibrate(model, x)
     calibrated = time.process_time()
-    config = _training(options, run.seed, run.where)
+    config = _training(options, run.seed)
     try:
         records = fit(model, (x, y), config)
         extra["loss"] = records[-1].loss
@@ -112,10 +112,11 @@ def _options(run: Run) -> AblationOptions:
     axes = {name: given.pop(name) for name in ("expansion", "reconciliation", "remainder") if name in given}
     for name in axes.keys() & head.keys():
         raise SpecError(f"{where}.head.{name}: is set beside {name}, the same option; leave one out")
-    fixed = "is the same for all layers here, leave it out"
-    refuse(given.get("train"), f"{where}.train", loss=fixed, solver=fixed, seed=fixed)
+    refuse(given.get("train"), f"{where}.train", loss="is the cross-entropy for all layers, leave it out")
     options: AblationOptions = coerce(AblationOptions, {**given, "head": {**head, **axes}}, where)
-    dry_run(ModelSpec((4, 10)), _training(options, 0, where), f"{where}.train", classes=10)
+    if options.train.solver != "auto" and not isinstance(options.train.solver, AdamW):
+        raise SpecError(f"{where}.train.solver: is adamw for all layers; give only its options")
+    dry_run(ModelSpec((4, 10)), _training(options, 0), f"{where}.train", classes=10)
     try:
         with torch.device("meta"):
             model = Model(ModelSpec((PIXELS[options.data], 10), (LayerSpec((options.head,)),)))
@@ -128,7 +129,7 @@ def _options(run: Run) -> AblationOptions:
     return options
 
 
-def _training(options: AblationOptions, seed: int, where: str) -> TrainConfig:
+def _training(options: AblationOptions, seed: int) -> TrainConfig:
     solver = options.train.solver if isinstance(options.train.solver, AdamW) else AdamW()
     return replace(options.train, loss=CrossEntropy(), solver=solver, seed=seed)
 

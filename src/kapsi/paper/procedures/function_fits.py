@@ -191,7 +191,7 @@ class FunctionFits:
         best, refitted = self._refit_best(best, pool)
         extra = {
             "candidate": best.candidate.name,
-            "try": best.number,
+            "trial": best.number,
             "refitted": refitted,
             "validation_errors": errors,
             "fits": len(trials),
@@ -279,7 +279,7 @@ class FunctionFits:
     def _refit(self, trial: Trial, config: TrainConfig) -> tuple[float, Trial]:
         """Train a copy of a trial on all training rows; return the drift relative to the validation error, and the copy."""
         refitted = replace(trial, model=copy.deepcopy(trial.model), curve=copy.deepcopy(trial.curve))
-        self._train(refitted, self.training, config)
+        self._train(refitted, self.training, _without_restarts(config))
         if refitted.failed:
             return math.inf, refitted
         if not self.options.reference_inputs:

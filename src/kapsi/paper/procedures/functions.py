@@ -50,7 +50,7 @@ Targets = Literal["standard", "scaled", "raw"]
 NETWORKS: Mapping[str, Callable[..., ModelSpec]] = {"mlp": mlp.spec, "kan": kan.spec}
 SHARED = ("trials", "targets", "rounds", "least_squares_init")
 """Options of all candidates, unless a candidate has its own."""
-DEFAULT_TRAINING = {"loss": "mse", "solver": "levenberg_marquardt"}
+DEFAULT_TRAINING = {"loss": "mse", "solver": {"kind": "levenberg_marquardt"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +296,10 @@ def _expanded(options: Mapping[str, Any], row: str, where: str) -> dict[str, Any
     expanded = {"function": row, **options, "candidates": candidates}
     if options.get("refit", {}) is not None:
         changes = _checked(options.get("refit"), f"{where}.refit")
-        if "starts" in changes:
-            raise SpecError(f"{where}.refit.starts: the refit continues from the selected model; leave it out")
-        # Further restarts would draw new weights and discard the selected model.
-        expanded["refit"] = {**merged(training, changes), "starts": 1}
+        solver = changes.get("solver")
+        if isinstance(solver, Mapping) and "restarts" in solver:
+            raise SpecError(f"{where}.refit.solver.restarts: the refit continues from the selected model; leave it out")
+        expanded["refit"] = merged(training, changes)
     return expanded
 
 

@@ -65,7 +65,7 @@ __all__ = [
 Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 BINNED = ("bayesian_network", "markov_network")
-DEFAULT_TRAINING = {"loss": "cross_entropy", "solver": "lbfgs"}
+DEFAULT_TRAINING = {"loss": "cross_entropy", "solver": {"kind": "lbfgs"}}
 
 
 @dataclass(frozen=True)
