@@ -188,7 +188,7 @@ class Result:
     @property
     def key(self) -> str:
         """Hash of configuration, seed, versions and machine."""
-        return _hash([self.configuration.get("hash"), self.seed, self.setting])
+        return result_key(self.configuration.get("hash"), self.seed, self.versions, self.machine)
 
     def data(self) -> dict[str, Any]:
         """Return the result as plain data for JSON."""
@@ -244,9 +244,14 @@ def here() -> str:
     return _setting(versions(), machine())
 
 
+def result_key(configuration: str | None, seed: int, versions: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    """Return the key of a result from the hash of its configuration, the seed, versions and machine."""
+    return _hash([configuration, seed, _setting(versions, machine)])
+
+
 def key_of(run: Run) -> str:
     """Return the key of a run's result in this process."""
-    return _hash([configuration_hash(run), run.seed, here()])
+    return result_key(configuration_hash(run), run.seed, versions(), machine())
 
 
 def _number(value: Any, name: str) -> float:
