@@ -39,7 +39,7 @@ def _images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablation, "load_images", lambda name, folder: data)
 
 
-TRAIN = {"epochs": 20, "batch_size": 50, "learning_rate": 0.03, "schedule": "one_cycle"}
+TRAIN = {"epochs": 20, "solver": {"batch_size": 50, "learning_rate": 0.03, "schedule": "one_cycle"}}
 
 
 def outcome(threads: int = 1, **options: Any) -> Any:
@@ -132,8 +132,8 @@ def test_wrong_options_are_errors() -> None:
         ablation.run(Run("a", "row", "kapsi", 0, options={"rows_train": 3}, procedure="ablation", metric="accuracy"))
     for options, message in (
         ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: is set beside expansion"),
-        ({"train": {"solver": "sgd"}}, "train.solver: is the same for all layers"),
-        ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
+        ({"train": {"solver": "sgd"}}, "train.solver: is adamw for all layers"),
+        ({"train": {"starts": 3}}, "restarts is an option of the solver levenberg_marquardt"),
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
     ):
         with pytest.raises(SpecError, match=message):

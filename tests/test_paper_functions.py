@@ -63,10 +63,10 @@ def kp_split(name: str, rows: int, train: int, seed: int) -> Any:
 
 def test_runs_are_deterministic_and_leave_the_global_state_alone() -> None:
     state, numbers = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first = outcome(trials=2, training={"epochs": 10, "starts": 2})
+    first = outcome(trials=2, training={"epochs": 10, "solver": {"restarts": 2}})
     torch.manual_seed(77)
-    assert same(first, outcome(trials=2, training={"epochs": 10, "starts": 2}))
-    assert not same(first, outcome(seed=101, trials=2, training={"epochs": 10, "starts": 2}))
+    assert same(first, outcome(trials=2, training={"epochs": 10, "solver": {"restarts": 2}}))
+    assert not same(first, outcome(seed=101, trials=2, training={"epochs": 10, "solver": {"restarts": 2}}))
     torch.set_rng_state(state)
     outcome()
     assert torch.equal(torch.get_rng_state(), state)
@@ -78,7 +78,7 @@ def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, halving
     options: dict[str, Any] = {
         "candidates": {"two": polynomial(2), "six": polynomial(6, trials=2)},
         "successive_halving": halving,
-        "training": {"epochs": 8, "starts": 2},
+        "training": {"epochs": 8, "solver": {"restarts": 2}},
     }
     models: list[list[torch.Tensor]] = []
     scored = function_fits.FunctionFits._score
@@ -101,7 +101,7 @@ def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, halving
     assert math.isfinite(clean.score)
     assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
     assert spoiled.validation == clean.validation
-    kept = ("candidate", "try", "validation_errors", "train", "epochs")
+    kept = ("candidate", "trial", "validation_errors", "train", "epochs")
     assert all(spoiled.extra[name] == clean.extra[name] for name in kept)
 
 
@@ -198,7 +198,10 @@ def test_a_candidate_begins_with_the_first_layer_of_another_and_is_placed() -> N
 
 
 def test_the_protocol_of_the_paper_records_the_best_epoch() -> None:
-    training = {"solver": "adamw", "epochs": 11, "learning_rate": 0.2, "schedule": "constant", "batch_size": None}
+    training = {
+        "solver": {"kind": "adamw", "learning_rate": 0.2, "schedule": "constant", "batch_size": None},
+        "epochs": 11,
+    }
     plain = {"mlp": {"widths": [2, 4, 1], "activation": "tanh"}}
     found = outcome(
         protocol="paper", candidates={"mlp": plain}, training=training, curves=True, inputs="raw", targets="raw"
@@ -230,7 +233,7 @@ def test_noise_is_in_the_training_targets() -> None:
 
 
 def test_a_warm_start_comes_first_and_once() -> None:
-    warm = {"solver": "adamw", "epochs": 7, "learning_rate": 0.05}
+    warm = {"solver": {"kind": "adamw", "learning_rate": 0.05}, "epochs": 7}
     plain = {"candidates": {"polynomial": polynomial(4)}, "training": {"epochs": 1}, "refit": {"epochs": 1}}
     warmed = {**plain, "candidates": {"polynomial": polynomial(4, warm=warm)}}
     assert outcome(**plain).extra["epochs"] == 2

@@ -21,9 +21,11 @@ from kapsi.paper.procedures import images
 from kapsi.paper.procedures.classifier_kinds import FittedClassifier
 from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, read
 from kapsi.paper.procedures.networks import Network
+from kapsi.paper.short_forms import merged
 
 SHAPE = (1, 6, 6)
-TRAIN = {"solver": "adamw", "epochs": 4, "batch_size": 32, "learning_rate": 0.01}
+ADAMW = {"kind": "adamw", "batch_size": 32, "learning_rate": 0.01}
+TRAIN = {"solver": ADAMW, "epochs": 4}
 NETWORK = {
     "hidden": [8],
     "head": {"expansion": {"kind": "taylor", "degree": 2}, "reconciliation": {"kind": "khatri_rao", "rank": 4}},
@@ -142,10 +144,10 @@ def test_probabilities_of_an_image_and_its_mirror_image_are_put_together(made: l
 
 
 def test_a_run_is_chosen_on_held_out_rows_and_scored_on_the_test_rows(made: list[ImageData]) -> None:
-    grid = {"train.learning_rate": [1e-9, 0.02]}
+    grid = {"train.solver.learning_rate": [1e-9, 0.02]}
     run = one(network=NETWORK, train=TRAIN, grid=grid, held_out=100)
     outcome = images.run(run)
-    assert outcome.extra["chosen"] == {"train.learning_rate": 0.02}
+    assert outcome.extra["chosen"] == {"train.solver.learning_rate": 0.02}
     assert [accuracy for _, accuracy in outcome.extra["candidates"]][1] == outcome.validation
     assert outcome.score > 0.9
     assert outcome.extra["held_out_rows"] == 100
@@ -231,11 +233,16 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"held_out": 200, "limit_train": 200}, "200 of 200 training rows leave none"),
         ({"model": {"widths": [5, None]}, "classifier": "model"}, "has 5 inputs and the data 784"),
         ({"train": {"loss": "mse"}}, "mse"),
-        ({"train": {"starts": 3}}, "starts is for levenberg_marquardt"),
+        ({"train": {"starts": 3}}, "restarts is an option of the solver levenberg_marquardt"),
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
         ({"classifier": "kan", "centered": True}, "needs sparse inputs"),
         (
-            {"early_stopping": True, "held_out": 9, "grid": {"train.epochs": [1]}, "tune": {"train.clip": 1.0}},
+            {
+                "early_stopping": True,
+                "held_out": 9,
+                "grid": {"train.epochs": [1]},
+                "tune": {"train.solver.max_grad_norm": 1.0},
+            },
             "tune: is for a selection with a refit",
         ),
         (
@@ -248,7 +255,10 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"classifier": "model"}, "needs 'model'"),
         ({"grid": [1]}, "grid: expected a mapping of options"),
         ({"grid": {"train.epochs.x": [1]}, "train": {"epochs": 2}, "held_out": 10}, "grid train.epochs.x"),
-        ({"grid": {"train.clip": [1.0]}, "tune": {"train.epochs": 0}, "held_out": 10}, "epochs must be at least 1"),
+        (
+            {"grid": {"train.solver.max_grad_norm": [1.0]}, "tune": {"train.epochs": 0}, "held_out": 10},
+            "epochs must be at least 1",
+        ),
         ({"tune_rows": 0}, "tune_rows must be at least 1"),
         ({"refit": "no"}, "expected true or false"),
         ({"network": {"hidden": [3, 4], "layers": 5}}, "5 layers have 4 hidden widths"),
@@ -474,7 +484,7 @@ def test_models_of_each_depth_and_width_are_as_small_as_they_say() -> None:
 @pytest.mark.parametrize("row", ["layers 1", "layers 10", "heads 3"])
 def test_a_run_of_depth_and_width_is_done(made: list[ImageData], row: str) -> None:
     (run,) = runs_of("depth-width", "kapsi", row)
-    train = {**run.options["train"], "epochs": 8, "batch_size": 32}
+    train = merged(run.options["train"], {"epochs": 8, "solver": {"batch_size": 32}})
     outcome = images.run(replace(run, options={**run.options, "train": train}))
     assert outcome.score > 0.5
 
@@ -486,7 +496,10 @@ def test_what_mnist_is_compared_with_is_chosen_and_fitted(made: list[ImageData],
     (run,) = runs_of("discrete", method, "mnist")
     options = {**run.options, "held_out": 100}
     if "train" in options:
-        options |= {"train": {**options["train"], "epochs": 8, "batch_size": 32}, "tune": {"train.epochs": 3}}
+        options |= {
+            "train": merged(options["train"], {"epochs": 8, "solver": {"batch_size": 32}}),
+            "tune": {"train.epochs": 3},
+        }
     outcome = images.run(replace(run, options=options))
     assert len(outcome.extra["candidates"]) >= 4
     assert outcome.score > 0.8
@@ -512,7 +525,7 @@ def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.Monke
     options = copy.deepcopy(dict(run.options))
     options |= {"held_out": 100, "limit_train": 0}
     if "train" in options:
-        options["train"] |= {"epochs": 20, "batch_size": 25}
+        options["train"] = merged(options["train"], {"epochs": 20, "solver": {"batch_size": 25}})
         if "grid" in options:
             options["tune"] = {"train.epochs": 5}
     if method == "kapsi":

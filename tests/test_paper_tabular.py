@@ -65,7 +65,7 @@ def test_a_linear_model_is_logistic_regression() -> None:
     candidate = tabular.TabularCandidate(
         "linear",
         kp.from_dict(LINEAR).sized(4, 3),
-        kp.TrainConfig(loss="cross_entropy", solver="lbfgs", epochs=100, penalty=2.0, tolerance=1e-13),
+        kp.TrainConfig(kp.CrossEntropy(), kp.LBFGS(tolerance=1e-13), epochs=100, l2=2.0),
     )
     made = tabular.fitted(candidate, x, y, 0)
     scaled = (x - x.mean(0)) / x.std(0)
@@ -108,7 +108,7 @@ def test_runs_repeat_and_follow_the_seed() -> None:
 
 def test_a_number_of_a_class_is_rounded() -> None:
     """The paper's way on tables: a regression on the number of the class; its figure is that of the best epoch on the fold."""
-    candidate = linear(0.0, loss="mse", solver="adamw", epochs=60, learning_rate=0.05, batch_size=32)
+    candidate = linear(0.0, loss="mse", solver={"kind": "adamw", "learning_rate": 0.05, "batch_size": 32}, epochs=60)
     last = tabular.run(run(folds=5, limit_folds=2, candidates=[candidate]))
     best = tabular.run(run(folds=5, limit_folds=2, candidates=[candidate], protocol="paper"))
     assert last.parameters == best.parameters == 5

@@ -83,7 +83,7 @@ def test_without_classes_the_scales_stay() -> None:
     assert kappa.calibrate(x, one, torch.rand(8, 2)) == {}
     whole = torch.arange(8) % 2
     assert torch.equal(kappa.calibrate(x, one, whole.double())["scale"], kappa.calibrate(x, one, whole)["scale"])
-    with pytest.raises(kp.SpecError, match="not finite"):
+    with pytest.raises(kp.DataError, match="not finite"):
         kappa.calibrate(x, one, torch.full((8,), torch.nan))
 
 
@@ -207,7 +207,7 @@ def linear(**options: Any) -> dict[str, Any]:
         "model": {"widths": [None, None], "layers": [{"heads": [{"expansion": expansion, "bias": True}]}]},
         "calibrate": True,
         "train": {"solver": "lbfgs", "epochs": 5},
-        "grid": {"train.penalty": [1.0, 0.001]},
+        "grid": {"train.l2": [1.0, 0.001]},
         "folds": 2,
         **options,
     }
@@ -222,7 +222,7 @@ def test_a_linear_head_learns_and_repeats(data: TextData) -> None:
     assert first.extra["columns"] == 30
     assert first.parameters == 2 * 30 + 2
     assert first.extra["held_out_rows"] == [60, 60]
-    assert first.extra["chosen"]["train.penalty"] in (1.0, 0.001)
+    assert first.extra["chosen"]["train.l2"] in (1.0, 0.001)
     accuracies = [accuracy for _, accuracy in first.extra["candidates"]]
     assert len(accuracies) == 2
     assert max(accuracies) == first.validation
@@ -232,9 +232,7 @@ def test_a_linear_head_learns_and_repeats(data: TextData) -> None:
 def test_the_best_of_variants(data: TextData) -> None:
     """One that cannot learn, for its penalty, and one that can."""
     base = linear()
-    weak, strong = (
-        {"model": base["model"], "train": base["train"], "grid": {"train.penalty": [p]}} for p in (1e6, 0.001)
-    )
+    weak, strong = ({"model": base["model"], "train": base["train"], "grid": {"train.l2": [p]}} for p in (1e6, 0.001))
     options = {name: value for name, value in base.items() if name not in ("model", "train", "grid")}
     run = Run(
         "e",
@@ -247,7 +245,7 @@ def test_the_best_of_variants(data: TextData) -> None:
     )
     made = text.run(run)
     alone = text.run(replace(run, options={**options, **strong}))
-    assert made.extra["chosen"] == {"variant": "strong", "train.penalty": 0.001}
+    assert made.extra["chosen"] == {"variant": "strong", "train.l2": 0.001}
     assert [chosen["variant"] for chosen, _ in made.extra["candidates"]] == ["weak", "strong"]
     assert (made.score, made.validation) == (alone.score, alone.validation)
     with pytest.raises(kp.SpecError, match="give a grid"):
@@ -270,7 +268,10 @@ def test_the_test_rows_choose_nothing(data: TextData, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", ["kan", "naive_bayes_multinomial", "naive_bayes_gaussian", "svm_linear", "mlp"])
 def test_other_classifiers_take_sparse_columns(kind: str, data: TextData) -> None:
-    network = {"hidden": [8], "train": {"solver": "adamw", "epochs": 12, "batch_size": 32, "learning_rate": 0.01}}
+    network = {
+        "hidden": [8],
+        "train": {"solver": {"kind": "adamw", "batch_size": 32, "learning_rate": 0.01}, "epochs": 12},
+    }
     options = {"min_df": 2, "classifier": kind, **(network if kind in ("kan", "mlp") else {})}
     if kind == "kan":
         options["calibrate"] = True
@@ -303,13 +304,13 @@ def test_fewer_rows(data: TextData) -> None:
         ({"ngrams": 2}, "ngrams: expected a list of 2"),
         ({"ngrams": [2, 1]}, "two numbers of words"),
         ({"min_df": 1.5}, "a share above 0 and up to 1"),
-        ({"grid": {"train.penalty": [-1.0]}}, "penalty"),
+        ({"grid": {"train.l2": [-1.0]}}, "l2"),
         ({"most_rows": 0}, "most_rows"),
         ({"limit_train": 0}, "limit_train"),
         ({"trian": {}}, "trian"),
         ({"train": {"solver": "levenberg_marquardt", "epochs": 2}}, "levenberg_marquardt"),
         ({"train": {"solver": "lbfgs", "seed": 3}}, "train.seed: is the seed of the run"),
-        ({"train": {"solver": "lbfgs", "clip": 1.0}}, "clip is for adamw and sgd"),
+        ({"train": {"solver": "lbfgs", "clip": 1.0}}, "max_grad_norm is an option of the solvers adamw and sgd"),
         ({"early_stopping": True}, "need one fold of held-out rows"),
         ({"min_df": 0}, "min_df"),
         ({"folds": 10000}, "folds must be at most 100"),

@@ -377,7 +377,7 @@ def test_lines_that_are_no_results_are_said_and_kept(tmp_path) -> None:
         b"{",
         b"\xff",
         good.strip().replace(b'"score": 1.0', b'"score": "x"'),
-        good.strip().replace(b'"format": 1', b'"format": 2'),
+        good.strip().replace(b'"format": 2', b'"format": 1'),
         good.strip().replace(b'"seconds": 1.0', b'"seconds": 1' + b"0" * 400),
         good.strip().replace(b'"seed": 0', b'"seed": true'),
     ]
@@ -776,8 +776,8 @@ def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> Non
         (
             "functions",
             "E.3",
-            "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {solver: adamw, starts: 2}}",
-            "starts",
+            "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {solver: {kind: adamw, restarts: 2}}}",
+            "restarts",
         ),
         (
             "functions",
@@ -824,7 +824,7 @@ def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> Non
         (
             "text",
             "imdb",
-            "{classifier: mlp, grid: {train.epochs: [1]}, tune: {train: {clip: 1.0}}}",
+            "{classifier: mlp, grid: {train.epochs: [1]}, tune: {train: {l1: 1.0}}}",
             "set the same option",
         ),
         (
