@@ -101,7 +101,7 @@ def solver_for(model, values, *, group=None, **options) -> LevenbergMarquardtRun
     loss = config.loss
     like = next(model.parameters())
     outputs = model(values[0][:2].to(like.dtype)).shape[1] if values[0].layout == torch.strided else 1
-    rows = make_rows(values).settle(loss, in_features=None, outputs=outputs, dtype=like.dtype, device=like.device)
+    rows = make_rows(values).bind(loss, in_features=None, outputs=outputs, dtype=like.dtype, device=like.device)
     return solver.start(Task(model, rows, loss, Penalties(model, config), config, group or Group(), model))
 
 

@@ -56,7 +56,7 @@ def task_of(model: Any, data: tuple[Any, ...], loss: Any = "mse", group: Group |
     config = TrainConfig(loss=loss, solver=solver, **options)  # type: ignore[arg-type]
     kind = typing.cast(kp.Loss, config.loss)
     dtype = next(model.parameters()).dtype
-    rows = make_rows(data).settle(kind, in_features=model.in_features, outputs=model.out_features, dtype=dtype)
+    rows = make_rows(data).bind(kind, in_features=model.in_features, outputs=model.out_features, dtype=dtype)
     return Task(model, rows, kind, Penalties(model, config), config, group or Group(), model)
 
 

@@ -1,4 +1,4 @@
-"""The rows that a model is trained on: tensors, arrays, sparse matrices, data sets, loaders, and tables larger than memory."""
+"""Training data as rows: tensors, arrays, sparse matrices, data sets, loaders, and tables larger than memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError
 from kapsi.training.rows.base import Batch, ClassWeights, Rows
 from kapsi.training.rows.parquet import ParquetRows
 from kapsi.training.rows.stored import StoredRows
@@ -15,27 +15,27 @@ from kapsi.training.rows.streamed import DatasetRows, IterableRows, LoaderRows
 __all__ = ["Batch", "ClassWeights", "Data", "ParquetRows", "Rows", "make_rows"]
 
 Data: TypeAlias = "tuple[Any, Any] | tuple[Any, Any, Any] | Dataset[Any] | DataLoader[Any] | Rows"
-"""What `make_rows` takes."""
+"""Kinds of data accepted by `make_rows`."""
 
 
 def make_rows(data: Data, *, where: str = "fit") -> Rows:
-    """Return data as rows: what is in memory stays where it is, and everything else is read as it is needed.
+    """Return data as rows; data in memory are not copied, all others are read on demand.
 
-    - `(x, y)` or `(x, y, weight)`: tensors (x may be `torch.sparse_csr`), NumPy arrays (memory maps are never copied whole), and
-      for x a SciPy matrix. Batches are drawn anew from all rows in each epoch.
-    - A `Dataset` whose rows have numbers: the same order, item by item. A `TensorDataset` is its tensors.
+    - `(x, y)` or `(x, y, weight)`: tensors (x may be `torch.sparse_csr`), NumPy arrays (memory maps are never copied whole), or a
+      SciPy matrix as x. Each epoch shuffles all rows.
+    - A `Dataset` with random access: shuffled as well, read item by item. A `TensorDataset` stands for its tensors.
     - An `IterableDataset`: rows in its own order.
-    - A `DataLoader`: its batches as they are, in the order of its sampler; a batch size given elsewhere does not count.
+    - A `DataLoader`: its own batches, in the order of its sampler; the solver's batch size has no effect.
     - `ParquetRows`: a table larger than memory.
 
-    With several processes each gets its part of each batch. A stream is read by all of them and must be the same in each.
+    With several processes, each gets its part of each batch. All processes read a stream, so its rows must be equal in each.
 
     Args:
-        data: one of these; items and batches are (x, y) or (x, y, weight).
-        where: begins the messages of errors.
+        data: data of one of these kinds, with items and batches (x, y) or (x, y, weight).
+        where: beginning of error messages.
 
     Raises:
-        SpecError: it is something else, or empty.
+        DataError: another kind of data, or no rows.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ def make_rows(data: Data, *, where: str = "fit") -> Rows:
     if isinstance(data, tuple | list) and len(data) in (2, 3):
         return StoredRows(*data, where=where)
     given = type(data).__name__ + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
-    raise SpecError(
+    raise DataError(
         f"{where}: expected inputs and targets as a pair of tensors or arrays, (x, y) or (x, y, weight), or a data set, a "
         f"DataLoader or ParquetRows; got a {given}"
     )

@@ -291,8 +291,8 @@ class _Run:
             "dtype": like.dtype,
             "device": device,
         }
-        rows = rows.settle(loss, **settings, class_weights=config.class_weights)
-        return rows, None if held is None else held.settle(loss, **settings)
+        rows = rows.bind(loss, **settings, class_weights=config.class_weights)
+        return rows, None if held is None else held.bind(loss, **settings)
 
     def _start(self) -> SolverRun:
         """Return the running solver; the fallback of `auto` if the chosen one cannot differentiate the model."""

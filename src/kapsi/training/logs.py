@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO
 
-from kapsi.errors import FileError, SpecError
+from kapsi.errors import FileError, SpecError, check_integer
 from kapsi.files import append_line, atomic, finite, plain, resolve, show
 from kapsi.training.records import Epoch
 
@@ -157,7 +157,7 @@ class TensorBoard(Log):
                 raise SpecError(
                     "TensorBoard needs the package tensorboard; install it with: pip install kapsi[tensorboard]"
                 ) from error
-            _check_keep(keep)
+            check_integer("keep", keep, 0, wanted="the number of an epoch")
             with plain(folder, "write the log"):
                 path = resolve(folder)
                 path.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ class TensorBoard(Log):
 def _opened(path: str | Path, keep: int, kept: Callable[[list[bytes]], list[bytes]]) -> TextIO:
     """Open a file for appending after replacing its lines by `kept(lines)`, atomically."""
     target = resolve(path)
-    _check_keep(keep)
+    check_integer("keep", keep, 0, wanted="the number of an epoch")
     with plain(path, "write the log"):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
@@ -198,11 +198,6 @@ def _opened(path: str | Path, keep: int, kept: Callable[[list[bytes]], list[byte
                 with atomic(target) as temporary:
                     temporary.write_bytes(stay)
         return open(target, "a", encoding="utf-8", newline="")
-
-
-def _check_keep(keep: int) -> None:
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
-        raise SpecError(f"keep={keep!r}: expected the number of an epoch, at least 0")
 
 
 def _number(line: bytes) -> float:

@@ -17,7 +17,7 @@ from kapsi.training.data import Rows
 from kapsi.training.distributed import Group
 from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric, default_metrics
-from kapsi.training.rows.stored import column_of
+from kapsi.training.rows.stored import as_column
 
 __all__ = ["evaluate", "evaluation", "outputs_of", "predict", "predict_log_proba", "predict_proba", "rows_at_a_time"]
 
@@ -150,7 +150,7 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise SpecError(f"{where}(batch_size={batch_size!r}): expected an integer of at least 1")
-    rows = column_of(x, "inputs", where)
+    rows = as_column(x, "inputs", where)
     if len(rows.shape) < 2:
         raise SpecError(
             f"{where}: expected inputs of shape (rows, m), got {tuple(rows.shape)}; of one row, use x[None]"

@@ -1,4 +1,4 @@
-"""What all rows have in common: batches, their division among processes, checks and weights."""
+"""Base of all rows: batches, their division among processes, checks and weights."""
 
 from __future__ import annotations
 
@@ -13,50 +13,65 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.training.losses import Loss
 
-__all__ = ["Batch", "ClassWeights", "Free", "Rows", "Settings", "contents", "fingerprint", "mixed", "part_of", "sized"]
+__all__ = [
+    "Batch",
+    "ClassWeights",
+    "Convertible",
+    "Rows",
+    "Settings",
+    "batch_starts",
+    "contents",
+    "fingerprint",
+    "first_invalid_weight",
+    "first_nonfinite_row",
+    "mix_seed",
+    "part_of",
+    "require",
+]
 
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"] | None
 
 CHECKED_AT_ONCE = 2**22
-"""Numbers that are looked at in one go: temporary arrays stay small."""
+"""Numbers checked in one step: temporary arrays stay small."""
 
 LARGEST_SCALE = 1e300
-"""One over the smallest mean weight that is taken."""
+"""Reciprocal of the smallest mean weight."""
 
 FINGERPRINTED = 64
-"""Rows at the beginning that the checksum is of."""
+"""First rows in the checksum of a checkpoint."""
 
 
 class Batch(NamedTuple):
-    """Some rows.
+    """A batch of rows.
 
     Attributes:
         x: inputs, `(b, m)`, or a `torch.sparse_csr` tensor.
         y: targets, `(b,)` or `(b, k)`.
-        weight: `(b,)`, of mean one over all rows (not over the batch), or None where all are one.
-        count: rows of the whole batch over all processes: what sums of losses are divided by.
+        weight: weights, `(b,)`, with mean 1 over all rows; None for equal weights.
+        count: rows of the batch over all processes, the divisor of sums of losses.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None
-    count: int  # type: ignore[assignment]  # rows are counted here, and nobody asks a tuple how often it has something
+    count: int  # type: ignore[assignment]  # hides tuple.count
 
 
 class Rows(ABC):
-    """Rows in some order, as batches; on the CPU or where they are.
+    """Rows in batches.
 
     Attributes:
-        count: number of rows, None where a stream has to be read to its end to know.
-        described: what a checkpoint compares: kind, number of rows and columns, types, a checksum of the first rows.
-        classes: whether targets are class numbers (or other whole numbers) by their type.
+        count: number of rows, None for a stream of unknown length.
+        described: plain data compared when a run resumes: kind, numbers of rows and columns, types, checksum of the first rows.
+        classes: whether targets have an integer type, such as class numbers.
         in_features: m, the size of the last axis of the inputs.
         target_columns: k, 1 for targets without an axis of columns.
-        in_memory: whether all rows are tensors already.
+        in_memory: whether all rows are tensors in memory.
         sparse: whether inputs are sparse.
+        settings: types, sizes and weights set by `bind`, None before.
     """
 
     count: int | None
@@ -67,28 +82,27 @@ class Rows(ABC):
     in_memory: bool = False
     sparse: bool = False
     settings: Settings | None = None
-    """What `settle` has fixed, None before."""
 
     @abstractmethod
     def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch in an order that seed and epoch fix, all but the first `start`.
+        """Yield the batches of an epoch except the first `start`, in an order determined by seed and epoch.
 
-        Each batch has `size` rows over all processes (the last may have fewer; where it would have a single one it is joined
-        with the one before); process `rank` gets its part of each, contiguous parts whose sizes differ by at most one, some
-        perhaps empty, and every process gets the same number of batches.
+        Each batch has `size` rows over all processes. The last batch may have fewer, and a single last row joins the batch
+        before. Process `rank` gets a contiguous part of each batch; sizes of parts differ by at most one and may be zero. Every
+        process gets the same number of batches.
         """
 
     @abstractmethod
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yield all rows of this process once, in their own order, at most `size` at a time; `count` is that of the chunk."""
+        """Yield all rows of this process once, in their own order, at most `size` at a time; `count` is the size of the chunk."""
 
     def length(self, size: int | None) -> int | None:
-        """Return the number of batches of an epoch, None where it is not known."""
-        return None if self.count is None else len(sized(self.count, size))
+        """Return the number of batches of an epoch, None if unknown."""
+        return None if self.count is None else len(batch_starts(self.count, size))
 
-    def settle(
+    def bind(
         self,
         loss: Loss,
         *,
@@ -99,75 +113,75 @@ class Rows(ABC):
         class_weights: ClassWeights = None,
         where: str = "fit",
     ) -> Self:
-        """Return the rows as a loss and a model take them, checked: types, sizes, finite numbers, class numbers, weights.
+        """Return the rows converted and checked for a loss and a model: types, sizes, finite numbers, class numbers, weights.
 
-        What is in memory is checked at once, everything else as it is read. Numbers of arrays, files and Python become `dtype`;
-        tensors must have it already. Weights are divided by their mean, class weights are multiplied in before.
+        Rows in memory are checked at once, others while reading. Numbers of arrays, files and Python are converted to `dtype`;
+        tensors must have this type already. Class weights are multiplied into the weights; then all are divided by their mean.
 
         Args:
-            loss: says what targets are allowed.
-            in_features: inputs of the model, None where it does not say.
-            outputs: outputs of the model, None where it does not say.
-            dtype: of the model's parameters.
-            device: where batches are moved; None leaves them where they are.
-            class_weights: one for each class, or `balanced`: rows / (classes · rows of the class).
-            where: begins the messages of errors.
+            loss: loss; determines the allowed targets.
+            in_features: inputs of the model, None if unknown.
+            outputs: outputs of the model, None if unknown.
+            dtype: type of the model's parameters.
+            device: device of the batches; None for the device of the data.
+            class_weights: one weight for each class, or `balanced`: rows / (classes · rows of the class).
+            where: beginning of error messages.
 
         Raises:
-            SpecError: something does not fit.
+            DataError: rows do not fit the loss or the model.
+            SpecError: class weights do not fit the loss or the model.
         """
         check_class_weights(loss, class_weights, outputs, where)
         settings = Settings(loss, in_features, outputs, dtype, None if device is None else torch.device(device), where)
-        made = copy.copy(self)
-        made.settings = settings
-        made._settled(settings, class_weights)
-        return made
+        bound = copy.copy(self)
+        bound.settings = settings
+        bound._bind(settings, class_weights)
+        return bound
 
-    def _settled(self, settings: Settings, class_weights: ClassWeights) -> None:  # noqa: B027
-        """Finish what `settle` began, on the copy that it returns."""
+    def _bind(self, settings: Settings, class_weights: ClassWeights) -> None:  # noqa: B027
+        """Check and convert the rows of a copy made by `bind`."""
 
     def divide(self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit") -> tuple[Rows, Rows]:
-        """Return the rows to train on and a share of them to validate on, drawn by seed.
+        """Split the rows at random into training rows and validation rows.
 
         Args:
-            share: of the rows to validate on, above 0 and below 1.
-            seed: of the draw.
-            classes: whether each class gives its share; None: where the targets are class numbers by their type.
-            where: begins the messages of errors.
+            share: fraction of validation rows, above 0 and below 1.
+            seed: seed of the split.
+            classes: whether to stratify by class; None for targets of an integer type.
+            where: beginning of error messages.
 
         Raises:
-            SpecError: the rows are a stream, or too few.
+            SpecError: a fraction out of range, or rows read as a stream.
+            DataError: too few rows.
         """
         kind = self.described.get("kind", type(self).__name__)
         raise SpecError(
-            f"{where}: no share of a {kind} can be held out, since its rows are read in their own order; "
-            "give the rows to validate on as validation=(x, y), or as further rows of any kind"
+            f"{where}: a {kind} is read in its own order and cannot be split; give validation rows, such as validation=(x, y)"
         )
 
 
 # ------------------------------------------------------------------------------------------------ order and parts
 
 
-def mixed(*numbers: int) -> int:
-    """Return a seed of 32 bits that numbers such as seed and epoch fix; neighbors have nothing to do with each other."""
+def mix_seed(*numbers: int) -> int:
+    """Return a seed of 32 bits for numbers such as seed and epoch; seeds of neighboring numbers are independent."""
     return int(np.random.SeedSequence([abs(number) for number in numbers]).generate_state(1)[0])
 
 
-def sized(count: int, size: int | None) -> range:
-    """Return where batches begin: a single row at the end, which has no statistics for a batch norm, joins those before.
+def batch_starts(count: int, size: int | None) -> range:
+    """Return the starts of batches; a single last row, too few for a batch norm, joins the batch before.
 
     Example:
-        >>> list(sized(9, 4)), list(sized(10, 4)), list(sized(10, None))
+        >>> list(batch_starts(9, 4)), list(batch_starts(10, 4)), list(batch_starts(10, None))
         ([0, 4], [0, 4, 8], [0])
     """
     if size is None or size >= count:
         return range(min(count, 1))
-    # Batches of one row each are what was asked for.
     return range(0, count - 1 if size > 1 else count, size)
 
 
 def part_of(begin: int, end: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return which of the rows from `begin` to `end` are those of a process: sizes differ by at most one.
+    """Return begin and end of a process's part of the rows from `begin` to `end`; sizes differ by at most one.
 
     Example:
         >>> [part_of(10, 15, rank, 3) for rank in range(3)]
@@ -179,26 +193,26 @@ def part_of(begin: int, end: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def fingerprint(*tensors: Tensor | None) -> str:
-    """Return a checksum of the first rows of some tensors."""
-    found = hashlib.sha256()
+    """Return a checksum of the first rows of tensors."""
+    digest = hashlib.sha256()
     for tensor in tensors:
         if tensor is not None:
-            found.update(f"{tensor.dtype} {tuple(tensor.shape[1:])};".encode())
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape[1:])};".encode())
             for part in _values(tensor):
                 first = part.detach()[:FINGERPRINTED].cpu().contiguous()
                 if first.numel():
-                    found.update(first.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+                    digest.update(first.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def contents(rows: Rows) -> str:
-    """Return a checksum of all rows, as the model gets them."""
-    found = hashlib.sha256()
+    """Return a checksum of all rows, after conversion for the model."""
+    digest = hashlib.sha256()
     for batch in rows.chunks(max(1, CHECKED_AT_ONCE // max(1, rows.in_features))):
         for tensor in (batch.x, batch.y, batch.weight):
             for part in () if tensor is None else _values(tensor):
-                found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def _values(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -210,27 +224,33 @@ def _values(tensor: Tensor) -> tuple[Tensor, ...]:
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def bad_row(tensor: Tensor) -> int | None:
-    """Return the first row with a number that is not finite, None where there is none."""
+def require(condition: object, where: str, problem: str) -> None:
+    """Raise a `DataError` with place and problem unless the condition holds."""
+    if not condition:
+        raise DataError(f"{where}: {problem}")
+
+
+def first_nonfinite_row(tensor: Tensor) -> int | None:
+    """Return the first row with NaN or infinity, None if all numbers are finite."""
     values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
     if not values.is_floating_point() or not values.numel():
         return None
     step = max(1, CHECKED_AT_ONCE * len(values) // values.numel())
     for i in range(0, len(values), step):
         part = values[i : i + step]
-        # The sum is quick and needs no memory; where finite numbers overflow, a closer look follows.
+        # The sum is fast and needs no memory; sums of finite numbers may overflow, so check the numbers then.
         if not bool(torch.isfinite(part.sum())):
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1)
             if bool(bad.any()):
-                place = i + int(bad.nonzero()[0, 0])
+                position = i + int(bad.nonzero()[0, 0])
                 if tensor.layout == torch.sparse_csr:
-                    return int(torch.searchsorted(tensor.crow_indices(), place, right=True)) - 1
-                return place
+                    return int(torch.searchsorted(tensor.crow_indices(), position, right=True)) - 1
+                return position
     return None
 
 
-def bad_weight(weight: Tensor) -> int | None:
-    """Return the first row whose weight is negative or not finite, None where there is none."""
+def first_invalid_weight(weight: Tensor) -> int | None:
+    """Return the first row with a negative or non-finite weight, None if all weights are valid."""
     if len(weight) and not (bool(weight.min() >= 0) and bool(torch.isfinite(weight.sum()))):
         bad = ~(torch.isfinite(weight) & (weight >= 0))
         if bool(bad.any()):
@@ -239,21 +259,24 @@ def bad_weight(weight: Tensor) -> int | None:
 
 
 def check_class_weights(loss: Loss, weights: ClassWeights, outputs: int | None, where: str) -> None:
-    """Raise a `SpecError` where weights of classes do not fit a loss."""
+    """Raise a `SpecError` if class weights do not fit the loss or the number of classes."""
     if weights is None:
         return
     if not loss.classes:
-        raise SpecError(f"{where}: class_weights are for losses of classes, and {loss.name} is none; leave them out")
+        raise SpecError(f"{where}: class_weights are for losses of classes, the loss is {loss.name}; leave them out")
     if isinstance(weights, tuple) and outputs is not None:
-        count = loss.class_count(outputs, where)
-        if len(weights) != count:
-            raise SpecError(
-                f"{where}: class_weights has {len(weights)} weights for {count} classes; give one for each class"
-            )
+        _check_class_count(weights, loss.class_count(outputs, where), where)
 
 
-class Free(NamedTuple):
-    """Which types may be changed: those of arrays, files and Python, not those that a tensor was given."""
+def _check_class_count(weights: tuple[float, ...], count: int, where: str) -> None:
+    if len(weights) != count:
+        raise SpecError(
+            f"{where}: class_weights has {len(weights)} weights for {count} classes; give one for each class"
+        )
+
+
+class Convertible(NamedTuple):
+    """Whether types may be converted: types of arrays, files and Python numbers, not the types of tensors."""
 
     x: bool
     y: bool
@@ -261,17 +284,17 @@ class Free(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What rows are made into, and checked against, once loss and model are known.
+    """Types, sizes and weights of rows for a loss and a model.
 
     Args:
-        loss: says what targets are allowed.
+        loss: loss; determines the allowed targets.
         in_features: inputs of the model, None if unknown.
         outputs: outputs of the model, None if unknown.
-        dtype: of the model.
-        device: where batches go, None where they are.
-        where: begins the messages of errors.
-        factors: weight of each class, None where there are none.
-        scale: one over the mean weight.
+        dtype: type of the model's parameters.
+        device: device of the batches, None for the device of the data.
+        where: beginning of error messages.
+        factors: class weights, None without.
+        scale: reciprocal of the mean weight.
     """
 
     loss: Loss
@@ -288,81 +311,87 @@ class Settings:
         return x if x.dtype == self.dtype else x.to(self.dtype)
 
     def targets(self, y: Tensor, free: bool) -> Tensor:
-        """Return targets as the loss takes them, as far as their type may be changed."""
+        """Return targets in the type of the loss, if convertible."""
         if self.loss.classes:
             return y.long() if free and not y.is_floating_point() else y
         return y.to(self.dtype) if free and y.dtype != self.dtype else y
 
-    def checked(self, x: Tensor, y: Tensor, free: Free, named: Callable[[int], str]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets in their final types.
+    def convert(self, x: Tensor, y: Tensor, free: Convertible, label: Callable[[int], str]) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets in their final types after checking them.
 
         Args:
             x: inputs.
             y: targets.
-            free: which types may be changed.
-            named: what a row is called in the message of an error.
+            free: convertible types.
+            label: name of a row in error messages.
 
         Raises:
-            SpecError: they do not fit.
+            DataError: inputs or targets do not fit.
         """
-        where, loss = self.where, self.loss
+        loss = self.loss
         y = self.targets(y, free.y)
-        self._check_finite(x, "inputs", named)
-        self._check_finite(y, "targets", named)
+        self._check_finite(x, "inputs", label)
+        self._check_finite(y, "targets", label)
         if loss.classes or not y.is_floating_point():
             self.check_targets(y)
-        if (not free.x and x.dtype != self.dtype) or (y.is_floating_point() and not free.y and y.dtype != self.dtype):
-            raise SpecError(
-                f"{where}: inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree"
-            )
-        if self.in_features is not None and x.shape[-1] != self.in_features:
-            raise SpecError(f"{where}: the model takes {self.in_features} inputs, got x of shape {tuple(x.shape)}")
+        wrong = (not free.x and x.dtype != self.dtype) or (
+            y.is_floating_point() and not free.y and y.dtype != self.dtype
+        )
+        require(
+            not wrong,
+            self.where,
+            f"inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree",
+        )
+        require(
+            self.in_features in (None, x.shape[-1]),
+            self.where,
+            f"the model takes {self.in_features} inputs, got x of shape {tuple(x.shape)}",
+        )
         if y.is_floating_point():
             self.check_targets(y)
         return self.inputs(x), y if loss.classes else y.to(self.dtype)
 
-    def check_targets(self, y: Tensor, named: Callable[[int], str] | None = None) -> None:
-        """Raise a `SpecError` where targets do not fit the loss and the outputs."""
-        if named is not None:
-            self._check_finite(y, "targets", named)
+    def check_targets(self, y: Tensor, label: Callable[[int], str] | None = None) -> None:
+        """Raise a `DataError` if targets do not fit the loss and the outputs."""
+        if label is not None:
+            self._check_finite(y, "targets", label)
         outputs = self.outputs
-        if outputs is None:  # as many as make the targets fit, so that the rest is checked
+        if outputs is None:  # assume a fitting number
             columns = 1 if y.dim() < 2 else int(y.shape[1])
             most = int(y.max()) + 1 if self.loss.classes and len(y) and not y.is_floating_point() else 2
             outputs = max(2, most) if self.loss.classes else columns * self.loss.outputs_per_target
         self.loss.check_targets(y, outputs, self.where)
 
-    def check_weights(self, weight: Tensor | None, named: Callable[[int], str]) -> None:
-        """Raise a `SpecError` where weights are negative or not finite."""
+    def check_weights(self, weight: Tensor | None, label: Callable[[int], str]) -> None:
+        """Raise a `DataError` if weights are negative or not finite."""
         if weight is None:
             return
-        if weight.is_complex():
-            raise SpecError(f"{self.where}: expected weights that are real numbers, got {weight.dtype}")
-        place = bad_weight(weight)
-        if place is not None:
-            given = weight[place].item()
-            raise SpecError(f"{self.where}: weights must be finite and at least 0; that of {named(place)} is {given}")
+        require(not weight.is_complex(), self.where, f"expected real numbers as weights, got {weight.dtype}")
+        row = first_invalid_weight(weight)
+        if row is not None:
+            given = f"the weight of {label(row)} is {weight[row].item()}"
+            raise DataError(f"{self.where}: weights must be finite and at least 0; {given}")
 
-    def _check_finite(self, tensor: Tensor, what: str, named: Callable[[int], str]) -> None:
-        place = bad_row(tensor)
-        if place is not None:
-            raise SpecError(f"{self.where}: inputs and targets must be finite; the {what} of {named(place)} are not")
+    def _check_finite(self, tensor: Tensor, name: str, label: Callable[[int], str]) -> None:
+        row = first_nonfinite_row(tensor)
+        if row is not None:
+            raise DataError(f"{self.where}: inputs and targets must be finite; the {name} of {label(row)} are not")
 
-    def weighed(self, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights) -> Self:
-        """Return the settings with the weights of classes, and the mean that weights are divided by.
+    def with_weights(self, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights) -> Self:
+        """Return the settings with class weights and the scale of the weights.
 
         Args:
-            parts: targets and weights of all rows, checked.
-            class_weights: as in `Rows.settle`.
+            parts: checked targets and weights of all rows.
+            class_weights: as in `Rows.bind`.
 
         Raises:
-            SpecError: all weights are zero.
+            DataError: all weights are zero.
         """
-        factors, scale = _weigh(self, parts, class_weights)
+        factors, scale = _weight_factors(self, parts, class_weights)
         return replace(self, factors=factors, scale=scale)
 
     def weights(self, y: Tensor, weight: Tensor | None) -> Tensor | None:
-        """Return the weights of some rows, of mean one over all rows, None where all are one."""
+        """Return the weights of a part of the rows, with mean 1 over all rows; None for equal weights."""
         if self.factors is not None:
             own = self.factors.to(y.device)[y.long()]
             weight = own if weight is None else own * weight.to(own.dtype)
@@ -371,17 +400,17 @@ class Settings:
         return (weight.double() * self.scale).to(self.dtype)
 
     def batch(self, x: Tensor, y: Tensor, weight: Tensor | None, count: int) -> Batch:
-        """Return a batch, on its device."""
+        """Return a batch on the device of the settings."""
         device = self.device
         if device is None:
             return Batch(x, y, weight, count)
         return Batch(x.to(device), y.to(device), None if weight is None else weight.to(device), count)
 
 
-def _weigh(
+def _weight_factors(
     settings: Settings, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights
 ) -> tuple[Tensor | None, float]:
-    """Return the factor of each class, and one over the mean weight, from one pass over the rows."""
+    """Return the class weights and the reciprocal of the mean weight, from one pass over the rows."""
     where = settings.where
     rows = 0
     counts = np.zeros(0, dtype=np.int64)
@@ -393,24 +422,20 @@ def _weigh(
         size = max(len(counts), int(codes.max()) + 1 if len(codes) else 0)
         counts = np.pad(counts, (0, size - len(counts))) + np.bincount(codes, minlength=size)
         sums = np.pad(sums, (0, size - len(sums))) + np.bincount(codes, weights=own, minlength=size)
-    if not rows:
-        raise SpecError(f"{where}: expected at least one row")
+    require(rows, where, "expected at least one row")
     factors: np.ndarray[Any, Any] | None = None
     if class_weights is not None:
         outputs = settings.outputs
         size = max(len(counts), 0 if outputs is None else settings.loss.class_count(outputs, where))
         counts, sums = np.pad(counts, (0, size - len(counts))), np.pad(sums, (0, size - len(sums)))
         if isinstance(class_weights, str):
-            # A class without rows gets no weight: there is nothing to be weighed.
+            # Zero for classes without rows.
             factors = np.divide(rows, size * counts, out=np.zeros(size), where=counts > 0)
-        elif len(class_weights) != size:
-            raise SpecError(
-                f"{where}: class_weights has {len(class_weights)} weights for {size} classes; give one for each"
-            )
         else:
+            _check_class_count(class_weights, size, where)
             factors = np.array(class_weights, dtype=np.float64)
     total = float(sums.sum() if factors is None else (factors * sums).sum())
     if not total > 0 or not np.isfinite(total) or rows / total > LARGEST_SCALE:
-        what = "0 for all rows" if not total > 0 else "too large" if total > 1 else "too small"
-        raise SpecError(f"{where}: the weights are {what}; give some that are above 0, of ordinary size")
+        problem = "0 for all rows" if not total > 0 else "too large" if total > 1 else "too small"
+        raise DataError(f"{where}: the weights are {problem}; give weights above 0, of ordinary size")
     return (None if factors is None else torch.from_numpy(factors)), rows / total

@@ -1,4 +1,4 @@
-"""Tables in Parquet files that need not fit into memory: row groups in a shuffled order, rows shuffled within a buffer."""
+"""Parquet tables larger than memory: row groups in shuffled order, rows shuffled within a buffer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import collections
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +16,20 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError, TableError, did_you_mean
+from kapsi.files import one_line
 from kapsi.training.rows.base import (
     FINGERPRINTED,
     Batch,
     ClassWeights,
-    Free,
+    Convertible,
     Rows,
     Settings,
+    batch_starts,
     fingerprint,
-    mixed,
+    mix_seed,
     part_of,
-    sized,
 )
-from kapsi.training.rows.stored import tensor_of
+from kapsi.training.rows.stored import as_tensor
 
 __all__ = ["ParquetRows"]
 
@@ -37,27 +39,25 @@ BUFFER_BYTES = 2**27
 """Size of the buffer in which rows are shuffled: 128 MiB, as numbers of the model's type."""
 
 PIECE_NUMBERS = 2**19
-"""Numbers that are decoded at once: 8,192 rows of 64 columns, which stay in the cache while they are transposed."""
+"""Numbers decoded at once: 8,192 rows of 64 columns, transposed within the cache."""
 
 READ_BYTES = 2**16
-"""Bytes read at once of each column; without such a bound a whole row group would be read, however large it is."""
+"""Bytes read at once of each column; without a bound pyarrow reads whole row groups."""
 
 KEPT_FOOTERS = 8
-"""Files whose footers stay in memory: those of large files take milliseconds to read."""
-
-ALLOWED = "numbers and Booleans"
+"""Files with footers kept in memory: reading the footer of a large file takes milliseconds."""
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class _File(NamedTuple):
-    """A file as it was when it was first seen.
+    """State of a file when opened first.
 
     Attributes:
-        path: where it is.
-        size: in bytes.
-        changed: when it was last changed, in nanoseconds.
-        groups: rows of each row group.
+        path: path of the file.
+        size: size in bytes.
+        changed: time of the last change in nanoseconds.
+        groups: number of rows of each row group.
     """
 
     path: Path
@@ -67,7 +67,7 @@ class _File(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Some rows of one row group, from `begin` to `end` within it; the first of all of them is the `number`-th of the table."""
+    """Rows `begin` to `end` of a row group; the first one is row `number` of the table."""
 
     file: int
     group: int
@@ -87,11 +87,11 @@ class _Piece(NamedTuple):
 
 
 class _Cursor:
-    """How far a row group has been read: one that is larger than the buffer is read once, and not from its beginning for each part.
+    """Position within a row group; a row group larger than the buffer is read in one pass.
 
     Attributes:
-        group: numbers of the file and of its row group, None at first.
-        record: some rows of it, from `begin` to `end`.
+        group: indices of the file and its row group, None at first.
+        record: rows `begin` to `end` of the row group.
     """
 
     def __init__(self) -> None:
@@ -112,30 +112,31 @@ class _Cursor:
         return True
 
     def close(self) -> None:
-        """Read to the end, where the file is looked at once more."""
+        """Read to the end, with the last check for changes of the file."""
         collections.deque(self.records, maxlen=0)
         self.group, self.record = None, None
 
 
 class ParquetRows(Rows):
-    """A table in Parquet files, of any size: memory is needed for a buffer of 128 MiB and not for the table.
+    """A table of any size in Parquet files, read through a buffer of 128 MiB.
 
-    In each epoch the row groups are read in another order, fixed by seed and epoch. Rows of as many groups as fill the buffer are
-    shuffled together, so that groups much smaller than it make the best order; a larger group is taken in parts, one
-    after another. Files written by a sort on the target should be shuffled once before.
+    Each epoch reads the row groups in another order, determined by seed and epoch, and shuffles the rows of as many groups as
+    fit into the buffer. Groups much smaller than the buffer give the best order; larger groups are read in several parts.
+    Shuffle files sorted by the target once before training.
 
-    Whole-number and Boolean targets are class numbers, others are numbers. Nulls, text and dates are refused.
+    Integer and Boolean targets are class numbers. Nulls, texts and dates are errors.
 
-    Several processes each read the table and take their part of each batch.
+    With several processes, each reads the table and takes its part of each batch.
 
     Args:
-        path: a file, a folder (all `.parquet` and `.pq` files in it and below, by name), or a list of files.
-        target: the column of the targets, or a list of several.
-        weight: the column of the weights of the rows.
-        columns: those of the inputs, in this order; None: all but target and weight.
+        path: a file, a folder (all its `.parquet` and `.pq` files, also in sub-folders, by name), or a list of files.
+        target: column of the targets, or a list of several columns.
+        weight: column of row weights, or None.
+        columns: columns of the inputs, in this order; None for all columns except target and weight.
 
     Raises:
-        TableError: there is no such file, it cannot be read, or columns are missing or of a type that is not taken.
+        TableError: files are missing or unreadable, or columns are missing or of an unsupported type.
+        SpecError: an option of a wrong type, or a column given twice.
 
     Example:
         >>> import tempfile, pathlib, pyarrow, pyarrow.parquet
@@ -159,25 +160,23 @@ class ParquetRows(Rows):
         columns: Sequence[str] | None = None,
     ) -> None:
         self._footers: dict[int, Any] = {}
-        paths = _paths(path)
+        paths = _files_of(path)
         self.name = str(path) if isinstance(path, str | os.PathLike) else f"{len(paths)} files"
         targets = [target] if isinstance(target, str) else list(target)
         self.files = []
         kinds: dict[str, Any] = {}
         for file in paths:
-            found, own = _open(file)
+            opened, own = _open(file)
             if not kinds:
                 kinds = own
                 self.targets, self.weight = targets, weight
-                self.columns = _chosen(file, own, targets, weight, columns)
+                self.columns = _input_columns(file, own, targets, weight, columns)
             for name in self._needed():
                 if name not in own:
                     raise _missing(file, name, own)
                 if own[name] != kinds[name]:
-                    raise TableError(
-                        f"{file}: column {name!r} is {own[name]}, but {kinds[name]} in {paths[0]}; give all files the same types"
-                    )
-            self.files.append(found)
+                    raise TableError(f"{file}: column {name!r} is {own[name]}, but {kinds[name]} in {paths[0]}")
+            self.files.append(opened)
         for name in self._needed():
             _check_type(paths[0], name, kinds[name])
         self.count = sum(sum(file.groups) for file in self.files)
@@ -186,7 +185,7 @@ class ParquetRows(Rows):
         import pyarrow.types as types
 
         whole = [not types.is_floating(kinds[name]) for name in targets]
-        # Several columns are numbers, of whatever type they are.
+        # Several columns are always numbers.
         self.classes = len(targets) == 1 and whole[0]
         self.in_features, self.target_columns = len(self.columns), len(targets)
         first = next(iter(self.chunks(FINGERPRINTED)))
@@ -207,11 +206,11 @@ class ParquetRows(Rows):
     # -------------------------------------------------------------------------------------------- reading
 
     def _spans(self, begin: int, end: int) -> list[_Span]:
-        """Return where the rows from `begin` to `end` of the table are."""
+        """Return the spans of the rows from `begin` to `end` of the table."""
         spans = []
         number = 0
-        for file, found in enumerate(self.files):
-            for group, rows in enumerate(found.groups):
+        for file, opened in enumerate(self.files):
+            for group, rows in enumerate(opened.groups):
                 first, last = max(begin - number, 0), min(end - number, rows)
                 if first < last:
                     spans.append(_Span(file, group, first, last, number + first))
@@ -221,7 +220,7 @@ class ParquetRows(Rows):
     def _parts(
         self, spans: Sequence[_Span], cursor: _Cursor | None = None, *, inputs: bool = True
     ) -> Iterator[tuple[_Span, _Piece]]:
-        """Yield the rows of some spans in pieces, each with its own span, from where a cursor is."""
+        """Yield the rows of spans in pieces, each with its own span, starting at the cursor."""
         cursor = _Cursor() if cursor is None else cursor
         names = self._needed() if inputs else self._needed()[len(self.columns) :]
         rows = max(1024, min(65_536, PIECE_NUMBERS // max(1, len(names))))
@@ -229,21 +228,21 @@ class ParquetRows(Rows):
             file = self.files[span.file]
             if cursor.group != (span.file, span.group) or cursor.begin > span.begin:
                 cursor.open(span, self._records(span, names, rows))
-            place = span.begin
-            while place < span.end:
-                if place >= cursor.end:
+            row = span.begin
+            while row < span.end:
+                if row >= cursor.end:
                     if not cursor.advance():
                         raise TableError(
-                            f"{file.path}: row group {span.group} has {cursor.end:,} rows and not {file.groups[span.group]:,} any "
-                            "more; leave the file alone while it is read"
+                            f"{file.path}: row group {span.group} has {cursor.end:,} rows instead of "
+                            f"{file.groups[span.group]:,}; do not change the file during training"
                         )
                     continue
                 end = min(span.end, cursor.end)
-                own = cursor.record.slice(place - cursor.begin, end - place)
-                part = _Span(span.file, span.group, place, end, span.number + place - span.begin)
+                own = cursor.record.slice(row - cursor.begin, end - row)
+                part = _Span(span.file, span.group, row, end, span.number + row - span.begin)
                 yield part, self._piece(own, file.path, part, inputs)
-                place = end
-            if place == file.groups[span.group]:
+                row = end
+            if row == file.groups[span.group]:
                 cursor.close()
 
     def _records(self, span: _Span, names: list[str], rows: int) -> Iterator[Any]:
@@ -257,7 +256,7 @@ class ParquetRows(Rows):
             with pq.ParquetFile(
                 path,
                 metadata=footer,
-                memory_map=False,  # pages of a map would count as memory
+                memory_map=False,  # pages of a map count as memory
                 buffer_size=READ_BYTES,
                 pre_buffer=False,
                 page_checksum_verification=True,
@@ -265,36 +264,34 @@ class ParquetRows(Rows):
                 self._footers[span.file] = file.metadata
                 while len(self._footers) > KEPT_FOOTERS:
                     self._footers.pop(next(iter(self._footers)))
-                # One thread: in several, each column's buffers would be there at the same time, for little speed.
+                # One thread: several threads hold buffers of all columns at once, for little speed.
                 yield from file.iter_batches(rows, row_groups=[span.group], columns=names, use_threads=False)
             self._check_unchanged(os.stat(path), span.file)
-        # What was read is given back to the system before the next group.
+        # Free the memory before the next group.
         pa.default_memory_pool().release_unused()
 
     def _check_unchanged(self, state: os.stat_result, number: int) -> None:
         file = self.files[number]
         if (state.st_size, state.st_mtime_ns) != (file.size, file.changed):
-            raise TableError(
-                f"{file.path}: the file has changed since it was opened; begin again, and leave it alone meanwhile"
-            )
+            raise TableError(f"{file.path}: the file has changed since it was opened; do not change it during training")
 
     def _piece(self, record: Any, path: Path, span: _Span, inputs: bool) -> _Piece:
         columns = dict(zip(record.schema.names, record.columns, strict=True))
         for name, column in columns.items():
             if column.null_count:
-                place = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+                row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
                 raise TableError(
-                    f"{path}: column {name!r} has a null in row group {span.group}, row {span.begin + place:,} of it (counted "
-                    "from 0); fill it in, or leave such rows or columns out"
+                    f"{path}: column {name!r} has a null in row group {span.group}, row {span.begin + row:,} of it (counted "
+                    "from 0); fill nulls, or drop the rows or the column"
                 )
         x = np.empty((len(self.columns) if inputs else 0, record.num_rows), dtype=self._dtype())
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
+        with np.errstate(over="ignore"):  # infinities are an error later
             for i, name in enumerate(self.columns if inputs else []):
                 x[i] = columns[name].to_numpy(zero_copy_only=False)
         y = [columns[name].to_numpy(zero_copy_only=False) for name in self.targets]
         if self.classes:
             if y[0].dtype == np.uint64 and len(y[0]) and y[0].max() > np.iinfo(np.int64).max:
-                raise TableError(f"{path}: column {self.targets[0]!r} has whole numbers that are too large for classes")
+                raise TableError(f"{path}: column {self.targets[0]!r} has integers too large for class numbers")
             target = y[0].astype(np.int64)
         else:
             target = y[0] if len(y) == 1 else np.stack(y, 1)
@@ -304,46 +301,46 @@ class ParquetRows(Rows):
         return _Piece(x.T, target, weight)
 
     def _dtype(self) -> npt.DTypeLike:
-        """Return the type in which inputs are taken out of the file: bfloat16 is none of NumPy's."""
+        """Return NumPy's type of the inputs: float32 instead of bfloat16, absent from NumPy."""
         dtype = torch.get_default_dtype() if self.settings is None else self.settings.dtype
         return {torch.float64: np.float64, torch.float16: np.float16}.get(dtype, np.float32)
 
     # -------------------------------------------------------------------------------------------- checks
 
-    def _settled(self, settings: Settings, class_weights: ClassWeights) -> None:
+    def _bind(self, settings: Settings, class_weights: ClassWeights) -> None:
         if self.weight is not None or class_weights is not None:
-            self.settings = settings.weighed(self._targets(settings), class_weights)
+            self.settings = settings.with_weights(self._targets(settings), class_weights)
 
     def _targets(self, settings: Settings) -> Iterator[tuple[Tensor, Tensor | None]]:
         for span, piece in self._parts(self._spans(0, self.count), inputs=False):
             _, y, weight = _tensors(piece)
             y = settings.targets(y, True)
-            settings.check_targets(y, self._named(span))
-            settings.check_weights(weight, self._named(span))
+            settings.check_targets(y, self._label(span))
+            settings.check_weights(weight, self._label(span))
             yield y, weight
 
-    def _named(self, span: _Span) -> Callable[[int], str]:
-        return functools.partial(_row_of, path=self.files[span.file].path, group=span.group, offset=span.begin)
+    def _label(self, span: _Span) -> Callable[[int], str]:
+        return functools.partial(_row_label, path=self.files[span.file].path, group=span.group, offset=span.begin)
 
     def _checked(self, span: _Span, piece: _Piece) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a piece as tensors in their final types."""
+        """Return a piece as checked tensors in their final types."""
         x, y, weight = _tensors(piece)
         settings = self.settings
         if settings is None:
             return x, y, weight
-        x, y = settings.checked(x, y, Free(True, True), self._named(span))
-        settings.check_weights(weight, self._named(span))
+        x, y = settings.convert(x, y, Convertible(True, True), self._label(span))
+        settings.check_weights(weight, self._label(span))
         return x, y, settings.weights(y, weight)
 
     # -------------------------------------------------------------------------------------------- batches
 
     def _buffers(self, seed: int, epoch: int) -> Iterator[list[_Span]]:
-        """Yield what goes into the buffer together: row groups in shuffled order, whole unless they are larger than it."""
+        """Yield the spans of each buffer: row groups in shuffled order, in parts if larger than the buffer."""
         width = self.in_features + self.target_columns + 1
         size = 4 if self.settings is None else self.settings.dtype.itemsize
         room = max(1, BUFFER_BYTES // (width * size))
         groups = self._spans(0, self.count)
-        order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(mixed(seed, epoch)))
+        order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
         filled: list[_Span] = []
         held = 0
         for span in (groups[i] for i in order.tolist()):
@@ -361,48 +358,50 @@ class ParquetRows(Rows):
             yield filled
 
     def _filled(self, spans: list[_Span], buffer: list[Tensor | None], cursor: _Cursor) -> list[Tensor | None]:
-        """Read some spans into a buffer that is used again and again, and return the part of it that they take."""
+        """Read spans into a reused buffer, and return the filled part."""
         rows = sum(span.rows for span in spans)
-        place = 0
+        filled = 0
         for span, piece in self._parts(spans, cursor):
             parts = self._checked(span, piece)
-            if not place:
+            if not filled:
                 for i, part in enumerate(parts):
                     had = buffer[i]
                     if part is not None and (had is None or len(had) < rows):
-                        buffer[i] = had = None  # the old one goes before the new one comes
+                        buffer[i] = had = None  # free the old buffer first
                         buffer[i] = part.new_empty((rows, *part.shape[1:]))
             for i, part in enumerate(parts):
                 own = buffer[i]
                 if part is not None and own is not None:
-                    own[place : place + len(part)] = part
-            place += len(piece.y)
-        return [None if each is None else each[:rows] for each in buffer]
+                    own[filled : filled + len(part)] = part
+            filled += len(piece.y)
+        return [None if part is None else part[:rows] for part in buffer]
 
     def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
-        starts = sized(self.count, size)
+        starts = batch_starts(self.count, size)
         bounds = [*starts[start:], self.count]
         if len(bounds) < 2:
             return
-        number = 0  # the batch at hand
-        waiting: list[list[Tensor | None]] = []  # what earlier buffers gave to it
+        number = 0  # of the batch
+        waiting: list[list[Tensor | None]] = []  # its parts from earlier buffers
         buffer: list[Tensor | None] = [None, None, None]
         cursor = _Cursor()
         first = 0
         for which, spans in enumerate(self._buffers(seed, epoch)):
             last = first + sum(span.rows for span in spans)
-            if last > bounds[0]:  # what lies before the start is not even read
-                own = []  # nothing of the buffer is held on to while it is filled anew
+            if last > bounds[0]:  # buffers before the start are not read
+                own = []  # release the buffer before filling it
                 own = self._filled(spans, buffer, cursor)
-                order = torch.randperm(last - first, generator=torch.Generator().manual_seed(mixed(seed, epoch, which)))
+                order = torch.randperm(
+                    last - first, generator=torch.Generator().manual_seed(mix_seed(seed, epoch, which))
+                )
                 while number < len(bounds) - 1 and bounds[number] < last:
                     begin, end = part_of(bounds[number], bounds[number + 1], rank, ranks)
                     begin, end = max(begin, first), min(end, last)
                     if begin < end or bounds[number + 1] <= last:
-                        places = order[max(begin - first, 0) : max(end - first, 0)]
-                        waiting.append([None if each is None else each.index_select(0, places) for each in own])
+                        indices = order[max(begin - first, 0) : max(end - first, 0)]
+                        waiting.append([None if part is None else part.index_select(0, indices) for part in own])
                     if bounds[number + 1] > last:
                         break
                     yield self._batch(waiting, bounds[number + 1] - bounds[number])
@@ -411,17 +410,9 @@ class ParquetRows(Rows):
             first = last
 
     def _batch(self, parts: list[list[Tensor | None]], count: int) -> Batch:
-        x, y, weight = (
-            None
-            if each[0] is None
-            else torch.cat([part for part in each if part is not None])
-            if len(each) > 1
-            else each[0]
-            for each in zip(*parts, strict=True)
-        )
-        if x is None or y is None:
-            raise TableError(f"{self.name}: no rows were read")
-        x = x.contiguous()
+        columns = [[part for part in column if part is not None] for column in zip(*parts, strict=True)]
+        x, y, weight = (None if not c else c[0] if len(c) == 1 else torch.cat(c) for c in columns)
+        x, y = cast(Tensor, x).contiguous(), cast(Tensor, y)
         return Batch(x, y, weight, count) if self.settings is None else self.settings.batch(x, y, weight, count)
 
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
@@ -430,11 +421,11 @@ class ParquetRows(Rows):
         held = 0
         for span, piece in self._parts(self._spans(begin, end)):
             parts: list[Tensor | None] = [*self._checked(span, piece)]
-            place, rows = 0, len(piece.y)
-            while place < rows:
-                taken = min(size - held, rows - place)
-                waiting.append([None if each is None else each[place : place + taken] for each in parts])
-                place, held = place + taken, held + taken
+            used, rows = 0, len(piece.y)
+            while used < rows:
+                taken = min(size - held, rows - used)
+                waiting.append([None if part is None else part[used : used + taken] for part in parts])
+                used, held = used + taken, held + taken
                 if held == size:
                     yield self._batch(waiting, held)
                     waiting, held = [], 0
@@ -443,56 +434,50 @@ class ParquetRows(Rows):
 
 
 def _tensors(piece: _Piece) -> tuple[Tensor, Tensor, Tensor | None]:
-    y = tensor_of(piece.y, "targets", "ParquetRows")
+    y = as_tensor(piece.y, "targets", "ParquetRows")
     return torch.from_numpy(piece.x), y, None if piece.weight is None else torch.from_numpy(piece.weight)
 
 
-def _row_of(row: int, path: Path, group: int, offset: int) -> str:
+def _row_label(row: int, path: Path, group: int, offset: int) -> str:
     return f"row {row + offset:,} of row group {group} of {path} (counted from 0)"
 
 
 # ------------------------------------------------------------------------------------------------ files
 
 
-class _readable:
-    """Says what a file cannot be read for, in one line."""
+@contextmanager
+def _readable(path: Path, part: str) -> Iterator[None]:
+    """Convert errors of reading a part of a file into a `TableError`."""
+    import pyarrow as pa
 
-    def __init__(self, path: Path, what: str) -> None:
-        self.path, self.what = path, what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        import pyarrow as pa
-
-        if isinstance(error, FileNotFoundError):
-            raise TableError(f"{self.path}: there is no such file; check the path") from None
-        if isinstance(error, pa.ArrowException | OSError):
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            raise TableError(
-                f"{self.path}: {self.what} cannot be read as Parquet ({reason}); the file may be cut or damaged"
-            ) from None
+    try:
+        yield
+    except FileNotFoundError:
+        raise TableError(f"{path}: there is no such file; check the path") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = one_line(error)
+        raise TableError(f"{path}: {part} cannot be read as Parquet ({reason}); the file may be damaged") from None
 
 
-def _paths(path: object) -> list[Path]:
-    """Return the files that a user means."""
+def _files_of(path: object) -> list[Path]:
+    """Return the Parquet files of a path, a folder or a list."""
     if isinstance(path, str | os.PathLike):
-        one = Path(path)
-        if not one.is_dir():
-            return [one]
-        below = (file for file in one.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        # Names that begin with a dot or a line are temporary or not data, by convention.
-        found = sorted(file for file in below if not file.name.startswith((".", "_")))
-        if not found:
-            raise TableError(f"{one}: the folder has no files that end in {' or '.join(SUFFIXES)}")
-        return found
-    if not isinstance(path, list | tuple) or not path or not all(isinstance(each, str | os.PathLike) for each in path):
+        root = Path(path)
+        if not root.is_dir():
+            return [root]
+        below = (file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        # By convention, names starting with a dot or an underscore are no data.
+        files = sorted(file for file in below if not file.name.startswith((".", "_")))
+        if not files:
+            raise TableError(f"{root}: the folder has no files ending in {' or '.join(SUFFIXES)}")
+        return files
+    if not isinstance(path, list | tuple) or not path or not all(isinstance(file, str | os.PathLike) for file in path):
         raise SpecError(f"ParquetRows: expected a file, a folder, or a list of files, got {path!r}")
-    return [Path(each) for each in path]
+    return [Path(file) for file in path]
 
 
 def _open(path: Path) -> tuple[_File, dict[str, Any]]:
-    """Return what is known about a file, and the types of its columns."""
+    """Return the state of a file, and the types of its columns."""
     import pyarrow.parquet as pq
 
     with _readable(path, "the file"), pq.ParquetFile(path, memory_map=False, pre_buffer=False) as file:
@@ -500,30 +485,33 @@ def _open(path: Path) -> tuple[_File, dict[str, Any]]:
         metadata, schema = file.metadata, file.schema_arrow
         repeated = {name for name in schema.names if schema.names.count(name) > 1}
         if repeated:
-            raise TableError(f"{path}: several columns have the name {sorted(repeated)[0]!r}; rename them")
+            raise TableError(f"{path}: several columns have the name {sorted(repeated)[0]!r}")
         groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
         return _File(path, state.st_size, state.st_mtime_ns, groups), dict(zip(schema.names, schema.types, strict=True))
 
 
-def _chosen(
+def _input_columns(
     path: Path, kinds: dict[str, Any], targets: list[str], weight: str | None, columns: Sequence[str] | None
 ) -> list[str]:
     """Return the columns of the inputs."""
-    if not targets:
-        raise SpecError("ParquetRows(target=[]): expected at least one column")
-    if isinstance(columns, str):
-        raise SpecError(f"ParquetRows(columns={columns!r}): expected a list of columns; use columns=[{columns!r}]")
     others = [*targets, *([] if weight is None else [weight])]
-    chosen = [name for name in kinds if name not in others] if columns is None else list(columns)
-    for name in (*others, *chosen):
-        if name not in kinds:
-            raise _missing(path, name, kinds)
-    twice = sorted({name for name in (*others, *chosen) if (*others, *chosen).count(name) > 1})
-    if twice:
-        raise SpecError(f"ParquetRows: column {twice[0]!r} is given more than once; each is input, target or weight")
-    if not chosen:
-        raise SpecError(f"ParquetRows: {path} has no column beside {', '.join(others)}; there is nothing to learn from")
-    return chosen
+    inputs = [name for name in kinds if name not in others] if columns is None else list(columns)
+    every = (*others, *inputs)
+    twice = sorted({str(name) for name in every if every.count(name) > 1})
+    problem = None
+    if not targets:
+        problem = "target=[]: expected at least one column"
+    elif isinstance(columns, str):
+        problem = f"columns={columns!r}: expected a list of columns; use columns=[{columns!r}]"
+    elif unknown := [name for name in every if name not in kinds]:
+        raise _missing(path, unknown[0], kinds)
+    elif twice:
+        problem = f"column {twice[0]!r} is given more than once; use it as input, target or weight"
+    elif not inputs:
+        problem = f"{path} has no column beside {', '.join(others)}"
+    if problem is not None:
+        raise SpecError(f"ParquetRows: {problem}")
+    return inputs
 
 
 def _missing(path: Path, name: str, kinds: dict[str, Any]) -> TableError:
@@ -534,9 +522,8 @@ def _missing(path: Path, name: str, kinds: dict[str, Any]) -> TableError:
 def _check_type(path: Path, name: str, kind: Any) -> None:
     import pyarrow.types as types
 
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return
-    raise TableError(
-        f"{path}: column {name!r} has the type {kind}, and only {ALLOWED} are taken; make numbers of it (of text class numbers, of "
-        "dates days, of decimals floats), or name the columns to be used with columns=[…]"
-    )
+    if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+        raise TableError(
+            f"{path}: column {name!r} has the type {kind}, expected numbers or Booleans; convert it (texts to class numbers, dates "
+            "to days, decimals to floats), or select columns with columns=[…]"
+        )

@@ -1,4 +1,4 @@
-"""Rows that can be had in any order: tensors, arrays, sparse matrices, memory maps."""
+"""Rows with random access: tensors, arrays, sparse matrices, memory maps."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ import torch
 from torch import Tensor
 
 from kapsi.data.tabular import split
-from kapsi.errors import SpecError, TableError
+from kapsi.errors import DataError, TableError, refuse
 from kapsi.training.rows.base import (
     FINGERPRINTED,
     Batch,
     ClassWeights,
-    Free,
+    Convertible,
     Rows,
     Settings,
+    batch_starts,
     fingerprint,
-    mixed,
+    mix_seed,
     part_of,
-    sized,
+    require,
 )
 
-__all__ = ["StoredRows", "column_of", "held_out", "numbered", "shuffled", "tensor_of"]
+__all__ = ["StoredRows", "as_column", "as_tensor", "row_label", "shuffled", "split_rows"]
 
 PERMUTED_AT_ONCE = 2**24
-"""Rows whose order is written down, 128 MiB; that of more rows is computed where it is needed."""
+"""Most rows with a stored permutation (128 MiB); longer permutations are computed on demand."""
 
 ORDERED_AT_ONCE = 2**16
 SCANNED_AT_ONCE = 2**18
 
 ROUNDS = 6
-"""Rounds of the Feistel network: four are enough for a permutation that looks random, two more cost little."""
+"""Rounds of the Feistel network: four give pseudo-random permutations, two more cost little."""
 
 
 # ------------------------------------------------------------------------------------------------ orders
 
 
 def shuffled(count: int, seed: int) -> Callable[[int, int], Tensor]:
-    """Return a function that gives the places from one to another of a permutation of so many rows.
+    """Return a random permutation of `count` rows as a function of a range of positions.
 
     Example:
         >>> order = shuffled(5, seed=0)
@@ -57,9 +58,9 @@ def shuffled(count: int, seed: int) -> Callable[[int, int], Tensor]:
         whole = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
         return lambda begin, end: whole[begin:end]
     network = _Feistel(count, seed)
-    kept: dict[int, Tensor] = {}  # the block at hand: one call for many batches
+    kept: dict[int, Tensor] = {}  # the last blocks, for many batches
 
-    def places(begin: int, end: int) -> Tensor:
+    def indices(begin: int, end: int) -> Tensor:
         parts = []
         for number in range(begin // ORDERED_AT_ONCE, max(begin, end - 1) // ORDERED_AT_ONCE + 1):
             first = number * ORDERED_AT_ONCE
@@ -70,14 +71,13 @@ def shuffled(count: int, seed: int) -> Callable[[int, int], Tensor]:
             parts.append(kept[number][max(begin - first, 0) : max(end - first, 0)])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    return places
+    return indices
 
 
 class _Feistel:
-    """A permutation of 0 … count − 1 that is computed place by place, in no memory.
+    """A permutation of 0 … count − 1, computed for any range of positions without memory.
 
-    A Feistel network permutes the numbers of so many bits, at most twice as many as there are rows; a number that is no row
-    is permuted again until it is one.
+    A Feistel network permutes the numbers of ⌈log₂ count⌉ bits; results beyond count − 1 are permuted again.
     """
 
     def __init__(self, count: int, seed: int) -> None:
@@ -109,7 +109,7 @@ class _Feistel:
 
 
 class _Column(ABC):
-    """Inputs, targets or weights, row by row."""
+    """Inputs, targets or weights with random access to rows."""
 
     shape: tuple[int, ...]
 
@@ -117,8 +117,8 @@ class _Column(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def take(self, places: Tensor) -> Tensor:
-        """Return the rows at these places."""
+    def take(self, indices: Tensor) -> Tensor:
+        """Return the rows at the indices."""
 
     @abstractmethod
     def cut(self, begin: int, end: int) -> Tensor:
@@ -132,61 +132,61 @@ class _Dense(_Column):
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def take(self, places: Tensor) -> Tensor:
-        return self.tensor.index_select(0, places.to(self.tensor.device))
+    def take(self, indices: Tensor) -> Tensor:
+        return self.tensor.index_select(0, indices.to(self.tensor.device))
 
     def cut(self, begin: int, end: int) -> Tensor:
         return self.tensor if begin == 0 and end == len(self.tensor) else self.tensor[begin:end]
 
 
 class _Csr(_Column):
-    """Rows of a `torch.sparse_csr` tensor, which torch itself cannot take by number."""
+    """Rows of a `torch.sparse_csr` tensor; torch has no `index_select` for them."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.shape = tensor, tuple(tensor.shape)
-        self.starts, self.indices, self.values = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        self.starts, self.columns, self.values = tensor.crow_indices(), tensor.col_indices(), tensor.values()
         self.lengths = self.starts[1:] - self.starts[:-1]
 
     def __len__(self) -> int:
         return self.tensor.shape[0]
 
-    def take(self, places: Tensor) -> Tensor:
-        places = places.to(self.starts.device)
-        lengths = self.lengths.index_select(0, places)
-        starts = self.starts.new_zeros(len(places) + 1)
+    def take(self, indices: Tensor) -> Tensor:
+        indices = indices.to(self.starts.device)
+        lengths = self.lengths.index_select(0, indices)
+        starts = self.starts.new_zeros(len(indices) + 1)
         torch.cumsum(lengths, 0, out=starts[1:])
-        moved = self.starts.index_select(0, places) - starts[:-1]
+        offsets = self.starts.index_select(0, indices) - starts[:-1]
         entries = int(starts[-1])
-        wanted = torch.repeat_interleave(moved, lengths, output_size=entries)
-        wanted += torch.arange(entries, dtype=wanted.dtype, device=wanted.device)
-        return self._made(starts, self.indices.index_select(0, wanted), self.values.index_select(0, wanted))
+        chosen = torch.repeat_interleave(offsets, lengths, output_size=entries)
+        chosen += torch.arange(entries, dtype=chosen.dtype, device=chosen.device)
+        return self._csr(starts, self.columns.index_select(0, chosen), self.values.index_select(0, chosen))
 
     def cut(self, begin: int, end: int) -> Tensor:
         if begin == 0 and end == len(self):
             return self.tensor
-        first, last = (int(place) for place in self.starts[[begin, end]])
-        return self._made(self.starts[begin : end + 1] - first, self.indices[first:last], self.values[first:last])
+        first, last = (int(start) for start in self.starts[[begin, end]])
+        return self._csr(self.starts[begin : end + 1] - first, self.columns[first:last], self.values[first:last])
 
-    def _made(self, starts: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    def _csr(self, starts: Tensor, columns: Tensor, values: Tensor) -> Tensor:
         shape = (len(starts) - 1, self.tensor.shape[1])
-        return torch.sparse_csr_tensor(starts, indices, values, shape, check_invariants=False)
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 class _Mapped(_Column):
-    """A NumPy memory map: rows are read when they are asked for."""
+    """A NumPy memory map: rows are read on demand."""
 
-    def __init__(self, array: npt.NDArray[Any], what: str, where: str) -> None:
-        self.array, self.what, self.where = array, what, where
+    def __init__(self, array: npt.NDArray[Any], name: str, where: str) -> None:
+        self.array, self.name, self.where = array, name, where
         self.shape = tuple(array.shape)
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def take(self, places: Tensor) -> Tensor:
-        return tensor_of(np.asarray(self.array[places.cpu().numpy()]), self.what, self.where)
+    def take(self, indices: Tensor) -> Tensor:
+        return as_tensor(np.asarray(self.array[indices.cpu().numpy()]), self.name, self.where)
 
     def cut(self, begin: int, end: int) -> Tensor:
-        return tensor_of(np.array(self.array[begin:end]), self.what, self.where)
+        return as_tensor(np.array(self.array[begin:end]), self.name, self.where)
 
 
 def is_mapped(array: npt.NDArray[Any]) -> bool:
@@ -199,27 +199,37 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
     return False
 
 
-def tensor_of(array: npt.NDArray[Any], what: str, where: str) -> Tensor:
-    """Return an array of numbers as a tensor, without a copy where that can be.
+def as_tensor(array: npt.NDArray[Any], name: str, where: str) -> Tensor:
+    """Return an array of numbers as a tensor, without a copy if possible.
+
+    Args:
+        array: array of numbers.
+        name: name of the array in error messages, such as `inputs`.
+        where: beginning of error messages.
 
     Raises:
-        SpecError: it is no array of numbers.
+        DataError: the array has other values than numbers.
     """
-    if isinstance(array, np.ma.MaskedArray):
-        raise SpecError(f"{where}: the {what} are a masked array; fill in what is masked, with .filled(…)")
-    if array.dtype.kind not in "biuf":
-        raise SpecError(f"{where}: expected {what} that are numbers, got an array of {array.dtype}; use .astype(float)")
+    require(
+        not isinstance(array, np.ma.MaskedArray),
+        where,
+        f"the {name} are a masked array; fill masked values with .filled(…)",
+    )
+    require(
+        array.dtype.kind in "biuf",
+        where,
+        f"expected numbers as {name}, got an array of {array.dtype}; use .astype(float)",
+    )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.dtype.itemsize == 8 and len(array) and array.max() > np.iinfo(np.int64).max:
-            raise SpecError(
-                f"{where}: the {what} have whole numbers above {np.iinfo(np.int64).max}; use .astype(float)"
-            )
+        largest = np.iinfo(np.int64).max
+        fits = array.dtype.itemsize < 8 or not len(array) or array.max() <= largest
+        require(fits, where, f"the {name} have integers above {largest}; use .astype(float)")
         array = array.astype(np.int64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of arrays that are not writable: nothing is written to them
+        warnings.simplefilter("ignore")  # read-only arrays: nothing writes to the tensor
         return torch.from_numpy(array)
 
 
@@ -233,32 +243,35 @@ class StoredRows(Rows):
         x: inputs, `(rows, ...)`.
         y: targets, `(rows,)` or `(rows, k)`.
         weight: `(rows,)`, or None.
-        where: begins the messages of errors.
+        where: beginning of error messages.
 
     Raises:
-        SpecError: something is not what it should be.
+        DataError: wrong kinds, types or shapes.
     """
 
     count: int
 
     def __init__(self, x: object, y: object, weight: object = None, *, where: str = "fit") -> None:
-        self.free = Free(not isinstance(x, Tensor), not isinstance(y, Tensor))
-        self.x, self.y = column_of(x, "inputs", where), column_of(y, "targets", where)
-        self.weight = None if weight is None else column_of(weight, "weights", where)
+        self.free = Convertible(not isinstance(x, Tensor), not isinstance(y, Tensor))
+        self.x, self.y = as_column(x, "inputs", where), as_column(y, "targets", where)
+        self.weight = None if weight is None else as_column(weight, "weights", where)
         self.sparse = isinstance(self.x, _Csr)
-        self.rows: Tensor | None = None  # the numbers of those that count, where not all do
+        self.rows: Tensor | None = None  # indices of the rows in use, None for all
         self.in_memory = not any(isinstance(column, _Mapped) for column in self._columns())
-        if len(self.x.shape) < 2 or self.x.shape[0] == 0:
-            raise SpecError(f"{where}: expected inputs of shape (rows, m) with at least one row, got {self.x.shape}")
-        count = self.count = self.x.shape[0]
-        if self.y.shape[:1] != (count,):
-            raise SpecError(f"{where}: {count:,} rows of inputs and {self.y.shape} of targets")
+        shape, count = self.x.shape, self.x.shape[0] if self.x.shape else 0
+        require(
+            len(shape) > 1 and count, where, f"expected inputs of shape (rows, m) with at least one row, got {shape}"
+        )
+        require(self.y.shape[:1] == (count,), where, f"{count:,} rows of inputs and {self.y.shape} of targets")
         if self.weight is not None and self.weight.shape != (count,):
             given = f"{count:,} rows of inputs and {self.weight.shape} of weights"
-            raise SpecError(f"{where}: {given}; expected one weight a row, of shape (rows,)")
+            raise DataError(f"{where}: {given}; expected one weight a row, of shape (rows,)")
         first = self.x.cut(0, 1)
-        if not self.free.x and not first.is_floating_point():
-            raise SpecError(f"{where}: expected inputs of a floating-point type, got {first.dtype}; use x.float()")
+        require(
+            self.free.x or first.is_floating_point(),
+            where,
+            f"expected inputs of a floating-point type, got {first.dtype}; use x.float()",
+        )
         self.classes = not (self.y.cut(0, 1).is_floating_point() or self.y.cut(0, 1).is_complex())
         self.in_features = self.x.shape[-1]
         self.target_columns = 1 if len(self.y.shape) < 2 else self.y.shape[1]
@@ -269,7 +282,7 @@ class StoredRows(Rows):
 
     def _describe(self, count: int) -> None:
         self.count = count
-        beginning = [self._own(column, 0, min(count, FINGERPRINTED)) for column in self._columns()]
+        beginning = [self._read(column, 0, min(count, FINGERPRINTED)) for column in self._columns()]
         self.described = {
             "kind": "table in memory" if self.in_memory else "memory map",
             "rows": count,
@@ -279,38 +292,38 @@ class StoredRows(Rows):
             "checksum": fingerprint(*beginning),
         }
 
-    def _own(self, column: _Column, begin: int, end: int) -> Tensor:
-        """Return what a column has for rows in their own order."""
+    def _read(self, column: _Column, begin: int, end: int) -> Tensor:
+        """Return rows of a column in their own order."""
         return column.cut(begin, end) if self.rows is None else column.take(self.rows[begin:end])
 
     # -------------------------------------------------------------------------------------------- checks
 
-    def _settled(self, settings: Settings, class_weights: ClassWeights) -> None:
+    def _bind(self, settings: Settings, class_weights: ClassWeights) -> None:
         weighted = self.weight is not None or class_weights is not None
         if not self.in_memory:
-            targets = self._checked_targets(settings)
+            targets = self._bound_targets(settings)
             if weighted:
-                self.settings = settings.weighed(targets, class_weights)
+                self.settings = settings.with_weights(targets, class_weights)
             else:
                 collections.deque(targets, maxlen=0)
             return
         x, y, weight = (None if c is None else c.cut(0, len(c)) for c in (self.x, self.y, self.weight))
-        x, y = settings.checked(cast(Tensor, x), cast(Tensor, y), self.free, numbered)
-        settings.check_weights(weight, numbered)
+        x, y = settings.convert(cast(Tensor, x), cast(Tensor, y), self.free, row_label)
+        settings.check_weights(weight, row_label)
         if weighted:
-            weight = settings.weighed([(y, weight)], class_weights).weights(y, weight)
-            # Equal weights are none.
+            weight = settings.with_weights([(y, weight)], class_weights).weights(y, weight)
+            # None for equal weights.
             self.weight = None if weight is None or bool((weight == weight[0]).all()) else _Dense(weight)
         self.x, self.y = _wrapped(x), _Dense(y)
 
-    def _checked_targets(self, settings: Settings) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _bound_targets(self, settings: Settings) -> Iterator[tuple[Tensor, Tensor | None]]:
         for i in range(0, self.count, SCANNED_AT_ONCE):
-            named = functools.partial(numbered, places=self.rows, offset=i)
+            label = functools.partial(row_label, indices=self.rows, offset=i)
             end = min(i + SCANNED_AT_ONCE, self.count)
-            y = settings.targets(self._own(self.y, i, end), self.free.y)
-            settings.check_targets(y, named)
-            weight = None if self.weight is None else self._own(self.weight, i, end)
-            settings.check_weights(weight, named)
+            y = settings.targets(self._read(self.y, i, end), self.free.y)
+            settings.check_targets(y, label)
+            weight = None if self.weight is None else self._read(self.weight, i, end)
+            settings.check_weights(weight, label)
             yield y, weight
 
     # -------------------------------------------------------------------------------------------- batches
@@ -319,15 +332,15 @@ class StoredRows(Rows):
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
         count = self.count
-        starts = sized(count, size)
-        if len(starts) <= 1:  # all rows in each step: no order is better than another
+        starts = batch_starts(count, size)
+        if len(starts) <= 1:  # all rows in each step: the order has no effect
             if start == 0 and count:
                 begin, end = part_of(0, count, rank, ranks)
                 yield self._cut(begin, end, count)
             return
-        order = shuffled(count, mixed(seed, epoch))
+        order = shuffled(count, mix_seed(seed, epoch))
         if self.in_memory:
-            order = _moved(order, self.y.cut(0, 1).device)
+            order = _on_device(order, self.y.cut(0, 1).device)
         for begin in starts[start:]:
             end = count if begin == starts[-1] else begin + starts.step
             if ranks == 1:
@@ -340,25 +353,27 @@ class StoredRows(Rows):
         for i in range(begin, end, size):
             yield self._cut(i, min(i + size, end), min(size, end - i))
 
-    def _take(self, places: Tensor, count: int) -> Batch:
+    def _take(self, indices: Tensor, count: int) -> Batch:
         if self.rows is not None:
-            places = self.rows[places]
-        weight = None if self.weight is None else self.weight.take(places)
-        return self._made(self.x.take(places), self.y.take(places), weight, count, places, 0)
+            indices = self.rows[indices]
+        weight = None if self.weight is None else self.weight.take(indices)
+        return self._batch(self.x.take(indices), self.y.take(indices), weight, count, indices, 0)
 
     def _cut(self, begin: int, end: int, count: int) -> Batch:
-        weight = None if self.weight is None else self._own(self.weight, begin, end)
-        places = None if self.rows is None else self.rows[begin:end]
-        return self._made(self._own(self.x, begin, end), self._own(self.y, begin, end), weight, count, places, begin)
+        weight = None if self.weight is None else self._read(self.weight, begin, end)
+        indices = None if self.rows is None else self.rows[begin:end]
+        return self._batch(
+            self._read(self.x, begin, end), self._read(self.y, begin, end), weight, count, indices, begin
+        )
 
-    def _made(
-        self, x: Tensor, y: Tensor, weight: Tensor | None, count: int, places: Tensor | None, offset: int
+    def _batch(
+        self, x: Tensor, y: Tensor, weight: Tensor | None, count: int, indices: Tensor | None, offset: int
     ) -> Batch:
         settings = self.settings
         if settings is None:
             return Batch(x, y, weight, count)
         if not self.in_memory:
-            x, y = settings.checked(x, y, self.free, functools.partial(numbered, places=places, offset=offset))
+            x, y = settings.convert(x, y, self.free, functools.partial(row_label, indices=indices, offset=offset))
             weight = settings.weights(y, weight)
         return settings.batch(x, y, weight, count)
 
@@ -367,68 +382,70 @@ class StoredRows(Rows):
     def divide(
         self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit"
     ) -> tuple[StoredRows, StoredRows]:
-        if self.settings is not None:
-            raise SpecError(
-                f"{where}: rows are divided before they are settled, so that weights have mean one in each part"
-            )
-        spread = (self.classes if classes is None else classes) and len(self.y.shape) == 1
-        codes = self._own(self.y, 0, self.count).cpu().numpy() if spread else None
-        kept, held = held_out(codes, self.count, share, seed, where)
+        require(self.settings is None, where, "split rows before bind: weights have mean 1 in each part")
+        stratified = (self.classes if classes is None else classes) and len(self.y.shape) == 1
+        codes = self._read(self.y, 0, self.count).cpu().numpy() if stratified else None
+        kept, held = split_rows(codes, self.count, share, seed, where)
         return self._part(kept), self._part(held)
 
-    def _part(self, places: Tensor) -> StoredRows:
-        made = copy.copy(self)
+    def _part(self, indices: Tensor) -> StoredRows:
+        part = copy.copy(self)
         if self.in_memory:
-            made.x, made.y = _wrapped(self.x.take(places)), _Dense(self.y.take(places))
-            made.weight = None if self.weight is None else _Dense(self.weight.take(places))
+            part.x, part.y = _wrapped(self.x.take(indices)), _Dense(self.y.take(indices))
+            part.weight = None if self.weight is None else _Dense(self.weight.take(indices))
         else:
-            made.rows = places if self.rows is None else self.rows[places]
-        made._describe(len(places))
-        return made
+            part.rows = indices if self.rows is None else self.rows[indices]
+        part._describe(len(indices))
+        return part
 
 
-def _moved(order: Callable[[int, int], Tensor], device: torch.device) -> Callable[[int, int], Tensor]:
-    """Return an order on another device, moved in large parts."""
+def _on_device(order: Callable[[int, int], Tensor], device: torch.device) -> Callable[[int, int], Tensor]:
+    """Return a permutation with results on another device, moved in large parts."""
     if device.type == "cpu":
         return order
     kept: dict[int, Tensor] = {}
 
-    def places(begin: int, end: int) -> Tensor:
+    def indices(begin: int, end: int) -> Tensor:
         first = begin // ORDERED_AT_ONCE * ORDERED_AT_ONCE
         if first not in kept or end > first + len(kept[first]):
             kept.clear()
             kept[first] = order(first, max(end, first + ORDERED_AT_ONCE)).to(device)
         return kept[first][begin - first : end - first]
 
-    return places
+    return indices
 
 
-def numbered(row: int, places: Tensor | None = None, offset: int = 0) -> str:
-    """Return what a row is called in messages."""
-    number = row + offset if places is None else int(places[row])
+def row_label(row: int, indices: Tensor | None = None, offset: int = 0) -> str:
+    """Return the name of a row in messages."""
+    number = row + offset if indices is None else int(indices[row])
     return f"row {number:,} (counted from 0)"
 
 
-def held_out(codes: npt.NDArray[Any] | None, count: int, share: float, seed: int, where: str) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows to train on, and of a share of them to validate on.
+def split_rows(
+    codes: npt.NDArray[Any] | None, count: int, share: float, seed: int, where: str
+) -> tuple[Tensor, Tensor]:
+    """Return the indices of training rows and of validation rows.
 
     Args:
-        codes: the class of each row, where each class gives its share.
-        count: of rows.
-        share: above 0 and below 1.
-        seed: of the draw.
-        where: begins the messages of errors.
+        codes: class of each row for a stratified split, or None.
+        count: number of rows.
+        share: fraction of validation rows, above 0 and below 1.
+        seed: seed of the split.
+        where: beginning of error messages.
 
     Raises:
-        SpecError: the share is out of range, or the rows are too few.
+        SpecError: the fraction is out of range.
+        DataError: too few rows.
     """
-    # Where each class has a single row, there is nothing to spread.
-    spread = codes is not None and len(np.unique(codes)) < count
-    y = codes if codes is not None and spread else np.broadcast_to(np.zeros(1), (count,))
+    if not 0 < share < 1:
+        refuse(f"{where}: validation", "a fraction above 0 and below 1", share)
+    # Classes with a single row each cannot be stratified.
+    stratified = codes is not None and len(np.unique(codes)) < count
+    y = codes if codes is not None and stratified else np.broadcast_to(np.zeros(1), (count,))
     try:
-        kept, held = split(y, share, classes=spread, seed=seed)
+        kept, held = split(y, share, classes=stratified, seed=seed)
     except TableError as error:
-        raise SpecError(f"{where}: {error}") from None
+        raise DataError(f"{where}: {error}") from None
     return torch.from_numpy(kept), torch.from_numpy(held)
 
 
@@ -436,57 +453,57 @@ def _wrapped(tensor: Tensor) -> _Column:
     return _Csr(tensor) if tensor.layout == torch.sparse_csr else _Dense(tensor)
 
 
-def column_of(values: object, what: str, where: str) -> _Column:
-    """Return what a user gave as a column, checked as far as one can without the others.
+def as_column(values: object, name: str, where: str) -> _Column:
+    """Return inputs, targets or weights as a column, after checks independent of other columns.
+
+    Args:
+        values: a tensor, an array, a memory map, or a sparse matrix for inputs.
+        name: `inputs`, `targets` or `weights`.
+        where: beginning of error messages.
 
     Raises:
-        SpecError: it is of a kind that is not taken.
+        DataError: another kind of values.
     """
     if isinstance(values, Tensor):
-        if values.is_meta:
-            raise SpecError(f"{where}: the {what} are on the meta device and have no values")
+        require(not values.is_meta, where, f"the {name} are on the meta device and have no values")
         if values.is_inference() and not torch.is_inference_mode_enabled():
-            values = values.clone()  # what was made in inference mode cannot be differentiated through
-        if values.layout == torch.sparse_csr and what == "inputs":
-            if values.dim() != 2:
-                raise SpecError(f"{where}: expected sparse inputs of shape (rows, m), got {tuple(values.shape)}")
+            values = values.clone()  # tensors of inference mode cannot take part in autograd
+        if values.layout == torch.sparse_csr and name == "inputs":
+            require(values.dim() == 2, where, f"expected sparse inputs of shape (rows, m), got {tuple(values.shape)}")
             parts = values.crow_indices(), values.col_indices(), values.values()
             return _Csr(_sparse(*parts, tuple(values.shape), where).detach())
-        if values.layout != torch.strided:
-            also = "; torch.sparse_csr is taken too" if what == "inputs" else ""
-            raise SpecError(
-                f"{where}: expected dense {what}, got {values.layout}; use to_dense(), some rows at a time{also}"
-            )
+        also = " or torch.sparse_csr" if name == "inputs" else ""
+        dense = values.layout == torch.strided
+        require(dense, where, f"expected dense {name}, got {values.layout}; use to_dense(), some rows at a time{also}")
         return _Dense(values.detach())
     if hasattr(values, "tocsr"):
-        if what != "inputs":
-            raise SpecError(f"{where}: expected dense {what}, got a sparse matrix; use .toarray()")
+        require(name == "inputs", where, f"expected dense {name}, got a sparse matrix; use .toarray()")
         return _Csr(_of_scipy(values, where))
     if isinstance(values, np.ndarray):
-        return _Mapped(values, what, where) if is_mapped(values) else _Dense(tensor_of(values, what, where))
+        return _Mapped(values, name, where) if is_mapped(values) else _Dense(as_tensor(values, name, where))
     hint = "use .to_numpy()" if hasattr(values, "to_numpy") else "use torch.tensor(…) or np.asarray(…)"
-    raise SpecError(f"{where}: the {what} are of type {type(values).__name__}, expected a tensor or an array; {hint}")
+    raise DataError(f"{where}: the {name} are of type {type(values).__name__}, expected a tensor or an array; {hint}")
 
 
 def _of_scipy(matrix: Any, where: str) -> Tensor:
-    if len(matrix.shape) != 2:
-        raise SpecError(f"{where}: expected inputs of shape (rows, m), got a sparse array of shape {matrix.shape}")
-    found = matrix.tocsr()
-    if not found.has_canonical_format:
-        found = found.copy() if found is matrix else found  # what the user has stays as it is
-        found.sum_duplicates()
-    starts, indices = found.indptr, found.indices
+    shape = matrix.shape
+    require(len(shape) == 2, where, f"expected inputs of shape (rows, m), got a sparse array of shape {shape}")
+    csr = matrix.tocsr()
+    if not csr.has_canonical_format:
+        csr = csr.copy() if csr is matrix else csr  # never change the user's matrix
+        csr.sum_duplicates()
+    starts, indices = csr.indptr, csr.indices
     if starts.dtype != indices.dtype:
         starts, indices = starts.astype(np.int64), indices.astype(np.int64)
-    starts, indices, values = (tensor_of(part, "inputs", where) for part in (starts, indices, found.data))
-    return _sparse(starts, indices, values, found.shape, where)
+    starts, indices, values = (as_tensor(part, "inputs", where) for part in (starts, indices, csr.data))
+    return _sparse(starts, indices, values, shape, where)
 
 
 def _sparse(starts: Tensor, indices: Tensor, values: Tensor, shape: tuple[int, ...], where: str) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that sparse CSR is a beta, said once
+        warnings.simplefilter("ignore")  # sparse CSR is in beta
         try:
             return torch.sparse_csr_tensor(starts, indices, values, shape, check_invariants=True)
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
-            raise SpecError(f"{where}: the inputs are no valid sparse CSR tensor ({reason})") from None
+            raise DataError(f"{where}: the inputs are no valid sparse CSR tensor ({reason})") from None

@@ -17,7 +17,7 @@ from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING
 from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
 from kapsi.modules import LARGEST_TRAINED, Model
-from kapsi.training.rows.stored import column_of
+from kapsi.training.rows.stored import as_column
 from kapsi.zoo.base import finite_tensor, forbid, model_of
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, spec
 
@@ -97,7 +97,7 @@ def _rows(where: str, x: Any, y: Any, sample_weight: Any, classes: int | None, s
 
 def _inputs(where: str, x: Any, sparse: bool) -> Tensor:
     try:
-        rows = column_of(x if hasattr(x, "shape") else np.asarray(x), "inputs", where)
+        rows = as_column(x if hasattr(x, "shape") else np.asarray(x), "inputs", where)
     except ValueError as error:  # from NumPy for ragged rows; other errors are KapsiErrors
         raise error if isinstance(error, KapsiError) else DataError(f"{where}: expected rows of equal length") from None
     shape = tuple(rows.shape)
