@@ -1,13 +1,17 @@
-"""The example of a package outside: its own tests, its size, and that it is found once it is installed."""
+"""The example package: its own tests, its size, and training with its functions once it is installed."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 import kapsi
 from forked import each
@@ -39,12 +43,13 @@ def installed(folder: Path, name: str, module: str) -> Path:
 def test_its_own_tests_pass() -> None:
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", EXAMPLE, paths=[EXAMPLE / "src"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert "11 passed" in done.stdout
 
 
-def test_a_function_from_outside_has_fewer_than_forty_lines() -> None:
-    (source,) = (EXAMPLE / "src").rglob("*.py")
-    assert len(source.read_text(encoding="utf-8").splitlines()) < 40
+def test_each_function_is_one_short_file() -> None:
+    files = sorted((EXAMPLE / "src").rglob("*.py"))
+    assert {path.stem for path in files} == {"__init__", "adagrad", "coverage", "outer", "pinball", "soft_steps"}
+    assert max(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 55
 
 
 def test_its_entry_point_is_the_one_that_kapsi_reads() -> None:
@@ -77,7 +82,7 @@ kp.save(kp.Model(spec, seed=0), sys.argv[1])
     assert (info.returncode, functions.returncode) == (0, 0), info.stderr + functions.stderr
     assert "SoftSteps" in info.stdout or "soft_steps" in info.stdout
     assert "D = m·G; 12 for m = 4" in functions.stdout
-    assert "kapsi_steps.SoftSteps" in functions.stdout
+    assert "kapsi_steps.SoftSteps" in functions.stdout or "kapsi_steps.soft_steps.SoftSteps" in functions.stdout
 
 
 def test_what_is_not_installed_is_not_known() -> None:
@@ -120,7 +125,7 @@ def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, 
 
 def test_a_name_that_is_taken_is_an_error_of_the_later_package(tmp_path) -> None:
     paths = [installed(tmp_path, "kapsi-twice", "kapsi_twice"), tmp_path]
-    source = (EXAMPLE / "src" / "kapsi_steps" / "__init__.py").read_text(encoding="utf-8")
+    source = (EXAMPLE / "src" / "kapsi_steps" / "soft_steps.py").read_text(encoding="utf-8")
     (tmp_path / "kapsi_twice.py").write_text(source.replace('name="soft_steps"', 'name="taylor"'), encoding="utf-8")
     done = run("-m", "kapsi", "functions", "remainder", paths=paths)
     assert done.returncode == 0
@@ -128,3 +133,38 @@ def test_a_name_that_is_taken_is_an_error_of_the_later_package(tmp_path) -> None
         "package 'kapsi-twice' cannot be loaded: SpecError: SoftSteps: the expansion name 'taylor' is taken"
         in done.stderr
     )
+
+
+def test_an_installed_package_trains_from_the_command_line(tmp_path) -> None:
+    paths = [installed(tmp_path / "site", "kapsi-steps", "kapsi_steps"), EXAMPLE / "src"]
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (80, 2))
+    y = np.tanh(2 * x[:, 0]) + x[:, 1] + 0.1 * generator.normal(size=80)
+    rows = "\n".join(",".join(f"{value:.6f}" for value in row) for row in np.column_stack([x, y]))
+    (tmp_path / "t.csv").write_text(f"a,b,y\n{rows}\n", encoding="utf-8")
+    table, run_folder = str(tmp_path / "t.csv"), str(tmp_path / "run")
+    head = "layers.0.heads.0"
+    sets = [
+        *("widths=[null,null]", f"{head}.expansion=soft_steps", f"{head}.reconciliation=outer", f"{head}.bias=true"),
+        *("training.loss=pinball", "training.loss.quantile=0.8", "training.metrics=[coverage]", "training.epochs=5"),
+    ]
+    arguments = [part for edit in (*sets, "training.solver.kind=adagrad") for part in ("--set", edit)]
+    fit, predict, losses, ridge = each(
+        tmp_path / "said",
+        f"main('fit', {table!r}, '--target', 'y', '--output', {run_folder!r}, *{arguments!r})",
+        f"main('predict', {run_folder!r}, {table!r}, '--output', {str(tmp_path / 'p.csv')!r})",
+        "main('functions', 'loss')",
+        f"main('fit', {table!r}, '--target', 'y', '--output', {run_folder + '2'!r}, '--set', 'training.solver=ridge', "
+        f"'--set', '{head}.expansion=soft_steps', '--set', '{head}.reconciliation=outer', '--set', 'training.l2=1e-6')",
+        env=environment(*paths),
+    )
+    assert (fit.returncode, predict.returncode, losses.returncode) == (0, 0, 0), fit.stderr + predict.stderr
+    assert ridge.returncode == 0, ridge.stderr
+    assert re.search(r"^  pinball +Pinball loss", losses.stdout, re.MULTILINE)
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert config["training"]["loss"] == {"kind": "pinball", "quantile": 0.8}
+    assert config["training"]["solver"]["kind"] == "adagrad"
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["event"] == "epoch"]
+    assert {record["solver"] for record in epochs} == {"adagrad"}
+    assert all(set(record["metrics"]) == {"coverage"} for record in epochs)

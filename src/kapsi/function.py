@@ -389,7 +389,7 @@ def _coerce_tuple(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any
     open_ended = len(members) == 2 and members[1] is Ellipsis
     if open_ended:
         part = isinstance(members[0], type) and issubclass(members[0], Function | Spec)
-        if part and isinstance(value, str | Mapping | members[0]):
+        if part and (isinstance(value, str | Mapping | members[0]) or callable(value)):
             value = (value,)
     if not isinstance(value, list | tuple) or (not open_ended and len(value) != len(members)):
         refuse(where, "a list" if open_ended else f"a list of {len(members)}", value)

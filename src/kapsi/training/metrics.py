@@ -198,11 +198,11 @@ class AUC(Metric, name="auc"):
 
 @dataclass(frozen=True)
 class CallableMetric(Metric):
-    """The metric of a plain callable `(prediction, target)`, which returns a value per row or their mean.
+    """The metric of a plain callable `(prediction, target)`, which returns a value per element, per row, or their mean.
 
     Args:
-        function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and the targets.
-            Its attribute `greater_is_better`, if present, allows early stopping on it.
+        function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and targets of the
+            same shape. Its attribute `greater_is_better`, if present, allows early stopping on it.
     """
 
     function: Callable[..., Any]
@@ -217,7 +217,11 @@ class CallableMetric(Metric):
         object.__setattr__(self, "greater_is_better", bool(getattr(self.function, "greater_is_better", False)))
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
-        values = torch.as_tensor(self.function(loss.decide(output), target), dtype=torch.float64, device="cpu")
+        prediction = loss.decide(output)
+        # (rows,) against (rows, 1) would broadcast to (rows, rows).
+        target = target.reshape(prediction.shape) if target.numel() == prediction.numel() else target
+        values = torch.as_tensor(self.function(prediction, target), dtype=torch.float64, device="cpu")
+        values = values.mean(1) if values.dim() == 2 and values.shape == prediction.shape else values
         if values.shape not in ((), (len(output),)):
             raise SpecError(
                 f"metrics: {self.name} must return one value per row, ({len(output)},), or their mean; "
