@@ -231,7 +231,8 @@ def test_every_registered_function_of_the_package_is_public() -> None:
     activations = {"Activation"}  # by name in specifications, not as classes
     for cls in catalogue():
         if cls.__module__.startswith("kapsi.") and not activations & {base.__name__ for base in cls.__mro__}:
-            assert cls.__name__ in kapsi.__all__
+            assert cls.__name__ in {*kapsi.__all__, *kapsi.expansion.__all__}
+            assert getattr(kapsi, cls.__name__) is cls
 
 
 # ------------------------------------------------------------------------------------------------ names of losses and solvers
