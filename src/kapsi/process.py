@@ -6,6 +6,7 @@ A `Process` is an option of a specification. The head or layer registers its mod
 
 from __future__ import annotations
 
+import types
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,97 +77,6 @@ class Elementwise(nn.Module):
         return self.activation.name
 
 
-@dataclass(frozen=True)
-class ReLU(Activation, name="relu"):
-    """max(0, x)."""
-
-    function = staticmethod(F.relu)
-
-
-@dataclass(frozen=True)
-class LeakyReLU(Activation, name="leaky_relu"):
-    """max(0, x) + 0.01 min(0, x)."""
-
-    function = staticmethod(F.leaky_relu)
-
-
-@dataclass(frozen=True)
-class ELU(Activation, name="elu"):
-    """x for x > 0, else eˣ − 1."""
-
-    function = staticmethod(F.elu)
-
-
-@dataclass(frozen=True)
-class SELU(Activation, name="selu"):
-    """The scaled exponential linear unit, 1.0507 (x for x > 0, else 1.6733 (eˣ − 1))."""
-
-    function = staticmethod(F.selu)
-
-
-@dataclass(frozen=True)
-class GELU(Activation, name="gelu"):
-    """x Φ(x), Φ the normal distribution function."""
-
-    function = staticmethod(F.gelu)
-
-
-@dataclass(frozen=True)
-class SiLU(Activation, name="silu", aliases=("swish",)):
-    """x / (1 + e⁻ˣ)."""
-
-    function = staticmethod(F.silu)
-
-
-@dataclass(frozen=True)
-class Mish(Activation, name="mish"):
-    """x tanh(softplus(x))."""
-
-    function = staticmethod(F.mish)
-
-
-@dataclass(frozen=True)
-class Sigmoid(Activation, name="sigmoid"):
-    """1 / (1 + e⁻ˣ)."""
-
-    function = staticmethod(torch.sigmoid)
-
-
-@dataclass(frozen=True)
-class Tanh(Activation, name="tanh"):
-    """The hyperbolic tangent."""
-
-    function = staticmethod(torch.tanh)
-
-
-@dataclass(frozen=True)
-class Softplus(Activation, name="softplus"):
-    """log(1 + eˣ)."""
-
-    function = staticmethod(F.softplus)
-
-
-@dataclass(frozen=True)
-class Softsign(Activation, name="softsign"):
-    """x divided by one plus its absolute value."""
-
-    function = staticmethod(F.softsign)
-
-
-@dataclass(frozen=True)
-class Asinh(Activation, name="asinh"):
-    """The inverse hyperbolic sine: x near zero, the sign and logarithm of twice x far from it."""
-
-    function = staticmethod(torch.asinh)
-
-
-@dataclass(frozen=True)
-class Sine(Activation, name="sine", aliases=("sin",)):
-    """sin(x)."""
-
-    function = staticmethod(torch.sin)
-
-
 EXP_CUTOFF = 10.0
 """Largest exact input of the exponential, which continues as its tangent to keep values moderate."""
 
@@ -176,14 +86,29 @@ def _exponential(x: Tensor) -> Tensor:
     return inside.exp() * (1 + (x - inside))
 
 
-@dataclass(frozen=True)
-class Exp(Activation, name="exp"):
-    """eˣ for x ≤ 10, its tangent beyond.
+def _activation(
+    title: str, name: str, function: Callable[..., Tensor], formula: str, *aliases: str
+) -> type[Activation]:
+    """Return the class of an activation; `formula` is the docstring."""
+    members = {"__doc__": formula, "__module__": __name__, "function": staticmethod(function)}
+    options = {"name": name, "aliases": aliases}
+    return dataclass(frozen=True)(types.new_class(title, (Activation,), options, lambda body: body.update(members)))
 
-    Turns the sums of a layer into products.
-    """
 
-    function = staticmethod(_exponential)
+ReLU = _activation("ReLU", "relu", F.relu, "max(0, x).")
+LeakyReLU = _activation("LeakyReLU", "leaky_relu", F.leaky_relu, "max(0, x) + 0.01 min(0, x).")
+ELU = _activation("ELU", "elu", F.elu, "x for x > 0, else eˣ − 1.")
+SELU = _activation("SELU", "selu", F.selu, "The scaled ELU, 1.0507 (x for x > 0, else 1.6733 (eˣ − 1)).")
+GELU = _activation("GELU", "gelu", F.gelu, "x Φ(x), Φ the normal distribution function.")
+SiLU = _activation("SiLU", "silu", F.silu, "x / (1 + e⁻ˣ).", "swish")
+Mish = _activation("Mish", "mish", F.mish, "x tanh(softplus(x)).")
+Sigmoid = _activation("Sigmoid", "sigmoid", torch.sigmoid, "1 / (1 + e⁻ˣ).")
+Tanh = _activation("Tanh", "tanh", torch.tanh, "The hyperbolic tangent.")
+Softplus = _activation("Softplus", "softplus", F.softplus, "log(1 + eˣ).")
+Softsign = _activation("Softsign", "softsign", F.softsign, "x divided by one plus its absolute value.")
+Asinh = _activation("Asinh", "asinh", torch.asinh, "The inverse hyperbolic sine: logarithmic for large x.")
+Sine = _activation("Sine", "sine", torch.sin, "sin(x).", "sin")
+Exp = _activation("Exp", "exp", _exponential, "eˣ for x ≤ 10, its tangent beyond: products from the sums of a layer.")
 
 
 # ------------------------------------------------------------------------------------------------ norms and dropout

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from kapsi.derivatives import OwnDerivatives
+from kapsi.errors import DataError
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
 __all__ = [
+    "ElementWise",
     "Expansion",
     "Interval",
     "KnownDerivatives",
     "Refinement",
     "clamp_to_domain",
+    "class_labels",
     "common_domain",
     "rms",
 ]
@@ -123,6 +126,16 @@ class Expansion(Function, role="expansion"):
         """Return κ(x) for x of shape `(..., m)`."""
 
 
+class ElementWise(Expansion):
+    """An expansion of each input by itself, basis-major; by default with one column per input."""
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        return 1, in_features
+
+    def element_wise(self) -> bool:
+        return True
+
+
 class KnownDerivatives(OwnDerivatives):
     """An element-wise function with known derivatives of every order: evaluated in place, and only x is saved.
 
@@ -164,6 +177,25 @@ class KnownDerivatives(OwnDerivatives):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:
         return KnownDerivatives.apply(x.movedim(in_dims[0], 0), order, evaluate), 0
+
+
+def class_labels(where: str, y: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Return y as class labels `(rows,)` on the device of the rows; None for other targets than whole numbers.
+
+    Raises:
+        DataError: a label is not finite.
+    """
+    if y is None or y.numel() != len(rows):
+        return None
+    labels = y.reshape(-1).to(rows.device)
+    if not labels.is_floating_point():
+        return labels
+    missing = int((~labels.isfinite()).sum())
+    if missing:
+        raise DataError(
+            f"{where}: {missing:,} of {len(labels):,} labels in y are not finite; drop these rows, or calibrate without y"
+        )
+    return None if bool((labels.frac() != 0).any()) else labels
 
 
 def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -72,9 +71,9 @@ class Combinations(Expansion):
             raise SpecError(f"{name}(subsets=…): {columns:,} columns, at most {LARGEST_FORMED:,} are formed")
         return 1, columns
 
-    @abstractmethod
     def _columns(self, size: int) -> int:
         """Return the number of columns of a combination of `size` inputs."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -151,9 +150,6 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
     examples = ({}, {"order": 3, "learnable": True}, {"subsets": ((0,),)})
 
     learnable: bool = False
-
-    def _columns(self, size: int) -> int:
-        return 1
 
     def params(self, in_features: int) -> Params:
         return {
@@ -340,9 +336,6 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
     )
 
     learnable: bool = False
-
-    def _columns(self, size: int) -> int:
-        return 1
 
     def params(self, in_features: int) -> Params:
         self.factors(in_features)

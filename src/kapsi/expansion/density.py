@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError
-from kapsi.expansion.base import Expansion, Interval
-from kapsi.expansion.numerics import concat_basis, working_precision
+from kapsi.errors import SpecError
+from kapsi.expansion.base import ElementWise, Interval, class_labels
+from kapsi.expansion.numerics import concat_basis, evenly, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -48,7 +48,7 @@ ITERATIONS_NEWTON = 10
 
 
 @dataclass(frozen=True)
-class NaiveDensity(Expansion):
+class NaiveDensity(ElementWise):
     """Log-densities of each input: κ(x) = [log p(x | θ₁), …, log p(x | θ_d)], setting-major, d = count, D = m·d.
 
     The parameters θ are tensors `(count, m)`, one value for each setting and input, buffers unless learnable; positive
@@ -68,9 +68,6 @@ class NaiveDensity(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.count, in_features
 
-    def element_wise(self) -> bool:
-        return True
-
     def params(self, in_features: int) -> Params:
         shape = (self.count, in_features)
         return {name: Param(shape, values, trainable=self.learnable) for name, values in self._defaults().items()}
@@ -87,7 +84,7 @@ class NaiveDensity(Expansion):
         widest = deviations.max()
         min_deviation = math.sqrt(SMOOTHING) * torch.where(deviations > 0, deviations, widest)
         min_deviation, widest = (torch.where(widest > 0, value, 1.0) for value in (min_deviation, widest))
-        labels = self._labels(y, rows)
+        labels = class_labels(type(self).__name__, y, rows)
         classes = 1 if labels is None else len(labels.unique())
         fits = []
         for group in self._groups(rows, labels):
@@ -96,21 +93,6 @@ class NaiveDensity(Expansion):
             degenerate = (deviation(group) == 0) & (deviations > 0) & (self.count > classes)
             fits.append(self._fit(group, torch.where(degenerate, deviations / self.count, min_deviation), widest))
         return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0]}
-
-    def _labels(self, y: Tensor | None, rows: Tensor) -> Tensor | None:
-        """Return y as class labels `(rows,)` if all values are whole numbers, otherwise None."""
-        if y is None or y.numel() != len(rows):
-            return None
-        labels = y.reshape(-1).to(rows.device)
-        if not labels.is_floating_point():
-            return labels
-        missing = int((~labels.isfinite()).sum())
-        if missing:
-            raise DataError(
-                f"{type(self).__name__}: {missing:,} of {len(labels):,} labels in y are not finite; "
-                "drop these rows, or calibrate without y"
-            )
-        return None if bool((labels.frac() != 0).any()) else labels
 
     def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         """Yield the rows for each setting, with every column sorted."""
@@ -207,7 +189,7 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
     smoothing: float = option(SMOOTHING, minimum=0.0, maximum=1.0)
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"mean": _even_locations(self.count), "log_scale": (0.0,)}
+        return {"mean": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         z = (x - t["mean"]) * torch.exp(-t["log_scale"])
@@ -241,7 +223,7 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     examples = ({}, {"count": 3, "learnable": True})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"location": _even_locations(self.count), "log_scale": (0.0,)}
+        return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return -(x - t["location"]).abs() * torch.exp(-t["log_scale"]) - t["log_scale"] - math.log(2)
@@ -275,7 +257,7 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
     examples = ({}, {"count": 3, "learnable": True})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"location": _even_locations(self.count), "log_scale": (0.0,)}
+        return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         z = (x - t["location"]) * torch.exp(-t["log_scale"])
@@ -317,7 +299,7 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"log_rate": _even_logarithms(self.count, 0.5, 2)}
+        return {"log_rate": evenly(math.log(0.5), math.log(2), self.count)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return t["log_rate"] - x * torch.exp(t["log_rate"])
@@ -352,7 +334,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
     examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        shapes = _even_logarithms(self.count, 1, 4)
+        shapes = evenly(math.log(1), math.log(4), self.count)
         return {"log_shape": shapes, "log_scale": tuple(-value for value in shapes)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
@@ -399,7 +381,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        return {"log_degrees": _even_logarithms(self.count, 1, 4)}
+        return {"log_degrees": evenly(math.log(1), math.log(4), self.count)}
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         half = t["log_degrees"].exp() / 2
@@ -425,7 +407,7 @@ HALF_LINE: dict[str, type[PositiveDensity]] = {
 
 
 @dataclass(frozen=True)
-class NaiveMixed(Expansion, name="naive_mixed"):
+class NaiveMixed(ElementWise, name="naive_mixed"):
     """Log-densities of several distributions: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
 
     Columns, parameters before and after calibration, and the continuation below the floor equal `NaiveNormal`,
@@ -466,9 +448,6 @@ class NaiveMixed(Expansion, name="naive_mixed"):
     def factors(self, in_features: int) -> tuple[int, int]:
         return len(self.kinds) * self.count, in_features
 
-    def element_wise(self) -> bool:
-        return True
-
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self._parts.values() for interval in part.domain(in_features))
 
@@ -495,14 +474,3 @@ def _median(rows: Tensor) -> Tensor:
     """Return the median of sorted columns; for an even number of rows the mean of the middle two."""
     size = len(rows)
     return (rows[(size - 1) // 2] + rows[size // 2]) / 2
-
-
-def _even_locations(count: int) -> tuple[float, ...]:
-    """Return centers of distributions for inputs of unit scale, symmetric about zero."""
-    return tuple(3 * k / (count - 1) - 1.5 for k in range(count)) if count > 1 else (0.0,)
-
-
-def _even_logarithms(count: int, low: float, high: float) -> tuple[float, ...]:
-    """Return logarithms of values from low to high in equal ratios; a single value is the geometric mean."""
-    low, high = math.log(low), math.log(high)
-    return tuple(low + (high - low) * k / (count - 1) for k in range(count)) if count > 1 else ((low + high) / 2,)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError
-from kapsi.expansion.base import Expansion
+from kapsi.expansion.base import ElementWise, class_labels
 from kapsi.expansion.numerics import working_precision
 from kapsi.features import Features, SparseFeatures, features_of
 from kapsi.function import Param, Params, Tensors, option
@@ -19,7 +18,7 @@ __all__ = ["LogCountScale"]
 
 
 @dataclass(frozen=True)
-class LogCountScale(Expansion, name="log_count_scale"):
+class LogCountScale(ElementWise, name="log_count_scale"):
     """Inputs scaled by naive Bayes: κ(x) = s ∘ x, s_i = (b + mean_c `|r_ci|`) / (b + 1), D = m.
 
     r_ci = log(p_ci / Σⱼ p_cj) − log(q_ci / Σⱼ q_cj) is the log-count ratio of a class: p_ci is a plus the number of rows of
@@ -49,12 +48,6 @@ class LogCountScale(Expansion, name="log_count_scale"):
     offset: float = option(0.5, minimum=0.0, maximum=1e6)
     smoothing: float = option(1.0, minimum=1e-6, maximum=1e6)
 
-    def factors(self, in_features: int) -> tuple[int, int]:
-        return 1, in_features
-
-    def element_wise(self) -> bool:
-        return True
-
     def takes_sparse(self) -> bool:
         return True
 
@@ -67,14 +60,9 @@ class LogCountScale(Expansion, name="log_count_scale"):
         Raises:
             DataError: labels are not finite.
         """
-        if y is None or y.numel() != x.shape[0]:
+        labels = class_labels("LogCountScale", y, x)
+        if labels is None:
             return {}
-        labels = y.reshape(-1).to(x.device)
-        if labels.is_floating_point():
-            if not bool(labels.isfinite().all()):
-                raise DataError("LogCountScale: labels in y are not finite; drop these rows, or calibrate without y")
-            if bool((labels.frac() != 0).any()):
-                return {}
         classes, codes = labels.unique(return_inverse=True)
         if len(classes) < 2:
             return {}

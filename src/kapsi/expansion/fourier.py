@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion
+from kapsi.expansion.base import ElementWise
 from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
@@ -17,7 +17,7 @@ __all__ = ["Fourier"]
 
 
 @dataclass(frozen=True)
-class Fourier(Expansion, name="fourier"):
+class Fourier(ElementWise, name="fourier"):
     """Cosines and sines of a period: κ(x) = [cos(2πx/P), sin(2πx/P), …, cos(2πNx/P), sin(2πNx/P)], D = 2·m·N.
 
     The period is prior knowledge about the inputs, such as 24 for an hour of the day, and stays fixed in calibration: a
@@ -45,9 +45,6 @@ class Fourier(Expansion, name="fourier"):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return 2 * self.harmonics, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x)

@@ -12,6 +12,7 @@ __all__ = [
     "clamp_gaussian_input",
     "concat_basis",
     "data_range",
+    "evenly",
     "exp_neg",
     "working_precision",
 ]
@@ -33,6 +34,11 @@ def data_range(x: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
     min_width = (magnitude * max(64 * intervals * info.eps, 4 * eps)).clamp_min(info.tiny * 64 * intervals)
     margin = torch.where(high - low > min_width, torch.zeros_like(low), min_width.clamp_min(0.5))
     return (low - margin).clamp_min(-largest_value), (high + margin).clamp_max(largest_value)
+
+
+def evenly(low: float, high: float, count: int) -> tuple[float, ...]:
+    """Return evenly spaced numbers from low to high; for a single number the middle."""
+    return tuple(low + (high - low) * i / (count - 1) for i in range(count)) if count > 1 else ((low + high) / 2,)
 
 
 def working_precision(x: Tensor) -> Tensor:

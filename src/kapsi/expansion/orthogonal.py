@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, KnownDerivatives
+from kapsi.expansion.base import ElementWise, Interval, KnownDerivatives
 from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
@@ -51,7 +51,7 @@ class _Ends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ThreeTerm(Expansion):
+class ThreeTerm(ElementWise):
     """Polynomials by three-term recurrence: κ(x) = [P₁(x), …, P_d(x)], P_k = (a_k x + b_k) P_{k−1} − c_k P_{k−2}, D = m·d.
 
     P₀ = 1 is left out, since a constant is a bias. Each side of the real line has a cutoff, the `|x|` at which a first
@@ -84,9 +84,6 @@ class ThreeTerm(Expansion):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.degree, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     def heavy_tailed(self) -> bool:
         """Return whether the degree exceeds four: T₅(3) is a thousand times the largest value on the domain."""

@@ -61,9 +61,6 @@ class CombinatorialState(StateCombinations, name="combinatorial_state"):
         super().factors(in_features)
         return 1, self._entries(in_features)
 
-    def _columns(self, size: int) -> int:
-        return 1  # a lower bound; table entries are counted separately
-
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         _, columns = self.factors(x.shape[-1])
         cells = self._cells(x, self._layout(x.shape[-1], x.device))
@@ -101,9 +98,6 @@ class CombinatorialProduct(Combinations, name="combinatorial_product"):
     examples = ({}, {"order": 3}, {"subsets": ((0,), (), (0, 0))})
     takes_empty = True
     takes_repeated = True
-
-    def _columns(self, size: int) -> int:
-        return 1
 
     def _largest(self) -> int:
         return self.order if self.subsets is None else max(map(len, self.subsets))

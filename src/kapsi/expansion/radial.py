@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval
-from kapsi.expansion.numerics import data_range, exp_neg, working_precision
+from kapsi.expansion.base import ElementWise, Interval
+from kapsi.expansion.numerics import data_range, evenly, exp_neg, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -21,7 +21,7 @@ __all__ = ["GaussianRBF", "InverseQuadraticRBF"]
 
 
 @dataclass(frozen=True)
-class RadialBasis(Expansion):
+class RadialBasis(ElementWise):
     """Bumps around centers: κ(x) = [φ(ε₁(x − c₁)), …, φ(ε_G(x − c_G))], basis-major, D = m·G.
 
     Each center of each input has its own width 1/ε. Centers `(G, m)` and the logarithms of the widths `log_width` = −log ε
@@ -63,19 +63,12 @@ class RadialBasis(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.centers, in_features
 
-    def element_wise(self) -> bool:
-        return True
-
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), self.low, self.high),)
 
     def params(self, in_features: int) -> Params:
         count, length = self.centers, self.high - self.low
-        if count == 1:
-            positions: tuple[float, ...] = ((self.low + self.high) / 2,)
-        else:
-            positions = tuple(self.low + length * i / (count - 1) for i in range(count))
-        width = self.overlap * length / max(1, count - 1)
+        positions, width = evenly(self.low, self.high, count), self.overlap * length / max(1, count - 1)
         return {
             "centers": Param((count, in_features), positions, trainable=self.learnable),
             "log_width": Param((count, in_features), (math.log(width),), trainable=self.learnable),

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion
+from kapsi.expansion.base import ElementWise, Expansion
 from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
@@ -20,7 +20,7 @@ __all__ = ["Binarize", "Identity", "LinearExpansion", "Reciprocal"]
 
 
 @dataclass(frozen=True)
-class Identity(Expansion, name="identity"):
+class Identity(ElementWise, name="identity"):
     """The inputs themselves: κ(x) = x, D = m.
 
     Source: Reconciled Polynomial Network (arXiv 2407.04819), "Identity and Reciprocal Data Expansion".
@@ -31,12 +31,6 @@ class Identity(Expansion, name="identity"):
         tensor([1., 2.])
     """
 
-    def factors(self, in_features: int) -> tuple[int, int]:
-        return 1, in_features
-
-    def element_wise(self) -> bool:
-        return True
-
     def takes_sparse(self) -> bool:
         return True
 
@@ -45,7 +39,7 @@ class Identity(Expansion, name="identity"):
 
 
 @dataclass(frozen=True)
-class Binarize(Expansion, name="binarize"):
+class Binarize(ElementWise, name="binarize"):
     """Whether each input is above a threshold: κ(x) = 1 where x > θ, else 0, D = m.
 
     The gradient is zero, so steps before κ are not trained. Sparse inputs stay sparse for θ ≥ 0.
@@ -65,12 +59,6 @@ class Binarize(Expansion, name="binarize"):
 
     threshold: float = 0.0
 
-    def factors(self, in_features: int) -> tuple[int, int]:
-        return 1, in_features
-
-    def element_wise(self) -> bool:
-        return True
-
     def takes_sparse(self) -> bool:
         return self.threshold >= 0
 
@@ -81,7 +69,7 @@ class Binarize(Expansion, name="binarize"):
 
 
 @dataclass(frozen=True)
-class Reciprocal(Expansion, name="reciprocal"):
+class Reciprocal(ElementWise, name="reciprocal"):
     """The reciprocal of each input: κ(x) = 1/x, D = m.
 
     For `|x|` < ε the pole is bridged by 2x/ε² − x³/ε⁴, equal to 1/x at ±ε in value and slope: values stay within 1.1/ε, and
@@ -101,12 +89,6 @@ class Reciprocal(Expansion, name="reciprocal"):
     examples = ({}, {"eps": 0.5})
 
     eps: float = option(0.01, minimum=1e-6, maximum=1e3)
-
-    def factors(self, in_features: int) -> tuple[int, int]:
-        return 1, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     def heavy_tailed(self) -> bool:
         """Return True: without the bridge, the reciprocal of a normal input has infinite variance."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import DataError, SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement
+from kapsi.expansion.base import ElementWise, Interval, Refinement
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
 from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_pieces_at, uniform_rate
@@ -41,7 +41,7 @@ MIN_WIDTH = 1e-3
 
 
 @dataclass(frozen=True)
-class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
+class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     """B-splines of each input: κ(x) = [B₁(x), …, B_G(x)], basis-major, G = intervals + degree, D = m·G.
 
     The range [low, high] of each input is divided into intervals at breakpoints. Further knots lie beyond it at the mean
@@ -143,9 +143,6 @@ class BSpline(Expansion, name="b_spline", aliases=("bspline",)):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.intervals + self.degree, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), self.low, self.high),)

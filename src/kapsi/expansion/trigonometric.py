@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval
+from kapsi.expansion.base import ElementWise, Interval
 from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors, option
@@ -18,14 +18,11 @@ from kapsi.function import Tensors, option
 __all__ = ["Hyperbolic", "InverseHyperbolic", "InverseTrigonometric", "Trigonometric"]
 
 
-class _Three(Expansion):
+class _Three(ElementWise):
     """Three functions of each input: κ(x) = [f₁(x), f₂(x), f₃(x)], D = 3m."""
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return 3, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     @abstractmethod
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

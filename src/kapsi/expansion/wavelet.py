@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Expansion, Interval, KnownDerivatives
+from kapsi.expansion.base import ElementWise, Interval, KnownDerivatives
 from kapsi.expansion.numerics import clamp_gaussian_input, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
@@ -27,7 +27,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Wavelet(Expansion):
+class Wavelet(ElementWise):
     """Wavelets of each input: κ(x) = [ψ₀₀(x), ψ₀₁(x), …, ψ_{S−1,T−1}(x)], basis-major, scale by scale, D = m·S·T.
 
     ψ_{s,t}(x) = a^{−s/2} ψ((z − τ_t) / a^s), z = (x − center) / e^{log_scale}, τ_t = t − (T − 1)/2, s = 0, …, S − 1 and t =
@@ -50,9 +50,6 @@ class Wavelet(Expansion):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.scales * self.shifts, in_features
-
-    def element_wise(self) -> bool:
-        return True
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), -self.shifts / 2, self.shifts / 2),)

@@ -179,23 +179,12 @@ def _width_of_inputs(used: list[int], in_features: int | None) -> int:
 
 
 _FUNCTIONS: dict[Any, str] = {
-    F.relu: "relu",
+    kind.function: kind.name for kind in catalogue("process") if issubclass(kind, Activation)
+} | {
     torch.relu: "relu",
-    F.elu: "elu",
-    F.selu: "selu",
     torch.selu: "selu",
-    F.gelu: "gelu",
-    F.silu: "silu",
-    F.mish: "mish",
-    torch.sigmoid: "sigmoid",
     F.sigmoid: "sigmoid",
-    torch.tanh: "tanh",
     F.tanh: "tanh",
-    F.softplus: "softplus",
-    F.softsign: "softsign",
-    F.leaky_relu: "leaky_relu",
-    torch.asinh: "asinh",
-    torch.sin: "sine",
 }
 """Names in kapsi of torch's activation functions."""
 
