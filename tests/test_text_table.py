@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from kapsi.text import align, text_table
+from kapsi.text import text_table
 
 
 def test_columns_have_the_width_of_their_longest_cell() -> None:
     rows = [("name", "n", "about"), ("ab", "1,000", "x"), ("", "-", "")]
-    assert align(rows, right=(1,)) == [
-        ["name", "    n", "about"],
-        ["ab  ", "1,000", "x    "],
-        ["    ", "    -", "     "],
-    ]
     assert text_table(rows, right=(1,)) == ["name      n  about", "ab    1,000  x", "          -"]
-    assert align([("a", "b")], least=3) == [["a  ", "b  "]]

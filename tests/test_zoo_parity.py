@@ -109,18 +109,6 @@ def test_table_is_aligned_and_ends_with_the_count() -> None:
     assert body[7].endswith("ValueError: first line")
 
 
-@pytest.mark.usefixtures("fakes")
-def test_table_in_markdown() -> None:
-    rows = parity.run(only="close") + parity.run(only="not there")
-    lines = parity.table(rows, markdown=True).splitlines()
-    assert lines[-1] == "parity: 1 of 2 within tolerance"
-    assert len({len(line) for line in lines[:4]}) == 1
-    assert set(lines[1]) == set("|-: ")
-    assert all(line.replace("\\|", "").count("|") == len(parity.HEADER) + 1 for line in lines[:4])
-    assert "made \\| up" in lines[2]
-    assert lines[4] == ""
-
-
 def test_no_rows_are_a_table_too() -> None:
     assert parity.table([]).splitlines()[-1] == "parity: 0 of 0 within tolerance"
 

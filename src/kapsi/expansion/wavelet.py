@@ -55,7 +55,8 @@ class Wavelet(ElementWise):
         return ((self.out_features(in_features), -self.shifts / 2, self.shifts / 2),)
 
     def params(self, in_features: int) -> Params:
-        return {name: Param((in_features,), "zeros", trainable=False) for name in ("center", "log_scale")}
+        trainable = getattr(self, "learnable", False)
+        return {name: Param((in_features,), "zeros", trainable=trainable) for name in ("center", "log_scale")}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return the middle and the T-th part of each input's range; a constant input gets a margin."""
@@ -77,9 +78,6 @@ class SmoothWavelet(Wavelet):
     """A differentiable wavelet: position and scale are trainable."""
 
     learnable: bool = False
-
-    def params(self, in_features: int) -> Params:
-        return {name: Param((in_features,), "zeros", trainable=self.learnable) for name in ("center", "log_scale")}
 
 
 @dataclass(frozen=True)

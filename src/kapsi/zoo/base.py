@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.errors import DataError, KapsiError, SpecError
-from kapsi.modules import Model
+from kapsi.modules import Head, Model
+from kapsi.reconciliation import Dense
+from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     "check_estimator",
     "deviation",
     "finite_tensor",
+    "float64",
     "forbid",
     "model_of",
     "one_head",
+    "plain_head",
     "sizes",
     "sklearn_rows",
     "tensor_of",
@@ -69,6 +73,12 @@ def finite_tensor(values: Any, where: str) -> Tensor:
     if not bool(tensor.isfinite().all()):
         raise DataError(f"{where}: expected finite numbers")
     return tensor
+
+
+def float64(values: Any) -> Tensor:
+    """Return numbers of an estimator, a dense array or a sparse matrix of SciPy, as a new float64 tensor."""
+    dense = values.toarray() if hasattr(values, "toarray") else values
+    return torch.tensor(np.ascontiguousarray(dense, dtype=np.float64))
 
 
 def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: str = "") -> str:
@@ -126,6 +136,14 @@ def model_of(spec: ModelSpec, bias: Tensor | None = None, **roles: dict[str, Any
         with torch.no_grad():
             head.bias.copy_(finite_tensor(bias, "the intercept"))
     return model.eval()
+
+
+def plain_head(model: Any) -> Head | None:
+    """Return the head of a model of one layer and head, y = W κ(x) + b without processing after κ; None for other models."""
+    heads = [head for _, head in model.heads()] if isinstance(model, Model) else []
+    spec = heads[0].spec if len(heads) == 1 else HeadSpec(channels=2)
+    linear = isinstance(spec.reconciliation, Dense) and isinstance(spec.remainder, ZeroRemainder) and spec.channels == 1
+    return heads[0] if linear and not spec.after and not model.spec.resolved()[0][2].output else None
 
 
 # ------------------------------------------------------------------------------------------------ parity

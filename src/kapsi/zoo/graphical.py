@@ -16,9 +16,8 @@ from torch import Tensor
 from kapsi.errors import DataError, SpecError, refuse
 from kapsi.expansion import Expansion
 from kapsi.modules import Head, Model
-from kapsi.reconciliation import Dense
-from kapsi.remainder import ZeroRemainder
-from kapsi.zoo.base import Comparison, forbid, tensor_of
+from kapsi.training.prediction import predict_log_proba
+from kapsi.zoo.base import Comparison, forbid, plain_head, sizes, tensor_of
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
 
 __all__ = ["LOG_ZERO", "Outside"]
@@ -240,23 +239,15 @@ def log_table(where: str, name: str, factor: Any, names: Mapping[Hashable, Seque
 
 def network_head(where: str, model: Any, kinds: type[Expansion] | tuple[type[Expansion], ...], wanted: str) -> Head:
     """Return the head of a network: a single layer and head, an expansion on given subsets, a dense ψ, and nothing else."""
-    heads = [head for _, head in model.heads()] if isinstance(model, Model) else []
-    spec: Any = heads[0].spec if len(heads) == 1 else None
-    kappa: Any = None if spec is None else spec.expansion
-    if (
-        spec is None
-        or not isinstance(kappa, kinds)
-        or getattr(kappa, "subsets", None) is None
-        or not isinstance(spec.reconciliation, Dense)
-        or not isinstance(spec.remainder, ZeroRemainder)
-        or spec.channels != 1
-        or spec.before
-        or spec.after
-        or spec.bias
-        or model.spec.resolved()[0][2].output
-    ):
+    head = plain_head(model)
+    known = (
+        head is not None
+        and isinstance(kappa := head.spec.expansion, kinds)
+        and getattr(kappa, "subsets", None) is not None
+    )
+    if head is None or not known or head.spec.before or head.spec.bias:
         raise SpecError(f"{where}: expected {wanted}; got {type(model).__name__}")
-    return heads[0]
+    return head
 
 
 def check_states(head: Head, rows: Tensor) -> Tensor:
@@ -264,6 +255,13 @@ def check_states(head: Head, rows: Tensor) -> Tensor:
     kappa: Any = head.spec.expansion
     kappa._spoiled(rows)  # raises an error for invalid states
     return torch.where(rows.isnan(), math.nan, kappa._nearest(rows))
+
+
+def split_tables(flat: Tensor, subsets: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Tensor]:
+    """Return concatenated tables `(entries,)` as float64 tables on the CPU, an axis per input of each subset."""
+    shapes = [[sizes[i] for i in subset] for subset in subsets]
+    parts = flat.to("cpu", torch.float64).split([math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def patterns(rows: Tensor) -> Iterator[tuple[list[bool], Tensor]]:
@@ -366,7 +364,25 @@ def queried(network: Any, columns: Sequence[Hashable], x: Tensor, target: Any, i
         inference.query([target], evidence=names_of(network, columns, row), show_progress=False).values.tolist()
         for row in x
     ]
-    return torch.tensor(values, dtype=torch.float64).log()
+    # Variable elimination of pgmpy 1.1 keeps factors of the evidence of a Markov network if no variable is summed out.
+    return torch.tensor(values, dtype=torch.float64).log().log_softmax(-1)
+
+
+def values_of(tables: Iterable[Any]) -> int:
+    """Return the number of values of some CPDs or factors of pgmpy."""
+    return sum(int(np.size(table.values)) for table in tables)
+
+
+def compare_classifier(network: Any, tables: Iterable[Any], imported: Callable[..., Model], seed: int) -> Comparison:
+    """Compare log p(n1 | all others) of an imported network with a query of pgmpy."""
+    from pgmpy.inference import VariableElimination
+
+    columns = [name for name in network.nodes if name != "n1"]
+    model, x = imported(network, label="n1"), random_rows(network, columns, 40, seed + 1)
+    theirs = queried(network, columns, x, "n1", VariableElimination(network))
+    ours = torch.as_tensor(predict_log_proba(model, x), dtype=torch.float64)
+    y = torch.from_numpy(np.random.default_rng(seed).integers(0, theirs.shape[1], len(x)))
+    return Comparison(infinite_deviation(ours, theirs), sizes(model), values_of(tables), model, x, y, "cross_entropy")
 
 
 def infinite_deviation(ours: Tensor, theirs: Tensor) -> float:

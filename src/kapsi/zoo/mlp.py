@@ -19,7 +19,7 @@ from kapsi.modules import Model
 from kapsi.process import BatchNorm, Dropout, LayerNorm, Process
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.prediction import predict_proba
-from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, finite_tensor, forbid, sklearn_rows
+from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, finite_tensor, float64, forbid, sklearn_rows
 
 __all__ = ["ACTIVATIONS", "PARITY", "from_sklearn", "from_torch", "spec"]
 
@@ -317,9 +317,9 @@ def from_sklearn(estimator: Any) -> Model:
     widths = [len(estimator.coefs_[0]), *(matrix.shape[1] for matrix in estimator.coefs_)]
     model = Model(spec(widths, OF_SKLEARN[estimator.activation]), seed=0, dtype=torch.float64, device="cpu")
     for (_, head), matrix, bias in zip(model.heads(), estimator.coefs_, estimator.intercepts_, strict=True):
-        _copy(head.psi["matrix"], torch.tensor(np.asarray(matrix, dtype=np.float64).T), f"{where}.coefs_")
+        _copy(head.psi["matrix"], float64(matrix).T, f"{where}.coefs_")
         if head.bias is not None:
-            _copy(head.bias, torch.tensor(np.asarray(bias, dtype=np.float64)), f"{where}.intercepts_")
+            _copy(head.bias, float64(bias), f"{where}.intercepts_")
     return model.eval()
 
 

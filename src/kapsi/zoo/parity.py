@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kapsi.errors import SpecError, check_integer
 from kapsi.function import coerce
-from kapsi.text import align, text_table
+from kapsi.text import text_table
 from kapsi.zoo.base import Case, cases
 
 __all__ = ["ParityRow", "run", "table"]
@@ -86,30 +86,18 @@ def _row(case: Case, seed: int) -> ParityRow:
         return ParityRow(case, version, problem=f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
-def table(rows: Sequence[ParityRow], *, markdown: bool = False) -> str:
+def table(rows: Sequence[ParityRow]) -> str:
     """Return rows as an aligned table with a last line `parity: k of n within tolerance`.
 
     Missing libraries count against k.
 
     Args:
         rows: result of `run`.
-        markdown: write a Markdown table.
     """
-    lines = [HEADER, *(_cells(row) for row in rows)]
-    if markdown:
-        lines = [tuple(cell.replace("|", "\\|") for cell in line) for line in lines]
-    right = range(4, 8)
-    if markdown:
-        header, *cells = align(lines, right, least=3)
-        rule = ["-" * (len(cell) - 1) + ":" if i in right else "-" * len(cell) for i, cell in enumerate(header)]
-        text = [f"| {' | '.join(line)} |" for line in (header, rule, *cells)]
-        text.append("")
-    else:
-        text = text_table(lines, right)
+    text = text_table([HEADER, *(_cells(row) for row in rows)], range(4, 8))
     missing = sorted({row.case.package for row in rows if row.problem == "missing"})
     if missing:
         text.append(f"not installed: {', '.join(missing)}")
-        text += [""] if markdown else []
     text.append(f"parity: {sum(row.within for row in rows)} of {len(rows)} within tolerance")
     return "\n".join(text)
 

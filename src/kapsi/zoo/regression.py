@@ -17,7 +17,6 @@ from kapsi.errors import DataError, SpecError, check_choice, check_number, unkno
 from kapsi.expansion import Expansion, Hermite, Taylor
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense, KhatriRao
-from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
 from kapsi.training.engine import fit
 from kapsi.training.prediction import predict_proba
@@ -28,9 +27,11 @@ from kapsi.zoo.base import (
     check_estimator,
     deviation,
     finite_tensor,
+    float64,
     forbid,
     model_of,
     one_head,
+    plain_head,
     sizes,
     sklearn_rows,
 )
@@ -207,9 +208,8 @@ def from_sklearn(estimator: Any) -> Model:
     check_estimator(last, [getattr(linear_model, name) for name in LINEAR_MODELS], where, "or a Pipeline")
     for step in first:
         check_estimator(step, (PolynomialFeatures, SplineTransformer), where, "standardize the inputs before")
-    coefficients = last.coef_.toarray() if hasattr(last.coef_, "toarray") else last.coef_
-    matrix = torch.tensor(np.atleast_2d(np.asarray(coefficients, dtype=np.float64)))
-    bias = torch.tensor(np.asarray(last.intercept_, dtype=np.float64)).reshape(-1).expand(len(matrix))
+    matrix = torch.atleast_2d(float64(last.coef_))
+    bias = float64(last.intercept_).reshape(-1).expand(len(matrix))
     if not first:
         return model_of(spec(matrix.shape[1], len(matrix)), bias, reconciliation={"matrix": matrix})
     convert = _polynomial if isinstance(first[0], PolynomialFeatures) else _additive
@@ -263,7 +263,7 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
             "use degree 2 or more, or extrapolation='constant'",
         ),
     )
-    knots = torch.tensor(np.stack([spline.t for spline in step.bsplines_], 1).astype(np.float64))
+    knots = float64(np.stack([spline.t for spline in step.bsplines_], 1))
     functions = len(knots) - degree - 1
     columns = functions if step.include_bias else functions - 1
     table = matrix.reshape(len(matrix), inputs, columns)
@@ -364,17 +364,13 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
 
 
 def _head(model: Any, where: str) -> Head:
-    heads = [head for _, head in model.heads()] if isinstance(model, Model) else []
-    for head in heads if len(heads) == 1 else ():
-        spec = head.spec
-        plain = isinstance(spec.remainder, ZeroRemainder) and spec.channels == 1
-        plain = plain and not spec.after and not model.spec.layers[0].output
-        if isinstance(spec.reconciliation, Dense) and plain and head.bias is not None and not head.kappa.trainable():
-            return head
-    raise SpecError(
-        f"{where}: expected a model of one layer and head with a dense ψ, a bias, no π, one channel and no processing after κ, "
-        "as built by regression.spec"
-    )
+    head = plain_head(model)
+    if head is None or head.bias is None or head.kappa.trainable():
+        raise SpecError(
+            f"{where}: expected a model of one layer and head with a dense ψ, a bias, no π, one channel and no processing after "
+            "κ, as built by regression.spec"
+        )
+    return head
 
 
 def _data(where: str, x: Any, y: Any, weight: Any, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:

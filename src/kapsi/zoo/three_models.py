@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ __all__ = ["NODES", "Graph", "Score", "draw", "figure", "graphs", "save", "score
 NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
 LABEL = 4
 BINS = 3
+STATES = (BINS,) * 4 + (3,)
 
 Fitted = Callable[[Tensor], Tensor]
 """Class numbers of inputs."""
@@ -102,7 +104,7 @@ def graphs(strongest: int = 2) -> list[Graph]:
     """
     check_integer("graphs(strongest)", strongest, 1)
     x, y = _iris()
-    parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=(BINS,) * 4 + (3,))
+    parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=STATES)
     model = _trained(x, y)
     (_, head), *_ = model.heads()
     with torch.no_grad():
@@ -190,25 +192,24 @@ def _naive(x: Tensor, y: Tensor) -> Fitted:
     return lambda rows: predict(model, rows, "cross_entropy")
 
 
-def _bayesian(x: Tensor, y: Tensor) -> Fitted:
-    edges, states = _edges(x), (BINS,) * 4 + (3,)
-    codes = _binned(x, y, edges)
-    parents = bayesian_network.hill_climb(codes, states=states)
-    model = bayesian_network.fit_discrete(codes, parents, states=states, label=LABEL)
+def _on_bins(fit_codes: Callable[[Tensor], Model], x: Tensor, y: Tensor) -> Fitted:
+    edges = _edges(x)
+    model = fit_codes(_binned(x, y, edges))
     return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
 
 
-def _markov_counts(x: Tensor, y: Tensor) -> Fitted:
-    edges = _edges(x)
-    model = markov_network.fit_counts(_binned(x, y, edges), [tuple(range(5))], states=(BINS,) * 4 + (3,), label=LABEL)
-    return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
+def _bayesian(codes: Tensor) -> Model:
+    parents = bayesian_network.hill_climb(codes, states=STATES)
+    return bayesian_network.fit_discrete(codes, parents, states=STATES, label=LABEL)
 
 
-def _markov(x: Tensor, y: Tensor) -> Fitted:
-    edges = _edges(x)
+def _markov_counts(codes: Tensor) -> Model:
+    return markov_network.fit_counts(codes, [tuple(range(5))], states=STATES, label=LABEL)
+
+
+def _markov(codes: Tensor) -> Model:
     cliques = [(i, j, LABEL) for i, j in itertools.combinations(range(4), 2)]
-    model = markov_network.fit(_binned(x, y, edges), cliques, states=(BINS,) * 4 + (3,), label=LABEL, penalty=0.01)
-    return lambda rows: predict(model, _binned(rows, None, edges), "cross_entropy")
+    return markov_network.fit(codes, cliques, states=STATES, label=LABEL, penalty=0.01)
 
 
 def _trained(x: Tensor, y: Tensor) -> Model:
@@ -226,8 +227,8 @@ def _rpn(x: Tensor, y: Tensor) -> Fitted:
 
 _MODELS: dict[str, Callable[[Tensor, Tensor], Fitted]] = {
     "naive Bayes": _naive,
-    "Bayesian network": _bayesian,
-    "Markov network, counts": _markov_counts,
-    "Markov network, likelihood": _markov,
+    "Bayesian network": partial(_on_bins, _bayesian),
+    "Markov network, counts": partial(_on_bins, _markov_counts),
+    "Markov network, likelihood": partial(_on_bins, _markov),
     "RPN": _rpn,
 }

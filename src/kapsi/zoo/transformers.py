@@ -22,6 +22,7 @@ from kapsi.zoo.base import (
     check_estimator,
     deviation,
     finite_tensor,
+    float64,
     forbid,
     model_of,
     one_head,
@@ -103,7 +104,7 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
 
     check_estimator(estimator, (PCA, TruncatedSVD, KMeans, MiniBatchKMeans), "from_sklearn")
     if isinstance(estimator, KMeans | MiniBatchKMeans):
-        centers = _float64(estimator.cluster_centers_)
+        centers = float64(estimator.cluster_centers_)
         layout = spec(centers.shape[1], len(centers), "center_distances", learnable=learnable)
         return model_of(layout, expansion={"centers": centers})
     components = np.asarray(estimator.components_, dtype=np.float64)
@@ -115,7 +116,7 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
             smallest = np.finfo(scale.dtype).eps  # of the type of the fit
             components = components / np.maximum(scale, smallest).astype(np.float64)[:, None]
     layout = spec(components.shape[1], len(components), whiten=whiten, learnable=learnable)
-    return model_of(layout, expansion={"mean": _float64(mean), "components": _float64(components)})
+    return model_of(layout, expansion={"mean": float64(mean), "components": float64(components)})
 
 
 def fit_components(x: Any, count: int, *, whiten: bool = False) -> Model:
@@ -152,11 +153,6 @@ def clusters(outputs: Tensor) -> Tensor:
         tensor([1])
     """
     return outputs.argmin(-1)
-
-
-def _float64(values: Any) -> Tensor:
-    # The solver `arpack` returns reversed arrays, refused by torch.
-    return torch.tensor(np.ascontiguousarray(values, dtype=np.float64))
 
 
 # ------------------------------------------------------------------------------------------------ parity

@@ -20,7 +20,7 @@ from kapsi.function import lookup
 from kapsi.modules import Model
 from kapsi.remainder import ConstantRemainder, ZeroRemainder
 from kapsi.spec import HeadSpec, ModelSpec
-from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, one_head
+from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, one_head, sklearn_rows
 
 __all__ = ["PARITY", "from_sklearn", "spec"]
 
@@ -274,21 +274,20 @@ def _round_down(threshold: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ parity
 
 
-def _rows(name: str, seed: int, missing: bool = False) -> tuple[Any, Any]:
-    from sklearn import datasets
+def _fitted(
+    seed: int, *, name: str, data: str, output: str, loss: str, missing: bool = False, **options: Any
+) -> Comparison:
+    """Compare an estimator of scikit-learn, fitted to a data set, with the imported model."""
+    from sklearn import ensemble, tree
 
-    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    generator = np.random.default_rng(seed)
-    order = generator.permutation(len(x))[:500]
-    x, y = x[order], y[order]
+    x, y = sklearn_rows(data, seed, 500)
     if missing:
-        x[generator.uniform(size=x.shape) < 0.1] = np.nan
-    return x, y
-
-
-def _comparison(estimator: Any, x: Any, y: Any, expected: Any, loss: str, targets: Any = None) -> Comparison:
+        x[np.random.default_rng(seed).uniform(size=x.shape) < 0.1] = np.nan
+    estimator = getattr(tree if name in SINGLE else ensemble, name)(random_state=seed, **options).fit(x, y)
     model = from_sklearn(estimator)
-    difference = deviation(model(torch.tensor(x)), expected)
+    difference = deviation(model(torch.tensor(x)), getattr(estimator, output)(x))
+    if output == "predict_proba":
+        y = np.eye(len(estimator.classes_))[y]
     ((_, head),) = model.heads()
     kappa: Any = head.spec.expansion
     splits = kappa.leaves - kappa.trees
@@ -299,21 +298,8 @@ def _comparison(estimator: Any, x: Any, y: Any, expected: Any, loss: str, target
     theirs += 0 if "value" not in head.pi.names() else head.pi["value"].numel()
     ours = sum(tensor.numel() for tensor in head.state_dict().values())
     clean = ~np.isnan(x).any(1)
-    targets = torch.tensor(y if targets is None else targets)
+    targets = torch.tensor(y.astype(float) if cast(Any, lookup("loss", loss)).discrete else y)
     return Comparison(difference, ours, theirs, model, torch.tensor(x[clean]), targets[clean], loss)
-
-
-def _fitted(
-    seed: int, *, name: str, data: str, output: str, loss: str, missing: bool = False, **options: Any
-) -> Comparison:
-    """Compare an estimator of scikit-learn, fitted to a data set, with the imported model."""
-    from sklearn import ensemble, tree
-
-    x, y = _rows(data, seed, missing)
-    estimator = getattr(tree if name in SINGLE else ensemble, name)(random_state=seed, **options).fit(x, y)
-    one_hot = np.eye(len(estimator.classes_))[y] if output == "predict_proba" else None
-    labels = y.astype(float) if cast(Any, lookup("loss", loss)).discrete else y
-    return _comparison(estimator, x, labels, getattr(estimator, output)(x), loss, one_hot)
 
 
 def _case(model: str, name: str, output: str, data: str, source: str, loss: str = "mse", **options: Any) -> Case:

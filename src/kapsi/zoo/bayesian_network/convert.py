@@ -23,6 +23,7 @@ from kapsi.zoo.graphical import (
     Outside,
     check_import,
     check_pgmpy,
+    compare_classifier,
     infinite_deviation,
     log_table,
     names_of,
@@ -30,6 +31,7 @@ from kapsi.zoo.graphical import (
     quiet,
     random_rows,
     state_names,
+    values_of,
 )
 from kapsi.zoo.inference import LogFactor, eliminate
 
@@ -190,10 +192,6 @@ def _alarm() -> Any:
     return network
 
 
-def _their_values(network: Any) -> int:
-    return sum(int(np.size(cpd.values)) for cpd in network.cpds)
-
-
 def _logarithm(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
@@ -212,25 +210,13 @@ def _joint(seed: int) -> Comparison:
     ours = torch.where(layer < 0.9 * LOG_ZERO, -math.inf, layer)
     deviation = max(infinite_deviation(ours, theirs), infinite_deviation(log_marginal(model, x)[:, 0], theirs))
     return Comparison(
-        deviation, sizes(model), _their_values(network), model, x, theirs.clamp_min(-50).unsqueeze(-1), "mse"
+        deviation, sizes(model), values_of(network.cpds), model, x, theirs.clamp_min(-50).unsqueeze(-1), "mse"
     )
 
 
 def _classified(seed: int) -> Comparison:
-    from pgmpy.inference import VariableElimination
-
-    from kapsi.training.prediction import predict_log_proba
-
     network = _random_network(seed, impossible=False)
-    columns, label = [name for name in network.nodes if name != "n1"], "n1"
-    model = from_pgmpy(network, label=label)
-    x = random_rows(network, columns, 40, seed + 1)
-    theirs = queried(network, columns, x, label, VariableElimination(network))
-    ours = torch.as_tensor(predict_log_proba(model, x), dtype=torch.float64)
-    y = torch.from_numpy(np.random.default_rng(seed).integers(0, theirs.shape[1], len(x)))
-    return Comparison(
-        infinite_deviation(ours, theirs), sizes(model), _their_values(network), model, x, y, "cross_entropy"
-    )
+    return compare_classifier(network, network.cpds, from_pgmpy, seed)
 
 
 def _missing(seed: int) -> Comparison:
@@ -249,7 +235,7 @@ def _missing(seed: int) -> Comparison:
     deviation = infinite_deviation(log_posterior(model, x, [target]), theirs)
     with torch.no_grad():
         y = model(whole)
-    return Comparison(deviation, sizes(model), _their_values(network), model, whole, y, "mse")
+    return Comparison(deviation, sizes(model), values_of(network.cpds), model, whole, y, "mse")
 
 
 def _gaussian(seed: int) -> Comparison:
@@ -302,7 +288,7 @@ def _fitted(seed: int) -> Comparison:
     with torch.no_grad():
         y = expected(x)
         deviation = infinite_deviation(model(x), y)
-    return Comparison(deviation, sizes(model), _their_values(theirs), model, x, y, "mse")
+    return Comparison(deviation, sizes(model), values_of(theirs.cpds), model, x, y, "mse")
 
 
 def _searched(seed: int) -> Comparison:

@@ -26,6 +26,7 @@ from kapsi.zoo.graphical import (
     network_head,
     patterns,
     posterior,
+    split_tables,
 )
 
 __all__ = ["log_conditional", "log_marginal", "log_posterior"]
@@ -134,10 +135,7 @@ def _sum_out(where: str, head: Head, rows: Tensor, keep: Sequence[int] = ()) -> 
     """Return the log-sums over missing inputs except some, `(rows, n, states of kept inputs)`."""
     kappa = cast(CombinatorialCategorical, head.spec.expansion)
     subsets, sizes = kappa.subsets or (), kappa.sizes(head.in_features)
-    shapes = [[sizes[i] for i in subset] for subset in subsets]
-    flat = head.kappa["tables"].detach().to("cpu", torch.float64)
-    parts = flat.split([math.prod(shape) for shape in shapes])
-    tables = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    tables = split_tables(head.kappa["tables"].detach(), subsets, sizes)
     outputs = (
         [
             (subset, _scaled(table, weight))

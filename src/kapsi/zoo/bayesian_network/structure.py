@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
+from kapsi.zoo.bayesian_network.estimation import LEAST_SHARE
 from kapsi.zoo.bayesian_network.model import Parents, check_parents, check_states, order_of
 from kapsi.zoo.graphical import check_codes, check_rows
 
@@ -18,9 +19,6 @@ __all__ = ["hill_climb", "parents_from_pgmpy", "structure_score"]
 
 Kind = Literal["discrete", "gaussian"]
 Criterion = Literal["bic", "aic"]
-
-LEAST_SHARE = 1e-12
-"""Smallest residual share of the variance of a node given its parents."""
 
 EQUAL = 1e-9
 """Difference of gains counted as equal, at rounding level."""

@@ -14,7 +14,7 @@ from kapsi.errors import SpecError
 from kapsi.expansion import Expansion, Identity, KernelMap, PolynomialMap
 from kapsi.features import check_formed
 from kapsi.modules import Model
-from kapsi.zoo.base import check_estimator, forbid, model_of
+from kapsi.zoo.base import check_estimator, float64, forbid, model_of
 from kapsi.zoo.kernel_svm.model import machine_spec, pairs_of, used_options
 
 __all__ = ["KernelOptions", "from_sklearn", "machine"]
@@ -83,7 +83,7 @@ def from_sklearn(other: Any, *, explicit: bool = False) -> Model:
         (explicit and kernel != "polynomial", f"explicit is for the polynomial kernel, this is {kernel}; leave it out"),
     )
     if linear:
-        matrix = np.atleast_2d(_dense(other.coef_))
+        matrix = np.atleast_2d(float64(other.coef_).numpy())
         return _model(Identity(), matrix.shape[1], matrix, other.intercept_)
     vectors, coefficients = other.support_vectors_, other.dual_coef_
     if math.prod(vectors.shape) > LARGEST_SUPPORT:
@@ -91,15 +91,11 @@ def from_sklearn(other: Any, *, explicit: bool = False) -> Model:
             f"{where}: {vectors.shape[0]:,} support vectors of {vectors.shape[1]:,} inputs exceed {LARGEST_SUPPORT:,} dense "
             "values; a linear kernel by LinearSVC has no support vectors"
         )
-    vectors, coefficients = _dense(vectors), _dense(coefficients)
+    vectors, coefficients = float64(vectors).numpy(), float64(coefficients).numpy()
     if len(getattr(other, "classes_", ())) > 2:
         coefficients = _of_pairs(coefficients, other.n_support_)
     options = KernelOptions(kernel, float(other._gamma), int(other.degree), float(other.coef0))
     return machine(options, vectors, coefficients, other.intercept_, explicit=explicit, where=where)
-
-
-def _dense(values: Any) -> np.ndarray:
-    return np.asarray(values.toarray() if hasattr(values, "toarray") else values, dtype=np.float64)
 
 
 def _of_pairs(coefficients: np.ndarray, counts: Sequence[int]) -> np.ndarray:

@@ -14,20 +14,19 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kapsi.expansion.kernel import similarity
+from kapsi.expansion.kernel import Kernel, similarity
 from kapsi.function import Spec, option
 
 __all__ = ["DualOptions", "DualProblem", "DualProgress", "DualSolution", "classification", "regression", "solve_dual"]
 
 Numbers: TypeAlias = NDArray[np.float64]
-Kernel: TypeAlias = Literal["rbf", "linear", "polynomial", "sigmoid"]
 
 WORKING_SET = 1024
 """Variables of the largest working set. Steps take time with the size of the set, kernel rows with the number of sets."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, check_choice, check_integer
 from kapsi.expansion import Expansion, Identity, KernelMap, Nystrom, PolynomialMap, RandomFourier
+from kapsi.expansion.kernel import Kernel
 from kapsi.modules import Model
 from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.zoo.base import one_head
@@ -30,7 +31,6 @@ __all__ = [
     "vote",
 ]
 
-Kernel: TypeAlias = Literal["linear", "polynomial", "rbf", "sigmoid"]
 Map: TypeAlias = Literal["explicit", "centers", "random_fourier", "nystrom"]
 
 MAPS: dict[str, tuple[str, ...]] = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kapsi.zoo.base import Case, Comparison, deviation, sizes, sklearn_rows
 from kapsi.zoo.kernel_svm.convert import from_sklearn
@@ -36,24 +35,18 @@ def _imported(seed: int, *, estimator: str, data: str, options: dict[str, Any], 
     model = from_sklearn(theirs, explicit=explicit)
     inputs = torch.from_numpy(x)
     values = model(inputs).detach()
-    pairs = estimator in ("SVC", "NuSVC")
+    single, pairs, target, loss = values.shape[1] == 1, estimator in ("SVC", "NuSVC"), values, "mse"
     if not hasattr(theirs, "classes_"):
-        target = torch.from_numpy(y).double()
-        return Comparison(
-            deviation(values, theirs.predict(x)), sizes(model), _values(theirs), model, inputs, target, "mse"
-        )
-    rest = pairs and values.shape[1] > 1 and theirs.decision_function_shape == "ovr"
-    difference = deviation(one_vs_rest(values) if rest else values, theirs.decision_function(x))
-    # A different class is a deviation of 1.
-    decided = vote(values) if pairs else _decide(values)
-    difference = max(difference, float((theirs.classes_[decided.numpy()] != theirs.predict(x)).any()))
-    single = values.shape[1] == 1
-    target = torch.from_numpy(y).long() if single else values
-    return Comparison(difference, sizes(model), _values(theirs), model, inputs, target, "hinge" if single else "mse")
-
-
-def _decide(values: Tensor) -> Tensor:
-    return (values[:, 0] > 0).long() if values.shape[1] == 1 else values.argmax(1)
+        difference, target = deviation(values, theirs.predict(x)), torch.from_numpy(y).double()
+    else:
+        rest = pairs and not single and theirs.decision_function_shape == "ovr"
+        difference = deviation(one_vs_rest(values) if rest else values, theirs.decision_function(x))
+        # A different class is a deviation of 1.
+        decided = vote(values) if pairs else (values[:, 0] > 0).long() if single else values.argmax(1)
+        difference = max(difference, float((theirs.classes_[decided.numpy()] != theirs.predict(x)).any()))
+        if single:
+            target, loss = torch.from_numpy(y).long(), "hinge"
+    return Comparison(difference, sizes(model), _values(theirs), model, inputs, target, loss)
 
 
 def _solved(seed: int, *, estimator: str, data: str, options: dict[str, Any]) -> Comparison:

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.modules import Model
-from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Case, Comparison, sizes
 from kapsi.zoo.graphical import (
     LOG_ZERO,
     Outside,
     check_import,
     check_pgmpy,
+    compare_classifier,
     infinite_deviation,
     listed,
     log_table,
@@ -28,6 +27,7 @@ from kapsi.zoo.graphical import (
     quiet,
     random_rows,
     state_names,
+    values_of,
 )
 from kapsi.zoo.markov_network.inference import log_partition, log_posterior, normalized
 from kapsi.zoo.markov_network.model import check_cliques, discrete_model, from_precision
@@ -123,10 +123,6 @@ def _random_network(seed: int, nodes: int = 6, impossible: bool = True) -> Any:
     return network
 
 
-def _their_values(network: Any) -> int:
-    return sum(int(np.size(factor.values)) for factor in network.factors)
-
-
 def _potentials(seed: int) -> Comparison:
     network = _random_network(seed)
     columns = list(network.nodes)
@@ -142,7 +138,7 @@ def _potentials(seed: int) -> Comparison:
         ours = model(x)[:, 0]
     ours = torch.where(ours < 0.9 * LOG_ZERO, -math.inf, ours)
     y = theirs.clamp_min(-50).unsqueeze(-1)
-    return Comparison(infinite_deviation(ours, theirs), sizes(model), _their_values(network), model, x, y, "mse")
+    return Comparison(infinite_deviation(ours, theirs), sizes(model), values_of(network.factors), model, x, y, "mse")
 
 
 def _partition(seed: int) -> Comparison:
@@ -154,27 +150,12 @@ def _partition(seed: int) -> Comparison:
     ours = torch.stack((log_partition(from_pgmpy(network))[0].detach(), log_partition(model)[0].detach() + total))
     deviation = infinite_deviation(ours, torch.full_like(ours, total))
     y = torch.zeros(len(x), 1, dtype=torch.float64)
-    return Comparison(deviation, sizes(model), _their_values(network), model, x, y, "mse")
-
-
-def _normalized_query(network: Any, columns: Sequence[Hashable], x: Tensor, target: str, inference: Any) -> Tensor:
-    # Variable elimination of pgmpy 1.1 keeps factors of the evidence if no variable is summed out.
-    return queried(network, columns, x, target, inference).log_softmax(-1)
+    return Comparison(deviation, sizes(model), values_of(network.factors), model, x, y, "mse")
 
 
 def _classified(seed: int) -> Comparison:
-    from pgmpy.inference import VariableElimination
-
     network = _random_network(seed, impossible=False)
-    columns = [name for name in network.nodes if name != "n1"]
-    model = from_pgmpy(network, label="n1")
-    x = random_rows(network, columns, 40, seed + 1)
-    theirs = _normalized_query(network, columns, x, "n1", VariableElimination(network))
-    ours = torch.as_tensor(predict_log_proba(model, x), dtype=torch.float64)
-    y = torch.from_numpy(np.random.default_rng(seed).integers(0, theirs.shape[1], len(x)))
-    return Comparison(
-        infinite_deviation(ours, theirs), sizes(model), _their_values(network), model, x, y, "cross_entropy"
-    )
+    return compare_classifier(network, network.factors, from_pgmpy, seed)
 
 
 def _missing(seed: int) -> Comparison:
@@ -187,11 +168,11 @@ def _missing(seed: int) -> Comparison:
     hidden = torch.from_numpy(np.random.default_rng(seed + 2).random(whole.shape) < 0.5)
     x = torch.where(hidden, math.nan, whole)
     x[:, 0] = math.nan
-    theirs = _normalized_query(network, columns, x, str(columns[0]), BeliefPropagation(network))
+    theirs = queried(network, columns, x, columns[0], BeliefPropagation(network))
     deviation = infinite_deviation(log_posterior(model, x, [0]), theirs)
     with torch.no_grad():
         y = model(whole)
-    return Comparison(deviation, sizes(model), _their_values(network), model, whole, y, "mse")
+    return Comparison(deviation, sizes(model), values_of(network.factors), model, whole, y, "mse")
 
 
 def _gaussian(seed: int) -> Comparison:

@@ -17,7 +17,7 @@ from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.zoo.base import finite_tensor, forbid, model_of, one_head
-from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_sizes, check_table, network_head
+from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_sizes, check_table, network_head, split_tables
 
 __all__ = ["Cliques", "from_precision", "spec"]
 
@@ -193,11 +193,9 @@ def tables_of(head: Head, row: Tensor) -> list[Table]:
     """Return the factors of an output of a discrete network from a row of ψ; −∞ for zero potentials."""
     kappa = cast(CombinatorialState, head.spec.expansion)
     sizes, subsets = kappa.sizes(head.in_features), kappa.subsets or ()
-    shapes = [[sizes[i] for i in subset] for subset in subsets]
-    parts = row.to("cpu", torch.float64).split([math.prod(shape) for shape in shapes])
     tables: list[Table] = [
-        (subset, torch.where(part <= LOG_ZERO / 2, -math.inf, part).reshape(shape) if subset else part.reshape(()))
-        for subset, shape, part in zip(subsets, shapes, parts, strict=True)
+        (subset, torch.where(table <= LOG_ZERO / 2, -math.inf, table) if subset else table)
+        for subset, table in zip(subsets, split_tables(row, subsets, sizes), strict=True)
     ]
     # An input without factors is uniform.
     absent = sorted(set(range(head.in_features)).difference(*subsets))

@@ -12,7 +12,7 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict_log_proba
-from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, model_of, sklearn_rows
+from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, float64, model_of, sklearn_rows
 from kapsi.zoo.naive_bayes.estimation import (
     CountStatistics,
     GaussianStatistics,
@@ -47,10 +47,10 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
     )
     kind, inputs, classes = type(estimator), int(estimator.n_features_in_), len(estimator.classes_)
     if kind is GaussianNB:
-        log_prior = _log_prior(where, _tensor(estimator.class_prior_).log(), estimator.classes_)
-        variance = _tensor(estimator.var_)
+        log_prior = _log_prior(where, float64(estimator.class_prior_).log(), estimator.classes_)
+        variance = float64(estimator.var_)
         check_variance(where, variance, "var_smoothing")
-        kappa = {"mean": _tensor(estimator.theta_), "log_scale": variance.log() / 2}
+        kappa = {"mean": float64(estimator.theta_), "log_scale": variance.log() / 2}
         return model_of(spec(inputs, classes, learnable=learnable), remainder={"value": log_prior}, expansion=kappa)
     if not learnable:
         raise SpecError(f"{where}: learnable=False is for GaussianNB; use model.freeze('*.psi') against training")
@@ -68,15 +68,11 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
             absent = np.log(1 - np.exp(present))  # rounded as in scikit-learn
         _check_logs(where, np.stack((present, absent)))
         architecture = spec(inputs, classes, "bernoulli", threshold=estimator.binarize)
-        matrix, log_prior = _tensor(present - absent), log_prior + _tensor(absent.sum(1))
+        matrix, log_prior = float64(present - absent), log_prior + float64(absent.sum(1))
     else:
         _check_logs(where, estimator.feature_log_prob_)
-        architecture, matrix = spec(inputs, classes, "multinomial"), _tensor(estimator.feature_log_prob_)
+        architecture, matrix = spec(inputs, classes, "multinomial"), float64(estimator.feature_log_prob_)
     return model_of(architecture, remainder={"value": log_prior}, reconciliation={"matrix": matrix})
-
-
-def _tensor(values: Any) -> Tensor:
-    return torch.tensor(np.asarray(values, dtype=np.float64))
 
 
 def _log_prior(where: str, values: Any, classes: Any) -> Tensor:
@@ -86,7 +82,7 @@ def _log_prior(where: str, values: Any, classes: Any) -> Tensor:
         raise SpecError(
             f"{where}: class {classes[~finite][0]!r} has a prior of zero; fit with rows of each class, or set the priors"
         )
-    return _tensor(values)
+    return float64(values)
 
 
 def _check_logs(where: str, logs: Any) -> None:
@@ -100,7 +96,7 @@ def _category_matrix(tables: Any, categories: int, where: str) -> Tensor:
     for table in tables:
         _check_logs(where, table)
         rows.append(np.pad(np.asarray(table, dtype=np.float64), ((0, 0), (0, categories - table.shape[1]))))
-    return _tensor(np.stack(rows, -1).reshape(len(rows[0]), -1))
+    return float64(np.stack(rows, -1).reshape(len(rows[0]), -1))
 
 
 # ------------------------------------------------------------------------------------------------ parity
