@@ -53,7 +53,7 @@ def share(group: Group, low: int, high: int) -> slice:
     return slice(start, start + size + (group.rank < rest))
 
 
-def train(group: Group, model: nn.Module, bounds, *, parts: int = 1, penalty: float = 0.0):
+def train(group: Group, model: nn.Module, bounds, *, parts: int = 1, l1: float = 0.0):
     """Train as the engine does, and return the optimizer."""
     x, y = rows()
     call = group.wrap(model)
@@ -65,17 +65,17 @@ def train(group: Group, model: nn.Module, bounds, *, parts: int = 1, penalty: fl
         pieces = [own[len(own) * i // parts : len(own) * (i + 1) // parts] for i in range(parts)]
         for i, piece in enumerate(pieces):
             part = slice(piece.start, piece.stop)
-            with group.accumulating(call, i < parts - 1), group.watching():
+            with group.accumulating(call, i < parts - 1), group.guard():
                 loss = group.size * (call(x[part]) - y[part]).square().mean(1).sum() / (high - low)
-                if penalty and i == parts - 1:
-                    loss = loss + penalty * sum(group.whole(p).abs().sum() for p in model.parameters())
+                if l1 and i == parts - 1:
+                    loss = loss + l1 * sum(group.full_tensor(p).abs().sum() for p in model.parameters())
                 loss.backward()
         optimizer.step()
     return optimizer
 
 
 def values(group: Group, model: nn.Module) -> list[list[float]]:
-    return [group.whole(p.detach()).flatten().tolist() for p in model.parameters()]
+    return [group.full_tensor(p.detach()).flatten().tolist() for p in model.parameters()]
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -128,8 +128,8 @@ def exchanges(group: Group) -> dict:
         "transposed": group.sum(matrix).tolist(),
         "unchanged": torch.equal(matrix, kept),
         "integers": group.sum(torch.tensor([group.rank, 1])).tolist(),
-        "largest": group.largest(-float(group.rank)),
-        "nan": str(group.largest(float("nan") if group.rank == group.size - 1 else 7.0)),
+        "largest": group.max(-float(group.rank)),
+        "nan": str(group.max(float("nan") if group.rank == group.size - 1 else 7.0)),
         "any": [group.any(False), group.any(group.rank == group.size - 1), group.any(True)],
         "broadcast": group.broadcast({"rank": [group.rank, "a"]}),
         "again": open_group().size,
@@ -149,7 +149,7 @@ def trained(group: Group) -> dict:
     train(group, model, batches(), parts=2)
     found["accumulated"] = values(group, model)
     model = made(plain())
-    train(group, model, [(0, 1), (5, 6), (7, 9)], l2=0.01)  # of one row the last process has none
+    train(group, model, [(0, 1), (5, 6), (7, 9)], l1=0.01)  # of one row the last process has none
     found["empty"] = values(group, model)
     model = made(plain(), dtype=torch.float32)
     model.freeze("layers.0.*.psi")
@@ -174,28 +174,30 @@ def resumed(group: Group) -> dict:
     optimizer = train(group, model, bounds[:2])
     x, y = rows()
     states = [
-        {name: group.whole(value).clone() for name, value in optimizer.state[p].items()} for p in model.parameters()
+        {name: group.full_tensor(value).clone() for name, value in optimizer.state[p].items()}
+        for p in model.parameters()
     ]
-    weights = {name: group.whole(p.detach()).clone() for name, p in model.named_parameters()}
+    weights = {name: group.full_tensor(p.detach()).clone() for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
     again = made()
     call = group.wrap(again)
     optimizer = torch.optim.AdamW(again.parameters(), lr=0.01)
     for (name, parameter), state in zip(again.named_parameters(), states, strict=True):
-        group.place(parameter, weights[name])
+        group.assign(parameter, weights[name])
         optimizer.state[parameter] = {"step": state["step"]}
         for key in ("exp_avg", "exp_avg_sq"):
             optimizer.state[parameter][key] = torch.zeros_like(parameter)
-            group.place(optimizer.state[parameter][key], state[key])
+            group.assign(optimizer.state[parameter][key], state[key])
     for name, buffer in again.named_buffers():
-        group.place(buffer, buffers[name])
+        group.assign(buffer, buffers[name])
     for low, high in bounds[2:]:
         part = share(group, low, high)
         optimizer.zero_grad()
         (group.size * (call(x[part]) - y[part]).square().mean(1).sum() / (high - low)).backward()
         optimizer.step()
     same = [
-        torch.equal(group.whole(a), group.whole(b)) for a, b in zip(whole.parameters(), again.parameters(), strict=True)
+        torch.equal(group.full_tensor(a), group.full_tensor(b))
+        for a, b in zip(whole.parameters(), again.parameters(), strict=True)
     ]
     return {"resumed": same}
 
@@ -228,7 +230,7 @@ def finished(group: Group) -> dict:
         outputs = [model(x[:10]) for _ in range(1 + group.rank)]  # as often as a process has rows
     found["outputs"] = outputs[0].tolist()
     (group.size * (call(x[part]) - y[part]).square().mean(1).sum() / ROWS).backward()
-    trained = [group.whole(p.detach()).clone() for p in model.parameters()]
+    trained = [group.full_tensor(p.detach()).clone() for p in model.parameters()]
     group.unwrap(model)
     found["own"] = all(a is b for a, b in zip(before, model.parameters(), strict=True))
     found["kept"] = all(torch.equal(a, b) for a, b in zip(trained, model.parameters(), strict=True))
@@ -282,7 +284,7 @@ def main(what: str, folder: str, strategy: str) -> None:
         loss = (call(x) - y).square().mean()
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        with group.watching():
+        with group.guard():
             loss.backward()
         return
     if what == "slow":
@@ -575,7 +577,7 @@ def test_one_process_does_not_connect(monkeypatch) -> None:
         "    with open_group(devices=1, nodes=1, strategy=strategy) as group:\n"
         "        model = torch.nn.Linear(2, 1)\n"
         "        call = group.wrap(model)\n"
-        "        with group.accumulating(call, True), group.watching():\n"
+        "        with group.accumulating(call, True), group.guard():\n"
         "            call(torch.ones(3, 2)).sum().backward()\n"
         "        with group.evaluating(model):\n"
         "            group.norm([p.grad for p in model.parameters()])\n"

@@ -700,7 +700,7 @@ class Threads(Group):
     def sum(self, tensor: Tensor) -> Tensor:
         return torch.stack(self._all(tensor.detach().clone())).sum(0)
 
-    def largest(self, number: float) -> float:
+    def max(self, number: float) -> float:
         return max(self._all(number))
 
     def any(self, flag: bool) -> bool:

@@ -35,7 +35,7 @@ def is_lost(error: RuntimeError) -> bool:
 class Group:
     """A single process, and the interface of groups of processes.
 
-    All processes call the methods in the same order. Every method except `wrap`, `accumulating`, `place` and `close` waits for
+    All processes call the methods in the same order. Every method except `wrap`, `accumulating`, `assign` and `close` waits for
     the other processes.
 
     Attributes:
@@ -93,14 +93,14 @@ class Group:
 
     # ------------------------------------------------------------------------------------------- tensors
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the whole of a tensor, sharded or not, differentiable; the gradient must be equal on all processes."""
         return tensor
 
-    def place(self, target: Tensor, whole: Tensor) -> None:
+    def assign(self, target: Tensor, value: Tensor) -> None:
         """Copy a whole tensor into a parameter or an optimizer state, sharded or not."""
         with torch.no_grad():
-            target.copy_(whole)
+            target.copy_(value)
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the Euclidean norm of gradients, sharded or not; bitwise identical on all processes."""
@@ -112,7 +112,7 @@ class Group:
 
     # ------------------------------------------------------------------------------------------- plain values
 
-    def largest(self, number: float) -> float:
+    def max(self, number: float) -> float:
         """Return the maximum of a number over all processes; NaN if any number is NaN."""
         return number
 
@@ -129,7 +129,7 @@ class Group:
 
     # ------------------------------------------------------------------------------------------- the end
 
-    def watching(self) -> contextlib.AbstractContextManager[None]:
+    def guard(self) -> contextlib.AbstractContextManager[None]:
         """Return a context converting torch's errors about a lost process, as in a backward pass, into a `GroupError`."""
         return contextlib.nullcontext()
 
@@ -167,7 +167,7 @@ class Replicated(Group):
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         # Without a stated size the first bucket would be of one megabyte.
         options: dict[str, Any] = {buffers: False, "bucket_cap_mb": 25}
-        with self.watching():
+        with self.guard():
             wrapped = nn.parallel.DistributedDataParallel(model, **options)
         order = {p: i for i, p in enumerate(p for p in model.parameters() if p.requires_grad)}
         wrapped.register_comm_hook(order, lambda order, bucket: self._average(order, bucket))
@@ -213,7 +213,7 @@ class Replicated(Group):
         """Move a model to the device, broadcast the values of the first process, and synchronize its batch norms."""
         self.unwrap(model)
         model.to(self.device)
-        with torch.no_grad(), self.watching():
+        with torch.no_grad(), self.guard():
             for tensor in (*model.parameters(), *model.buffers()):
                 value = tensor.detach().contiguous()
                 torch.distributed.broadcast(value, 0)
@@ -233,34 +233,34 @@ class Replicated(Group):
 
     def sum(self, tensor: Tensor) -> Tensor:
         result = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self.watching():
+        with self.guard():
             torch.distributed.all_reduce(result)
         return result
 
-    def largest(self, number: float) -> float:
+    def max(self, number: float) -> float:
         # A maximum may ignore NaN: exchange a flag beside it.
         pair = torch.tensor(
             [-float("inf") if number != number else number, float(number != number)], dtype=torch.float64
         )
-        with self.watching():
+        with self.guard():
             torch.distributed.all_reduce(pair, torch.distributed.ReduceOp.MAX)
         value, missing = pair.tolist()
         return float("nan") if missing else value
 
     def any(self, flag: bool) -> bool:
-        return self.largest(float(flag)) > 0
+        return self.max(float(flag)) > 0
 
     def broadcast(self, value: Plain) -> Plain:
         values = [value]
-        with self.watching():
+        with self.guard():
             torch.distributed.broadcast_object_list(values, 0, device=torch.device("cpu"))
         return values[0]
 
     def barrier(self) -> None:
-        self.largest(0.0)
+        self.max(0.0)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -290,7 +290,7 @@ class Sharded(Replicated):
                 raise SpecError(f"strategy='fsdp': {name} is {problem}; use strategy='ddp'")
         self._prepare(model)
         before = _Snapshot(model)
-        with self.watching():
+        with self.guard():
             mesh = init_device_mesh(cast("torch.device", self.device).type, (self.size,))
             layers = [module for module in model.modules() if isinstance(module, Layer) and module is not model]
             for module in (*layers, model):
@@ -323,7 +323,7 @@ class Sharded(Replicated):
         from torch.distributed.fsdp import FSDPModule
 
         parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        with self.watching():
+        with self.guard():
             for part in parts:
                 part.set_reshard_after_forward(False, recurse=False)
                 part.unshard()
@@ -335,22 +335,22 @@ class Sharded(Replicated):
                 # As set by `fully_shard`: the backward pass needs the root's own parameters at once.
                 part.set_reshard_after_forward(part is not model, recurse=False)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         if not isinstance(tensor, DTensor):
             return tensor
-        with self.watching():
+        with self.guard():
             return tensor.full_tensor()
 
-    def place(self, target: Tensor, whole: Tensor) -> None:
+    def assign(self, target: Tensor, value: Tensor) -> None:
         from torch.distributed.tensor import DTensor, Shard
 
         with torch.no_grad():
             if not isinstance(target, DTensor):
-                target.copy_(whole)
+                target.copy_(value)
                 return
-            part = whole
+            part = value
             for placement in target.placements:
                 if isinstance(placement, Shard):
                     parts = part.chunk(self.size, placement.dim)
@@ -404,7 +404,7 @@ class _Snapshot:
         for module, name, parameter in self.parameters:
             sharded = cast(Tensor, module._parameters[name])
             if sharded is not parameter:
-                parameter.data = group.whole(sharded.detach())
+                parameter.data = group.full_tensor(sharded.detach())
                 parameter.requires_grad_(sharded.requires_grad)
                 module._parameters[name] = parameter
         # A module in this table of torch cannot be sharded again.

@@ -342,7 +342,7 @@ class _Run:
     def _epoch(self, started: float) -> Epoch:
         at, config, number = self.at, self.chosen.config, self.at.number + 1
         try:
-            with threads_for(self._elements()), self.group.watching():
+            with threads_for(self._elements()), self.group.guard():
                 self._steps(number, started)
         except NotFinite as error:
             self._raise(error)
@@ -496,11 +496,11 @@ class _Run:
     # -------------------------------------------------------------------------------- weights and checkpoints
 
     def _weights(self) -> dict[str, Tensor]:
-        return {name: self.group.whole(t.detach()).clone() for name, t in tensors_of(self.model).items()}
+        return {name: self.group.full_tensor(t.detach()).clone() for name, t in tensors_of(self.model).items()}
 
     def _place(self, weights: dict[str, Tensor]) -> None:
         for name, tensor in tensors_of(self.model).items():
-            self.group.place(tensor, weights[name])
+            self.group.assign(tensor, weights[name])
 
     def _resume(self, recorder: Recorder) -> None:
         """Continue from the last whole checkpoint, if there is one."""

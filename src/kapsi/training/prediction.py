@@ -122,7 +122,7 @@ def evaluate(
 
 def _summed(parts: list[Tensor] | None, count: int, device: torch.device, group: Group) -> list[Tensor]:
     """Return vectors summed over the processes, one of which may have had no rows."""
-    lengths = [int(group.largest(0 if parts is None else len(parts[i]))) for i in range(count)]
+    lengths = [int(group.max(0 if parts is None else len(parts[i]))) for i in range(count)]
     zeros = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
     return list(group.sum(zeros if parts is None else torch.cat(parts)).split(lengths))
 

@@ -119,7 +119,7 @@ class Recorder:
             self.checkpoints.finish(saved)
 
     def _saved(self, run: SolverRun, at: Position, best: dict[str, Tensor], over: str | None) -> Saved:
-        whole = {name: self.group.whole(tensor.detach()) for name, tensor in tensors_of(self.model).items()}
+        whole = {name: self.group.full_tensor(tensor.detach()) for name, tensor in tensors_of(self.model).items()}
         tensors = {f"model.{name}": tensor for name, tensor in whole.items()}
         state, plain = run.state()
         tensors |= {f"solver.{name}": tensor for name, tensor in state.items()}

@@ -111,14 +111,14 @@ class Objective:
         self._total = float(task.group.sum(torch.tensor(float(length), dtype=torch.float64, device=self.device)))
         if self.layered is not None and self.stored is not None:
             self.layered.store_inputs([batch.x for batch in self.stored])
-        self.keep_jacobian = self.direct and task.group.largest(length) * numbers <= LARGEST_JACOBIAN
+        self.keep_jacobian = self.direct and task.group.max(length) * numbers <= LARGEST_JACOBIAN
 
     def _check_rows(self) -> int:
         """Return the number of outputs; check that the model maps each row independently."""
         group = self.task.group
         batch = next(iter(self.task.rows.chunks(2, rank=group.rank, ranks=group.size)), None)
         if batch is None:  # a process without rows
-            return int(group.largest(0))
+            return int(group.max(0))
         if batch.x.layout != torch.strided:
             raise SpecError(
                 "levenberg_marquardt: sparse inputs are not supported; use x.to_dense(), or solver adamw or lbfgs"
@@ -137,7 +137,7 @@ class Objective:
                         "levenberg_marquardt: the model must map each row independently and support torch.func.vmap, which "
                         f"fails with: {message}; use solver adamw or lbfgs"
                     ) from None
-        return int(group.largest(outputs))
+        return int(group.max(outputs))
 
     def _l2_diagonal(self) -> Tensor:
         """Return the diagonal of the Hessian of the L2 penalty, `(P,)`."""

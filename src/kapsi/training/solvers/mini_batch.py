@@ -252,7 +252,7 @@ class MiniBatchRun(SolverRun):
 
     def state(self) -> State:
         tensors: dict[str, Tensor] = {}
-        whole = self.task.group.whole
+        full_tensor = self.task.group.full_tensor
         plain = {
             "optimizer": pack(self.optimizer.state_dict(), tensors, "optimizer"),
             "scaler": None if self.scaler is None else pack(self.scaler.state_dict(), tensors, "scaler"),
@@ -263,11 +263,10 @@ class MiniBatchRun(SolverRun):
         }
         for i, tensor in enumerate(self.average or ()):
             tensors[f"average.{i}"] = tensor
-        return {name: whole(tensor) for name, tensor in tensors.items()}, plain
+        return {name: full_tensor(tensor) for name, tensor in tensors.items()}, plain
 
     def restore(self, state: State) -> None:
         tensors, plain = state
-        place = self.task.group.place
         saved = unpack(plain["optimizer"], tensors)
         for i, values in saved["state"].items():
             parameter = self.parameters[int(i)]
@@ -275,7 +274,7 @@ class MiniBatchRun(SolverRun):
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     own[name] = torch.zeros_like(parameter)
-                    place(own[name], value)
+                    self.task.group.assign(own[name], value)
                 else:
                     own[name] = value.clone() if isinstance(value, Tensor) else value
         if self.scaler is not None:
@@ -283,7 +282,7 @@ class MiniBatchRun(SolverRun):
         self.taken, self.rows, self.rate = plain["taken"], plain["rows"], plain["rate"]
         self.total = plain["total"]
         for i, tensor in enumerate(self.average or ()):
-            place(tensor, tensors[f"average.{i}"])
+            self.task.group.assign(tensor, tensors[f"average.{i}"])
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

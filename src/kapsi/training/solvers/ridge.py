@@ -160,7 +160,7 @@ class RidgeRun(SolverRun):
             own, wide = dict(self.task.model.named_parameters()), dict(self.wide.named_parameters())
             for name, parameter in own.items():
                 if parameter.requires_grad:
-                    self.task.group.place(parameter, wide[name].detach().to(parameter.dtype))
+                    self.task.group.assign(parameter, wide[name].detach().to(parameter.dtype))
             yield
 
     def report(self) -> Report:
@@ -415,7 +415,7 @@ class _Iterated:
             if difference.numel():
                 common = difference.mean(1, keepdim=True) * (difference.shape[1] > 1)
                 largest = max(largest, float((difference - common).abs().max()))
-        return self.task.group.largest(largest) > SEPARATED
+        return self.task.group.max(largest) > SEPARATED
 
 
 class _Pass:
