@@ -1,4 +1,4 @@
-"""Base of all rows: batches, their division among processes, checks and weights."""
+"""Rows of data: batches, parts of processes, checks and weights, shared by all kinds of rows."""
 
 from __future__ import annotations
 
@@ -7,41 +7,31 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError
+from kapsi.data.tabular import split
+from kapsi.errors import DataError, SpecError, TableError, refuse
 from kapsi.training.losses import Loss
 
-__all__ = [
-    "Batch",
-    "ClassWeights",
-    "Convertible",
-    "Rows",
-    "Settings",
-    "batch_starts",
-    "contents",
-    "fingerprint",
-    "first_invalid_weight",
-    "first_nonfinite_row",
-    "mix_seed",
-    "part_of",
-    "require",
-]
+__all__ = ["Batch", "ClassWeights", "Rows", "contents"]
 
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"] | None
 
+RowLabel: TypeAlias = Callable[[int], str]
+"""Returns the name of a row in messages, by its index in a tensor."""
+
 CHECKED_AT_ONCE = 2**22
-"""Numbers checked in one step: temporary arrays stay small."""
+"""Numbers checked at once: temporary arrays stay small."""
 
 LARGEST_SCALE = 1e300
-"""Reciprocal of the smallest mean weight."""
+"""Largest inverse of a mean weight."""
 
 FINGERPRINTED = 64
-"""First rows in the checksum of a checkpoint."""
+"""First rows covered by the checksum."""
 
 
 class Batch(NamedTuple):
@@ -50,57 +40,89 @@ class Batch(NamedTuple):
     Attributes:
         x: inputs, `(b, m)`, or a `torch.sparse_csr` tensor.
         y: targets, `(b,)` or `(b, k)`.
-        weight: weights, `(b,)`, with mean 1 over all rows; None for equal weights.
-        count: rows of the batch over all processes, the divisor of sums of losses.
+        weight: `(b,)`, of mean one over all rows (not over the batch), or None for equal weights.
+        count: rows of the whole batch over all processes, the divisor of sums of losses.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor | None
-    count: int  # type: ignore[assignment]  # hides tuple.count
+    count: int  # type: ignore[assignment]  # hides the method of tuples
+
+
+class Parts(NamedTuple):
+    """Inputs, targets and weights of some rows."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Parts:
+        """Apply a function to each tensor."""
+        return Parts(function(self.x), function(self.y), None if self.weight is None else function(self.weight))
+
+
+class Convertible(NamedTuple):
+    """Whether types may be converted: types of arrays, files and Python numbers, not the types of tensors."""
+
+    x: bool = True
+    y: bool = True
 
 
 class Rows(ABC):
-    """Rows in batches.
+    """Rows in some order, as batches on the CPU or on the device of the data.
 
     Attributes:
         count: number of rows, None for a stream of unknown length.
-        described: plain data compared when a run resumes: kind, numbers of rows and columns, types, checksum of the first rows.
-        classes: whether targets have an integer type, such as class numbers.
+        described: the data's description in a checkpoint: kind, number of rows and columns, types, a checksum of the first rows.
+        classes: whether targets are of an integer or Boolean type.
         in_features: m, the size of the last axis of the inputs.
         target_columns: k, 1 for targets without an axis of columns.
-        in_memory: whether all rows are tensors in memory.
+        weighted: whether the rows have weights.
+        in_memory: whether all rows are tensors.
         sparse: whether inputs are sparse.
-        settings: types, sizes and weights set by `bind`, None before.
+        divisible: whether rows can be read in any order, so that some can be held out.
+        indices: row numbers in the data, None for all rows.
+        binding: set by `bind`, None before.
     """
 
     count: int | None
     described: dict[str, object]
+    convertible: Convertible = Convertible()
     classes: bool = False
     in_features: int = 0
     target_columns: int = 1
+    weighted: bool = False
     in_memory: bool = False
     sparse: bool = False
-    settings: Settings | None = None
+    divisible: bool = False
+    indices: Tensor | None = None
+    binding: Binding | None = None
 
     @abstractmethod
     def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch except the first `start`, in an order determined by seed and epoch.
+        """Yield the batches of an epoch from number `start`, in an order fixed by seed and epoch.
 
-        Each batch has `size` rows over all processes. The last batch may have fewer, and a single last row joins the batch
-        before. Process `rank` gets a contiguous part of each batch; sizes of parts differ by at most one and may be zero. Every
-        process gets the same number of batches.
+        A batch has `size` rows over all processes. The last may have fewer; a single last row joins the batch before. Process
+        `rank` gets a contiguous part of each batch; sizes of parts differ by at most one, and parts may be empty. All processes
+        get the same number of batches.
         """
 
     @abstractmethod
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yield all rows of this process once, in their own order, at most `size` at a time; `count` is the size of the chunk."""
+        """Yield all rows of this process once, in the order of the data, at most `size` at a time; `count` is the chunk's own."""
+
+    @abstractmethod
+    def _targets(self) -> Iterator[tuple[Tensor, Tensor | None, RowLabel]]:
+        """Yield targets, weights and names of all rows, piece by piece."""
 
     def length(self, size: int | None) -> int | None:
         """Return the number of batches of an epoch, None if unknown."""
         return None if self.count is None else len(batch_starts(self.count, size))
+
+    # -------------------------------------------------------------------------------------------- binding
 
     def bind(
         self,
@@ -113,63 +135,136 @@ class Rows(ABC):
         class_weights: ClassWeights = None,
         where: str = "fit",
     ) -> Self:
-        """Return the rows converted and checked for a loss and a model: types, sizes, finite numbers, class numbers, weights.
+        """Return the rows in the types of a loss and a model, checked: types, sizes, finite numbers, class numbers, weights.
 
-        Rows in memory are checked at once, others while reading. Numbers of arrays, files and Python are converted to `dtype`;
-        tensors must have this type already. Class weights are multiplied into the weights; then all are divided by their mean.
+        Rows in memory are checked at once, all others during reading. Numbers of arrays, files and Python are cast to `dtype`;
+        tensors must have it already. Weights are multiplied by class weights, then divided by their mean.
 
         Args:
-            loss: loss; determines the allowed targets.
+            loss: defines the allowed targets.
             in_features: inputs of the model, None if unknown.
             outputs: outputs of the model, None if unknown.
-            dtype: type of the model's parameters.
-            device: device of the batches; None for the device of the data.
-            class_weights: one weight for each class, or `balanced`: rows / (classes · rows of the class).
-            where: beginning of error messages.
+            dtype: of the model's parameters.
+            device: target of the batches; None leaves batches on the device of the data.
+            class_weights: a weight for each class, or `balanced`: rows / (classes · rows of the class).
+            where: beginning of messages.
 
         Raises:
-            DataError: rows do not fit the loss or the model.
-            SpecError: class weights do not fit the loss or the model.
+            DataError: inputs, targets or weights do not fit.
+            SpecError: class weights do not fit the loss.
         """
-        check_class_weights(loss, class_weights, outputs, where)
-        settings = Settings(loss, in_features, outputs, dtype, None if device is None else torch.device(device), where)
+        if class_weights is not None and not loss.classes:
+            raise SpecError(
+                f"{where}: class_weights are for losses of classes, the loss is {loss.name}; leave them out"
+            )
+        if outputs is not None and isinstance(class_weights, tuple):
+            _check_class_weights(class_weights, loss.class_count(outputs, where), where)
+        place = None if device is None else torch.device(device)
         bound = copy.copy(self)
-        bound.settings = settings
-        bound._bind(settings, class_weights)
+        bound.binding = Binding(loss, in_features, outputs, dtype, place, where, self.convertible)
+        bound._check_all(bound.binding, class_weights)
         return bound
 
-    def _bind(self, settings: Settings, class_weights: ClassWeights) -> None:  # noqa: B027
-        """Check and convert the rows of a copy made by `bind`."""
+    def _check_all(self, binding: Binding, class_weights: ClassWeights) -> None:
+        """Check targets and weights of all rows if the rows are weighted."""
+        if self.weighted or class_weights is not None:
+            self.binding, self.count = weighed(binding, self._checked_targets(binding), class_weights)
 
-    def divide(self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit") -> tuple[Rows, Rows]:
-        """Split the rows at random into training rows and validation rows.
+    def _checked_targets(self, binding: Binding) -> Iterator[tuple[Tensor, Tensor | None]]:
+        for y, weight, name in self._targets():
+            y = binding.cast_targets(y)
+            binding.check_targets(y, name)
+            binding.check_weights(weight, len(y), name)
+            yield y, weight
+
+    def _checked(self, parts: Parts, name: RowLabel) -> Parts:
+        """Return rows in their final types and with their final weights, checked if the rows are bound."""
+        binding = self.binding
+        if binding is None:
+            return parts
+        x, y = binding.checked(parts.x, parts.y, name)
+        binding.check_weights(parts.weight, len(y), name)
+        return Parts(x, y, binding.weights(y, parts.weight))
+
+    def _batch(self, parts: Parts, count: int) -> Batch:
+        """Return a batch on the device of the binding."""
+        device = None if self.binding is None else self.binding.device
+        return Batch(*(parts if device is None else parts.map(lambda tensor: tensor.to(device))), count)
+
+    def _describe(self, first: Parts, where: str, **entries: object) -> None:
+        """Set sizes and description from the first rows; `entries` extend or replace the description."""
+        x, y, weight = first
+        if not self.convertible.x and not x.is_floating_point():
+            reject(where, f"expected inputs of a floating-point type, got {x.dtype}; use x.float()")
+        self.classes = not (y.is_floating_point() or y.is_complex())
+        self.in_features, self.target_columns = x.shape[-1], 1 if y.dim() < 2 else y.shape[1]
+        self.weighted = weight is not None
+        self.described = {
+            "columns": self.in_features,
+            "targets": self.target_columns,
+            "types": [str(part.dtype).removeprefix("torch.") for part in first if part is not None],
+            "checksum": fingerprint(*first),
+            **entries,
+        }
+
+    # -------------------------------------------------------------------------------------------- held-out rows
+
+    def divide(self, share: float, seed: int, *, classes: bool | None = None, where: str = "fit") -> tuple[Self, Self]:
+        """Return training rows and a random share of held-out rows.
 
         Args:
-            share: fraction of validation rows, above 0 and below 1.
-            seed: seed of the split.
-            classes: whether to stratify by class; None for targets of an integer type.
-            where: beginning of error messages.
+            share: share of held-out rows, above 0 and below 1.
+            seed: seed of the draw.
+            classes: whether to stratify by class; None: if targets are class numbers by their type.
+            where: beginning of messages.
 
         Raises:
-            SpecError: a fraction out of range, or rows read as a stream.
-            DataError: too few rows.
+            SpecError: a share out of range, or rows read as a stream.
+            DataError: too few rows, or bound rows.
         """
-        kind = self.described.get("kind", type(self).__name__)
-        raise SpecError(
-            f"{where}: a {kind} is read in its own order and cannot be split; give validation rows, such as validation=(x, y)"
-        )
+        if not self.divisible or self.count is None:
+            kind = self.described.get("kind", type(self).__name__)
+            raise SpecError(
+                f"{where}: a {kind} is read in its own order and cannot be split; give validation rows, such as validation=(x, y)"
+            )
+        if self.binding is not None:
+            reject(where, "split rows before bind: weights have mean 1 in each part")
+        if not 0 < share < 1:
+            refuse(f"{where}: validation", "a fraction above 0 and below 1", share)
+        codes = np.broadcast_to(np.zeros(1), (self.count,))
+        stratify = (self.classes if classes is None else classes) and self.target_columns == 1
+        if stratify:
+            numbers = torch.cat([y.reshape(-1) for y, _, _ in self._targets()]).cpu().numpy()
+            stratify = len(np.unique(numbers)) < self.count  # else each class has a single row
+            codes = numbers if stratify else codes
+        try:
+            kept, held = split(codes, share, classes=stratify, seed=seed)
+        except TableError as error:
+            reject(where, str(error))
+        return self._select(torch.from_numpy(kept)), self._select(torch.from_numpy(held))
+
+    def _select(self, indices: Tensor) -> Self:
+        """Return some of the rows."""
+        part = copy.copy(self)
+        part.indices, part.count = indices if self.indices is None else self.indices[indices], len(indices)
+        return part
+
+
+def reject(where: str, problem: str) -> NoReturn:
+    """Raise a `DataError`."""
+    raise DataError(f"{where}: {problem}")
 
 
 # ------------------------------------------------------------------------------------------------ order and parts
 
 
 def mix_seed(*numbers: int) -> int:
-    """Return a seed of 32 bits for numbers such as seed and epoch; seeds of neighboring numbers are independent."""
+    """Return a seed of 32 bits from numbers such as seed and epoch; neighboring numbers give unrelated seeds."""
     return int(np.random.SeedSequence([abs(number) for number in numbers]).generate_state(1)[0])
 
 
 def batch_starts(count: int, size: int | None) -> range:
-    """Return the starts of batches; a single last row, too few for a batch norm, joins the batch before.
+    """Return the first rows of batches; a single last row, too few for a batch norm, joins the batch before.
 
     Example:
         >>> list(batch_starts(9, 4)), list(batch_starts(10, 4)), list(batch_starts(10, None))
@@ -177,11 +272,11 @@ def batch_starts(count: int, size: int | None) -> range:
     """
     if size is None or size >= count:
         return range(min(count, 1))
-    return range(0, count - 1 if size > 1 else count, size)
+    return range(0, count - 1 if size > 1 else count, size)  # batches of one row are allowed if requested
 
 
 def part_of(begin: int, end: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return begin and end of a process's part of the rows from `begin` to `end`; sizes differ by at most one.
+    """Return the part of a process of the rows from `begin` to `end`: sizes differ by at most one.
 
     Example:
         >>> [part_of(10, 15, rank, 3) for rank in range(3)]
@@ -192,27 +287,46 @@ def part_of(begin: int, end: int, rank: int, ranks: int) -> tuple[int, int]:
     return first, first + base + (rank < extra)
 
 
+def batch_parts(
+    count: int, size: int | None, start: int, rank: int, ranks: int
+) -> Iterator[tuple[int, int, tuple[int, int]]]:
+    """Yield number and rows of each batch from number `start`, and the part of a process as `(begin, end)`."""
+    starts = batch_starts(count, size)
+    for number, begin in enumerate(starts[start:], start):
+        end = count if begin == starts[-1] else begin + starts.step
+        yield number, end - begin, part_of(begin, end, rank, ranks)
+
+
+def row_label(row: int, indices: Tensor | None = None, offset: int = 0) -> str:
+    """Return the name of a row in messages."""
+    number = row + offset if indices is None else int(indices[row + offset])
+    return f"row {number:,} (counted from 0)"
+
+
 def fingerprint(*tensors: Tensor | None) -> str:
-    """Return a checksum of the first rows of tensors."""
+    """Return a checksum of the first rows of some tensors."""
     digest = hashlib.sha256()
     for tensor in tensors:
         if tensor is not None:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape[1:])};".encode())
             for part in _values(tensor):
-                first = part.detach()[:FINGERPRINTED].cpu().contiguous()
-                if first.numel():
-                    digest.update(first.reshape(-1).view(torch.uint8).numpy().tobytes())
+                _update(digest, part[:FINGERPRINTED])
     return digest.hexdigest()[:16]
 
 
 def contents(rows: Rows) -> str:
-    """Return a checksum of all rows, after conversion for the model."""
+    """Return a checksum of all rows, in the types of the model."""
     digest = hashlib.sha256()
     for batch in rows.chunks(max(1, CHECKED_AT_ONCE // max(1, rows.in_features))):
         for tensor in (batch.x, batch.y, batch.weight):
             for part in () if tensor is None else _values(tensor):
-                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                _update(digest, part)
     return digest.hexdigest()[:16]
+
+
+def _update(digest: hashlib._Hash, tensor: Tensor) -> None:
+    if tensor.numel():
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _values(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -224,77 +338,53 @@ def _values(tensor: Tensor) -> tuple[Tensor, ...]:
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def require(condition: object, where: str, problem: str) -> None:
-    """Raise a `DataError` with place and problem unless the condition holds."""
-    if not condition:
-        raise DataError(f"{where}: {problem}")
-
-
-def first_nonfinite_row(tensor: Tensor) -> int | None:
-    """Return the first row with NaN or infinity, None if all numbers are finite."""
+def bad_row(tensor: Tensor) -> int | None:
+    """Return the first row with a number that is not finite, None without any."""
     values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
     if not values.is_floating_point() or not values.numel():
         return None
     step = max(1, CHECKED_AT_ONCE * len(values) // values.numel())
     for i in range(0, len(values), step):
         part = values[i : i + step]
-        # The sum is fast and needs no memory; sums of finite numbers may overflow, so check the numbers then.
+        # The sum is quick and needs no memory; it may also overflow, hence the closer look.
         if not bool(torch.isfinite(part.sum())):
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1)
             if bool(bad.any()):
-                position = i + int(bad.nonzero()[0, 0])
+                index = i + int(bad.nonzero()[0, 0])
                 if tensor.layout == torch.sparse_csr:
-                    return int(torch.searchsorted(tensor.crow_indices(), position, right=True)) - 1
-                return position
+                    return int(torch.searchsorted(tensor.crow_indices(), index, right=True)) - 1
+                return index
     return None
 
 
-def first_invalid_weight(weight: Tensor) -> int | None:
-    """Return the first row with a negative or non-finite weight, None if all weights are valid."""
-    if len(weight) and not (bool(weight.min() >= 0) and bool(torch.isfinite(weight.sum()))):
-        bad = ~(torch.isfinite(weight) & (weight >= 0))
-        if bool(bad.any()):
-            return int(bad.nonzero()[0, 0])
-    return None
+def check_weight_shape(weight: Tensor | tuple[int, ...], rows: int, where: str) -> None:
+    """Raise a `DataError` unless there is one weight a row."""
+    shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
+    if shape != (rows,):
+        reject(where, f"weights of shape {shape} for {rows:,} rows; expected one weight a row, of shape (rows,)")
 
 
-def check_class_weights(loss: Loss, weights: ClassWeights, outputs: int | None, where: str) -> None:
-    """Raise a `SpecError` if class weights do not fit the loss or the number of classes."""
-    if weights is None:
-        return
-    if not loss.classes:
-        raise SpecError(f"{where}: class_weights are for losses of classes, the loss is {loss.name}; leave them out")
-    if isinstance(weights, tuple) and outputs is not None:
-        _check_class_count(weights, loss.class_count(outputs, where), where)
-
-
-def _check_class_count(weights: tuple[float, ...], count: int, where: str) -> None:
-    if len(weights) != count:
+def _check_class_weights(weights: tuple[float, ...], classes: int, where: str) -> None:
+    if len(weights) != classes:
         raise SpecError(
-            f"{where}: class_weights has {len(weights)} weights for {count} classes; give one for each class"
+            f"{where}: class_weights has {len(weights)} weights for {classes} classes; give one for each class"
         )
 
 
-class Convertible(NamedTuple):
-    """Whether types may be converted: types of arrays, files and Python numbers, not the types of tensors."""
-
-    x: bool
-    y: bool
-
-
 @dataclass(frozen=True)
-class Settings:
-    """Types, sizes and weights of rows for a loss and a model.
+class Binding:
+    """Types and checks of rows for a loss and a model.
 
     Args:
-        loss: loss; determines the allowed targets.
+        loss: defines the allowed targets.
         in_features: inputs of the model, None if unknown.
         outputs: outputs of the model, None if unknown.
-        dtype: type of the model's parameters.
-        device: device of the batches, None for the device of the data.
-        where: beginning of error messages.
-        factors: class weights, None without.
-        scale: reciprocal of the mean weight.
+        dtype: of the model.
+        device: of the batches, None for the device of the data.
+        where: beginning of messages.
+        convertible: types that may be changed.
+        factors: weight of each class, None without class weights.
+        scale: inverse of the mean weight.
     """
 
     loss: Loss
@@ -302,140 +392,108 @@ class Settings:
     outputs: int | None
     dtype: torch.dtype
     device: torch.device | None
-    where: str = "fit"
+    where: str
+    convertible: Convertible
     factors: Tensor | None = None
     scale: float = 1.0
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Return inputs in the type of the model."""
-        return x if x.dtype == self.dtype else x.to(self.dtype)
-
-    def targets(self, y: Tensor, free: bool) -> Tensor:
-        """Return targets in the type of the loss, if convertible."""
+    def cast_targets(self, y: Tensor) -> Tensor:
+        """Return targets in the type of the loss if they may be cast."""
         if self.loss.classes:
-            return y.long() if free and not y.is_floating_point() else y
-        return y.to(self.dtype) if free and y.dtype != self.dtype else y
+            return y.long() if self.convertible.y and not y.is_floating_point() else y
+        return y.to(self.dtype) if self.convertible.y else y
 
-    def convert(self, x: Tensor, y: Tensor, free: Convertible, label: Callable[[int], str]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets in their final types after checking them.
-
-        Args:
-            x: inputs.
-            y: targets.
-            free: convertible types.
-            label: name of a row in error messages.
+    def checked(self, x: Tensor, y: Tensor, name: RowLabel) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets in their final types.
 
         Raises:
             DataError: inputs or targets do not fit.
         """
-        loss = self.loss
-        y = self.targets(y, free.y)
-        self._check_finite(x, "inputs", label)
-        self._check_finite(y, "targets", label)
-        if loss.classes or not y.is_floating_point():
+        y = self.cast_targets(y)
+        self._check_finite(x, "inputs", name)
+        self._check_finite(y, "targets", name)
+        floating = y.is_floating_point()
+        if self.loss.classes or not floating:
             self.check_targets(y)
-        wrong = (not free.x and x.dtype != self.dtype) or (
-            y.is_floating_point() and not free.y and y.dtype != self.dtype
+        fits = (self.convertible.x or x.dtype == self.dtype) and (
+            self.convertible.y or not floating or y.dtype == self.dtype
         )
-        require(
-            not wrong,
-            self.where,
-            f"inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree",
-        )
-        require(
-            self.in_features in (None, x.shape[-1]),
-            self.where,
-            f"the model takes {self.in_features} inputs, got x of shape {tuple(x.shape)}",
-        )
-        if y.is_floating_point():
+        if not fits:
+            text = f"inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree"
+            reject(self.where, text)
+        if self.in_features is not None and x.shape[-1] != self.in_features:
+            reject(self.where, f"the model takes {self.in_features} inputs, got x of shape {tuple(x.shape)}")
+        if floating:
             self.check_targets(y)
-        return self.inputs(x), y if loss.classes else y.to(self.dtype)
+        return x.to(self.dtype), y if self.loss.classes else y.to(self.dtype)
 
-    def check_targets(self, y: Tensor, label: Callable[[int], str] | None = None) -> None:
-        """Raise a `DataError` if targets do not fit the loss and the outputs."""
-        if label is not None:
-            self._check_finite(y, "targets", label)
+    def check_targets(self, y: Tensor, name: RowLabel | None = None) -> None:
+        """Raise a `DataError` if targets do not fit the loss and the outputs; with names of rows, also if not finite."""
+        if name is not None:
+            self._check_finite(y, "targets", name)
         outputs = self.outputs
-        if outputs is None:  # assume a fitting number
+        if outputs is None:  # a fitting number, for the checks of types and values
             columns = 1 if y.dim() < 2 else int(y.shape[1])
             most = int(y.max()) + 1 if self.loss.classes and len(y) and not y.is_floating_point() else 2
             outputs = max(2, most) if self.loss.classes else columns * self.loss.outputs_per_target
         self.loss.check_targets(y, outputs, self.where)
 
-    def check_weights(self, weight: Tensor | None, label: Callable[[int], str]) -> None:
-        """Raise a `DataError` if weights are negative or not finite."""
+    def check_weights(self, weight: Tensor | None, rows: int, name: RowLabel) -> None:
+        """Raise a `DataError` for weights of a wrong shape or type, negative weights, or weights that are not finite."""
         if weight is None:
             return
-        require(not weight.is_complex(), self.where, f"expected real numbers as weights, got {weight.dtype}")
-        row = first_invalid_weight(weight)
+        check_weight_shape(weight, rows, self.where)
+        if weight.is_complex():
+            reject(self.where, f"expected real numbers as weights, got {weight.dtype}")
+        if rows and not (bool(weight.min() >= 0) and bool(torch.isfinite(weight.sum()))):
+            bad = (~(torch.isfinite(weight) & (weight >= 0))).nonzero()
+            if len(bad):
+                row = int(bad[0, 0])
+                value = weight[row].item()
+                reject(self.where, f"weights must be finite and at least 0; the weight of {name(row)} is {value}")
+
+    def _check_finite(self, tensor: Tensor, kind: str, name: RowLabel) -> None:
+        row = bad_row(tensor)
         if row is not None:
-            given = f"the weight of {label(row)} is {weight[row].item()}"
-            raise DataError(f"{self.where}: weights must be finite and at least 0; {given}")
-
-    def _check_finite(self, tensor: Tensor, name: str, label: Callable[[int], str]) -> None:
-        row = first_nonfinite_row(tensor)
-        if row is not None:
-            raise DataError(f"{self.where}: inputs and targets must be finite; the {name} of {label(row)} are not")
-
-    def with_weights(self, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights) -> Self:
-        """Return the settings with class weights and the scale of the weights.
-
-        Args:
-            parts: checked targets and weights of all rows.
-            class_weights: as in `Rows.bind`.
-
-        Raises:
-            DataError: all weights are zero.
-        """
-        factors, scale = _weight_factors(self, parts, class_weights)
-        return replace(self, factors=factors, scale=scale)
+            reject(self.where, f"inputs and targets must be finite; the {kind} of {name(row)} are not")
 
     def weights(self, y: Tensor, weight: Tensor | None) -> Tensor | None:
-        """Return the weights of a part of the rows, with mean 1 over all rows; None for equal weights."""
+        """Return weights of mean one over all rows, None for equal weights."""
         if self.factors is not None:
             own = self.factors.to(y.device)[y.long()]
             weight = own if weight is None else own * weight.to(own.dtype)
-        if weight is None:
-            return None
-        return (weight.double() * self.scale).to(self.dtype)
-
-    def batch(self, x: Tensor, y: Tensor, weight: Tensor | None, count: int) -> Batch:
-        """Return a batch on the device of the settings."""
-        device = self.device
-        if device is None:
-            return Batch(x, y, weight, count)
-        return Batch(x.to(device), y.to(device), None if weight is None else weight.to(device), count)
+        return None if weight is None else (weight.double() * self.scale).to(self.dtype)
 
 
-def _weight_factors(
-    settings: Settings, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights
-) -> tuple[Tensor | None, float]:
-    """Return the class weights and the reciprocal of the mean weight, from one pass over the rows."""
-    where = settings.where
+def weighed(
+    binding: Binding, parts: Iterable[tuple[Tensor, Tensor | None]], class_weights: ClassWeights
+) -> tuple[Binding, int]:
+    """Return the binding with class weights and mean weight, and the number of rows, in one pass over targets and weights."""
+    where = binding.where
     rows = 0
-    counts = np.zeros(0, dtype=np.int64)
-    sums = np.zeros(0)
+    totals = np.zeros((2, 0))  # number of rows and sum of weights, by class
     for y, weight in parts:
         rows += len(y)
         codes = np.zeros(len(y), dtype=np.int64) if class_weights is None else y.long().cpu().numpy()
         own = np.ones(len(y)) if weight is None else weight.double().cpu().numpy()
-        size = max(len(counts), int(codes.max()) + 1 if len(codes) else 0)
-        counts = np.pad(counts, (0, size - len(counts))) + np.bincount(codes, minlength=size)
-        sums = np.pad(sums, (0, size - len(sums))) + np.bincount(codes, weights=own, minlength=size)
-    require(rows, where, "expected at least one row")
+        size = max(totals.shape[1], int(codes.max()) + 1 if len(codes) else 0)
+        totals = np.pad(totals, ((0, 0), (0, size - totals.shape[1])))
+        totals += [np.bincount(codes, minlength=size), np.bincount(codes, weights=own, minlength=size)]
+    if not rows:
+        reject(where, "expected at least one row")
     factors: np.ndarray[Any, Any] | None = None
     if class_weights is not None:
-        outputs = settings.outputs
-        size = max(len(counts), 0 if outputs is None else settings.loss.class_count(outputs, where))
-        counts, sums = np.pad(counts, (0, size - len(counts))), np.pad(sums, (0, size - len(sums)))
-        if isinstance(class_weights, str):
-            # Zero for classes without rows.
-            factors = np.divide(rows, size * counts, out=np.zeros(size), where=counts > 0)
+        outputs = binding.outputs
+        size = max(totals.shape[1], 0 if outputs is None else binding.loss.class_count(outputs, where))
+        totals = np.pad(totals, ((0, 0), (0, size - totals.shape[1])))
+        if isinstance(class_weights, str):  # classes without rows get weight 0
+            factors = np.divide(rows, size * totals[0], out=np.zeros(size), where=totals[0] > 0)
         else:
-            _check_class_count(class_weights, size, where)
+            _check_class_weights(class_weights, size, where)
             factors = np.array(class_weights, dtype=np.float64)
-    total = float(sums.sum() if factors is None else (factors * sums).sum())
+    total = float(totals[1].sum() if factors is None else (factors * totals[1]).sum())
     if not total > 0 or not np.isfinite(total) or rows / total > LARGEST_SCALE:
         problem = "0 for all rows" if not total > 0 else "too large" if total > 1 else "too small"
-        raise DataError(f"{where}: the weights are {problem}; give weights above 0, of ordinary size")
-    return (None if factors is None else torch.from_numpy(factors)), rows / total
+        reject(where, f"the weights are {problem}; give weights above 0, of ordinary size")
+    by_class = None if factors is None else torch.from_numpy(factors)
+    return replace(binding, factors=by_class, scale=rows / total), rows

@@ -1,29 +1,28 @@
-"""Parquet tables larger than memory: row groups in shuffled order, rows shuffled within a buffer."""
+"""Tables in Parquet files larger than memory: row groups in shuffled order, rows shuffled within a buffer."""
 
 from __future__ import annotations
 
 import collections
 import functools
+import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, TableError, did_you_mean
-from kapsi.files import one_line
+from kapsi.errors import SpecError, TableError, did_you_mean, refuse
 from kapsi.training.rows.base import (
     FINGERPRINTED,
     Batch,
-    ClassWeights,
-    Convertible,
+    Parts,
+    RowLabel,
     Rows,
-    Settings,
     batch_starts,
     fingerprint,
     mix_seed,
@@ -36,29 +35,20 @@ __all__ = ["ParquetRows"]
 SUFFIXES = (".parquet", ".pq")
 
 BUFFER_BYTES = 2**27
-"""Size of the buffer in which rows are shuffled: 128 MiB, as numbers of the model's type."""
+"""Size of the shuffle buffer, in the type of the model: 128 MiB."""
 
 PIECE_NUMBERS = 2**19
-"""Numbers decoded at once: 8,192 rows of 64 columns, transposed within the cache."""
+"""Numbers decoded at once: 8,192 rows of 64 columns, which fit into the cache for the transposition."""
 
 READ_BYTES = 2**16
-"""Bytes read at once of each column; without a bound pyarrow reads whole row groups."""
+"""Bytes read at once of each column; without a bound pyarrow reads whole row groups, however large."""
 
 KEPT_FOOTERS = 8
-"""Files with footers kept in memory: reading the footer of a large file takes milliseconds."""
-
-Ints: TypeAlias = npt.NDArray[np.int64]
+"""Footers of files in memory: reading the footer of a large file takes milliseconds."""
 
 
 class _File(NamedTuple):
-    """State of a file when opened first.
-
-    Attributes:
-        path: path of the file.
-        size: size in bytes.
-        changed: time of the last change in nanoseconds.
-        groups: number of rows of each row group.
-    """
+    """A file when first opened: size in bytes, time of the last change in nanoseconds, rows of each row group."""
 
     path: Path
     size: int
@@ -67,31 +57,24 @@ class _File(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Rows `begin` to `end` of a row group; the first one is row `number` of the table."""
+    """Rows `begin` to `end` of a row group."""
 
     file: int
     group: int
     begin: int
     end: int
-    number: int
 
     @property
     def rows(self) -> int:
         return self.end - self.begin
 
 
-class _Piece(NamedTuple):
-    x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
-    weight: npt.NDArray[np.float64] | None
-
-
 class _Cursor:
-    """Position within a row group; a row group larger than the buffer is read in one pass.
+    """The position of the reader, so that a row group larger than the buffer is read once.
 
     Attributes:
-        group: indices of the file and its row group, None at first.
-        record: rows `begin` to `end` of the row group.
+        group: numbers of the file and of its row group, None at first.
+        record: rows `begin` to `end` of the group.
     """
 
     def __init__(self) -> None:
@@ -112,31 +95,31 @@ class _Cursor:
         return True
 
     def close(self) -> None:
-        """Read to the end, with the last check for changes of the file."""
+        """Read the rest of the group; the reader checks the file for changes at the end."""
         collections.deque(self.records, maxlen=0)
         self.group, self.record = None, None
 
 
 class ParquetRows(Rows):
-    """A table of any size in Parquet files, read through a buffer of 128 MiB.
+    """A table in Parquet files of any size, read through a buffer of 128 MiB.
 
-    Each epoch reads the row groups in another order, determined by seed and epoch, and shuffles the rows of as many groups as
-    fit into the buffer. Groups much smaller than the buffer give the best order; larger groups are read in several parts.
-    Shuffle files sorted by the target once before training.
+    Row groups are read in an order fixed by seed and epoch. Rows of all groups in the buffer are shuffled together, so groups
+    much smaller than the buffer mix best; a larger group is shuffled part by part. Shuffle files sorted by the target once
+    before training.
 
-    Integer and Boolean targets are class numbers. Nulls, texts and dates are errors.
+    Integer and Boolean targets are class numbers, others are numbers. Nulls, text and dates are refused.
 
-    With several processes, each reads the table and takes its part of each batch.
+    Each of several processes reads the table and takes its part of each batch.
 
     Args:
-        path: a file, a folder (all its `.parquet` and `.pq` files, also in sub-folders, by name), or a list of files.
+        path: a file, a folder (all `.parquet` and `.pq` files in the folder and below, by name), or a list of files.
         target: column of the targets, or a list of several columns.
-        weight: column of row weights, or None.
-        columns: columns of the inputs, in this order; None for all columns except target and weight.
+        weight: column of row weights.
+        columns: columns of the inputs, in this order; None: all but target and weight.
 
     Raises:
-        TableError: files are missing or unreadable, or columns are missing or of an unsupported type.
-        SpecError: an option of a wrong type, or a column given twice.
+        TableError: a missing or unreadable file, or a column missing or of an unsupported type.
+        SpecError: an invalid path, or invalid columns.
 
     Example:
         >>> import tempfile, pathlib, pyarrow, pyarrow.parquet
@@ -159,48 +142,39 @@ class ParquetRows(Rows):
         weight: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> None:
+        import pyarrow.types as types
+
         self._footers: dict[int, Any] = {}
-        paths = _files_of(path)
-        self.name = str(path) if isinstance(path, str | os.PathLike) else f"{len(paths)} files"
-        targets = [target] if isinstance(target, str) else list(target)
-        self.files = []
+        paths = _paths(path)
+        name = str(path) if isinstance(path, str | os.PathLike) else f"{len(paths)} files"
+        self.targets, self.weight = [target] if isinstance(target, str) else list(target), weight
+        self.files: list[_File] = []
         kinds: dict[str, Any] = {}
         for file in paths:
             opened, own = _open(file)
-            if not kinds:
+            if not self.files:
                 kinds = own
-                self.targets, self.weight = targets, weight
-                self.columns = _input_columns(file, own, targets, weight, columns)
-            for name in self._needed():
-                if name not in own:
-                    raise _missing(file, name, own)
-                if own[name] != kinds[name]:
-                    raise TableError(f"{file}: column {name!r} is {own[name]}, but {kinds[name]} in {paths[0]}")
+                self.columns = _inputs(file, own, self.targets, weight, columns)
             self.files.append(opened)
-        for name in self._needed():
-            _check_type(paths[0], name, kinds[name])
+            _check_columns(file, own, self._names(), kinds, paths[0])
         self.count = sum(sum(file.groups) for file in self.files)
         if not self.count:
-            raise TableError(f"{self.name}: the table has no rows; expected at least one row")
-        import pyarrow.types as types
+            raise TableError(f"{name}: the table has no rows; expected at least one row")
+        # Several columns are numbers, of whatever type.
+        classes = len(self.targets) == 1 and not types.is_floating(kinds[self.targets[0]])
+        self.classes = classes
+        self._describe(
+            Parts(*next(iter(self.chunks(FINGERPRINTED)))[:3]),
+            "ParquetRows",
+            kind="Parquet table",
+            rows=self.count,
+            types=[str(kinds[column]) for column in self._names()],
+            names=self._names(),
+            groups=fingerprint(torch.tensor([n for file in self.files for n in file.groups])),
+        )
+        self.classes = classes
 
-        whole = [not types.is_floating(kinds[name]) for name in targets]
-        # Several columns are always numbers.
-        self.classes = len(targets) == 1 and whole[0]
-        self.in_features, self.target_columns = len(self.columns), len(targets)
-        first = next(iter(self.chunks(FINGERPRINTED)))
-        self.described = {
-            "kind": "Parquet table",
-            "rows": self.count,
-            "columns": self.in_features,
-            "targets": self.target_columns,
-            "types": [str(kinds[name]) for name in self._needed()],
-            "names": self._needed(),
-            "groups": fingerprint(torch.tensor([n for file in self.files for n in file.groups])),
-            "checksum": fingerprint(*first[:3]),
-        }
-
-    def _needed(self) -> list[str]:
+    def _names(self) -> list[str]:
         return [*self.columns, *self.targets, *([] if self.weight is None else [self.weight])]
 
     # -------------------------------------------------------------------------------------------- reading
@@ -213,36 +187,33 @@ class ParquetRows(Rows):
             for group, rows in enumerate(opened.groups):
                 first, last = max(begin - number, 0), min(end - number, rows)
                 if first < last:
-                    spans.append(_Span(file, group, first, last, number + first))
+                    spans.append(_Span(file, group, first, last))
                 number += rows
         return spans
 
     def _parts(
         self, spans: Sequence[_Span], cursor: _Cursor | None = None, *, inputs: bool = True
-    ) -> Iterator[tuple[_Span, _Piece]]:
-        """Yield the rows of spans in pieces, each with its own span, starting at the cursor."""
+    ) -> Iterator[tuple[Parts, RowLabel]]:
+        """Yield the rows of some spans and their names in pieces, from a cursor on."""
         cursor = _Cursor() if cursor is None else cursor
-        names = self._needed() if inputs else self._needed()[len(self.columns) :]
+        names = self._names() if inputs else self._names()[len(self.columns) :]
         rows = max(1024, min(65_536, PIECE_NUMBERS // max(1, len(names))))
         for span in spans:
             file = self.files[span.file]
             if cursor.group != (span.file, span.group) or cursor.begin > span.begin:
                 cursor.open(span, self._records(span, names, rows))
-            row = span.begin
-            while row < span.end:
-                if row >= cursor.end:
+            begin = span.begin
+            while begin < span.end:
+                if begin >= cursor.end:
                     if not cursor.advance():
-                        raise TableError(
-                            f"{file.path}: row group {span.group} has {cursor.end:,} rows instead of "
-                            f"{file.groups[span.group]:,}; do not change the file during training"
-                        )
+                        self._changed(span.file, f"row group {span.group} has {cursor.end:,} rows now")
                     continue
                 end = min(span.end, cursor.end)
-                own = cursor.record.slice(row - cursor.begin, end - row)
-                part = _Span(span.file, span.group, row, end, span.number + row - span.begin)
-                yield part, self._piece(own, file.path, part, inputs)
-                row = end
-            if row == file.groups[span.group]:
+                own = cursor.record.slice(begin - cursor.begin, end - begin)
+                name = functools.partial(_row_name, path=file.path, group=span.group, offset=begin)
+                yield self._piece(own, file.path, span.group, begin, inputs), name
+                begin = end
+            if begin == file.groups[span.group]:
                 cursor.close()
 
     def _records(self, span: _Span, names: list[str], rows: int) -> Iterator[Any]:
@@ -256,7 +227,7 @@ class ParquetRows(Rows):
             with pq.ParquetFile(
                 path,
                 metadata=footer,
-                memory_map=False,  # pages of a map count as memory
+                memory_map=False,  # pages of a map would count as memory
                 buffer_size=READ_BYTES,
                 pre_buffer=False,
                 page_checksum_verification=True,
@@ -264,80 +235,57 @@ class ParquetRows(Rows):
                 self._footers[span.file] = file.metadata
                 while len(self._footers) > KEPT_FOOTERS:
                     self._footers.pop(next(iter(self._footers)))
-                # One thread: several threads hold buffers of all columns at once, for little speed.
+                # One thread: several threads hold the buffers of all columns at the same time, for little speed.
                 yield from file.iter_batches(rows, row_groups=[span.group], columns=names, use_threads=False)
             self._check_unchanged(os.stat(path), span.file)
-        # Free the memory before the next group.
-        pa.default_memory_pool().release_unused()
+        pa.default_memory_pool().release_unused()  # returns memory to the system before the next group
 
     def _check_unchanged(self, state: os.stat_result, number: int) -> None:
         file = self.files[number]
         if (state.st_size, state.st_mtime_ns) != (file.size, file.changed):
-            raise TableError(f"{file.path}: the file has changed since it was opened; do not change it during training")
+            self._changed(number, "size or time differ")
 
-    def _piece(self, record: Any, path: Path, span: _Span, inputs: bool) -> _Piece:
+    def _changed(self, number: int, change: str) -> NoReturn:
+        raise TableError(
+            f"{self.files[number].path}: the file has changed since it was opened ({change}); start again, and leave the file "
+            "unchanged during training"
+        )
+
+    def _piece(self, record: Any, path: Path, group: int, begin: int, inputs: bool) -> Parts:
         columns = dict(zip(record.schema.names, record.columns, strict=True))
         for name, column in columns.items():
             if column.null_count:
                 row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
                 raise TableError(
-                    f"{path}: column {name!r} has a null in row group {span.group}, row {span.begin + row:,} of it (counted "
-                    "from 0); fill nulls, or drop the rows or the column"
+                    f"{path}: column {name!r} has a null in row group {group}, row {begin + row:,} of it (counted from 0); "
+                    "fill nulls in, or leave such rows or columns out"
                 )
         x = np.empty((len(self.columns) if inputs else 0, record.num_rows), dtype=self._dtype())
-        with np.errstate(over="ignore"):  # infinities are an error later
+        with np.errstate(over="ignore"):  # infinities are refused later
             for i, name in enumerate(self.columns if inputs else []):
                 x[i] = columns[name].to_numpy(zero_copy_only=False)
         y = [columns[name].to_numpy(zero_copy_only=False) for name in self.targets]
-        if self.classes:
-            if y[0].dtype == np.uint64 and len(y[0]) and y[0].max() > np.iinfo(np.int64).max:
-                raise TableError(f"{path}: column {self.targets[0]!r} has integers too large for class numbers")
-            target = y[0].astype(np.int64)
-        else:
-            target = y[0] if len(y) == 1 else np.stack(y, 1)
+        target = as_tensor(y[0] if len(y) == 1 else np.stack(y, 1), "targets", f"{path}: column {self.targets[0]!r}")
         weight = None
         if self.weight is not None:
-            weight = columns[self.weight].to_numpy(zero_copy_only=False).astype(np.float64)
-        return _Piece(x.T, target, weight)
+            weight = torch.from_numpy(columns[self.weight].to_numpy(zero_copy_only=False).astype(np.float64))
+        return Parts(torch.from_numpy(x.T), target.long() if self.classes else target, weight)
 
     def _dtype(self) -> npt.DTypeLike:
-        """Return NumPy's type of the inputs: float32 instead of bfloat16, absent from NumPy."""
-        dtype = torch.get_default_dtype() if self.settings is None else self.settings.dtype
+        """Return the type of inputs taken from the file, float32 for bfloat16, unknown to NumPy."""
+        dtype = torch.get_default_dtype() if self.binding is None else self.binding.dtype
         return {torch.float64: np.float64, torch.float16: np.float16}.get(dtype, np.float32)
 
-    # -------------------------------------------------------------------------------------------- checks
-
-    def _bind(self, settings: Settings, class_weights: ClassWeights) -> None:
-        if self.weight is not None or class_weights is not None:
-            self.settings = settings.with_weights(self._targets(settings), class_weights)
-
-    def _targets(self, settings: Settings) -> Iterator[tuple[Tensor, Tensor | None]]:
-        for span, piece in self._parts(self._spans(0, self.count), inputs=False):
-            _, y, weight = _tensors(piece)
-            y = settings.targets(y, True)
-            settings.check_targets(y, self._label(span))
-            settings.check_weights(weight, self._label(span))
-            yield y, weight
-
-    def _label(self, span: _Span) -> Callable[[int], str]:
-        return functools.partial(_row_label, path=self.files[span.file].path, group=span.group, offset=span.begin)
-
-    def _checked(self, span: _Span, piece: _Piece) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a piece as checked tensors in their final types."""
-        x, y, weight = _tensors(piece)
-        settings = self.settings
-        if settings is None:
-            return x, y, weight
-        x, y = settings.convert(x, y, Convertible(True, True), self._label(span))
-        settings.check_weights(weight, self._label(span))
-        return x, y, settings.weights(y, weight)
+    def _targets(self) -> Iterator[tuple[Tensor, Tensor | None, RowLabel]]:
+        for parts, name in self._parts(self._spans(0, self.count), inputs=False):
+            yield parts.y, parts.weight, name
 
     # -------------------------------------------------------------------------------------------- batches
 
     def _buffers(self, seed: int, epoch: int) -> Iterator[list[_Span]]:
-        """Yield the spans of each buffer: row groups in shuffled order, in parts if larger than the buffer."""
+        """Yield the contents of the buffer: row groups in shuffled order, whole unless larger than the buffer."""
         width = self.in_features + self.target_columns + 1
-        size = 4 if self.settings is None else self.settings.dtype.itemsize
+        size = 4 if self.binding is None else self.binding.dtype.itemsize
         room = max(1, BUFFER_BYTES // (width * size))
         groups = self._spans(0, self.count)
         order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
@@ -349,7 +297,7 @@ class ParquetRows(Rows):
                 filled, held = [], 0
             for begin in range(span.begin, span.end, room):
                 end = min(begin + room, span.end)
-                filled.append(_Span(span.file, span.group, begin, end, span.number + begin - span.begin))
+                filled.append(_Span(span.file, span.group, begin, end))
                 held += end - begin
                 if held >= room:
                     yield filled
@@ -357,88 +305,80 @@ class ParquetRows(Rows):
         if filled:
             yield filled
 
-    def _filled(self, spans: list[_Span], buffer: list[Tensor | None], cursor: _Cursor) -> list[Tensor | None]:
-        """Read spans into a reused buffer, and return the filled part."""
+    def _filled(self, spans: list[_Span], buffer: list[Tensor | None], cursor: _Cursor) -> Parts:
+        """Read some spans into a reused buffer and return the filled part."""
         rows = sum(span.rows for span in spans)
-        filled = 0
-        for span, piece in self._parts(spans, cursor):
-            parts = self._checked(span, piece)
-            if not filled:
-                for i, part in enumerate(parts):
-                    had = buffer[i]
-                    if part is not None and (had is None or len(had) < rows):
-                        buffer[i] = had = None  # free the old buffer first
-                        buffer[i] = part.new_empty((rows, *part.shape[1:]))
-            for i, part in enumerate(parts):
+        begin = 0
+        for piece, name in self._parts(spans, cursor):
+            for i, part in enumerate(self._checked(piece, name)):
                 own = buffer[i]
-                if part is not None and own is not None:
-                    own[filled : filled + len(part)] = part
-            filled += len(piece.y)
-        return [None if part is None else part[:rows] for part in buffer]
+                if part is None:
+                    continue
+                if begin == 0 and (own is None or len(own) < rows):
+                    buffer[i] = own = None  # free the old buffer first
+                    buffer[i] = own = part.new_empty((rows, *part.shape[1:]))
+                cast(Tensor, own)[begin : begin + len(part)] = part
+            begin += len(piece.y)
+        return Parts(*cast(Any, [None if own is None else own[:rows] for own in buffer]))
 
     def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
-        starts = batch_starts(self.count, size)
-        bounds = [*starts[start:], self.count]
+        bounds = [*batch_starts(self.count, size)[start:], self.count]
         if len(bounds) < 2:
             return
-        number = 0  # of the batch
-        waiting: list[list[Tensor | None]] = []  # its parts from earlier buffers
+        number = 0  # the current batch
+        waiting: list[Parts] = []  # rows of the batch from earlier buffers
         buffer: list[Tensor | None] = [None, None, None]
         cursor = _Cursor()
         first = 0
-        for which, spans in enumerate(self._buffers(seed, epoch)):
+        for index, spans in enumerate(self._buffers(seed, epoch)):
             last = first + sum(span.rows for span in spans)
-            if last > bounds[0]:  # buffers before the start are not read
-                own = []  # release the buffer before filling it
-                own = self._filled(spans, buffer, cursor)
-                order = torch.randperm(
-                    last - first, generator=torch.Generator().manual_seed(mix_seed(seed, epoch, which))
-                )
+            if last > bounds[0]:  # rows before the start are not even read
+                rows = self._filled(spans, buffer, cursor)
+                seeds = torch.Generator().manual_seed(mix_seed(seed, epoch, index))
+                order = torch.randperm(last - first, generator=seeds)
                 while number < len(bounds) - 1 and bounds[number] < last:
                     begin, end = part_of(bounds[number], bounds[number + 1], rank, ranks)
                     begin, end = max(begin, first), min(end, last)
-                    if begin < end or bounds[number + 1] <= last:
+                    complete = bounds[number + 1] <= last
+                    if begin < end or complete:
                         indices = order[max(begin - first, 0) : max(end - first, 0)]
-                        waiting.append([None if part is None else part.index_select(0, indices) for part in own])
-                    if bounds[number + 1] > last:
+                        waiting.append(rows.map(functools.partial(torch.index_select, dim=0, index=indices)))
+                    if not complete:
                         break
-                    yield self._batch(waiting, bounds[number + 1] - bounds[number])
+                    yield self._merged(waiting, bounds[number + 1] - bounds[number])
                     waiting = []
                     number += 1
+                del rows  # frees the old buffer before a larger one is made
             first = last
 
-    def _batch(self, parts: list[list[Tensor | None]], count: int) -> Batch:
-        columns = [[part for part in column if part is not None] for column in zip(*parts, strict=True)]
-        x, y, weight = (None if not c else c[0] if len(c) == 1 else torch.cat(c) for c in columns)
-        x, y = cast(Tensor, x).contiguous(), cast(Tensor, y)
-        return Batch(x, y, weight, count) if self.settings is None else self.settings.batch(x, y, weight, count)
-
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        begin, end = part_of(0, self.count, rank, ranks)
-        waiting: list[list[Tensor | None]] = []
+        waiting: list[Parts] = []
         held = 0
-        for span, piece in self._parts(self._spans(begin, end)):
-            parts: list[Tensor | None] = [*self._checked(span, piece)]
-            used, rows = 0, len(piece.y)
-            while used < rows:
-                taken = min(size - held, rows - used)
-                waiting.append([None if part is None else part[used : used + taken] for part in parts])
-                used, held = used + taken, held + taken
+        for piece, name in self._parts(self._spans(*part_of(0, self.count, rank, ranks))):
+            parts, rows = self._checked(piece, name), len(piece.y)
+            begin = 0
+            while begin < rows:
+                end = min(begin + size - held, rows)
+                waiting.append(parts.map(operator.itemgetter(slice(begin, end))))
+                begin, held = end, held + end - begin
                 if held == size:
-                    yield self._batch(waiting, held)
+                    yield self._merged(waiting, held)
                     waiting, held = [], 0
         if held:
-            yield self._batch(waiting, held)
+            yield self._merged(waiting, held)
+
+    def _merged(self, parts: list[Parts], count: int) -> Batch:
+        first = parts[0]
+        if len(parts) > 1:
+            weights = [part.weight for part in parts if part.weight is not None]
+            weight = torch.cat(weights) if weights else None
+            first = Parts(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), weight)
+        return self._batch(first._replace(x=first.x.contiguous()), count)
 
 
-def _tensors(piece: _Piece) -> tuple[Tensor, Tensor, Tensor | None]:
-    y = as_tensor(piece.y, "targets", "ParquetRows")
-    return torch.from_numpy(piece.x), y, None if piece.weight is None else torch.from_numpy(piece.weight)
-
-
-def _row_label(row: int, path: Path, group: int, offset: int) -> str:
+def _row_name(row: int, path: Path, group: int, offset: int) -> str:
     return f"row {row + offset:,} of row group {group} of {path} (counted from 0)"
 
 
@@ -447,7 +387,7 @@ def _row_label(row: int, path: Path, group: int, offset: int) -> str:
 
 @contextmanager
 def _readable(path: Path, part: str) -> Iterator[None]:
-    """Convert errors of reading a part of a file into a `TableError`."""
+    """Turn a failure to read a part of a file into a `TableError`."""
     import pyarrow as pa
 
     try:
@@ -455,75 +395,81 @@ def _readable(path: Path, part: str) -> Iterator[None]:
     except FileNotFoundError:
         raise TableError(f"{path}: there is no such file; check the path") from None
     except (pa.ArrowException, OSError) as error:
-        reason = one_line(error)
-        raise TableError(f"{path}: {part} cannot be read as Parquet ({reason}); the file may be damaged") from None
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise TableError(
+            f"{path}: {part} cannot be read as Parquet ({reason}); the file may be cut or damaged"
+        ) from None
 
 
-def _files_of(path: object) -> list[Path]:
-    """Return the Parquet files of a path, a folder or a list."""
+def _paths(path: object) -> list[Path]:
+    """Return the files of an argument."""
     if isinstance(path, str | os.PathLike):
-        root = Path(path)
-        if not root.is_dir():
-            return [root]
-        below = (file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
-        # By convention, names starting with a dot or an underscore are no data.
+        folder = Path(path)
+        if not folder.is_dir():
+            return [folder]
+        below = (file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        # By convention, names beginning with a dot or an underscore are temporary or not data.
         files = sorted(file for file in below if not file.name.startswith((".", "_")))
         if not files:
-            raise TableError(f"{root}: the folder has no files ending in {' or '.join(SUFFIXES)}")
+            raise TableError(f"{folder}: the folder has no files ending in {' or '.join(SUFFIXES)}")
         return files
     if not isinstance(path, list | tuple) or not path or not all(isinstance(file, str | os.PathLike) for file in path):
-        raise SpecError(f"ParquetRows: expected a file, a folder, or a list of files, got {path!r}")
+        refuse("ParquetRows", "a file, a folder, or a list of files", path)
     return [Path(file) for file in path]
 
 
 def _open(path: Path) -> tuple[_File, dict[str, Any]]:
-    """Return the state of a file, and the types of its columns."""
+    """Return the description of a file, and the types of its columns."""
     import pyarrow.parquet as pq
 
     with _readable(path, "the file"), pq.ParquetFile(path, memory_map=False, pre_buffer=False) as file:
         state = os.stat(path)
         metadata, schema = file.metadata, file.schema_arrow
-        repeated = {name for name in schema.names if schema.names.count(name) > 1}
+        repeated = sorted(name for name, count in collections.Counter(schema.names).items() if count > 1)
         if repeated:
-            raise TableError(f"{path}: several columns have the name {sorted(repeated)[0]!r}")
+            raise TableError(f"{path}: several columns have the name {repeated[0]!r}; rename them")
         groups = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
         return _File(path, state.st_size, state.st_mtime_ns, groups), dict(zip(schema.names, schema.types, strict=True))
 
 
-def _input_columns(
+def _inputs(
     path: Path, kinds: dict[str, Any], targets: list[str], weight: str | None, columns: Sequence[str] | None
 ) -> list[str]:
     """Return the columns of the inputs."""
     others = [*targets, *([] if weight is None else [weight])]
     inputs = [name for name in kinds if name not in others] if columns is None else list(columns)
-    every = (*others, *inputs)
-    twice = sorted({str(name) for name in every if every.count(name) > 1})
-    problem = None
+    repeated = sorted(name for name, count in collections.Counter([*others, *inputs]).items() if count > 1)
     if not targets:
-        problem = "target=[]: expected at least one column"
+        problem = "(target=[]): expected at least one column"
     elif isinstance(columns, str):
-        problem = f"columns={columns!r}: expected a list of columns; use columns=[{columns!r}]"
-    elif unknown := [name for name in every if name not in kinds]:
-        raise _missing(path, unknown[0], kinds)
-    elif twice:
-        problem = f"column {twice[0]!r} is given more than once; use it as input, target or weight"
+        problem = f"(columns={columns!r}): expected a list of columns; use columns=[{columns!r}]"
+    elif repeated:
+        problem = f": column {repeated[0]!r} is given more than once; a column is input, target or weight"
     elif not inputs:
-        problem = f"{path} has no column beside {', '.join(others)}"
-    if problem is not None:
-        raise SpecError(f"ParquetRows: {problem}")
-    return inputs
+        problem = f": {path} has no column beside {', '.join(others)}; there is nothing to learn from"
+    else:
+        return inputs
+    raise SpecError(f"ParquetRows{problem}")
 
 
-def _missing(path: Path, name: str, kinds: dict[str, Any]) -> TableError:
-    shown = ", ".join(list(kinds)[:10]) + (", …" if len(kinds) > 10 else "")
-    return TableError(f"{path}: there is no column {name!r}; {did_you_mean(str(name), kinds)}there are {shown}")
-
-
-def _check_type(path: Path, name: str, kind: Any) -> None:
+def _check_columns(
+    path: Path, kinds: dict[str, Any], names: list[str], first: dict[str, Any], first_path: Path
+) -> None:
+    """Raise a `TableError` for a missing column, or a type unsupported or different from the first file."""
     import pyarrow.types as types
 
-    if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
-        raise TableError(
-            f"{path}: column {name!r} has the type {kind}, expected numbers or Booleans; convert it (texts to class numbers, dates "
-            "to days, decimals to floats), or select columns with columns=[…]"
-        )
+    for name in names:
+        kind = kinds.get(name)
+        if kind is None:
+            listed = ", ".join(list(kinds)[:10]) + (", …" if len(kinds) > 10 else "")
+            problem = f"there is no column {name!r}; {did_you_mean(str(name), kinds)}there are {listed}"
+        elif kind != first[name]:
+            problem = f"column {name!r} is {kind}, but {first[name]} in {first_path}; give all files the same types"
+        elif not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
+            problem = (
+                f"column {name!r} has the type {kind}, expected numbers or Booleans; convert text to class numbers, "
+                "dates to days, decimals to floats, or name the columns to be used with columns=[…]"
+            )
+        else:
+            continue
+        raise TableError(f"{path}: {problem}")
