@@ -193,9 +193,9 @@ def test_the_gradients_that_are_there_are_looked_at_first() -> None:
 def test_a_norm_that_overflows_and_nothing_that_does() -> None:
     model, batch = model_of(), batch_of()
     assert said(model, batch, "gradient").startswith(
-        "the gradient is not finite, but it is when these rows are run once more: "
+        "the gradient is not finite, but it is finite when these rows are run again: "
     )
-    assert said(model, batch).startswith("the loss is not finite, but it is when these rows are run once more: ")
+    assert said(model, batch).startswith("the loss is not finite, but it is finite when these rows are run again: ")
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     model.layers[0].heads[0].bias.grad[0] = 1e25
@@ -207,7 +207,7 @@ def test_a_norm_that_overflows_and_nothing_that_does() -> None:
 
 
 def test_no_rows_at_all() -> None:
-    assert said(model_of(), batch_of(0)).startswith("the loss is not finite, and not for rows of this process")
+    assert said(model_of(), batch_of(0)).startswith("the loss is not finite, but not because of rows of this process")
 
 
 def test_any_module_is_looked_into() -> None:
@@ -297,7 +297,9 @@ def test_it_never_raises() -> None:
 
     model = Broken()
     text = diagnose(model, batch_of(), MSE, "gradient", 3)
-    assert text.startswith("step 3: the gradient is not finite (RuntimeError while looking for where: no way); lower")
+    assert text.startswith(
+        "step 3: the gradient is not finite (RuntimeError in the search for the cause: no way); lower"
+    )
     assert "\n" not in text
     assert model.calls == 0
     text = diagnose(nn.Linear(2, 1), batch_of(), MSE, "loss", 1)

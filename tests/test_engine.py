@@ -397,7 +397,7 @@ def test_a_compiled_model_trains_as_it_is():
         ({"solver": {"gamma": 0.5}}, "gamma=0.5.*: is for schedule exponential"),
         ({"epoch": 3}, "there is no option 'epoch'; did you mean 'epochs'"),
         ({"class_weights": "balanced"}, "class"),
-        ({"loss": "gaussian"}, "gaussian needs two outputs a target"),
+        ({"loss": "gaussian"}, "gaussian needs 2 outputs for each target"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):
@@ -428,7 +428,7 @@ def test_auto_picks_by_size_and_loss_and_says_why(spec, rows, options, solver, r
     assert record.solver == solver
     assert reason in record.reason
     requested = next(train(model_of(spec), numbers(rows), epochs=1, **{"solver": solver, **options}))
-    assert requested.reason == "it was requested"
+    assert requested.reason == "requested"
 
 
 def test_auto_takes_a_solver_that_has_sparse_inputs():

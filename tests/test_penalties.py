@@ -318,7 +318,7 @@ def test_the_norm_of_nothing_has_no_gradient(reconciliation) -> None:
 
 @pytest.mark.parametrize("expansion", [kp.Taylor(2), kp.Combinatorial(), kp.Extended((SPLINE, kp.RandomFourier(4)))])
 def test_expansions_without_edges_are_refused(expansion) -> None:
-    with pytest.raises(SpecError, match=r"group_sparsity=0.5\): layers\.0\.heads\.0: .*several inputs.*element-wise κ"):
+    with pytest.raises(SpecError, match=r"group_l1=0.5\): layers\.0\.heads\.0: .*several inputs.*element-wise κ"):
         Penalties(model_of(expansion), TrainConfig(group_l1=0.5))
     model = model_of(remainder=kp.ExpansionRemainder(expansion, kp.Dense()))
     with pytest.raises(SpecError, match=r"layers\.0\.heads\.0\.pi: "):

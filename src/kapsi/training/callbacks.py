@@ -1,4 +1,4 @@
-"""Callbacks: called during training with records; a true return value stops it."""
+"""Callbacks: called with records during training; a true return value stops training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOOKS = ("on_step", "on_epoch", "on_end")
 
 
 class Callback:
-    """Base of callbacks, for convenience: any object with some of these methods is one, and any callable is an `on_epoch`.
+    """Optional base of callbacks: any object with some of these methods will do, and any callable serves as `on_epoch`.
 
     Example:
         >>> import torch, kapsi as kp
@@ -38,13 +38,13 @@ class Callback:
 
 
 class Callbacks:
-    """Several callbacks as one.
+    """Several callbacks.
 
     Args:
-        callbacks: one, or a sequence of them.
+        callbacks: a callback, or a sequence of callbacks.
 
     Raises:
-        SpecError: an object without any of the methods, which cannot be called either.
+        SpecError: an object that is neither callable nor has any of the methods.
     """
 
     def __init__(self, callbacks: Any) -> None:
@@ -81,6 +81,6 @@ class Callbacks:
 
 
 def _any(hooks: list[Callable[[Any], Any]], record: Any) -> bool:
-    """Call all hooks, also after one that stops."""
+    """Call all hooks, and return whether any result is true."""
     answers = [bool(hook(record)) for hook in hooks]
     return any(answers)

@@ -1,4 +1,4 @@
-"""The configuration of training: one frozen set of options, the same in code, in YAML and in a run folder."""
+"""The configuration of training: frozen options, identical in code, YAML and run folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kapsi.errors import SpecError, did_you_mean
+from kapsi.errors import SpecError, did_you_mean, refuse
 from kapsi.function import Function, Spec, catalogue, option, options_of
 from kapsi.migrate import LOSS_OPTIONS, SOLVER_OPTIONS, TABLE_OPTIONS, TRAINING_OPTIONS
 from kapsi.training.losses import Loss
@@ -21,18 +21,18 @@ class TrainConfig(Spec):
     """How a model is trained; options of a loss or a solver belong to that function.
 
     Args:
-        loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) that returns a
-            value per row or their mean; `auto`: `mse` for numbers, `cross_entropy` for class numbers.
+        loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) with a value per
+            row or a mean as result; `auto`: `mse` for numbers, `cross_entropy` for class numbers.
         solver: a solver, by name, as a mapping (of `adamw` without `kind`), or as an object; `auto`: by size and loss, the
             records give the reason.
-        epochs: largest number: passes for mini-batch solvers, five iterations each for `lbfgs`, one iteration each otherwise.
+        epochs: largest number: passes for mini-batch solvers, five iterations each for `lbfgs`, a single iteration each otherwise.
         metrics: metrics to record, in place of `accuracy`, or `rmse` and `r2`; plain callables (prediction, target) too.
-        monitor: `loss`, or the name of a metric: early stopping and best weights follow it. Needs validation rows.
+        monitor: `loss`, or the name of a metric: the quantity for early stopping and best weights. Needs validation rows.
         patience: epochs without an improvement before training stops. Needs validation rows.
         seconds: time after which training ends with the epoch, or with the step for solvers on all rows.
         class_weights: weights of the classes, or `balanced`: each class counts the same.
         l2: λ of the penalty λ‖w‖²/2, added to the mean loss; w are the parameters of ψ and, with 1/100 of the weight, of π;
-            none for biases. None: no penalty in `kapsi.fit`; `ridge` chooses it, and for tables validation rows do.
+            none for biases. None: no penalty in `kapsi.fit`, except for `ridge`; for tables, chosen on validation rows.
         l1: factor of the sum of absolute values, of the same parameters with the same weights.
         smoothness: factor of the squared second differences of a spline's coefficients, along the grid.
         group_l1: factor of the norms of edges: all weights between one input and one output of a head.
@@ -69,7 +69,7 @@ class TrainConfig(Spec):
 
 
 def _owner(name: str) -> str:
-    """Return a hint on the function or the configuration that an option of training belongs to, empty for unknown ones."""
+    """Return a hint on the owner of an option, a function or a configuration; empty for unknown options."""
     if name in TRAINING_OPTIONS:
         return f"it is called {TRAINING_OPTIONS[name]} now"
     if name in TABLE_OPTIONS:
@@ -92,7 +92,7 @@ def _is_own(kind: type[Function]) -> bool:
 
 
 def _example(kind: type[Function], option: str) -> str:
-    """Return a call that sets an option, to be read by a user."""
+    """Return a call with an option, as text for a user."""
     field = next(field for field in options_of(kind) if field.name == option)
     value = {"learning_rate": 0.01}.get(option, field.default)
     package = "kp." if _is_own(kind) else ""
@@ -103,11 +103,11 @@ def configured(config: TrainConfig | None, options: dict[str, Any], where: str) 
     """Return a configuration with some options replaced.
 
     Raises:
-        SpecError: an option that does not exist, or belongs to a loss or a solver.
+        SpecError: an unknown option, or an option of a loss or a solver.
     """
     config = TrainConfig() if config is None else config
     if not isinstance(config, TrainConfig):
-        raise SpecError(f"{where}: expected a TrainConfig, got {type(config).__name__}")
+        refuse(where, "a TrainConfig", config)
     known = [field.name for field in options_of(TrainConfig)]
     for name in options:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Where a loss or a gradient that is not finite comes from, in one line."""
+"""The cause of a non-finite loss or gradient, in one line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kapsi.training.rows.base import Batch
 __all__ = ["diagnose"]
 
 LARGEST_FORMED = 2**24
-"""Numbers of κ(x) that are formed to be looked at; of more only the rows whose outputs are not finite, as many as fit."""
+"""Largest number of elements of κ(x) to form; of larger ones only rows with non-finite outputs, as many as fit."""
 
 MOST_NAMES = 3
-"""Parameters whose gradients are told in full."""
+"""Number of parameters whose gradients are reported in full."""
 
 STEADIER = "lower learning_rate, set max_grad_norm, or scale the inputs"
 SCALED = "scale the inputs, or set the range of κ by kapsi.calibrate"
-CLEANED = "leave out or mend those rows"
+CLEANED = "remove or correct these rows"
 FRESH = "start again from finite weights, with a lower learning_rate or max_grad_norm"
 
 
 class _Found(Exception):
-    """Ends a forward pass at the first thing that is not finite."""
+    """Ends a forward pass at the first non-finite tensor."""
 
     def __init__(self, place: str, advice: str) -> None:
         super().__init__(place)
@@ -36,43 +36,42 @@ class _Found(Exception):
 
 
 def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: int) -> str:
-    """Return one line that says where a loss or a gradient that is not finite comes from; never raise.
+    """Return the cause of a non-finite loss or gradient in one line; never raise.
 
-    The rows are run through the model once more. What is told is the first thing in the order of the forward pass that is not
-    finite: inputs, κ(x), a tensor of κ, ψ or π, the output of a head, a layer or any other module, the loss of a row; where all
-    of those are, the gradients of parameters, from the output backward. Nothing is changed: not the mode of the model, its
-    buffers, its gradients, nor the state of random generators.
+    The rows go through the model once more. The report names the first non-finite tensor of the forward pass: inputs, κ(x), a
+    tensor of κ, ψ or π, the output of a head, a layer or another module, the loss of a row; if all are finite, the gradients of
+    parameters, from the output backward. The mode of the model, buffers, gradients and random generators stay unchanged.
 
     Args:
-        model: at the weights before the step; any module that maps the inputs to the outputs.
+        model: any module from inputs to outputs, with the weights before the step.
         batch: the rows.
         loss: of a row.
-        statistic: what was not finite, `loss`, `gradient` or `output`.
-        step: the number of the step.
+        statistic: the non-finite quantity: `loss`, `gradient` or `output`.
+        step: number of the step.
 
     Example:
         >>> import kapsi as kp
         >>> model = kp.Model(kp.rpn([2, 1]), seed=0)
         >>> batch = Batch(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]), torch.zeros(2), None, 2)
         >>> diagnose(model, batch, kp.MSE(), "loss", 7)
-        'step 7: the inputs are not finite (1 of 4 numbers is nan, the largest finite is 3); leave out or mend those rows'
+        'step 7: the inputs are not finite (1 of 4 numbers is nan, the largest finite is 3); remove or correct these rows'
     """
     try:
         with _unchanged(model), torch.enable_grad():
             return f"step {step}: {_cause(model, batch, loss, statistic)}"
     except Exception as error:
-        # Whatever a model of a user does, the user is to hear of what is not finite.
-        said = " ".join(str(error).split())[:200]
-        return f"step {step}: the {statistic} is not finite ({type(error).__name__} while looking for where: {said}); {STEADIER}"
+        # A failure of the model must not hide the cause from the user.
+        reason = f"{type(error).__name__} in the search for the cause: {' '.join(str(error).split())[:200]}"
+        return f"step {step}: the {statistic} is not finite ({reason}); {STEADIER}"
 
 
 def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
-    """Return the sentence about what is not finite first."""
+    """Return the sentence on the first non-finite tensor."""
     if not len(batch.y):
-        return f"the {statistic} is not finite, and not for rows of this process; {STEADIER}"
-    for what, tensor in (("inputs", batch.x), ("targets", batch.y), ("weights of the rows", batch.weight)):
+        return f"the {statistic} is not finite, but not because of rows of this process; {STEADIER}"
+    for part, tensor in (("inputs", batch.x), ("targets", batch.y), ("weights of the rows", batch.weight)):
         if tensor is not None and not _finite(tensor):
-            return f"the {what} are not finite ({_count(tensor)}); {CLEANED}"
+            return f"the {part} are not finite ({_count(tensor)}); {CLEANED}"
     hooks = [
         module.register_forward_hook(_Watch(model, name, module), with_kwargs=True)
         for name, module in model.named_modules()
@@ -105,7 +104,7 @@ def _lossless(statistic: str) -> str:
 
 
 class _Watch:
-    """A hook that looks at what a module has returned, and ends the pass with what is not finite first."""
+    """A hook that checks the output of a module, and ends the pass at the first non-finite tensor."""
 
     def __init__(self, model: nn.Module, name: str, module: nn.Module) -> None:
         self.model, self.name = model, name or type(module).__name__
@@ -115,7 +114,7 @@ class _Watch:
         bad = [tensor for tensor in _tensors(output) if not _finite(tensor)]
         if not bad:
             return
-        # What comes between two modules has no name but that of the second one's input.
+        # Operations between two modules are reported as the input of the second module.
         for tensor in _tensors((args, kwargs)):
             if not _finite(tensor):
                 raise _Found(f"an input of {self.name} is not finite ({_count(tensor)})", STEADIER)
@@ -142,7 +141,7 @@ class _Watch:
         self._look_at_tensors(head, self.prefix)
 
     def _look_at_columns(self, head: Head, x: Any, output: Tensor) -> None:
-        """Look at κ(x), where it can be formed."""
+        """Check κ(x), if small enough to form."""
         columns = head.factors[0] * head.factors[1]
         if not isinstance(x, Tensor) or columns > LARGEST_FORMED:
             return
@@ -155,7 +154,10 @@ class _Watch:
             try:
                 with _unwatched(head):
                     values = head.expand(x).dense()
-            except (RuntimeError, ValueError):  # such as a batch norm that needs more rows; the output is told instead
+            except (
+                RuntimeError,
+                ValueError,
+            ):  # a batch norm that needs more rows, for instance; the output is reported instead
                 return
         if not _finite(values):
             raise _Found(f"κ(x) of {self.name}, {head.spec.expansion}, is not finite ({_count(values)})", SCALED)
@@ -163,7 +165,7 @@ class _Watch:
 
 @contextmanager
 def _unwatched(head: Head) -> Iterator[None]:
-    """Let the modules before and after κ run without their hooks: they were looked at already."""
+    """Run the modules before and after κ without their hooks: their outputs have been checked."""
     owner = head._owner[0] if head._owner else head
     modules = [*owner.before.modules(), *owner.after.modules()]
     hooks = [module._forward_hooks for module in modules]
@@ -180,17 +182,17 @@ def _unwatched(head: Head) -> Iterator[None]:
 
 
 def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
-    """Return the sentence about gradients: those that are there, or else those of the mean loss of the rows."""
+    """Return the sentence on gradients: the stored ones if any, otherwise the gradients of the mean loss of the rows."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     was = f"the loss was {float(mean.detach()):.3g}"
     largest = ""
     for there in (True, False):
         if there:
             gradients = [p.grad for _, p in named]
-        elif any(hasattr(p, "to_local") for _, p in named):  # the other processes would have to take part
+        elif any(hasattr(p, "to_local") for _, p in named):  # all processes would have to take part
             break
         else:
-            # Not by backward(), which would set off what others do with gradients, such as exchanging them.
+            # Not by backward(), whose hooks would exchange gradients between processes.
             gradients = list(torch.autograd.grad(mean, [p for _, p in named], allow_unused=True))
         pairs = [(name, _local(g)) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
         pairs = [(name, g) for name, g in pairs if g.numel()]
@@ -205,15 +207,15 @@ def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
         largest = f"; the largest gradient is {most:.3g}, of {name}"
         if sum(float(g.double().square().sum()) for _, g in pairs) > min(torch.finfo(p.dtype).max for _, p in named):
             return f"the norm of the gradient is not finite, as its square is too large{largest}; {was}; {STEADIER}"
-    others = "a penalty, rows of another process, or 16-bit precision remain"
-    return f"the {statistic} is not finite, but it is when these rows are run once more: {others}; {was}{largest}; {STEADIER}"
+    others = "possible causes are a penalty, rows of another process, or 16-bit precision"
+    return f"the {statistic} is not finite, but it is finite when these rows are run again: {others}; {was}{largest}; {STEADIER}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return the numbers that are there: the stored ones of a sparse tensor, of a shared one the part of this process."""
+    """Return the stored values of a sparse tensor, and the part of this process of a divided tensor."""
     part: Any = getattr(tensor, "to_local", None)
     tensor = (tensor if part is None else part()).detach()
     return tensor if tensor.layout == torch.strided else tensor.values()
@@ -224,21 +226,21 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _count(tensor: Tensor) -> str:
-    """Return how many numbers are nan or infinite, and the largest of the others."""
+    """Return the counts of NaN and infinite numbers, and the largest finite number, as text."""
     values = _local(tensor)
     finite = torch.isfinite(values)
     nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     counts = [f"{n:,} {{}}{word}" for n, word in ((nan, "nan"), (infinite, "infinite")) if n]
     first = counts[0].format(f"of {values.numel():,} numbers {'is' if (nan or infinite) == 1 else 'are'} ")
-    said = " and ".join([first, *(text.format("") for text in counts[1:])])
+    shown = " and ".join([first, *(text.format("") for text in counts[1:])])
     largest = (
         f"the largest finite is {float(values[finite].abs().max()):.3g}" if bool(finite.any()) else "none is finite"
     )
-    return f"{said}, {largest}"
+    return f"{shown}, {largest}"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in what a module takes or returns."""
+    """Yield the tensors among the inputs or outputs of a module."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -250,8 +252,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put buffers and the state of random generators back afterwards."""
-    kept = [
+    """Restore buffers and random generators afterwards."""
+    saved = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
@@ -263,6 +265,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             with torch.no_grad():
-                for module, name, buffer, values in kept:
+                for module, name, buffer, values in saved:
                     buffer.copy_(values)
                     module._buffers[name] = buffer

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import KapsiError, SpecError
+from kapsi.errors import KapsiError, SpecError, refuse
 from kapsi.function import catalogue
 from kapsi.modules import Model
 from kapsi.training.callbacks import Callbacks
@@ -44,7 +44,7 @@ ALL_EPOCHS = "all epochs are over"
 
 SolverLike: TypeAlias = Solver | str | Mapping[str, Any]
 LossLike: TypeAlias = Any
-"""A loss, its name, its options with a kind, or a callable."""
+"""A loss, a name, options with a kind, or a callable."""
 MetricsLike: TypeAlias = Any
 """A metric or a sequence of metrics: objects, names, options with a kind, or callables."""
 
@@ -64,16 +64,16 @@ def train(
     group: Group | None = None,
     **options: Any,
 ) -> Iterator[Epoch]:
-    """Train a model in place and yield a record after each epoch; the weights are those of the last epoch.
+    """Train a model in place and yield a record after each epoch; keep the weights of the last epoch.
 
     Args:
         model, data, config, solver, loss, epochs, metrics, callbacks, checkpoints, group, **options: as for `fit`.
         validation: rows to evaluate after each epoch, or a share of the data, 0 < share < 1.
 
     Raises:
-        SpecError: a model or options that do not fit.
-        DataError: data that do not fit the model and the loss.
-        KapsiError: a loss or a gradient is not finite; the message names the layer. The weights are those before that step.
+        SpecError: an unsuitable model, or invalid options.
+        DataError: data without a fit to the model and the loss.
+        KapsiError: a loss or a gradient is not finite; the message names the layer. The model keeps the weights before the step.
 
     Example:
         >>> import torch, kapsi as kp
@@ -105,31 +105,31 @@ def fit(
     group: Group | None = None,
     **options: Any,
 ) -> list[Epoch]:
-    """Train a model in place, with early stopping that restores the weights of the best epoch; return the records.
+    """Train a model in place, with early stopping and the weights of the best epoch; return the records.
 
     The model is in evaluation mode afterwards. An interrupt (Ctrl-C) ends training after the step; the model keeps the best
-    weights so far, and the last record says `interrupted`. A second one raises an exception.
+    weights so far, and the last record ends with `interrupted`. A second interrupt raises an exception.
 
     Args:
         model: maps `(rows, m)` to `(rows, n)`: a `kapsi.Model`, or another module.
         data: inputs and targets, and weights of the rows if any: `(x, y)` or `(x, y, weight)` of tensors, arrays, sparse
-            matrices or memory maps; a data set or a loader of torch that yields them; `kapsi.ParquetRows`. Targets are class
+            matrices or memory maps; a data set or a loader of torch; `kapsi.ParquetRows`. Targets are class
             numbers `(rows,)`, or numbers `(rows,)` or `(rows, k)`.
-        config: all options as one object; those below replace its fields.
-        solver: a solver, its name, or a mapping of its options: `kp.AdamW(learning_rate=0.01)`.
-        loss: a loss, its name or options, or a callable (output, target) that returns a value per row or their mean.
+        config: all options as an object; the arguments below replace its fields.
+        solver: a solver, a name, or a mapping of options: `kp.AdamW(learning_rate=0.01)`.
+        loss: a loss, a name or options, or a callable (output, target) with a value per row or a mean as result.
         epochs: largest number of epochs.
-        validation: rows for early stopping, of any kind of data; or a share of the data. Without them training ends with the
-            last epoch.
-        metrics: one or several metrics to record, instead of those of the loss.
-        callbacks: one or several objects with `on_step`, `on_epoch` or `on_end`, or callables for each `Epoch`; see `Callback`.
+        validation: rows for early stopping, of any kind of data; or a share of the data. Without validation training
+            ends with the last epoch.
+        metrics: metrics to record, in place of the default metrics of the loss.
+        callbacks: objects with `on_step`, `on_epoch` or `on_end`, or callables for each `Epoch`; see `Callback`.
         checkpoints: folder and frequency of checkpoints, to resume after a kill.
-        group: the processes that train together, from `kapsi.open_group`.
+        group: the processes in the training, from `kapsi.open_group`.
         **options: further fields of `TrainConfig`: `patience`, `l2`, `seed`, ….
 
     Raises:
-        SpecError: a model or options that do not fit.
-        DataError: data that do not fit the model and the loss.
+        SpecError: an unsuitable model, or invalid options.
+        DataError: data without a fit to the model and the loss.
         KapsiError: a loss or a gradient is not finite; the model then has the best weights so far, the initial ones if no
             epoch was better.
 
@@ -153,14 +153,18 @@ def fit(
 # ------------------------------------------------------------------------------------------------ checks
 
 
+def _expect(value: Any, kind: Any, wanted: str) -> None:
+    if not isinstance(value, kind):
+        refuse("fit", wanted, value)
+
+
 def _check_model(model: nn.Module) -> Tensor:
-    """Return a trained parameter of a model that can be trained.
+    """Return a trained parameter of a model.
 
     Raises:
-        SpecError: it cannot.
+        SpecError: a model without values or trained parameters.
     """
-    if not isinstance(model, nn.Module):
-        raise SpecError(f"fit: expected a model, got {type(model).__name__}")
+    _expect(model, nn.Module, "a model")
     reason = None
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
         raise SpecError("fit: the model has parameters without a size yet; run it once, with model(x[:2])")
@@ -190,7 +194,7 @@ def _check_metrics(metrics: Sequence[Metric], monitor: str, loss: Loss) -> Metri
     """Return the monitored metric, None for the loss.
 
     Raises:
-        SpecError: a metric that does not go with the loss, or an unknown one to monitor.
+        SpecError: an unsuitable metric, or an unknown metric to monitor.
     """
     for metric in metrics:
         metric.check_loss(loss)
@@ -208,7 +212,7 @@ def _check_metrics(metrics: Sequence[Metric], monitor: str, loss: Loss) -> Metri
 
 
 def _count_outputs(model: nn.Module, rows: Rows, dtype: torch.dtype, device: torch.device | str) -> int:
-    """Return the number of outputs of a third-party module, which must map rows to rows."""
+    """Return the number of outputs of a third-party module; refuse outputs other than `(rows, n)`."""
     x = next(iter(rows.chunks(2))).x.to(device, dtype)
     with evaluation(model):
         output = outputs_of(model, model, x, "fit")
@@ -226,7 +230,7 @@ def _count_outputs(model: nn.Module, rows: Rows, dtype: torch.dtype, device: tor
 
 
 class _Run:
-    """One training run: its parts, its position, and the best weights."""
+    """A training run: parts, position, and best weights."""
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -245,10 +249,8 @@ class _Run:
         self.group = Group() if group is None else group
         like = _check_model(model)
         _check_effects(config, validation is not None, keeps_best)
-        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
-            raise SpecError(f"fit: expected kapsi.Checkpoints(folder) as checkpoints, got {type(checkpoints).__name__}")
-        if not isinstance(self.group, Group):
-            raise SpecError(f"fit: expected a group from kapsi.open_group, got {type(group).__name__}")
+        _expect(checkpoints, Checkpoints | None, "kapsi.Checkpoints(folder) as checkpoints")
+        _expect(self.group, Group, "a group from kapsi.open_group")
         self.callbacks = Callbacks(callbacks)
         self.rows, self.validation = self._bind(data, validation, config, like)
         self.chosen = resolve(config, model, self.rows, group=self.group)
@@ -295,7 +297,7 @@ class _Run:
         return rows, None if held is None else held.bind(loss, **settings)
 
     def _start(self) -> SolverRun:
-        """Return the running solver; the fallback of `auto` if the chosen one cannot differentiate the model."""
+        """Return the running solver; the fallback of `auto` if the first choice refuses the model."""
         try:
             return self._start_solver(self.chosen)
         except KapsiError as error:
@@ -330,7 +332,7 @@ class _Run:
         try:
             while self.at.over is None:
                 record = self._epoch(started)
-                # The yielded model has the weights to be judged; they stay if nobody requests a further epoch.
+                # The yielded model has the evaluated weights, and keeps them if no further epoch is requested.
                 with self.solver.evaluating():
                     yield self._keep(record)
             self._finish()
@@ -391,7 +393,7 @@ class _Run:
                 break
 
     def _evaluate(self, loss: float) -> tuple[float | None, dict[str, float]]:
-        """Return the validation loss and the metrics after an epoch; without validation rows those of the training rows."""
+        """Return the validation loss and the metrics after an epoch; without validation rows, metrics of the training rows."""
         with self.solver.evaluating(), self.group.evaluating(self.model):
             if self.validation is not None:
                 return evaluate(self.model, self.validation, self.loss, self.group, self.metrics)
@@ -400,14 +402,14 @@ class _Run:
         return None, self.loss.training_metrics(loss)
 
     def _measure(self, loss: float, metrics: dict[str, float]) -> float:
-        """Return the monitored quantity, of which less is better."""
+        """Return the monitored quantity, with lower values for better models."""
         if self.monitored is None:
             return loss
         value = metrics[self.monitored.name]
         return -value if self.monitored.greater_is_better else value
 
     def _limit(self, config: TrainConfig, number: int, since: int) -> str | None:
-        """Return the limit that ends the run after `number` epochs, `since` of them without an improvement, or None."""
+        """Return the limit reached after `number` epochs, the last `since` without improvement, or None."""
         if config.seconds is not None and self.group.any(self.at.seconds >= config.seconds):
             return f"{config.seconds:g} seconds are over"
         if self.keeps_best and self.validation is not None and since >= config.patience:
@@ -415,7 +417,7 @@ class _Run:
         return ALL_EPOCHS if number >= config.epochs else None
 
     def _keep(self, record: Epoch) -> Epoch:
-        """Record an epoch, and report it to the callbacks."""
+        """Record an epoch, and call the callbacks."""
         at = self.at
         at.number, at.step = record.number, 0
         at.records.append(record)
@@ -444,7 +446,7 @@ class _Run:
     def _place_final(self) -> None:
         with self.solver.evaluating():
             final = self._weights()
-        # Without validation rows the last epoch counts, unless it was cut short.
+        # Without validation rows a complete last epoch counts.
         whole = self.validation is None and self.at.over not in (INTERRUPTED, CUT_SHORT)
         self._place(final if whole or not self.keeps_best else self.best)
 
@@ -458,7 +460,7 @@ class _Run:
             self.model.eval()
 
     def _raise(self, error: NotFinite) -> NoReturn:
-        """Raise an error that names the cause of a loss or gradient that is not finite."""
+        """Raise an error with the cause of a non-finite loss or gradient."""
         at = self.at
         text = diagnose(self.model, error.batch, self.loss, error.statistic, at.taken + 1)
         if self.keeps_best and at.records:  # diverged, perhaps from the first epoch on
@@ -466,13 +468,13 @@ class _Run:
             with self.group.evaluating(self.model):
                 rows = self.validation or self.rows
                 measure = self._measure(*evaluate(self.model, rows, self.loss, self.group, self.metrics))
-            # The first epoch's mean over its steps may be this very loss, in another rounding.
+            # The mean over the steps of the first epoch may be the same loss, in another rounding.
             if not measure > at.lowest + 1e-6 * abs(at.lowest):
                 self.best = self.first
         raise KapsiError(f"training stopped in epoch {at.number + 1}: {text}") from None
 
     def _raise_validation(self, value: float) -> NoReturn:
-        """Raise an error that names the cause of a validation loss that never was finite."""
+        """Raise an error with the cause of a never finite validation loss."""
         where = ""
         if self.group.size == 1:
             with self.solver.evaluating(), evaluation(self.model):
@@ -514,7 +516,7 @@ class _Run:
             self.best = parts["best"]
         self.at, limits = recorder.position(saved)
         at, config = self.at, self.chosen.config
-        # Limits may be other ones now; an epoch that was begun is ended first, unless there are too many already.
+        # Limits may have changed; an unfinished epoch is completed first, unless there are too many already.
         if at.over is None or at.over == self._limit(replace(config, **limits), at.number, at.since):
             over = self._limit(config, at.number, at.since)
             at.over = over if not at.step or over == ALL_EPOCHS else None

@@ -44,8 +44,8 @@ def columns_of(target: Tensor) -> Tensor:
 class Loss(Function, role="loss"):
     """The loss of one row, a function of the row's outputs and its target; a subclass must define `rows`.
 
-    A loss of numbers has targets of the shape of the outputs, and its decisions are the outputs. A loss of classes sets
-    `classes`; its targets are class numbers, and its decision is the largest output.
+    A loss of numbers has targets of the shape of the outputs, and the outputs as decisions. A loss of classes sets
+    `classes`, with class numbers as targets and the largest output as decision.
 
     Example:
         >>> from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Loss(Function, role="loss"):
     unbounded: ClassVar[bool] = False
     """Without a penalty there is no minimum if a linear model separates the classes."""
     outputs_per_target: ClassVar[int] = 1
-    """Number of outputs that describe one target column."""
+    """Number of outputs for each target column."""
 
     @abstractmethod
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Loss(Function, role="loss"):
         H is the Hessian if the loss is convex in the outputs (Gauss–Newton for squares; Fisher's for likelihoods).
 
         Raises:
-            SpecError: the loss has no such curvature.
+            SpecError: the loss has no curvature.
         """
         raise SpecError(f"{self.name} has no curvature; {losses_with('curvature')} have")
 
@@ -111,7 +111,7 @@ class Loss(Function, role="loss"):
         return type(self).curvature is not Loss.curvature
 
     def training_metrics(self, mean: float) -> dict[str, float]:
-        """Return metrics that follow from the mean loss, recorded for training rows without a pass through the model."""
+        """Return metrics derived from the mean loss, for training rows without a further forward pass."""
         return {}
 
     # -------------------------------------------------------------------------------- checks
@@ -173,7 +173,7 @@ class Loss(Function, role="loss"):
 
 
 def losses_with(method: str) -> str:
-    """Return the names of the losses that define a method of the base."""
+    """Return the names of the losses with a method of their own."""
     kinds = (kind for kind in catalogue("loss") if issubclass(kind, Loss))
     return ", ".join(kind.name for kind in kinds if getattr(kind, method) is not getattr(Loss, method))
 
@@ -232,13 +232,6 @@ class Gaussian(Loss, name="gaussian"):
 
     gauss_newton: ClassVar[bool] = True
     outputs_per_target: ClassVar[int] = 2
-
-    def targets(self, outputs: int, where: str = "fit") -> int:
-        if outputs % 2:
-            raise SpecError(
-                f"{where}: gaussian needs two outputs a target, mean and log-variance; the model has {outputs}"
-            )
-        return outputs // 2
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, 1)
@@ -349,7 +342,7 @@ class Bernoulli(Loss, name="bernoulli"):
         return (output[:, 0] > 0).long() if output.shape[1] == 1 else (output > 0).long()
 
     def log_probabilities(self, output: Tensor) -> Tensor:
-        """Return log-probabilities `(rows, 2)` of 0 and 1 for one output; for several, `(rows, n)` of the ones."""
+        """Return log-probabilities `(rows, 2)` of 0 and 1 for one output; for several, `(rows, n)` of 1."""
         return F.logsigmoid(torch.cat([-output, output], 1) if output.shape[1] == 1 else output)
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -362,7 +355,7 @@ class Bernoulli(Loss, name="bernoulli"):
 
 @dataclass(frozen=True)
 class CallableLoss(Loss):
-    """The loss of a plain callable `(output, target)`, which returns a value per element, per row, or a mean.
+    """The loss of a plain callable `(output, target)`, with a value per element, per row, or a mean as result.
 
     Args:
         function: called with outputs `(rows, n)` and targets of the same shape, or class numbers `(rows,)`; differentiable.
@@ -373,7 +366,7 @@ class CallableLoss(Loss):
     of_classes: bool = False
     name: ClassVar[str] = "callable"
 
-    # Without a registered name: a callable has none that a file could hold.
+    # No registered name: files cannot hold a callable.
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)
 

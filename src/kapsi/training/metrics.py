@@ -1,4 +1,4 @@
-"""Metrics of a model on some rows, beside the loss: from sums over rows, so that parts of the rows add up."""
+"""Metrics of a model on some rows, from sums over rows: sums of parts add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AUC", "F1", "MAE", "R2", "RMSE", "Accuracy", "CallableMetric", "LogL
 
 
 class Metric(Function, role="metric"):
-    """A number that judges predictions; a subclass must define `rows`, or `sums` and `value`.
+    """A score of predictions; a subclass must define `rows`, or `sums` and `value`.
 
     The default is the weighted mean of `rows`. Early stopping on a metric follows `greater_is_better`.
 
@@ -39,7 +39,7 @@ class Metric(Function, role="metric"):
     discrete: ClassVar[bool | None] = None
     """Whether predictions have to be classes (True) or numbers (False); None for both."""
     gathered: ClassVar[bool] = False
-    """Whether `sums` needs all rows at once, because those of parts do not add up."""
+    """Whether `sums` needs all rows at once, because sums of parts do not add up."""
 
     def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the value of each row, `(rows,)`, from the decisions of the loss."""
@@ -52,11 +52,11 @@ class Metric(Function, role="metric"):
         return torch.stack([w.sum(), w @ values])
 
     def value(self, sums: list[float]) -> float:
-        """Return the metric from its sums over all rows."""
+        """Return the metric from sums over all rows."""
         return sums[1] / sums[0]
 
     def check_loss(self, loss: Loss) -> None:
-        """Raise a `SpecError` if predictions of a loss have no such metric."""
+        """Raise a `SpecError` if predictions of a loss do not have this metric."""
         if self.discrete is not None and self.discrete != (loss.classes or loss.discrete):
             kind, other = ("classes", "numbers") if self.discrete else ("numbers", "classes")
             raise SpecError(
@@ -107,7 +107,7 @@ class MAE(Metric, name="mae"):
 class R2(Metric, name="r2"):
     """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both averaged over several targets.
 
-    For constant targets it is 1 if they are met exactly, else 0.
+    For constant targets: 1 for exact predictions, otherwise 0.
     """
 
     greater_is_better: ClassVar[bool] = True
@@ -198,17 +198,17 @@ class AUC(Metric, name="auc"):
 
 @dataclass(frozen=True)
 class CallableMetric(Metric):
-    """The metric of a plain callable `(prediction, target)`, which returns a value per element, per row, or their mean.
+    """The metric of a plain callable `(prediction, target)`, with a value per element, per row, or a mean as result.
 
     Args:
         function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and targets of the
-            same shape. Its attribute `greater_is_better`, if present, allows early stopping on it.
+            same shape. The attribute `greater_is_better`, if present, allows early stopping.
     """
 
     function: Callable[..., Any]
     gathered: ClassVar[bool] = True
 
-    # Without a registered name: a callable has none that a file could hold.
+    # No registered name: files cannot hold a callable.
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)
 
@@ -232,5 +232,5 @@ class CallableMetric(Metric):
 
 
 def default_metrics(loss: Loss) -> tuple[Metric, ...]:
-    """Return the metrics that are recorded unless others are chosen: accuracy, or RMSE and R²."""
+    """Return the default metrics of a loss: accuracy, or RMSE and R²."""
     return (Accuracy(),) if loss.classes or loss.discrete else (RMSE(), R2())

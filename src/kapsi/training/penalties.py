@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["REMAINDER_SHARE", "Penalties"]
 
 REMAINDER_SHARE = 0.01
-"""Weight of the remainder's parameters in the penalty: π carries the plain part of the function, ψ what is beyond it."""
+"""Weight of the remainder in the penalty: π carries the plain part of the function, ψ the rest."""
 
 LARGEST_FORMED = 2**24
-"""Numbers of a ψ that is formed for a penalty, 128 MiB in float64: it is made in every step."""
+"""Largest number of elements of a ψ formed in every step for a penalty: 128 MiB in float64."""
 
 LARGEST_MATRIX = 5_000
-"""Parameters up to which the matrix of the quadratic penalties is made: 200 MB in float64."""
+"""Largest number of parameters for the matrix of the quadratic penalties: 200 MB in float64."""
 
 COLUMNS_AT_ONCE = 64
-"""Columns of that matrix that are made at once."""
+"""Columns of the matrix computed at a time."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns of κ that are functions on a grid of each input: start + g·inputs + i is function g of input i."""
+    """Columns of κ with functions on a grid of each input: start + g·inputs + i is function g of input i."""
 
     start: int
     functions: int
@@ -49,7 +49,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Part:
-    """One pair of κ and ψ: that of a head, or of a remainder that is a head of its own."""
+    """A pair of κ and ψ, of a head or of a remainder with an expansion."""
 
     name: str
     expansion: Expansion
@@ -60,17 +60,17 @@ class _Part:
     steps: tuple[Process, ...]
 
     def weights(self, instead: Mapping[int, Tensor] | None = None) -> Weights:
-        """Return ψ of whole tensors, some of them replaced: new ones by the `id` of a parameter."""
+        """Return ψ of whole tensors, some replaced: new tensors by the `id` of a parameter."""
         tensors = _Whole(self.store, instead or {})
         return self.reconciliation(tensors, self.out_features, self.expansion.factors(self.in_features))
 
     def trained(self) -> list[nn.Parameter]:
-        """Return the tensors of ψ that are trained."""
+        """Return the trained tensors of ψ."""
         return [p for p in self.store.parameters() if p.requires_grad]
 
 
 class _Whole:
-    """The tensors of a store as wholes, where they are shared among processes; some of them replaced."""
+    """The tensors of a store, gathered from all processes; some replaced."""
 
     def __init__(self, store: Store, instead: Mapping[int, Tensor]) -> None:
         self.store, self.instead = store, instead
@@ -84,7 +84,7 @@ class _Whole:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor of which each process has a part; any other as it is."""
+    """Return a tensor gathered from all processes."""
     full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
 
@@ -94,28 +94,28 @@ class Penalties:
 
     λ/2 Σ weight·‖p‖² + l1 Σ weight·|p| + smoothness Σ (c_{g+2} − 2c_{g+1} + c_g)² + group_l1 Σ ‖edge‖
 
-    The weight of a parameter is 1 in κ and ψ of a head, 0.01 for the tensors of π that have more than one axis, and 0 for all
-    others of a kapsi model. Elsewhere it is 1 for parameters of more than one axis. Frozen parameters have none.
+    The weight of a parameter is 1 in κ and ψ of a head, 0.01 in π for tensors of more than one axis, and 0 for all other
+    parameters of a kapsi model. Elsewhere the weight is 1 for parameters of more than one axis. Frozen parameters have none.
 
-    c are the coefficients of a B-spline along its grid: of each head, with the channels added up, or of a remainder, whose κ is
-    a `BSpline`, has one as a part of `Extended`, or ends with one in `Nested`. An edge is all weights of ψ, over the columns of
-    κ and the channels, between an input and an output of such a pair of κ and ψ; its norm has the gradient 0 at 0.
+    c are the coefficients of a B-spline along the grid, of a head (summed over channels) or a remainder: κ is a `BSpline`, has a
+    `BSpline` as a part of `Extended`, or ends with a `BSpline` in `Nested`. An edge is all weights of ψ, over columns of κ and
+    channels, between an input and an output of a head or remainder; the norm of an edge has the gradient 0 at 0.
 
-    The model is taken as it is: one that is sharded among processes has to be so before.
+    A model sharded among processes must be sharded before.
 
     Args:
-        model: whose parameters are held down.
+        model: model with the penalized parameters.
         config: with `l2`, `l1`, `smoothness` and `group_l1`.
 
     Raises:
-        SpecError: there is nothing that a penalty could be on, or ψ would have to be formed and is too large.
+        SpecError: no parameter for a penalty, or a ψ too large to be formed.
 
     Attributes:
-        any: whether there is any penalty that is not zero.
+        any: whether a penalty is above zero.
         strength: λ, zero if `config.l2` is None.
-        quadratic: `(parameter, weight)` of all parameters that L2 and L1 are on, whatever else there is.
-        only_quadratic: whether all that there is is quadratic in all trained parameters together: L2, and smoothness where ψ is
-            linear in a single trained tensor (dense or masked).
+        quadratic: `(parameter, weight)` of all parameters under L2 and L1.
+        only_quadratic: whether the sum is quadratic in all trained parameters jointly: L2, and smoothness of a ψ linear in a
+            single trained tensor (dense or masked).
 
     Example:
         >>> import kapsi as kp, torch
@@ -142,7 +142,7 @@ class Penalties:
         groups: dict[float, list[Tensor]] = {}
         for parameter, weight in self.quadratic:
             groups.setdefault(weight, []).append(parameter)
-        self._held_down = [(self.strength * weight, group) for weight, group in groups.items()] if self.strength else []
+        self._penalized = [(self.strength * weight, group) for weight, group in groups.items()] if self.strength else []
         parts = [part for part in _parts(model) if part.trained()] if self._smoothness or self._group else []
         self._splines = _splines(parts, self._smoothness) if self._smoothness else []
         self._edges = _edges(parts, self._group) if self._group else []
@@ -158,14 +158,14 @@ class Penalties:
 
     def value(self) -> Tensor:
         """Return the sum of the penalties, `()`, differentiable in the parameters."""
-        terms = [(0.5 * strength) * _whole(p.square().sum()) for strength, group in self._held_down for p in group]
+        terms = [(0.5 * strength) * _whole(p.square().sum()) for strength, group in self._penalized for p in group]
         rest = self.rest_value()
         if rest is not None:
             terms.append(rest)
         return add(terms) if terms else torch.zeros((), **_like(self.parameters))
 
     def rest_value(self) -> Tensor | None:
-        """Return the sum of all but L2, `()`, differentiable in the parameters; None where there is nothing else."""
+        """Return the sum of all but L2, `()`, differentiable in the parameters; None if there is nothing else."""
         terms: list[Tensor] = []
         if self._l1:
             terms += [(self._l1 * weight) * _whole(p.abs().sum()) for p, weight in self.quadratic]
@@ -177,9 +177,9 @@ class Penalties:
     def apply_gradient(self) -> None:
         """Add the gradient of the L2 part to `.grad` of the parameters, in place; a parameter without a gradient gets one.
 
-        Gradients that are scaled for float16 have to be unscaled before.
+        Gradients scaled for float16 must be unscaled before.
         """
-        for strength, group in self._held_down:
+        for strength, group in self._penalized:
             gradients = [gradient for p in group if (gradient := p.grad) is not None]
             if len(gradients) < len(group):
                 for p in group:
@@ -191,7 +191,7 @@ class Penalties:
 
     @torch.no_grad()
     def hessian_vector(self, vector: Sequence[Tensor]) -> list[Tensor]:
-        """Return H v for the Hessian H of the penalties, which is constant; H p of the parameters p is their gradient.
+        """Return H v for the constant Hessian H of the penalties; H p of the parameters p is the gradient.
 
         Args:
             vector: v, a tensor of the shape of each trained parameter, in the order of `model.parameters()`.
@@ -230,12 +230,12 @@ class Penalties:
 
     @torch.no_grad()
     def block(self, parameter: nn.Parameter) -> Tensor:
-        """Return the Hessian `(p, p)` in one trained parameter, the others as they are, of L2 and smoothness.
+        """Return the Hessian `(p, p)` of L2 and smoothness in a trained parameter, the others fixed.
 
-        Smoothness is quadratic in each tensor of a ψ that is linear in each, such as those of `LowRank`; H p is its gradient.
+        Smoothness is quadratic in each tensor of a multilinear ψ (`LowRank`, for instance); H p is the gradient.
 
         Raises:
-            SpecError: L1 and group sparsity, which have none; more than 5,000 numbers; a ψ that is not linear in its tensors.
+            SpecError: L1 or group sparsity, more than 5,000 numbers, or a ψ without `multilinear`.
         """
         if self._edges or (self._l1 and self.quadratic):
             raise SpecError(f"Penalties.block: {_NOT_QUADRATIC}")
@@ -248,19 +248,19 @@ class Penalties:
             product = self._smooth_product(parameter)
             each = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
             with warnings.catch_warnings():
-                # Masked ψ are filled one vector after another, which is said to be slow.
+                # Masked ψ are filled one vector after another, and torch warns of the cost.
                 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
                 block += each(torch.eye(size, **like))
         return block
 
     def _smooth_product(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
-        """Return how the Hessian of smoothness in one tensor multiplies a vector: it is the gradient there, as for any xᵀH x/2."""
+        """Return the function v ↦ H v for the Hessian H of smoothness in one tensor: the gradient of vᵀH v/2."""
         owners = [(part, blocks) for part, blocks in self._splines if any(p is parameter for p in part.trained())]
         for part, _ in owners:
             if not part.reconciliation.multilinear:
                 raise SpecError(
                     f"TrainConfig(smoothness={self._smoothness}): {part.name}: {part.reconciliation} is not linear in each "
-                    "of its tensors; take another ψ, or a gradient solver (adamw, sgd, lbfgs)"
+                    "tensor; take another ψ, or a gradient solver (adamw, sgd, lbfgs)"
                 )
 
         def roughness(values: Tensor) -> Tensor:
@@ -275,8 +275,8 @@ class Penalties:
 
 
 _NOT_QUADRATIC = (
-    "l1, group_sparsity, and smoothness of a ψ with several trained tensors are not quadratic; take a gradient solver "
-    "(adamw, sgd, lbfgs), or penalty, and smoothness of a dense or masked ψ"
+    "l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; take a gradient solver "
+    "(adamw, sgd, lbfgs), or l2, and smoothness of a dense or masked ψ"
 )
 
 
@@ -289,17 +289,17 @@ def _check_matrix(count: int) -> None:
         raise SpecError(f"Penalties: a matrix of {count:,} parameters; at most {LARGEST_MATRIX:,}; use hessian_vector")
 
 
-# ------------------------------------------------------------------------------------------------ what there is to hold down
+# ------------------------------------------------------------------------------------------------ penalized parameters
 
 
 def _weighted(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
-    """Return the trained parameters that are held down, each once, with their weights."""
+    """Return the penalized parameters, each once, with the weights."""
     pairs: list[tuple[nn.Parameter, float]] = []
     ours: set[int] = set()
     for module in model.modules():
         if isinstance(module, Head):
             pairs += [(p, 1.0) for p in (*module.psi.parameters(), *module.kappa.parameters())]
-            # By shape: the remainder's bias has one axis.
+            # By shape: the bias of a remainder has one axis.
             pairs += [(p, REMAINDER_SHARE) for p in module.pi.parameters() if p.dim() > 1]
         if isinstance(module, Head | Layer):
             ours |= {id(p) for p in module.parameters()}
@@ -326,14 +326,14 @@ def _parts(model: nn.Module) -> Iterator[_Part]:
 
 
 def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:
-    """Raise a `SpecError` where a penalty would have to form a ψ that is too large."""
+    """Raise a `SpecError` if a penalty needs a formed ψ of too many elements."""
     with torch.no_grad():
         weights = part.weights()
     size = (weights.channels or 1) * part.out_features * weights.columns
     if size > LARGEST_FORMED and not isinstance(weights, but):
         raise SpecError(
-            f"TrainConfig({option}): {part.name}: the {size:,} entries of {part.reconciliation} would be made in every step; "
-            f"at most {LARGEST_FORMED:,} are; take fewer basis functions, or {option.split('=')[0]}=0"
+            f"TrainConfig({option}): {part.name}: the {size:,} entries of {part.reconciliation} would be formed in every step, "
+            f"at most {LARGEST_FORMED:,} are allowed; take fewer basis functions, or {option.split('=')[0]}=0"
         )
 
 
@@ -341,7 +341,7 @@ def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[W
 
 
 def _splines(parts: list[_Part], factor: float) -> list[tuple[_Part, list[_Block]]]:
-    """Return the pairs whose κ has splines, and where in κ they are."""
+    """Return the pairs with splines in κ, and the positions of the splines."""
     found = []
     for part in parts:
         blocks = [block for block in _spline_blocks(part.expansion, part.in_features) if block.functions > 2]
@@ -350,8 +350,8 @@ def _splines(parts: list[_Part], factor: float) -> list[tuple[_Part, list[_Block
             found.append((part, blocks))
     if not found:
         raise SpecError(
-            f"TrainConfig(smoothness={factor}): the model has no trained ψ on a BSpline of at least three functions; take one as "
-            "an expansion, or smoothness=0"
+            f"TrainConfig(smoothness={factor}): the model has no trained ψ on a BSpline of at least three functions; "
+            "take a BSpline as expansion, or smoothness=0"
         )
     return found
 
@@ -373,7 +373,7 @@ def _roughness(weights: Weights, blocks: list[_Block]) -> Tensor:
     """Return Σ of squared second differences of coefficients along the grid, `()`."""
     merged = weights.merged()
     if isinstance(merged, LowRankWeights):
-        # ‖A R‖² = ⟨AᵀA, RRᵀ⟩: nothing of n × D is made.
+        # ‖A R‖² = ⟨AᵀA, RRᵀ⟩ needs no n × D matrix.
         rows = torch.cat([_differences(merged.right, block) for block in blocks], -1)
         return ((merged.left.mT @ merged.left) * (rows @ rows.mT)).sum()
     matrix = merged.matrix() if merged.channels is None else merged.matrix().sum(0)
@@ -392,30 +392,28 @@ def _differences(rows: Tensor, block: _Block) -> Tensor:
 
 
 def _edges(parts: list[_Part], factor: float) -> list[_Part]:
-    """Return the pairs that have edges, which is all of them."""
-    option = f"group_sparsity={factor}"
+    """Return the pairs, all with edges."""
+    option = f"group_l1={factor}"
     if not parts:
-        raise SpecError(
-            f"TrainConfig({option}): the model has no trained ψ of a kapsi head; take group_sparsity=0, or l1"
-        )
+        raise SpecError(f"TrainConfig({option}): the model has no trained ψ of a kapsi head; take group_l1=0, or l1")
     for part in parts:
         if not part.expansion.element_wise():
             raise SpecError(
                 f"TrainConfig({option}): {part.name}: the columns of {part.expansion} depend on several inputs, so there are no "
                 "edges; take an element-wise κ, such as Identity, BSpline, Chebyshev, Fourier, GaussianRBF, or Extended and Nested "
-                "made of them, or group_sparsity=0"
+                "made of them, or group_l1=0"
             )
         mixing = [step for step in part.steps if not isinstance(step, Activation | BatchNorm | Dropout)]
         if mixing:
             raise SpecError(
                 f"TrainConfig({option}): {part.name}: {mixing[0]} mixes inputs, so there are no edges; take activations, "
-                "BatchNorm and Dropout before and after κ only, or group_sparsity=0"
+                "BatchNorm and Dropout before and after κ only, or group_l1=0"
             )
         _check_formed(part, option, but=DenseWeights)
     return parts
 
 
 def _edge_norms(weights: Weights, in_features: int) -> Tensor:
-    """Return Σ over inputs and outputs of the norm of all weights between them, `()`; its gradient at 0 is 0."""
+    """Return the sum of the norms of all edges, `()`; the gradient at 0 is 0."""
     edges = weights.dense().unflatten(-1, (-1, in_features))
     return torch.linalg.vector_norm(edges, dim=(0, 2)).sum()

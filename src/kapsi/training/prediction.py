@@ -1,4 +1,4 @@
-"""What a trained model says: outputs, decisions and probabilities of rows, and its loss on them."""
+"""Predictions of a model: outputs, decisions, probabilities, and the loss on some rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import DataError, KapsiError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError, check_integer, refuse
 from kapsi.function import coerce
 from kapsi.modules import Head
 from kapsi.training.data import Rows
@@ -22,11 +22,11 @@ from kapsi.training.rows.stored import as_column
 __all__ = ["evaluate", "evaluation", "outputs_of", "predict", "predict_log_proba", "predict_proba", "rows_at_a_time"]
 
 LossLike: TypeAlias = Loss | str | Mapping[str, Any]
-"""A loss, its name, or its options with a kind."""
+"""A loss, a name, or options with a kind."""
 
 MOST_ROWS = 65_536
 MOST_ELEMENTS = 2**26
-"""Elements of κ(x) of the rows that go through a model at a time: 256 MiB in float32."""
+"""Largest number of elements of κ(x) in a forward pass: 256 MiB in float32."""
 
 
 def widest(model: nn.Module) -> int:
@@ -35,31 +35,31 @@ def widest(model: nn.Module) -> int:
 
 
 def rows_at_a_time(model: nn.Module) -> int:
-    """Return how many rows go through a model at a time."""
+    """Return the number of rows of a forward pass."""
     return max(1, min(MOST_ROWS, MOST_ELEMENTS // widest(model)))
 
 
 @contextlib.contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode, and each of its modules in its own mode afterwards."""
+    """Set a model to evaluation mode, and restore the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(modes[0][1])  # a module may do more than change its mode
+        model.train(modes[0][1])  # train() may do more than change the mode
         for module, training in modes:
             module.training = training
 
 
 def outputs_of(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:
-    """Return what a model makes of some rows; what torch says of rows that it cannot take becomes one line.
+    """Return the outputs of a model; turn errors of torch into one line.
 
     Args:
-        call: the model, or what was compiled or wrapped of it.
+        call: the model, or a compiled or wrapped form.
         model: the model.
         x: inputs.
-        where: begins the message.
+        where: begins messages.
 
     Raises:
         SpecError: the model fails.
@@ -85,8 +85,8 @@ def evaluate(
         model: maps `(rows, m)` to `(rows, n)`.
         rows: bound to the loss.
         loss: of a row.
-        group: the processes that share the rows.
-        metrics: those of the loss by default.
+        group: the processes with the rows.
+        metrics: default metrics of the loss if None.
     """
     group = Group() if group is None else group
     metrics = default_metrics(loss) if metrics is None else metrics
@@ -121,21 +121,21 @@ def evaluate(
 
 
 def _summed(parts: list[Tensor] | None, count: int, device: torch.device, group: Group) -> list[Tensor]:
-    """Return vectors summed over the processes, one of which may have had no rows."""
+    """Return vectors summed over the processes; None stands for a process without rows."""
     lengths = [int(group.max(0 if parts is None else len(parts[i]))) for i in range(count)]
     zeros = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
     return list(group.sum(zeros if parts is None else torch.cat(parts)).split(lengths))
 
 
 def _gathered(pieces: list[Tensor], group: Group) -> Tensor:
-    """Return the rows of all processes, in the order of their numbers; for one process its own."""
+    """Return the rows of all processes, in the order of the processes."""
     own = torch.cat(pieces)
     if group.size == 1:
         return own
     counts = torch.zeros(group.size, dtype=torch.float64, device=own.device)
     counts[group.rank] = len(own)
     begins = [0, *group.sum(counts).cumsum(0).long().tolist()]
-    # In float64, which holds class numbers and outputs exactly.
+    # float64 holds class numbers and outputs exactly.
     rows = torch.zeros(begins[-1], *own.shape[1:], dtype=torch.float64, device=own.device)
     rows[begins[group.rank] : begins[group.rank + 1]] = own.double()
     return group.sum(rows).to(own.dtype)
@@ -144,12 +144,12 @@ def _gathered(pieces: list[Tensor], group: Group) -> Tensor:
 @torch.no_grad()
 def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size: int | None) -> Tensor:
     if not isinstance(model, nn.Module):
-        raise SpecError(f"{where}: expected a model, got {type(model).__name__}")
+        refuse(where, "a model", model)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise SpecError(f"{where}: the model is on the meta device and has no values")
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), torch.empty(0))
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise SpecError(f"{where}(batch_size={batch_size!r}): expected an integer of at least 1")
+    if batch_size is not None:
+        check_integer(f"{where}(batch_size={batch_size!r})", batch_size, 1)
     rows = as_column(x, "inputs", where)
     if len(rows.shape) < 2:
         raise SpecError(
@@ -158,7 +158,7 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
     size = rows_at_a_time(model) if batch_size is None else batch_size
     parts: list[Tensor] = []
     with evaluation(model):
-        for begin in range(0, max(1, len(rows)), size):  # no rows are one empty part
+        for begin in range(0, max(1, len(rows)), size):  # one empty part if there are no rows
             part = rows.cut(begin, min(begin + size, len(rows)))
             if isinstance(x, Tensor) and part.dtype != like.dtype:
                 raise SpecError(f"{where}: the inputs are {part.dtype} and the model {like.dtype}; they must agree")
@@ -173,14 +173,14 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
 
 
 def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_size: int | None = None) -> Tensor:
-    """Return what a model predicts for some rows, in evaluation mode and in batches.
+    """Return the predictions of a model, in evaluation mode and in batches.
 
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
         x: inputs, `(rows, m)`: a tensor, an array, a sparse matrix or a memory map.
         loss: the loss of training, by name or as an object: class numbers `(rows,)` for `cross_entropy`, `hinge`,
-            `squared_hinge` and `bernoulli` with one output (0 and 1 for each of several), means for `gaussian`. None: outputs
-            as they are, as for `mse` and `huber`.
+            `squared_hinge` and `bernoulli` with one output (0 or 1 for each of several), means for `gaussian`. None: the
+            outputs, as for `mse` and `huber`.
         batch_size: rows at a time; as memory allows by default.
 
     Example:
@@ -201,7 +201,7 @@ def predict_log_proba(
 
     Args:
         model, x, batch_size: as for `predict`.
-        loss: `cross_entropy`, or `bernoulli`: two columns for one output; for several outputs a column each, of a one.
+        loss: `cross_entropy`, or `bernoulli`: two columns for one output; for several outputs the log-probabilities of 1.
 
     Raises:
         SpecError: the loss has no probabilities.
@@ -225,5 +225,5 @@ def predict_proba(
 
 def _log_probabilities(model: nn.Module, x: Any, loss: LossLike, where: str, batch_size: int | None) -> Tensor:
     kind: Loss = coerce(Loss, loss, f"{where}: loss")
-    kind.log_probabilities(torch.zeros(0, 2))  # a loss that has none says so before all rows go through the model
+    kind.log_probabilities(torch.zeros(0, 2))  # raises before the forward pass if the loss has no probabilities
     return kind.log_probabilities(_outputs(model, x, kind, where, batch_size))

@@ -1,4 +1,4 @@
-"""Records of training: one for each step, one for each epoch."""
+"""Records of training, for each step and for each epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Step(NamedTuple):
         epoch: number of the epoch, from 1.
         step: number of the step in the epoch, from 1.
         steps: number of steps of an epoch, None for streams of unknown length.
-        loss: training loss of the step, None for solvers that report it at the end of an epoch only.
+        loss: training loss of the step, None for solvers with a report at the end of an epoch only.
         seconds: since training began, over all interruptions.
     """
 
@@ -30,16 +30,16 @@ class Epoch(NamedTuple):
 
     Attributes:
         number: 1 for the first.
-        loss: mean loss on the training rows, without penalties; the mean over the epoch for mini-batches, at its end otherwise.
-        validation_loss: mean loss on the validation rows, None without them.
-        best: whether it is the best so far, by the monitored quantity.
-        metrics: of the validation rows if there are some; else of the training rows, if they were requested or follow from the
-            loss: `accuracy`, or `rmse` and `r2`, unless others were requested.
+        loss: mean loss on the training rows, without penalties; the mean over the epoch for mini-batches, at the end otherwise.
+        validation_loss: mean loss on the validation rows, None without validation rows.
+        best: whether this is the best epoch so far, by the monitored quantity.
+        metrics: requested metrics, by default `accuracy`, or `rmse` and `r2`; of the validation rows if any, otherwise of the
+            training rows: requested metrics, or `rmse` for the loss `mse`.
         seconds: since training began, over all interruptions.
         learning_rate: at the end of the epoch, None for solvers without one.
         solver: name of the solver.
         reason: reason for the choice of the solver.
-        details: further numbers of the solver, such as its damping or the L2 penalty that it chose.
+        details: further numbers of the solver, for instance the damping or the chosen L2 penalty.
         ended: reason for the end of training, None for all but the last epoch.
     """
 
@@ -47,7 +47,7 @@ class Epoch(NamedTuple):
     loss: float
     validation_loss: float | None = None
     best: bool = False
-    metrics: dict[str, float] = {}  # noqa: RUF012 (nobody writes to it)
+    metrics: dict[str, float] = {}  # noqa: RUF012 (never modified)
     seconds: float = 0.0
     learning_rate: float | None = None
     solver: str = ""

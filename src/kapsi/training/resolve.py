@@ -1,4 +1,4 @@
-"""The choice of loss and solver: the one place that gives `auto` a meaning."""
+"""The meaning of `auto`: the choice of loss and solver."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solv
 __all__ = ["Resolved", "RowsInfo", "is_random", "resolve", "resolve_loss"]
 
 SMALL_PRODUCT = 50_000_000
-"""Rows times parameters up to which all rows go into every step of a quasi-Newton method: milliseconds, and it converges."""
+"""Largest rows × parameters for quasi-Newton steps on all rows: a step takes milliseconds, and training converges."""
 
 SMALL_SYSTEM = 1_000
-"""Parameters up to which damped Gauss–Newton steps, with their P × P system, are the default."""
+"""Largest number of parameters P for damped Gauss–Newton steps, with P × P systems."""
 
 SMALL_JACOBIAN = 5_000_000
-"""Rows times outputs times parameters up to which they are the default: 40 MB a Jacobian in float64."""
+"""Largest rows × outputs × parameters for damped Gauss–Newton steps: 40 MB for a Jacobian in float64."""
 
 
 class Described(Protocol):
-    """The properties of rows that the choice depends on; see `kapsi.training.data.Rows`."""
+    """Properties of rows relevant for the choice; see `kapsi.training.data.Rows`."""
 
     @property
     def count(self) -> int | None:
@@ -47,7 +47,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class RowsInfo:
-    """The properties of rows in memory that are not yet tensors, such as those of a table."""
+    """Properties of rows in memory, for tables before conversion to tensors."""
 
     count: int
     classes: bool
@@ -60,9 +60,9 @@ class Resolved(NamedTuple):
 
     Attributes:
         config: with loss and solver in place.
-        loss, solver: those of the configuration.
+        loss, solver: the loss and the solver in `config`.
         reason: reason for the choice of the solver.
-        fallback: solver to take if the chosen one refuses the model, None if it was requested.
+        fallback: solver if the chosen solver refuses the model; None for a requested solver.
     """
 
     config: TrainConfig
@@ -96,20 +96,20 @@ def resolve(
 ) -> Resolved:
     """Return a configuration with every `auto` replaced, for one model and its training rows.
 
-    A single fit takes the fastest solver that fits: `ridge` for linear models, then `levenberg_marquardt`, `lbfgs` and `adamw`
-    by size. The search for a penalty and a number of epochs (`selecting`) fits many times and stops early, which needs
-    comparable fits in small steps: `lbfgs`, or `adamw` above the same size.
+    A single fit uses `ridge` for linear models, otherwise `levenberg_marquardt`, `lbfgs` or `adamw`, by size. The search for a
+    penalty and a number of epochs (`selecting`) needs many comparable fits in small steps with early stopping: `lbfgs`, or
+    `adamw` above the same size.
 
     Args:
-        config: the configuration; what is set in it stays.
-        model: on the meta device, too.
-        rows: their number, targets and storage.
-        group: the processes that train together.
+        config: the configuration; requested losses and solvers stay.
+        model: the model, possibly on the meta device.
+        rows: number, targets and storage of the training rows.
+        group: the processes in the training.
         selecting: whether penalty and number of epochs are chosen on validation rows.
     """
     loss = resolve_loss(config.loss, rows.classes)
     if isinstance(config.solver, Solver):
-        solver, reason = config.solver, "it was requested"
+        solver, reason = config.solver, "requested"
     else:
         choose = _choose_selecting if selecting else _choose
         solver, reason = choose(config, model, rows, loss, Group() if group is None else group)
@@ -131,7 +131,7 @@ def _choose(config: TrainConfig, model: nn.Module, rows: Described, loss: Loss, 
         return AdamW(), "the rows are not in memory"
     size = f"{number:,} rows and {count:,} parameters"
     outputs = getattr(model, "out_features", 1)
-    # Third-party modules may have parts that cannot be differentiated row by row.
+    # Third-party modules need not be differentiable row by row.
     suited = isinstance(model, Model) and loss.gauss_newton and not rows.sparse and not _has_batch_statistics(model)
     if suited and count <= SMALL_SYSTEM and number * count * outputs <= SMALL_JACOBIAN:
         return LevenbergMarquardt(), f"{size} are few: damped Gauss–Newton steps on all of them"

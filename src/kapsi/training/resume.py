@@ -1,4 +1,4 @@
-"""The state of a training run in a checkpoint: what identifies the run, and the position it continues from."""
+"""The state of a training run in a checkpoint: identity and position."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from kapsi.version import __version__
 __all__ = ["Position", "Recorder", "tensors_of"]
 
 ASK_EVERY = 64
-"""Steps after which processes that share a model agree on whether a checkpoint is due."""
+"""Steps between agreements of processes with a shared model on whether a checkpoint is due."""
 
 FREE = ("epochs", "patience", "seconds")
-"""Options that may change in a resumed run, as long as the learning rate does not depend on them."""
+"""Options that may change in a resumed run, unless the learning rate depends on the number of epochs."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Position:
 
 
 class Recorder:
-    """Writes checkpoints of a run, and restores the run from the last one.
+    """Writes checkpoints of a run, and restores the run from the last checkpoint.
 
     Args:
         checkpoints: folder and frequency.
@@ -70,7 +70,7 @@ class Recorder:
         rows: training and validation rows.
         group: the processes.
         keeps_best: whether the weights of the best epoch are part of the state.
-        machine: number of threads and other conditions of equal digits.
+        threads: number of threads of a step.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Recorder:
     ) -> None:
         self.checkpoints, self.model, self.config, self.solver = checkpoints, model, config, solver
         self.group, self.keeps_best, self.threads = group, keeps_best, threads
-        # Rows in memory are compared whole: reading them is quick.
+        # Rows in memory are compared completely, at little cost.
         self.described = [
             None if part is None else part.described | ({"contents": contents(part)} if part.in_memory else {})
             for part in rows
@@ -147,7 +147,7 @@ class Recorder:
     # -------------------------------------------------------------------------------- the identity of a run
 
     def _identity(self) -> dict[str, Any]:
-        """Return the properties that have to be the same in a resumed run."""
+        """Return the properties required to be the same in a resumed run."""
         config = _plain(self.config)
         for name in FREE if not self.solver.schedules_epochs() else FREE[1:]:
             del config[name]
@@ -172,7 +172,7 @@ class Recorder:
         """Return the last whole checkpoint, None without any.
 
         Raises:
-            SpecError: it belongs to another run.
+            SpecError: a checkpoint of another run.
         """
         saved = self.checkpoints.latest()
         if saved is None:
@@ -196,7 +196,7 @@ class Recorder:
 
     @staticmethod
     def position(saved: Saved) -> tuple[Position, dict[str, Any]]:
-        """Return the position of a checkpoint, and the limits that it was trained with."""
+        """Return the position of a checkpoint, and the limits of the run at that time."""
         data = saved.data
         names = ("number", "step", "taken", "lowest", "since", "seconds", "over")
         records = [Epoch(**record) for record in data["records"]]
@@ -214,7 +214,7 @@ class Recorder:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model, without the plain values that modules keep beside tensors."""
+    """Return the state of a model, without plain values of modules."""
     return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
 
 

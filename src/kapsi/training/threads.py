@@ -15,7 +15,7 @@ SMALL_ELEMENTS = 2**20
 
 @contextlib.contextmanager
 def threads_for(elements: int) -> Iterator[None]:
-    """Use one thread for small arrays: starting a second one costs more than it saves, and far more on a busy machine.
+    """Use one thread for small arrays: a second thread costs more than it saves, especially on a busy machine.
 
     Results are then also the same on machines with another number of cores.
     """

@@ -19,7 +19,7 @@ class AdamW(MiniBatch, name="adamw"):
 
     Args:
         weight_decay: factor of all parameters, times the learning rate, subtracted in each step; unlike the L2 penalty
-            `l2`, which is part of the loss.
+            `l2`, a part of the loss.
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv 1711.05101).
     """

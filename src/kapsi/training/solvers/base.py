@@ -1,4 +1,4 @@
-"""Solvers: the options of each, and the one protocol between the engine and a running solver."""
+"""Solvers: options, and the protocol between the engine and a running solver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["NotFinite", "Report", "Solver", "SolverRun", "State", "Task", "pack"
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient that is not finite; the engine finds the layer that causes it.
+    """A loss or a gradient that is not finite; the engine finds the layer behind it.
 
     Args:
         statistic: `loss` or `gradient`.
@@ -41,13 +41,13 @@ class Task:
     """The objective: the mean over rows of weighted losses, plus penalties.
 
     Args:
-        model: maps `(rows, m)` to `(rows, n)`; its parameters are trained in place.
+        model: maps `(rows, m)` to `(rows, n)`; the trained parameters change in place.
         rows: the training rows; their weights have mean one.
         loss: of a row.
         penalties: of the parameters.
         config: without `auto`.
-        group: the processes that train together.
-        call: called for the outputs: the model, or its compiled or wrapped form.
+        group: the processes in the training.
+        call: called for the outputs: the model, or a compiled or wrapped form.
     """
 
     model: nn.Module
@@ -72,8 +72,8 @@ class Report:
     """The report of a solver on an epoch.
 
     Args:
-        loss: mean training loss without penalties: over the epoch for mini-batches, at the end of it for others.
-        learning_rate: the last one, None without any.
+        loss: mean training loss without penalties: over the epoch for mini-batches, at the end for others.
+        learning_rate: last learning rate, if any.
         details: further numbers for the record: damping, the chosen penalty, the norm of the gradient.
         ended: reason for the end of training, or None.
     """
@@ -101,15 +101,15 @@ class Solver(Function, role="solver"):
         """Return the running solver of a task.
 
         Raises:
-            SpecError: a model, a loss, penalties or rows that the solver cannot train.
+            SpecError: an unsupported model, loss, penalty or kind of rows.
         """
 
     def prepare(self, model: nn.Module, group: Group) -> Callable[..., Tensor]:
-        """Return the callable for the outputs of a model, wrapped or compiled if the solver needs it."""
+        """Return the callable for the outputs of a model, wrapped or compiled if needed."""
         return model
 
     def schedules_epochs(self) -> bool:
-        """Return whether steps depend on the planned number of epochs, so that a resumed run cannot change it."""
+        """Return whether steps depend on the planned number of epochs, fixed for resumed runs."""
         return False
 
     def chooses_l2(self, model: nn.Module, loss: Loss) -> bool:
@@ -118,7 +118,7 @@ class Solver(Function, role="solver"):
 
 
 class SolverRun(ABC):
-    """A running solver, one for each training run.
+    """A running solver, new for each training run.
 
     The engine calls `steps(number)` for each epoch, from 1 on, and after it `report()`. Between two steps it may take
     `state()`; after `restore(state)` in a new process, `steps(number, start)` continues with the step after the first
@@ -133,7 +133,7 @@ class SolverRun(ABC):
         """Take the steps of an epoch, all but the first `start`, and yield after each.
 
         Raises:
-            NotFinite: a loss or a gradient is not finite; the weights are those before the step.
+            NotFinite: a loss or a gradient is not finite; the model has the weights before the step.
         """
 
     @abstractmethod
@@ -149,15 +149,15 @@ class SolverRun(ABC):
         """Continue from a state; the weights of the model have been restored before."""
 
     def length(self) -> int | None:
-        """Return the number of steps of an epoch, None if it is unknown."""
+        """Return the number of steps of an epoch, None if unknown."""
         return 1
 
     def step_loss(self) -> float | None:
-        """Return the loss of the last step, None if it is only known at the end of the epoch."""
+        """Return the loss of the last step, None if known at the end of the epoch only."""
         return None
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the model has the weights to be judged and kept, such as averaged ones."""
+        """Return a context with the model's weights for evaluation, averaged weights for instance."""
         return contextlib.nullcontext()
 
 

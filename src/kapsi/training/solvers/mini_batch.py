@@ -38,7 +38,7 @@ class MiniBatch(Solver):
             steps, then down to nearly zero).
         gamma: factor of the learning rate per epoch, for `exponential`.
         batch_size: rows of a step, over all processes; None for all rows.
-        gradient_accumulation: number of parts in which a batch goes through the model, to save memory.
+        gradient_accumulation: number of forward passes per batch, to save memory.
         max_grad_norm: largest norm of a gradient; longer ones are scaled down. None: no limit.
         ema_decay: decay per step of an exponential moving average of the weights, used for evaluation and kept at the end;
             None: no average.
@@ -93,7 +93,7 @@ class MiniBatchRun(SolverRun):
         self.optimizer = options.optimizer(self.parameters)
         self.size = options.batch_size
         self.taken = 0  # steps since the beginning
-        self.epoch = 1  # the one at hand
+        self.epoch = 1  # current epoch
         length = self.length()
         self.planned = None if length is None else task.config.epochs * length
         if options.schedule in ("cosine", "one_cycle") and self.planned is None:

@@ -14,7 +14,7 @@ from kapsi.errors import TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
-from kapsi.training.selection import Choice
+from kapsi.training.selection import PenaltyScore
 from kapsi.training.tables.scores import Floats, Scores, scores_of
 
 __all__ = ["FittedPart", "TableModel"]
@@ -113,4 +113,4 @@ class FittedPart(NamedTuple):
 
     model: TableModel
     epochs: list[Epoch]
-    choices: list[Choice]
+    choices: list[PenaltyScore]
