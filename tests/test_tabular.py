@@ -345,7 +345,7 @@ def test_bad_writes_are_refused(tmp_path):
     refusal(lambda: write_table(tmp_path / "t.parquet", {"a": [1, "x"]}), "t.parquet", "Parquet")
     assert os.listdir(tmp_path) == []
     (tmp_path / "d.csv").mkdir()
-    refusal(lambda: write_table(tmp_path / "d.csv", {"a": [1]}), "d.csv", "not a regular file", kind=FileError)
+    refusal(lambda: write_table(tmp_path / "d.csv", {"a": [1]}), "d.csv", "not a writable regular file", kind=FileError)
     assert os.listdir(tmp_path) == ["d.csv"]
 
 

@@ -13,7 +13,7 @@ from kapsi.cli.options import Overwrite
 def demo(
     output: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The run folder.  [default: runs/demo]", show_default=False),
+        typer.Option(metavar="RUN", help="The run folder.  \\[default: runs/demo]", show_default=False),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:

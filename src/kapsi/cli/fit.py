@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 import typer
 
 from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
-from kapsi.cli.options import Overwrite, Settings, TableFile, setting
+from kapsi.cli.options import Overwrite, TableFile, setting
 from kapsi.errors import SpecError, check_choice, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ Task: TypeAlias = Annotated[
 ]
 RunFolder: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="The run folder.  [default: runs/ and the name of the table]", show_default=False),
+    typer.Option(
+        metavar="RUN", help="The run folder.  \\[default: runs/ and the name of the table]", show_default=False
+    ),
 ]
 SpecFile: TypeAlias = Annotated[
     str | None,
@@ -37,12 +39,21 @@ SpecFile: TypeAlias = Annotated[
         metavar="FILE", help="A model specification or the config.yaml of a run; YAML or JSON.", show_default=False
     ),
 ]
+Settings: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Set one option: layers.0.heads.0.expansion.degree=3, training.epochs=50. May be repeated.",
+        show_default=False,
+    ),
+]
 Folds: TypeAlias = Annotated[
     int | None,
     typer.Option(metavar="K", help="Cross-validate with K folds, then fit to all rows.", show_default=False),
 ]
 Seed: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Seed of splits and initial values.  [default: 0]", show_default=False)
+    int | None, typer.Option(metavar="N", help="Seed of splits and initial values.  \\[default: 0]", show_default=False)
 ]
 Drop: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.", show_default=False)

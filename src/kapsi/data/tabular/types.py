@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kapsi.errors import TableError, nearest
 
-__all__ = ["Column", "Table"]
+__all__ = ["Column", "Label", "Table"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
