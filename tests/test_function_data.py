@@ -396,7 +396,7 @@ def test_rows_in_a_file(kapsi, name) -> None:
 
 def test_a_file_goes_straight_into_a_fit(kapsi, tmp_path) -> None:
     assert kapsi("data", "feynman", "I.12.1", "--rows", 200, "--output", "rows.csv", "--target", "y")[0] == 0
-    quick = ("--set", "training.penalty=0.01", "--set", "training.epochs=3")
+    quick = ("--set", "training.l2=0.01", "--set", "training.epochs=3")
     code, out, err = kapsi("fit", "rows.csv", "--target", "y", "--output", "run", *quick)
     assert code == 0, err
     assert out.splitlines()[-1].startswith("r2: ")
@@ -511,7 +511,7 @@ def test_lists(kapsi) -> None:
         (("formula", "-x", "-y", "--variable", "x:0:1"), "2 formulas were given; give one, in quotes"),
         (("formula", "-rows", "3"), "there is no option -rows; did you mean --rows?"),
         (("-x",), "there is no option -x"),
-        (("E.3", "--variable", "x:0:1"), "--variable is for an own formula"),
+        (("E.3", "--variable", "x:0:1"), "--variable is for a formula"),
         (("E.3", "--output", "x.xlsx"), "the suffix '.xlsx' is not known"),
         (("E.3", "--output", "no/x.csv"), "the folder 'no' does not exist"),
         (("formula",), "0 formulas were given; give one, in quotes"),
