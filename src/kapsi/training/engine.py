@@ -87,7 +87,7 @@ def train(
     """
     given = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
     config = configured(config, {k: v for k, v in given.items() if v is not None} | options, "train")
-    return _Run(model, data, config, validation, callbacks, checkpoints, group, keeps_best=False).epochs()
+    return _TrainingRun(model, data, config, validation, callbacks, checkpoints, group, keeps_best=False).epochs()
 
 
 def fit(
@@ -143,7 +143,7 @@ def fit(
     """
     given = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
     config = configured(config, {k: v for k, v in given.items() if v is not None} | options, "fit")
-    run = _Run(model, data, config, validation, callbacks, checkpoints, group, keeps_best=True)
+    run = _TrainingRun(model, data, config, validation, callbacks, checkpoints, group, keeps_best=True)
     with run.interruptible():
         for _ in run.epochs():
             pass
@@ -229,7 +229,7 @@ def _count_outputs(model: nn.Module, rows: Rows, dtype: torch.dtype, device: tor
 # ------------------------------------------------------------------------------------------------ a run
 
 
-class _Run:
+class _TrainingRun:
     """A training run: parts, position, and best weights."""
 
     @torch.inference_mode(False)

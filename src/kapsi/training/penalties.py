@@ -39,7 +39,7 @@ COLUMNS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class _Block:
+class _GridColumns:
     """Columns of κ with functions on a grid of each input: start + g·inputs + i is function g of input i."""
 
     start: int
@@ -48,7 +48,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Pair:
     """A pair of κ and ψ, of a head or of a remainder with an expansion."""
 
     name: str
@@ -311,21 +311,21 @@ def _weighted(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
     return list(reversed(once.values()))
 
 
-def _parts(model: nn.Module) -> Iterator[_Part]:
+def _parts(model: nn.Module) -> Iterator[_Pair]:
     """Yield all pairs of κ and ψ."""
     for name, head in model.named_modules():
         if not isinstance(head, Head):
             continue
         spec, width, outputs = head.spec, head.in_features, head.out_features
-        yield _Part(name, spec.expansion, spec.reconciliation, head.psi, width, outputs, (*spec.before, *spec.after))
+        yield _Pair(name, spec.expansion, spec.reconciliation, head.psi, width, outputs, (*spec.before, *spec.after))
         remainder, store, where = spec.remainder, head.pi, f"{name}.pi"
         while isinstance(remainder, ExpansionRemainder):
             psi = store["reconciliation"]
-            yield _Part(where, remainder.expansion, remainder.reconciliation, psi, width, outputs, ())
+            yield _Pair(where, remainder.expansion, remainder.reconciliation, psi, width, outputs, ())
             remainder, store, where = remainder.remainder, store["remainder"], f"{where}.remainder"
 
 
-def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:
+def _check_formed(part: _Pair, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:
     """Raise a `SpecError` if a penalty needs a formed ψ of too many elements."""
     with torch.no_grad():
         weights = part.weights()
@@ -340,7 +340,7 @@ def _check_formed(part: _Part, option: str, *, but: type[Weights] | tuple[type[W
 # ------------------------------------------------------------------------------------------------ smoothness
 
 
-def _splines(parts: list[_Part], factor: float) -> list[tuple[_Part, list[_Block]]]:
+def _splines(parts: list[_Pair], factor: float) -> list[tuple[_Pair, list[_GridColumns]]]:
     """Return the pairs with splines in κ, and the positions of the splines."""
     found = []
     for part in parts:
@@ -356,9 +356,9 @@ def _splines(parts: list[_Part], factor: float) -> list[tuple[_Part, list[_Block
     return found
 
 
-def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> Iterator[_Block]:
+def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> Iterator[_GridColumns]:
     if isinstance(expansion, BSpline):
-        yield _Block(start, *expansion.factors(in_features))
+        yield _GridColumns(start, *expansion.factors(in_features))
     elif isinstance(expansion, Extended):
         for part in expansion.parts:
             yield from _spline_blocks(part, in_features, start)
@@ -369,7 +369,7 @@ def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> It
         yield from _spline_blocks(expansion.parts[-1], in_features, start)
 
 
-def _roughness(weights: Weights, blocks: list[_Block]) -> Tensor:
+def _roughness(weights: Weights, blocks: list[_GridColumns]) -> Tensor:
     """Return Σ of squared second differences of coefficients along the grid, `()`."""
     merged = weights.merged()
     if isinstance(merged, LowRankWeights):
@@ -380,7 +380,7 @@ def _roughness(weights: Weights, blocks: list[_Block]) -> Tensor:
     return add([_differences(matrix, block).square().sum() for block in blocks])
 
 
-def _differences(rows: Tensor, block: _Block) -> Tensor:
+def _differences(rows: Tensor, block: _GridColumns) -> Tensor:
     """Return second differences along the grid of rows `(k, D)`, `(k, (functions − 2)·inputs)`."""
     at, width = block.start, block.inputs
     c = rows[:, at : at + block.functions * width]
@@ -391,7 +391,7 @@ def _differences(rows: Tensor, block: _Block) -> Tensor:
 # ------------------------------------------------------------------------------------------------ group sparsity
 
 
-def _edges(parts: list[_Part], factor: float) -> list[_Part]:
+def _edges(parts: list[_Pair], factor: float) -> list[_Pair]:
     """Return the pairs, all with edges."""
     option = f"group_l1={factor}"
     if not parts:

@@ -28,7 +28,7 @@ entries per parameter, 1.1 and 0.47 for an outer product with 3, 1.9 and 1.3 for
 """
 
 
-class _Step(NamedTuple):
+class _LayerStep(NamedTuple):
     """Values of a head in a forward pass: output, κ(x), the factor of the weight gradient, and the input of the matrix of π."""
 
     output: Tensor
@@ -101,7 +101,7 @@ class LayeredJacobian:
 
     def jacobian(self, vectors: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs `(s, b, n)` and Jacobians `(s, b, n, P)` for parameters `(s, P)`."""
-        steps: list[_Step] = []
+        steps: list[_LayerStep] = []
         with torch.enable_grad():
             h = self._forward(vectors, x, steps, gradients=True)
             n = h.shape[-1]
@@ -113,7 +113,7 @@ class LayeredJacobian:
                     self._fill(jacobian[:, :, j], product, step, slope, vectors)
         return h.detach(), jacobian
 
-    def _forward(self, vectors: Tensor, x: Tensor, steps: list[_Step], *, gradients: bool) -> Tensor:
+    def _forward(self, vectors: Tensor, x: Tensor, steps: list[_LayerStep], *, gradients: bool) -> Tensor:
         """Return outputs `(s, b, n)`; append the values of each head to `steps`."""
         h = x
         for i, (layer, product) in enumerate(self.layers):
@@ -137,12 +137,12 @@ class LayeredJacobian:
                 y = y + self._values(vectors, head.bias).unsqueeze(1)
             if gradients and not y.requires_grad:
                 y.requires_grad_()
-            steps.append(_Step(y, kappa.detach(), inner.detach(), None if passed is None else passed.detach()))
+            steps.append(_LayerStep(y, kappa.detach(), inner.detach(), None if passed is None else passed.detach()))
             h = layer.output(y) if layer.spec.output else y
         return h
 
     @torch.no_grad()
-    def _fill(self, jacobian: Tensor, product: _HeadWeights, step: _Step, slope: Tensor, vectors: Tensor) -> None:
+    def _fill(self, jacobian: Tensor, product: _HeadWeights, step: _LayerStep, slope: Tensor, vectors: Tensor) -> None:
         """Write the columns of a head in the Jacobian of an output.
 
         Args:
