@@ -96,7 +96,7 @@ def timeless(records):
 
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_what_resumes_has_the_same_bits(case, validation, tmp_path):
+def test_resumed_runs_are_bitwise_identical(case, validation, tmp_path):
     whole, records, taken = run(case, validation=validation)
     for stop in sorted({2, taken // 2, taken - 1, taken}):
         if stop < 1 or (taken == 1 and stop > 1):
@@ -119,7 +119,7 @@ def test_train_resumes_as_well(case, tmp_path):
     assert timeless(found) == timeless(records)[-len(found) :]
 
 
-def test_a_run_that_is_over_returns_what_it_was(tmp_path):
+def test_a_finished_run_returns_its_records(tmp_path):
     first, records, _ = run("adamw", tmp_path / "a")
     again, found, taken = run("adamw", tmp_path / "a", resume=True)
     assert taken == 0
@@ -251,7 +251,7 @@ def test_another_model_is_refused(tmp_path):
         )
 
 
-def test_checkpoints_that_nobody_asks_for_are_not_overwritten(tmp_path):
+def test_checkpoints_are_not_overwritten_without_resume(tmp_path):
     run("adamw", tmp_path / "a", stop=8)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
     with pytest.raises(kp.RunError, match="has checkpoints of an earlier run; resume it, or give another folder"):
@@ -259,7 +259,7 @@ def test_checkpoints_that_nobody_asks_for_are_not_overwritten(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
 
 
-def test_another_number_of_threads_is_said(tmp_path):
+def test_another_number_of_threads_is_reported(tmp_path):
     run("adamw", tmp_path / "a", stop=8)
     torch.set_num_threads(2)
     try:
@@ -303,7 +303,7 @@ def test_a_folder_is_a_path(folder):
         ({"callbacks": "log.csv"}, "expected a callable such as kapsi.CsvLog"),
     ],
 )
-def test_what_goes_along_with_a_fit_is_of_the_right_kind(options, message):
+def test_wrong_types_of_arguments(options, message):
     with pytest.raises(kp.SpecError, match=message):
         kp.fit(kp.Model(MLP, seed=0, dtype=torch.float64), numbers(), epochs=1, **options)
 
@@ -365,7 +365,7 @@ def listening():
 
 
 @pytest.mark.usefixtures("listening")
-def test_an_interrupt_ends_the_epoch_and_keeps_what_was_learned(tmp_path):
+def test_an_interrupt_ends_the_epoch_and_keeps_the_weights(tmp_path):
     model = kp.Model(MLP, seed=0, dtype=torch.float64)
 
     class Interrupt(kp.Callback):
@@ -454,7 +454,7 @@ ended(begun("kills"))
 
 
 @pytest.mark.parametrize("solver", ["adamw", pytest.param("levenberg_marquardt", marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(solver, tmp_path):
+def test_a_run_killed_three_times_is_bitwise_identical(solver, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(kp.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     shares = [str(share) for share in np.random.default_rng(0).uniform(0.1, 0.4, 3)]
     command = [sys.executable, "-c", KILLED, solver, str(tmp_path), *shares]

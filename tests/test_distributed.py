@@ -1,6 +1,6 @@
-"""Several processes train as one does: real ones, connected by Gloo on this machine.
+"""Several processes train like a single one: real processes on this machine, connected by Gloo.
 
-Run as a program, this file is what the processes do; each leaves what it found in a file.
+Run as a program, this file is the script of the processes; process writes its results to a file.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def rows():
 
 
 def batches():
-    """Return the bounds of the batches; the last row, which would be one by itself, goes with those before it."""
+    """Return the bounds of the batches; a single last row joins the batch before."""
     return [(0, 128), (128, 256), (256, 384), (384, 513)]
 
 
 def share(group: Group, low: int, high: int) -> slice:
-    """Return the part of a process, contiguous, with sizes that differ by at most one."""
+    """Return the contiguous part of a process; sizes differ by at most one."""
     size, rest = divmod(high - low, group.size)
     start = low + group.rank * size + min(group.rank, rest)
     return slice(start, start + size + (group.rank < rest))
 
 
 def train(group: Group, model: nn.Module, bounds, *, parts: int = 1, l1: float = 0.0):
-    """Train as the engine does, and return the optimizer."""
+    """Train like the engine, and return the optimizer."""
     x, y = rows()
     call = group.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -82,19 +82,19 @@ def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def made(spec=SPEC, **options) -> kp.Model:
+def model_of(spec=SPEC, **options) -> kp.Model:
     return kp.Model(spec, seed=0, **options)
 
 
 def plain() -> kp.ModelSpec:
-    """Return a model without batch norm, whose accumulated gradients are those of the whole batch."""
+    """Return a model without batch norm: accumulated gradients equal the gradient of the whole batch."""
     return kp.rpn(
         [6, 16, 3], expansion=kp.Taylor(2), reconciliation=kp.LowRank(2), remainder=kp.LinearRemainder(), bias=True
     )
 
 
 def normed() -> nn.Module:
-    """Return a model of torch, with a batch norm that has features on the second of three axes and averages all batches."""
+    """Return a torch model with a batch norm over the second of three axes, averaging all batches."""
     model = nn.Sequential(nn.Unflatten(1, (2, 3)), nn.BatchNorm1d(2, momentum=None), nn.Flatten(), nn.Linear(6, 3))
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
@@ -102,7 +102,7 @@ def normed() -> nn.Module:
     return model
 
 
-# ------------------------------------------------------------------------------------------------ what the processes do
+# ------------------------------------------------------------------------------------------------ in the processes
 
 
 def message(function, *arguments, **options) -> str:
@@ -114,7 +114,7 @@ def message(function, *arguments, **options) -> str:
 
 
 def exchanges(group: Group) -> dict:
-    """Return what exchanges give, and whether the processes have the same bits."""
+    """Return the results of exchanges, with digests of their bits."""
     sums = []
     for count in (1, 3, 1000, 100_001):
         for dtype in (torch.float32, torch.float64):
@@ -137,40 +137,40 @@ def exchanges(group: Group) -> dict:
 
 
 def trained(group: Group) -> dict:
-    """Return weights after training, of everything that has to be as in one process."""
-    found = {}
-    model = made()
+    """Return weights and buffers after several kinds of training."""
+    results = {}
+    model = model_of()
     train(group, model, batches())
-    found["weights"] = values(group, model)
-    found["running"] = [b.tolist() for n, b in model.named_buffers() if "running" in n]
+    results["weights"] = values(group, model)
+    results["running"] = [b.tolist() for n, b in model.named_buffers() if "running" in n]
     group.unwrap(model)
-    found["evaluated"] = model.eval()(rows()[0][:5]).tolist()
-    model = made(plain())
+    results["evaluated"] = model.eval()(rows()[0][:5]).tolist()
+    model = model_of(plain())
     train(group, model, batches(), parts=2)
-    found["accumulated"] = values(group, model)
-    model = made(plain())
-    train(group, model, [(0, 1), (5, 6), (7, 9)], l1=0.01)  # of one row the last process has none
-    found["empty"] = values(group, model)
-    model = made(plain(), dtype=torch.float32)
+    results["accumulated"] = values(group, model)
+    model = model_of(plain())
+    train(group, model, [(0, 1), (5, 6), (7, 9)], l1=0.01)  # the last process has no row of a single one
+    results["empty"] = values(group, model)
+    model = model_of(plain(), dtype=torch.float32)
     model.freeze("layers.0.*.psi")
     train(group, model, batches())
-    found["frozen"] = values(group, model)
+    results["frozen"] = values(group, model)
     model = normed()
     train(group, model, batches())
     with torch.no_grad():
-        model.eval()(rows()[0])  # after which the parameters of a model that is one part are whole
+        model.eval()(rows()[0])  # leaves the parameters of a model without layers whole
     group.unwrap(model)
     assert not any("forward" in vars(module) for module in model.modules())
-    found["of_torch"] = [*values(group, model), *(buffer.flatten().tolist() for buffer in model.buffers())]
-    return found
+    results["of_torch"] = [*values(group, model), *(buffer.flatten().tolist() for buffer in model.buffers())]
+    return results
 
 
 def resumed(group: Group) -> dict:
-    """Return whether weights after a training in two parts are those of one in one part, to the last bit."""
+    """Return whether training in two parts gives bitwise identical weights."""
     bounds = [(0, 100), (100, 200), (200, 300), (300, 400), (400, 513)]
-    whole = made()
+    whole = model_of()
     train(group, whole, bounds)
-    model = made()
+    model = model_of()
     optimizer = train(group, model, bounds[:2])
     x, y = rows()
     states = [
@@ -179,7 +179,7 @@ def resumed(group: Group) -> dict:
     ]
     weights = {name: group.full_tensor(p.detach()).clone() for name, p in model.named_parameters()}
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    again = made()
+    again = model_of()
     call = group.wrap(again)
     optimizer = torch.optim.AdamW(again.parameters(), lr=0.01)
     for (name, parameter), state in zip(again.named_parameters(), states, strict=True):
@@ -203,12 +203,12 @@ def resumed(group: Group) -> dict:
 
 
 def finished(group: Group) -> dict:
-    """Return what becomes of the model, and of what is asked in between."""
+    """Return states of a model while wrapped and after unwrapping."""
     x, y = rows()
-    model = kp.Model(plain(), seed=group.rank)  # all begin with that of the first
+    model = kp.Model(plain(), seed=group.rank)  # all start with the values of the first process
     before, names = list(model.parameters()), list(model.state_dict())
     call = group.wrap(model)
-    found = {
+    results = {
         "start": values(group, model),
         "sharded": group.sharded,
         "shapes": [list(getattr(p, "_local_tensor", p).shape) for p in model.parameters()],
@@ -216,36 +216,36 @@ def finished(group: Group) -> dict:
     part = share(group, 0, ROWS)
     with group.accumulating(call, True):
         call(x[part]).sum().backward()
-    found["local"] = [None if p.grad is None else p.grad.sum().item() for p in model.parameters()]
+    results["local"] = [None if p.grad is None else p.grad.sum().item() for p in model.parameters()]
     with group.accumulating(call, False):
         (0 * call(x[part]).sum()).backward()
-    found["summed"] = float(group.norm([p.grad for p in model.parameters()]))
+    results["summed"] = float(group.norm([p.grad for p in model.parameters()]))
     for parameter in model.parameters():
         parameter.grad = None
     (group.size * (call(x[part]) - y[part]).square().mean(1).sum() / ROWS).backward()
-    found["norm"] = float(group.norm([p.grad for p in model.parameters()]))
+    results["norm"] = float(group.norm([p.grad for p in model.parameters()]))
     torch.optim.SGD(model.parameters(), lr=1e-4).step()
     with torch.no_grad(), group.evaluating(model):
-        found["plain"] = all(type(p) is nn.Parameter for p in model.parameters())
-        outputs = [model(x[:10]) for _ in range(1 + group.rank)]  # as often as a process has rows
-    found["outputs"] = outputs[0].tolist()
+        results["plain"] = all(type(p) is nn.Parameter for p in model.parameters())
+        outputs = [model(x[:10]) for _ in range(1 + group.rank)]  # any number of times
+    results["outputs"] = outputs[0].tolist()
     (group.size * (call(x[part]) - y[part]).square().mean(1).sum() / ROWS).backward()
     trained = [group.full_tensor(p.detach()).clone() for p in model.parameters()]
     group.unwrap(model)
-    found["own"] = all(a is b for a, b in zip(before, model.parameters(), strict=True))
-    found["kept"] = all(torch.equal(a, b) for a, b in zip(trained, model.parameters(), strict=True))
-    found["type"] = [type(model).__name__, type(model.layers[0]).__name__]
-    found["names"] = list(model.state_dict()) == names
+    results["own"] = all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    results["kept"] = all(torch.equal(a, b) for a, b in zip(trained, model.parameters(), strict=True))
+    results["type"] = [type(model).__name__, type(model.layers[0]).__name__]
+    results["names"] = list(model.state_dict()) == names
     hooks = [
         getattr(m, name)
         for m in model.modules()
         for name in ("_forward_hooks", "_forward_pre_hooks", "_state_dict_pre_hooks")
     ]
-    found["hooks"] = sum(len(h) for h in hooks)
-    found["alone"] = model(x[:10]).tolist() if group.first else None  # no exchange is left
-    train(group, model, batches())  # and it can be trained anew
+    results["hooks"] = sum(len(h) for h in hooks)
+    results["alone"] = model(x[:10]).tolist() if group.first else None  # without exchange
+    train(group, model, batches())  # wrapped again
     group.unwrap(model)
-    return found
+    return results
 
 
 def refused(group: Group) -> dict:
@@ -265,20 +265,20 @@ def refused(group: Group) -> dict:
     }
 
 
-def main(what: str, folder: str, strategy: str) -> None:
+def main(mode: str, folder: str, strategy: str) -> None:
     torch.set_num_threads(1)
-    if what == "fails":
+    if mode == "fails":
         with open_group(timeout=60) as group:
             group.barrier()
             if group.rank == 1:
                 raise SpecError("this one is at fault")
             start = time.monotonic()
-            found = message(group.barrier)
-            Path(folder, "0.json").write_text(json.dumps({"said": found, "seconds": time.monotonic() - start}))
+            results = message(group.barrier)
+            Path(folder, "0.json").write_text(json.dumps({"message": results, "seconds": time.monotonic() - start}))
             time.sleep(60)
-    if what == "killed":
+    if mode == "killed":
         group = open_group(timeout=60)
-        model = made(plain())
+        model = model_of(plain())
         x, y = rows()
         call = group.wrap(model)
         loss = (call(x) - y).square().mean()
@@ -287,24 +287,24 @@ def main(what: str, folder: str, strategy: str) -> None:
         with group.guard():
             loss.backward()
         return
-    if what == "slow":
+    if mode == "slow":
         group = open_group(timeout=5)
         if group.rank == 1:
             time.sleep(12)
             return
-        Path(folder, "0.json").write_text(json.dumps({"said": message(group.barrier)}))
+        Path(folder, "0.json").write_text(json.dumps({"message": message(group.barrier)}))
         return
     for name in strategy.split(","):
         with open_group(strategy=name) as group:
-            found = {"rank": group.rank, "size": group.size} | exchanges(group) | trained(group)
-            if what == "all":
-                found |= resumed(group) | finished(group) | refused(group)
-            if what == "resume":
-                found |= resumed(group)
-            Path(folder, f"{name}{group.rank}.json").write_text(json.dumps(found))
+            results = {"rank": group.rank, "size": group.size} | exchanges(group) | trained(group)
+            if mode == "all":
+                results |= resumed(group) | finished(group) | refused(group)
+            if mode == "resume":
+                results |= resumed(group)
+            Path(folder, f"{name}{group.rank}.json").write_text(json.dumps(results))
 
 
-# ------------------------------------------------------------------------------------------------ what is asked of them
+# ------------------------------------------------------------------------------------------------ tests
 
 
 def free_port() -> int:
@@ -326,7 +326,7 @@ def start(*command: object, **more: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 120, text: str = "") -> tuple[int, str, str]:
-    """Return the exit code and what was written, and leave nothing running behind."""
+    """Return the exit code and both outputs; kill the processes after a timeout."""
     try:
         out, errors = process.communicate(text, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -337,29 +337,29 @@ def ended(process: subprocess.Popen[str], seconds: float = 120, text: str = "") 
     return process.returncode, out, errors
 
 
-def torchrun(what: str, folder: Path, strategy: str = "ddp", processes: int = 2) -> tuple[int, str, str]:
+def torchrun(mode: str, folder: Path, strategy: str = "ddp", processes: int = 2) -> tuple[int, str, str]:
     alone = ("--nproc-per-node", processes, "--master-addr", "127.0.0.1", "--master-port", free_port())
-    return ended(start("-m", "torch.distributed.run", *alone, __file__, what, folder, strategy))
+    return ended(start("-m", "torch.distributed.run", *alone, __file__, mode, folder, strategy))
 
 
-def found(folder: Path, strategy: str, processes: int = 2) -> list[dict]:
+def results_of(folder: Path, strategy: str, processes: int = 2) -> list[dict]:
     return [json.loads(Path(folder, f"{strategy}{rank}.json").read_text()) for rank in range(processes)]
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict:
-    """What one process finds."""
+    """Results of a single process."""
     return trained(Group()) | finished(Group())
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> dict[str, list[dict]]:
-    """What each of two processes finds, for both strategies."""
+    """Results of two processes, for both strategies."""
     folder = tmp_path_factory.mktemp("two")
     code, out, errors = torchrun("all", folder, "ddp,fsdp")
     assert code == 0, errors
     assert (out, errors) == ("", "")
-    return {strategy: found(folder, strategy) for strategy in ("ddp", "fsdp")}
+    return {strategy: results_of(folder, strategy) for strategy in ("ddp", "fsdp")}
 
 
 def assert_near(given, wanted, tolerance: float = 1e-6) -> None:
@@ -380,8 +380,8 @@ def test_two_processes_end_with_the_weights_of_one(two, alone, strategy, trainin
     assert_near(first[training], alone[training], 1e-5 if training == "evaluated" else 1e-6)
 
 
-def test_the_trainings_are_told_apart(alone) -> None:
-    start = values(Group(), made(plain()))
+def test_trainings_differ(alone) -> None:
+    start = values(Group(), model_of(plain()))
     for training in ("accumulated", "empty", "frozen"):
         assert alone[training] != start
     assert alone["accumulated"] != alone["frozen"]
@@ -395,52 +395,52 @@ def test_exchanges(two, strategy) -> None:
     assert first["digests"] == second["digests"]
     own = [torch.randn(3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) for rank in range(2)]
     assert first["digests"][3] == digest(own[0] + own[1])
-    for each in (first, second):
-        assert each["scalar"] == 3.0
-        assert each["transposed"] == [[1.0, 7.0], [3.0, 9.0], [5.0, 11.0]]
-        assert each["unchanged"]
-        assert each["integers"] == [1, 2]
-        assert each["largest"] == 0.0
-        assert each["nan"] == "nan"
-        assert each["any"] == [False, True, True]
-        assert each["broadcast"] == {"rank": [0, "a"]}
-        assert each["again"] == 2
+    for process in (first, second):
+        assert process["scalar"] == 3.0
+        assert process["transposed"] == [[1.0, 7.0], [3.0, 9.0], [5.0, 11.0]]
+        assert process["unchanged"]
+        assert process["integers"] == [1, 2]
+        assert process["largest"] == 0.0
+        assert process["nan"] == "nan"
+        assert process["any"] == [False, True, True]
+        assert process["broadcast"] == {"rank": [0, "a"]}
+        assert process["again"] == 2
 
 
 @EACH
-def test_training_goes_on_bit_for_bit(two, strategy) -> None:
-    assert all(each["resumed"] == [True] * 6 for each in two[strategy])
+def test_resumed_training_is_bitwise_identical(two, strategy) -> None:
+    assert all(process["resumed"] == [True] * 6 for process in two[strategy])
 
 
 @EACH
-def test_a_model_is_itself_again(two, alone, strategy) -> None:
-    for each in two[strategy]:
-        assert each["sharded"] == (strategy == "fsdp")
-        assert each["plain"]
-        assert each["own"]
-        assert each["start"] == alone["start"]
-        assert each["kept"]
-        assert each["names"]
-        assert each["type"] == ["Model", "Layer"]
-        assert each["hooks"] == 0
-        assert_near(each["outputs"], alone["outputs"], 1e-5)
-        assert each["norm"] == pytest.approx(alone["norm"], rel=1e-5)
+def test_unwrap_restores_the_model(two, alone, strategy) -> None:
+    for process in two[strategy]:
+        assert process["sharded"] == (strategy == "fsdp")
+        assert process["plain"]
+        assert process["own"]
+        assert process["start"] == alone["start"]
+        assert process["kept"]
+        assert process["names"]
+        assert process["type"] == ["Model", "Layer"]
+        assert process["hooks"] == 0
+        assert_near(process["outputs"], alone["outputs"], 1e-5)
+        assert process["norm"] == pytest.approx(alone["norm"], rel=1e-5)
     assert_near(two[strategy][0]["alone"], alone["alone"], 1e-5)
 
 
 def test_gradients_are_exchanged_at_the_end_of_a_batch(two, alone) -> None:
-    first, second = (each["local"] for each in two["ddp"])
+    first, second = (process["local"] for process in two["ddp"])
     assert first != second
     assert two["fsdp"][0]["local"] == [None] * len(first)
     for strategy in ("ddp", "fsdp"):
-        for each in two[strategy]:
-            assert each["summed"] == pytest.approx(alone["summed"] / 2, rel=1e-5)
+        for process in two[strategy]:
+            assert process["summed"] == pytest.approx(alone["summed"] / 2, rel=1e-5)
 
 
 def test_parameters_are_divided_evenly(two, alone) -> None:
     whole = alone["shapes"]
     assert two["ddp"][0]["shapes"] == whole
-    parts = [each["shapes"] for each in two["fsdp"]]
+    parts = [process["shapes"] for process in two["fsdp"]]
     assert [16, 2] in whole
     for shape, first, second in zip(whole, *parts, strict=True):
         assert [first[0] + second[0], *first[1:]] == shape
@@ -448,17 +448,17 @@ def test_parameters_are_divided_evenly(two, alone) -> None:
 
 
 @EACH
-def test_what_is_refused(two, strategy) -> None:
-    for each in two[strategy]:
+def test_errors_of_a_group(two, strategy) -> None:
+    for process in two[strategy]:
         started = "the launcher was started with --nproc-per-node 2"
-        assert each["devices"].startswith(f"SpecError: devices=5: {started}")
-        assert each["one"].startswith(f"SpecError: devices=1: {started}")
-        assert each["nodes"].startswith("SpecError: nodes=5: the launcher was started with --nnodes 1")
-        assert "at least two rows, got 1" in each["too_few"]
+        assert process["devices"].startswith(f"SpecError: devices=5: {started}")
+        assert process["one"].startswith(f"SpecError: devices=1: {started}")
+        assert process["nodes"].startswith("SpecError: nodes=5: the launcher was started with --nnodes 1")
+        assert "at least two rows, got 1" in process["too_few"]
         if strategy == "ddp":
-            assert "no parameter to train" in each["frozen_all"]
+            assert "no parameter to train" in process["frozen_all"]
         else:
-            assert each["undivided"].startswith("SpecError: strategy='fsdp': scale is a single number")
+            assert process["undivided"].startswith("SpecError: strategy='fsdp': scale is a single number")
 
 
 def test_two_nodes_of_one_process_are_one_of_two(alone, tmp_path) -> None:
@@ -474,7 +474,7 @@ def test_two_nodes_of_one_process_are_one_of_two(alone, tmp_path) -> None:
     ]
     results = [ended(node) for node in nodes]
     assert [code for code, _, _ in results] == [0, 0], results
-    first, second = found(tmp_path, "ddp")
+    first, second = results_of(tmp_path, "ddp")
     assert {first["rank"], second["rank"]} == {0, 1}
     for training in TRAININGS:
         assert first[training] == second[training]
@@ -486,12 +486,12 @@ def test_two_nodes_of_one_process_are_one_of_two(alone, tmp_path) -> None:
 def test_three_processes(alone, tmp_path, strategy) -> None:
     code, _, errors = torchrun("resume", tmp_path, strategy, 3)
     assert code == 0, errors
-    each = found(tmp_path, strategy, 3)
-    assert each[0]["digests"] == each[1]["digests"] == each[2]["digests"]
-    for one in each:
-        assert one["resumed"] == [True] * 6  # three terms are added up in the order of the first time
+    process = results_of(tmp_path, strategy, 3)
+    assert process[0]["digests"] == process[1]["digests"] == process[2]["digests"]
+    for one in process:
+        assert one["resumed"] == [True] * 6  # also the sum of three terms has a fixed order
         for training in TRAININGS:
-            assert one[training] == each[0][training]
+            assert one[training] == process[0][training]
             assert_near(one[training], alone[training], 1e-5 if training == "evaluated" else 1e-6)
 
 
@@ -525,9 +525,9 @@ with open_group(devices=2) as group:
 """
 
 
-# In every run `test_together` has the command line start its processes.
+# The fast tests in `test_together` start processes by the command line.
 @pytest.mark.slow
-def test_a_script_starts_its_processes_by_itself(tmp_path) -> None:
+def test_a_script_starts_its_own_processes(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert ended(start(script, tmp_path)) == (0, "", "")
@@ -538,7 +538,7 @@ def test_a_script_starts_its_processes_by_itself(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("way", ["-c", pytest.param("-", marks=pytest.mark.slow)])
-def test_no_processes_are_started_where_the_program_cannot_be_run_again(tmp_path, way) -> None:
+def test_no_processes_without_a_script(tmp_path, way) -> None:
     process = start(way, *([SCRIPT] if way == "-c" else []), tmp_path)
     code, _, errors = ended(process, text=SCRIPT)
     assert code == 1
@@ -547,12 +547,12 @@ def test_no_processes_are_started_where_the_program_cannot_be_run_again(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_waits_for_a_failed_process_learns_of_it_at_once(tmp_path) -> None:
+def test_a_failed_process_raises_in_the_others(tmp_path) -> None:
     code, _, errors = torchrun("fails", tmp_path)
     assert code == 1
     assert "this one is at fault" in errors
     heard = json.loads((tmp_path / "0.json").read_text())
-    assert heard["said"].startswith("GroupError: process 0 of 2: another process has ended")
+    assert heard["message"].startswith("GroupError: process 0 of 2: another process has ended")
     assert heard["seconds"] < 30
 
 
@@ -564,9 +564,9 @@ def test_a_killed_process_takes_the_others_with_it(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_is_given_up(tmp_path) -> None:
+def test_a_hanging_process_times_out(tmp_path) -> None:
     torchrun("slow", tmp_path)
-    assert "has not answered for 5 seconds" in json.loads((tmp_path / "0.json").read_text())["said"]
+    assert "has not answered for 5 seconds" in json.loads((tmp_path / "0.json").read_text())["message"]
 
 
 def test_one_process_does_not_connect(monkeypatch) -> None:
@@ -607,7 +607,7 @@ def test_one_process_under_a_launcher(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"devices": 0}, "open_group: .*devices must be at least 1"),
         ({"devices": True}, "open_group.devices: expected"),
@@ -619,14 +619,14 @@ def test_one_process_under_a_launcher(monkeypatch) -> None:
         ({"devices": 2}, "devices=2: a notebook"),
     ],
 )
-def test_options_that_are_refused(monkeypatch, options, said) -> None:
+def test_wrong_options(monkeypatch, options, expected) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=expected):
         open_group(**options)
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "expected"),
     [
         (
             {"WORLD_SIZE": "2"},
@@ -639,12 +639,12 @@ def test_options_that_are_refused(monkeypatch, options, said) -> None:
         ),
     ],
 )
-def test_environments_that_are_refused(monkeypatch, variables, said) -> None:
+def test_wrong_environments(monkeypatch, variables, expected) -> None:
     if "RANK" in variables:
         variables = variables | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=expected):
         open_group()
 
 

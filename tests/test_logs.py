@@ -103,7 +103,7 @@ def test_a_line_that_was_cut_off_is_taken_out(tmp_path, cut) -> None:
     assert [line["number"] for line in lines_of(path)] == ([1, 2, 4] if cut > 0 else [1, 2, 3, 4])
 
 
-def test_lines_that_are_no_records_are_taken_out(tmp_path) -> None:
+def test_damaged_lines_are_removed(tmp_path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(
         b'\xff\xfe\x00\n[1]\n"text"\n\n{"number": "1"}\n{"number": 1}\n{"loss": 1}\n' + b"[" * 100_000 + b"\n"

@@ -333,7 +333,7 @@ def test_balanced_classes_count_the_same(make, kind) -> None:
     assert float(found.mean()) == pytest.approx(1, rel=1e-6)
 
 
-def test_equal_weights_are_none() -> None:
+def test_equal_weights_become_none() -> None:
     rows = bound(make_rows((*table(), torch.full((COUNT,), 0.3))))
     assert next(iter(rows.chunks(5))).weight is None
     assert next(iter(bound(make_rows(table())).chunks(5))).weight is None
@@ -346,7 +346,7 @@ def test_huge_weights_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("value", "said"), [(-1.0, "row .*is -1.0"), (math.nan, "is nan"), (math.inf, "is inf")])
-def test_weights_that_are_none(make, kind, value, said) -> None:
+def test_invalid_weights(make, kind, value, said) -> None:
     weight = WEIGHT.clone()
     weight[17] = value
     with pytest.raises(DataError, match=f"fit: weights must be finite and at least 0; the weight of .*{said}"):
@@ -363,7 +363,7 @@ def test_weights_that_are_none(make, kind, value, said) -> None:
         ("cross_entropy", (1.0, 2.0), "class_weights has 2 weights for 3 classes"),
     ],
 )
-def test_class_weights_that_do_not_fit(loss, weights, said) -> None:
+def test_wrong_class_weights(loss, weights, said) -> None:
     with pytest.raises(SpecError, match=said):
         bound(make_rows(table()), loss, class_weights=weights)
 
@@ -413,7 +413,7 @@ Z = torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(2))
     ],
 )
 @pytest.mark.parametrize("way", ["tensors", "set"])
-def test_what_does_not_fit_the_model(x, y, loss, said, way) -> None:
+def test_rows_without_a_fit_to_the_model(x, y, loss, said, way) -> None:
     rows = make_rows((x, y) if way == "tensors" else Items(x, y))
     said = said.replace("(103, 2)", r"(\d+, 2)").replace("103", r"\d+") if way == "set" else said
     with pytest.raises(kp.KapsiError, match=f"fit: .*{said}"):
@@ -421,7 +421,7 @@ def test_what_does_not_fit_the_model(x, y, loss, said, way) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_are_not_finite_are_named(make, kind) -> None:
+def test_non_finite_rows_are_named(make, kind) -> None:
     x, _ = table()
     x[31, 2] = math.nan
     with pytest.raises(DataError, match="inputs and targets must be finite; the inputs of row") as error:
@@ -431,7 +431,7 @@ def test_rows_that_are_not_finite_are_named(make, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("tensors", "csr", "loader")])
-def test_classes_that_are_too_large(make, kind) -> None:
+def test_class_numbers_above_the_outputs(make, kind) -> None:
     x, y = table()
     y = y.clone()
     y[50] = 3
@@ -472,7 +472,7 @@ def test_views_of_arrays_and_arrays_that_may_not_be_written() -> None:
         assert batch.x.tolist() == view.tolist()
 
 
-def test_what_is_in_memory_is_not_copied_and_stays_as_it_is() -> None:
+def test_data_in_memory_are_neither_copied_nor_changed() -> None:
     x = np.random.default_rng(0).random((50, 3), dtype=np.float32)
     before = x.copy()
     rows = bound(make_rows((x, x[:, 0])), "mse", outputs=1)
@@ -571,7 +571,7 @@ def test_a_model_that_does_not_say_its_sizes() -> None:
         (DataLoader(Items(X, Y), batch_size=None), "expected batches from the loader, got a single row"),
     ],
 )
-def test_what_is_no_rows(data, said) -> None:
+def test_wrong_kinds_of_data(data, said) -> None:
     with pytest.raises(
         DataError,
         match=said.replace("(x, y)", r"\(x, y\)").replace("(x, y, w", r"\(x, y, w").replace("weight)", r"weight\)"),
@@ -629,7 +629,7 @@ def test_sparse_matrices_become_numbers_of_the_model(kind, dtype) -> None:
         assert batch.x.to_dense()[0].tolist() in ([0, 1, 0], [1, 0, 1])
 
 
-def test_a_sparse_tensor_that_is_none() -> None:
+def test_an_invalid_sparse_tensor() -> None:
     broken = torch.sparse_csr_tensor([0, 1, 2], [5, 0], [1.0, 1.0], (2, 3), check_invariants=False)
     with pytest.raises(DataError, match="the inputs are no valid sparse CSR tensor"):
         make_rows((broken, torch.zeros(2)))
@@ -681,7 +681,7 @@ def test_no_share_of_a_stream_is_held_out(make, kind) -> None:
         make(kind).divide(0.2, 0)
 
 
-def test_shares_that_are_none(make) -> None:
+def test_wrong_fractions(make) -> None:
     for share in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(SpecError, match="fit: validation: expected a fraction above 0"):
             make("tensors").divide(share, 0)
@@ -701,7 +701,7 @@ class Noisy(Items):
 
 
 @pytest.mark.parametrize("kind", ["set", "loader", "workers"])
-def test_what_data_sets_draw_is_fixed_and_nothing_global_is_drawn(kind) -> None:
+def test_draws_of_data_sets_are_seeded_and_leave_the_global_state(kind) -> None:
     def rows():
         if kind == "set":
             return bound(make_rows(Noisy(X, Y)))
@@ -749,7 +749,7 @@ def test_numbers_of_python_become_those_of_the_model() -> None:
         assert batch.x.dtype == batch.y.dtype == batch.weight.dtype == FLOAT
 
 
-def test_a_stream_that_is_read_only_once() -> None:
+def test_a_stream_of_a_single_pass() -> None:
     class Once(IterableDataset):
         def __init__(self):
             self.items = iter(zip(X, Y, strict=True))
@@ -773,7 +773,7 @@ def test_items_of_different_sizes() -> None:
         make_rows(DataLoader(Items(X, Y), batch_size=4, collate_fn=lambda items: (X[:4], Y[:3])))
 
 
-def test_several_items_are_asked_for_at_once_where_that_can_be() -> None:
+def test_getitems_reads_several_items() -> None:
     class Many(Items):
         def __getitems__(self, numbers):
             return [super(Many, self).__getitem__(number) for number in numbers]
@@ -831,7 +831,7 @@ def test_columns_of_a_table(tmp_path) -> None:
     assert batch.y.tolist() == [1, 0]
 
 
-def test_a_folder_is_read_with_what_is_below_it(tmp_path) -> None:
+def test_a_folder_is_read_with_sub_folders(tmp_path) -> None:
     x, y = table()
     written(tmp_path / "t", x, y)
     (tmp_path / "t" / "below").mkdir()
@@ -865,12 +865,12 @@ def one(folder, **columns):
         ({"a": pa.array([], pa.float64()), "y": pa.array([], pa.int64())}, {}, "the table has no rows"),
     ],
 )
-def test_tables_that_are_refused(tmp_path, columns, options, said) -> None:
+def test_wrong_tables(tmp_path, columns, options, said) -> None:
     with pytest.raises((TableError, SpecError), match=said):
         ParquetRows(one(tmp_path, **columns), **{"target": "y", **options})
 
 
-def test_paths_that_are_refused(tmp_path) -> None:
+def test_wrong_paths(tmp_path) -> None:
     with pytest.raises(TableError, match=r"there is no such file; check the path"):
         ParquetRows(tmp_path / "none.parquet", target="y")
     with pytest.raises(TableError, match=r"the folder has no files ending in .parquet or .pq"):
@@ -922,7 +922,7 @@ def test_files_that_change_while_they_are_read(tmp_path) -> None:
         list(rows.chunks(100))
 
 
-def test_pages_that_are_damaged(tmp_path) -> None:
+def test_damaged_pages(tmp_path) -> None:
     folder = written(tmp_path / "t", *table(2000), group=100, files=1)
     file = folder / "part-0.parquet"
     content = bytearray(file.read_bytes())

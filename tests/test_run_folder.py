@@ -176,7 +176,7 @@ def test_an_error_in_the_swap_puts_the_old_run_back(
     check(tmp_path / "run", "old")
 
 
-def test_a_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
+def test_a_run_is_replaced_with_overwrite_only(tmp_path: Path) -> None:
     path = tmp_path / "run"
     make(path)
     with refused(repr(str(path)), "already there; give --overwrite to replace it, or another --output"):
@@ -188,7 +188,7 @@ def test_a_run_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert names(tmp_path) == ["run"]
 
 
-def test_what_the_user_added_moves_to_the_new_run(tmp_path: Path) -> None:
+def test_files_of_the_user_move_to_the_new_run(tmp_path: Path) -> None:
     path = tmp_path / "run"
     make(path)
     (path / "notes" / "deep").mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_what_the_user_added_moves_to_the_new_run(tmp_path: Path) -> None:
     assert names(path) == ["folder_link", "link", "model", "notes", "only_new", "read_only", "run.json"]
 
 
-def test_what_cannot_be_carried_over_stops_the_replacement(tmp_path: Path) -> None:
+def test_an_error_while_copying_files_of_the_user_stops_the_replacement(tmp_path: Path) -> None:
     path = tmp_path / "run"
     make(path)
     os.mkfifo(path / "pipe")
@@ -223,7 +223,7 @@ def test_what_cannot_be_carried_over_stops_the_replacement(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "text", [None, "", "[]", "{", '{"format": "other"}', '"kapsi run"', '{"a": "kapsi run"', "[" * 100_000]
 )
-def test_what_is_not_a_run_is_never_replaced(tmp_path: Path, text: str | None) -> None:
+def test_other_folders_are_never_replaced(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "data"
     path.mkdir()
     (path / "mine.csv").write_text("1")
@@ -363,7 +363,7 @@ def test_a_process_does_not_write_the_same_path_twice_at_once(tmp_path: Path) ->
     assert (tmp_path / "run" / "model").read_text() == "first"
 
 
-def test_what_cannot_be_in_a_run_is_refused(tmp_path: Path) -> None:
+def test_wrong_files_in_a_run(tmp_path: Path) -> None:
     with refused("'sub' cannot be in a run"), NewRun(tmp_path / "run") as run:
         (run.folder / "sub").mkdir()
     with refused("'link' cannot be in a run"), NewRun(tmp_path / "run") as run:
@@ -466,7 +466,7 @@ def test_recover_removes_the_old_run_when_the_new_one_is_there(tmp_path: Path) -
     check(tmp_path / "run", "new")
 
 
-def test_recover_leaves_what_is_not_ours(tmp_path: Path) -> None:
+def test_recover_leaves_files_of_others(tmp_path: Path) -> None:
     path = tmp_path / "run"
     (tmp_path / ".run.old").mkdir()
     (tmp_path / ".run.old" / "mine").write_text("1")
@@ -753,7 +753,7 @@ def test_a_damaged_manifest(tmp_path: Path, text: str, part: str) -> None:
         open_run(tmp_path / "run")
 
 
-def test_a_manifest_that_is_not_text(tmp_path: Path) -> None:
+def test_a_binary_manifest(tmp_path: Path) -> None:
     make(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_bytes(b"\xff\xff\xff")
     with refused("damaged run: run.json is not JSON"):
@@ -898,7 +898,7 @@ def test_atomic_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_atomic_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+def test_atomic_removes_files_of_killed_processes(tmp_path: Path) -> None:
     (tmp_path / f".a.csv.new-{dead_pid()}-{files._HOST}.csv").write_text("half")
     with atomic(tmp_path / "a.csv") as temporary:
         temporary.write_text("whole")

@@ -24,11 +24,11 @@ def make_rows(data: Data, *, where: str = "fit") -> Rows:
     - `(x, y)` or `(x, y, weight)`: tensors (x may be `torch.sparse_csr`), NumPy arrays (memory maps are never copied whole), or a
       SciPy matrix as x. Each epoch shuffles all rows.
     - A `Dataset` with random access: shuffled as well, read item by item. A `TensorDataset` stands for its tensors.
-    - An `IterableDataset`: rows in its own order.
-    - A `DataLoader`: its own batches, in the order of its sampler; the solver's batch size has no effect.
+    - An `IterableDataset`: rows in the order of the stream.
+    - A `DataLoader`: batches and order of the loader; the solver's batch size has no effect.
     - `ParquetRows`: a table larger than memory.
 
-    With several processes, each gets its part of each batch. All processes read a stream, so its rows must be equal in each.
+    With several processes, every process gets a part of each batch. All processes read the whole stream: rows must be equal.
 
     Args:
         data: data of one of these kinds, with items and batches (x, y) or (x, y, weight).

@@ -42,23 +42,23 @@ def open_group(
 ) -> Group:
     """Join the group of this process: the processes started by `torchrun`, or a single process.
 
-    Without a launcher, `devices` above 1 runs the command line again, once for each further process; therefore call it first
-    in a program, before anything with lasting effects. The connection stays open for further groups until the process ends.
+    Without a launcher, `devices` above 1 runs the command line again, once for each further process. Therefore open the group
+    first in a program, before lasting effects. The connection stays open for further groups until the process ends.
 
-    When a process ends, the next exchange of every other process raises a `GroupError`. A process that hangs is given up after
+    When a process ends, the next exchange of every other process raises a `GroupError`. Waiting for a hanging process ends after
     `timeout` seconds.
 
     Args:
-        devices: processes per node, each with its own device; None for the number of the launcher, or 1.
+        devices: processes per node, one for each device; None for the number of the launcher, or 1.
         nodes: machines; None for the number of the launcher, or 1.
-        strategy: `ddp` (each process holds the whole model) or `fsdp` (the processes shard it); None for `ddp`. Without effect
-            for a single process.
+        strategy: `ddp` (every process holds the whole model) or `fsdp` (the processes shard the model); None for `ddp`. Without
+            effect for a single process.
         accelerator: `cpu`, or `auto` for CUDA devices if there are any.
         timeout: seconds to wait for other processes, also at the start.
 
     Raises:
-        SpecError: sizes differ from those of the launcher, or processes cannot be started from here.
-        GroupError: the processes do not find each other.
+        SpecError: sizes contradict the launcher, or further processes cannot be started from here.
+        GroupError: processes are missing at the start.
 
     Example:
         >>> with open_group() as group:
@@ -158,7 +158,7 @@ def _start_others(devices: int, timeout: float) -> None:
 
 
 def _watch(child: subprocess.Popen[bytes]) -> None:
-    """End this process if another one fails before the group is connected: nothing else would interrupt the connecting."""
+    """End this process if another one fails before the connection: waiting for the connection cannot be interrupted."""
     code = child.wait()
     if code and not torch.distributed.is_initialized():
         sys.stderr.write(f"open_group: a process of the group has ended with exit code {code}\n")
@@ -167,7 +167,7 @@ def _watch(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Wait for the other processes; after an error they end at their next exchange."""
+    """Wait for the other processes; after an error, processes end at the next exchange."""
     for child in children:
         try:
             child.wait(timeout)
