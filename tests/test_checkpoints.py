@@ -280,7 +280,7 @@ def test_another_number_of_threads_is_reported(tmp_path):
         ({"minutes": -1}, "minutes must be at least 0"),
         ({"minutes": float("nan")}, "Checkpoints.minutes: expected a finite number"),
         ({"resume": "no"}, "Checkpoints.resume: expected"),
-        ({"say": None}, "say=None.: expected a callable"),
+        ({"say": None}, "say.: expected a callable"),
     ],
 )
 def test_options_out_of_range(options, message):

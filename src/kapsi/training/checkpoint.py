@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import FileError, RunError, SpecError
+from kapsi.errors import FileError, RunError, refuse
 from kapsi.files import atomic, check_place, clear, one_line, plain, resolve, show
 from kapsi.function import Spec, coerce, option
 
@@ -43,7 +43,7 @@ class Saved:
         step: number of steps since the beginning of the run.
         tensors: all tensors by name.
         data: plain data, convertible to JSON.
-        path: path of the file, None before it is written.
+        path: path of the file, None before writing.
     """
 
     step: int
@@ -66,16 +66,16 @@ class CheckpointOptions(Spec):
 
 @dataclass
 class Checkpoints:
-    """Folder and frequency of checkpoints; a killed training run resumes from the last one.
+    """Folder and frequency of checkpoints; a killed training run resumes from the last.
 
     Args:
-        folder: folder of the checkpoints, created with the first one.
+        folder: folder of the checkpoints, created by the first checkpoint.
         steps: steps between checkpoints, at least 1; None for none by steps.
         minutes: minutes between checkpoints, at least 0; None for none by time.
         keep: number of checkpoints kept, at least 1.
-        resume: resume from the last undamaged checkpoint, if there is any; a finished run returns its records. Without
+        resume: resume from the last undamaged checkpoint, if any; a finished run returns the saved records. Without
             `resume` a folder with checkpoints is an error.
-        say: called with a line of text for the user, such as a warning of a damaged checkpoint.
+        say: called with a line of text for the user, for example a warning of a damaged checkpoint.
         context: further plain data, by readable names; a resumed run must have equal data.
         least: seconds of work before an interrupt writes a checkpoint.
 
@@ -109,9 +109,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | Path):
-            raise SpecError(f"Checkpoints({self.folder!r}): expected the path of a folder, as text or a Path")
+            refuse("Checkpoints(folder)", "the path of a folder, as text or a Path", self.folder)
         if not callable(self.say):
-            raise SpecError(f"Checkpoints(say={self.say!r}): expected a callable for a line of text, such as print")
+            refuse("Checkpoints(say)", "a callable for a line of text, such as print", self.say)
         self.folder = Path(self.folder)
         coerce(
             CheckpointOptions,
@@ -120,7 +120,7 @@ class Checkpoints:
         )
 
     def part(self, name: str) -> Checkpoints:
-        """Return the checkpoints of one of several fits, in a sub-folder; all fits share one clock."""
+        """Return checkpoints of a fit among several, in a sub-folder; all fits share a clock."""
         return replace(self, folder=Path(self.folder) / name, _parent=self._parent or self)
 
     # -------------------------------------------------------------------------------- writing
@@ -151,7 +151,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def finish(self, saved: Saved) -> None:
-        """Write the end of a fit; for one of many short fits, together with the next checkpoint."""
+        """Write the end of a fit; for many short fits, together with the next checkpoint."""
         root = self._parent
         if root is None or time.monotonic() - root._written >= DELAY:
             self.write(saved)
@@ -162,7 +162,7 @@ class Checkpoints:
             )
 
     def found(self) -> list[Path]:
-        """Return all checkpoints of the folder and its sub-folders."""
+        """Return all checkpoints of the folder and sub-folders."""
         return sorted(
             Path(folder) / name for folder, _, names in os.walk(self.folder) for name in names if NAME.fullmatch(name)
         )
@@ -180,7 +180,7 @@ class Checkpoints:
     # -------------------------------------------------------------------------------- reading
 
     def _present(self) -> list[tuple[int, Path]]:
-        """Return step and path of all checkpoints, the last one first, after deleting files of killed processes."""
+        """Return step and path of all checkpoints, the last first, after deleting files of killed processes."""
         folder = Path(self.folder)
         if not folder.is_dir():
             return []
@@ -238,7 +238,7 @@ def _write(path: Path, saved: Saved) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    # Copy tensors with shared memory: the file stores each one separately.
+    # Copy tensors with shared memory: the file stores each separately.
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in saved.tensors.items():

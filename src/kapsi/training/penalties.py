@@ -59,27 +59,26 @@ class _Pair:
     out_features: int
     steps: tuple[Process, ...]
 
-    def weights(self, instead: Mapping[int, Tensor] | None = None) -> Weights:
+    def weights(self, replaced: Mapping[int, Tensor] | None = None) -> Weights:
         """Return ψ of whole tensors, some replaced: new tensors by the `id` of a parameter."""
-        tensors = _Whole(self.store, instead or {})
+        tensors = _Whole(self.store, replaced or {})
         return self.reconciliation(tensors, self.out_features, self.expansion.factors(self.in_features))
 
     def trained(self) -> list[nn.Parameter]:
-        """Return the trained tensors of ψ."""
         return [p for p in self.store.parameters() if p.requires_grad]
 
 
 class _Whole:
     """The tensors of a store, gathered from all processes; some replaced."""
 
-    def __init__(self, store: Store, instead: Mapping[int, Tensor]) -> None:
-        self.store, self.instead = store, instead
+    def __init__(self, store: Store, replaced: Mapping[int, Tensor]) -> None:
+        self.store, self.replaced = store, replaced
 
     def __getitem__(self, name: str) -> Any:
         param, value = self.store._declared[name], getattr(self.store, name)
         if not isinstance(param, Param):
-            return _Whole(value, self.instead)
-        tensor = _whole(self.instead.get(id(value), value))
+            return _Whole(value, self.replaced)
+        tensor = _whole(self.replaced.get(id(value), value))
         return tensor.movedim(0, -1) if param.transposed else tensor
 
 
@@ -199,7 +198,7 @@ class Penalties:
         Raises:
             SpecError: not all penalties are quadratic.
         """
-        self._need_quadratic("hessian_vector")
+        _check_quadratic("hessian_vector", self.only_quadratic)
         place = {id(p): i for i, p in enumerate(self.parameters)}
         product = [torch.zeros_like(v) for v in vector]
         for parameter, weight in self.quadratic:
@@ -217,7 +216,7 @@ class Penalties:
         Raises:
             SpecError: not all penalties are quadratic, or P is above 5,000.
         """
-        self._need_quadratic("matrix")
+        _check_quadratic("matrix", self.only_quadratic)
         total = sum(p.numel() for p in self.parameters)
         _check_matrix(total)
         matrix = torch.zeros(total, total, **_like(self.parameters))
@@ -237,8 +236,7 @@ class Penalties:
         Raises:
             SpecError: L1 or group sparsity, more than 5,000 numbers, or a ψ without `multilinear`.
         """
-        if self._edges or (self._l1 and self.quadratic):
-            raise SpecError(f"Penalties.block: {_NOT_QUADRATIC}")
+        _check_quadratic("block", not self._edges and not (self._l1 and self.quadratic))
         size = parameter.numel()
         _check_matrix(size)
         weight = next((weight for p, weight in self.quadratic if p is parameter), 0.0)
@@ -246,11 +244,11 @@ class Penalties:
         block = (self.strength * weight) * torch.eye(size, **like)
         if any(p is parameter for part, _ in self._splines for p in part.trained()):
             product = self._smooth_product(parameter)
-            each = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
+            columns = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
             with warnings.catch_warnings():
                 # Masked ψ are filled one vector after another, and torch warns of the cost.
                 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                block += each(torch.eye(size, **like))
+                block += columns(torch.eye(size, **like))
         return block
 
     def _smooth_product(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
@@ -269,15 +267,13 @@ class Penalties:
 
         return torch.func.grad(roughness)
 
-    def _need_quadratic(self, where: str) -> None:
-        if not self.only_quadratic:
-            raise SpecError(f"Penalties.{where}: {_NOT_QUADRATIC}")
 
-
-_NOT_QUADRATIC = (
-    "l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; take a gradient solver "
-    "(adamw, sgd, lbfgs), or l2, and smoothness of a dense or masked ψ"
-)
+def _check_quadratic(where: str, quadratic: bool) -> None:
+    if not quadratic:
+        raise SpecError(
+            f"Penalties.{where}: l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; take a "
+            "gradient solver (adamw, sgd, lbfgs), or l2, and smoothness of a dense or masked ψ"
+        )
 
 
 def _like(parameters: Sequence[Tensor]) -> dict[str, Any]:
@@ -342,18 +338,18 @@ def _check_formed(part: _Pair, option: str, *, but: type[Weights] | tuple[type[W
 
 def _splines(parts: list[_Pair], factor: float) -> list[tuple[_Pair, list[_GridColumns]]]:
     """Return the pairs with splines in κ, and the positions of the splines."""
-    found = []
+    splines = []
     for part in parts:
         blocks = [block for block in _spline_blocks(part.expansion, part.in_features) if block.functions > 2]
         if blocks:
             _check_formed(part, f"smoothness={factor}", but=(DenseWeights, LowRankWeights))
-            found.append((part, blocks))
-    if not found:
+            splines.append((part, blocks))
+    if not splines:
         raise SpecError(
             f"TrainConfig(smoothness={factor}): the model has no trained ψ on a BSpline of at least three functions; "
             "take a BSpline as expansion, or smoothness=0"
         )
-    return found
+    return splines
 
 
 def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> Iterator[_GridColumns]:

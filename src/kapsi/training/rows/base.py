@@ -81,7 +81,7 @@ class Rows(ABC):
         weighted: whether the rows have weights.
         in_memory: whether all rows are tensors.
         sparse: whether inputs are sparse.
-        divisible: whether rows can be read in any order, so that some can be held out.
+        divisible: whether rows can be read in any order, for held-out rows.
         indices: row numbers in the data, None for all rows.
         binding: set by `bind`, None before.
     """
@@ -138,7 +138,7 @@ class Rows(ABC):
         """Return the rows in the types of a loss and a model, checked: types, sizes, finite numbers, class numbers, weights.
 
         Rows in memory are checked at once, all others during reading. Numbers of arrays, files and Python are cast to `dtype`;
-        tensors must have it already. Weights are multiplied by class weights, then divided by their mean.
+        tensors must have this type already. Weights are multiplied by class weights, then divided by their mean.
 
         Args:
             loss: defines the allowed targets.
@@ -339,14 +339,14 @@ def _values(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def bad_row(tensor: Tensor) -> int | None:
-    """Return the first row with a number that is not finite, None without any."""
+    """Return the first row with a non-finite number, None without any."""
     values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
     if not values.is_floating_point() or not values.numel():
         return None
     step = max(1, CHECKED_AT_ONCE * len(values) // values.numel())
     for i in range(0, len(values), step):
         part = values[i : i + step]
-        # The sum is quick and needs no memory; it may also overflow, hence the closer look.
+        # The sum is quick and needs no memory, but may overflow, hence the closer look.
         if not bool(torch.isfinite(part.sum())):
             bad = (~torch.isfinite(part)).reshape(len(part), -1).any(1)
             if bool(bad.any()):
@@ -358,7 +358,7 @@ def bad_row(tensor: Tensor) -> int | None:
 
 
 def check_weight_shape(weight: Tensor | tuple[int, ...], rows: int, where: str) -> None:
-    """Raise a `DataError` unless there is one weight a row."""
+    """Raise a `DataError` unless there is a weight for each row."""
     shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
     if shape != (rows,):
         reject(where, f"weights of shape {shape} for {rows:,} rows; expected one weight a row, of shape (rows,)")
@@ -382,7 +382,7 @@ class Binding:
         dtype: of the model.
         device: of the batches, None for the device of the data.
         where: beginning of messages.
-        convertible: types that may be changed.
+        convertible: types free to change.
         factors: weight of each class, None without class weights.
         scale: inverse of the mean weight.
     """
@@ -398,7 +398,7 @@ class Binding:
     scale: float = 1.0
 
     def cast_targets(self, y: Tensor) -> Tensor:
-        """Return targets in the type of the loss if they may be cast."""
+        """Return targets in the type of the loss if convertible."""
         if self.loss.classes:
             return y.long() if self.convertible.y and not y.is_floating_point() else y
         return y.to(self.dtype) if self.convertible.y else y
@@ -439,7 +439,7 @@ class Binding:
         self.loss.check_targets(y, outputs, self.where)
 
     def check_weights(self, weight: Tensor | None, rows: int, name: RowLabel) -> None:
-        """Raise a `DataError` for weights of a wrong shape or type, negative weights, or weights that are not finite."""
+        """Raise a `DataError` for weights of a wrong shape or type, negative weights, or non-finite weights."""
         if weight is None:
             return
         check_weight_shape(weight, rows, self.where)

@@ -233,7 +233,7 @@ class DatasetRows(_Produced):
 
 
 class IterableRows(_Produced):
-    """A data set of rows in a fixed order; each process reads all rows and takes its part of each batch.
+    """A data set of rows in a fixed order; each process reads all rows and takes a part of each batch.
 
     Args:
         dataset: gives (x, y) or (x, y, weight), and begins anew for each pass.
@@ -252,13 +252,13 @@ class IterableRows(_Produced):
         self._start(self._stack(items), convertible, kind="stream", name=name)
 
     def _groups(self, size: int | None, seed: int, epoch: int) -> Iterator[tuple[int, list[object]]]:
-        """Yield groups of items, each with the number of its first item."""
+        """Yield groups of items, each with the number of the first item."""
         _set_epoch(self.dataset, epoch)
         waiting: list[object] = []
         begin = 0
         for item in _Seeded(seed, epoch).over(self.dataset):
             waiting.append(item)
-            # Hold two more items back, so that the last group is no single row.
+            # Hold two more items back: the last group must not be a single row.
             if size is not None and len(waiting) > size + (size > 1):
                 yield begin, waiting[:size]
                 waiting = waiting[size:]
@@ -294,7 +294,7 @@ class IterableRows(_Produced):
 
 
 def _set_epoch(target: object, epoch: int) -> None:
-    """Call `set_epoch` if there is such a method, by the convention of samplers."""
+    """Call `set_epoch` if there is a method, by the convention of samplers."""
     if callable(getattr(target, "set_epoch", None)):
         cast(Any, target).set_epoch(epoch)
 
@@ -303,7 +303,7 @@ def _set_epoch(target: object, epoch: int) -> None:
 
 
 class LoaderRows(_Produced):
-    """The batches of a loader in the order of its sampler; each process reads all batches and takes its part of each.
+    """The batches of a loader in the order of its sampler; each process reads all batches and takes a part of each.
 
     Draws of the loader from torch's generator are fixed by seed and epoch. Generators of the loader itself begin each epoch
     with a seed made of their own seed and the epoch. Batches before `start` are read and dropped.
