@@ -270,7 +270,7 @@ def test_refused_fits_and_specifications() -> None:
         regression.fit_linear(blank(2, 2), x, y)
     with pytest.raises(DataError, match="x: expected finite numbers"):
         regression.fit_linear(blank(2), x * np.nan, y)
-    with pytest.raises(DataError, match="weights of at least 0"):
+    with pytest.raises(DataError, match="not negative and not all zero"):
         regression.fit_linear(blank(2), x, y, sample_weight=-np.ones(60))
     with pytest.raises(kp.SpecError, match=r"alpha.*got -1"):
         regression.fit_linear(blank(2), x, y, alpha=-1)

@@ -23,6 +23,7 @@ __all__ = [
     "Comparison",
     "cases",
     "check_estimator",
+    "dense_rows",
     "deviation",
     "finite_tensor",
     "float64",
@@ -30,6 +31,7 @@ __all__ = [
     "model_of",
     "one_head",
     "plain_head",
+    "row_weights",
     "sizes",
     "sklearn_rows",
     "tensor_of",
@@ -73,6 +75,29 @@ def finite_tensor(values: Any, where: str) -> Tensor:
     if not bool(tensor.isfinite().all()):
         raise DataError(f"{where}: expected finite numbers")
     return tensor
+
+
+def dense_rows(where: str, x: Any, inputs: int | None = None) -> Tensor:
+    """Return inputs `(rows, m)` with at least one row, finite, in float64 on the CPU; `inputs` is m, if known."""
+    if hasattr(x, "toarray") or (isinstance(x, Tensor) and x.layout != torch.strided):
+        dense = "x.to_dense()" if isinstance(x, Tensor) else "x.toarray()"
+        raise DataError(f"{where}: expected dense inputs; use {dense}")
+    rows = finite_tensor(x, f"{where}: x").contiguous()
+    if rows.dim() != 2 or not rows.numel() or inputs not in (None, rows.shape[1]):
+        shape = f"(rows, {inputs or 'm'})"
+        raise DataError(f"{where}: expected x of shape {shape} with at least one row, got {tuple(rows.shape)}")
+    return rows
+
+
+def row_weights(where: str, weight: Any, rows: int) -> Tensor:
+    """Return row weights `(rows,)` in float64, by default ones."""
+    if weight is None:
+        return torch.ones(rows, dtype=torch.float64)
+    values = finite_tensor(weight, f"{where}: sample_weight")
+    if values.shape != (rows,) or bool((values < 0).any()) or not float(values.sum()) > 0:
+        got = f"of shape {tuple(values.shape)}" if values.shape != (rows,) else values.tolist()[:8]
+        raise DataError(f"{where}: expected sample_weight as {rows} numbers, not negative and not all zero, got {got}")
+    return values
 
 
 def float64(values: Any) -> Tensor:

@@ -136,21 +136,6 @@ def check_codes(
     return codes, tuple(int(last) + 1 for last in codes.amax(0)) if states is None else tuple(states)
 
 
-def check_weight(where: str, weight: Any, rows: int) -> Tensor:
-    """Return row weights in float64, by default ones."""
-    if weight is None:
-        return torch.ones(rows, dtype=torch.float64)
-    try:
-        values = tensor_of(weight).to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"{where}: expected sample_weight as numbers, got {type(weight).__name__}") from None
-    if values.shape != (rows,) or not bool((values.isfinite() & (values >= 0)).all()) or not float(values.sum()) > 0:
-        raise DataError(
-            f"{where}: expected sample_weight of shape ({rows},), finite, not negative and not all zero, got {tuple(values.shape)}"
-        )
-    return values
-
-
 # ------------------------------------------------------------------------------------------------ counts
 
 

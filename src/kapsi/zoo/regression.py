@@ -25,6 +25,7 @@ from kapsi.zoo.base import (
     Case,
     Comparison,
     check_estimator,
+    dense_rows,
     deviation,
     finite_tensor,
     float64,
@@ -32,6 +33,7 @@ from kapsi.zoo.base import (
     model_of,
     one_head,
     plain_head,
+    row_weights,
     sizes,
     sklearn_rows,
 )
@@ -374,19 +376,11 @@ def _head(model: Any, where: str) -> Head:
 
 
 def _data(where: str, x: Any, y: Any, weight: Any, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, targets = finite_tensor(x, f"{where}: x"), finite_tensor(y, f"{where}: y")
-    weights = finite_tensor(np.ones(len(rows)) if weight is None else weight, f"{where}: sample_weight")
+    rows, targets = dense_rows(where, x, inputs), finite_tensor(y, f"{where}: y")
     targets = targets.unsqueeze(1) if targets.dim() == 1 else targets
-    if rows.dim() != 2 or rows.shape[1] != inputs or not len(rows):
-        raise DataError(f"{where}: expected x of shape (rows, {inputs}), got {tuple(rows.shape)}")
-    if targets.shape != (len(rows), outputs) or weights.shape != (len(rows),):
-        raise DataError(
-            f"{where}: expected y of shape ({len(rows)}, {outputs}) and weights ({len(rows)},), got {tuple(targets.shape)} "
-            f"and {tuple(weights.shape)}"
-        )
-    if bool((weights < 0).any()) or not float(weights.sum()) > 0:
-        raise DataError(f"{where}: expected weights of at least 0, some of them above")
-    return rows, targets, weights
+    if targets.shape != (len(rows), outputs):
+        raise DataError(f"{where}: expected y of shape ({len(rows)}, {outputs}), got {tuple(targets.shape)}")
+    return rows, targets, row_weights(where, weight, len(rows))
 
 
 # ------------------------------------------------------------------------------------------------ parity

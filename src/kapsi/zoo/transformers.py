@@ -20,8 +20,8 @@ from kapsi.zoo.base import (
     Case,
     Comparison,
     check_estimator,
+    dense_rows,
     deviation,
-    finite_tensor,
     float64,
     forbid,
     model_of,
@@ -135,8 +135,8 @@ def fit_components(x: Any, count: int, *, whiten: bool = False) -> Model:
         >>> fit_components([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]], 1, whiten=True).layers[0].heads[0].kappa["mean"].tolist()
         [3.0, 4.0]
     """
-    rows = finite_tensor(x, "fit_components: x")
-    if rows.dim() != 2 or len(rows) < 2 or not rows.shape[1]:
+    rows = dense_rows("fit_components", x)
+    if len(rows) < 2:
         raise DataError(f"fit_components: expected x of shape (rows, m) with at least 2 rows, got {tuple(rows.shape)}")
     most = min(rows.shape)
     check_integer("fit_components(count)", count, 1, most)

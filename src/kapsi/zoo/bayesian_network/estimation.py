@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapsi.errors import DataError, check_number
 from kapsi.modules import Model
+from kapsi.zoo.base import row_weights
 from kapsi.zoo.bayesian_network.model import (
     Factor,
     Parents,
@@ -19,7 +20,7 @@ from kapsi.zoo.bayesian_network.model import (
     discrete_model,
     gaussian_model,
 )
-from kapsi.zoo.graphical import Outside, check_codes, check_label, check_rows, check_weight, counts_of
+from kapsi.zoo.graphical import Outside, check_codes, check_label, check_rows, counts_of
 
 __all__ = ["encode", "fit_discrete", "fit_gaussian"]
 
@@ -74,7 +75,7 @@ def fit_discrete(
     for name, value in (("smoothing", smoothing), ("equivalent_sample_size", equivalent_sample_size)):
         if value is not None:
             check_number(f"fit_discrete: {name}", value, 0)
-    weight = check_weight("fit_discrete", sample_weight, len(codes))
+    weight = row_weights("fit_discrete", sample_weight, len(codes))
     factors: list[Factor] = []
     for node, above in enumerate(structure):
         family = (node, *above)
@@ -113,7 +114,7 @@ def fit_gaussian(x: Any, parents: Parents, *, sample_weight: Any = None, unbiase
     """
     structure = check_parents("fit_gaussian", parents)
     rows = check_rows("fit_gaussian", x, len(structure))
-    weight = check_weight("fit_gaussian", sample_weight, len(rows))
+    weight = row_weights("fit_gaussian", sample_weight, len(rows))
     total = weight.sum()
     mean = weight @ rows / total
     centered = rows - mean

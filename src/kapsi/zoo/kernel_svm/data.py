@@ -11,25 +11,14 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, check_number
-from kapsi.zoo.base import finite_tensor, tensor_of
+from kapsi.zoo.base import finite_tensor, row_weights, tensor_of
 
-__all__ = ["ClassWeight", "costs", "dense_inputs", "gamma_of", "targets_of"]
+__all__ = ["ClassWeight", "costs", "gamma_of", "targets_of"]
 
 ClassWeight: TypeAlias = Mapping[int, float] | Sequence[float] | Literal["balanced"] | None
 """Weights of the classes, by number or in order."""
 
 POSITIVE = math.ulp(0.0)
-
-
-def dense_inputs(x: Any, where: str) -> Tensor:
-    """Return inputs as `(rows, m)` in float64 on the CPU."""
-    if hasattr(x, "toarray") or (isinstance(x, Tensor) and x.layout != torch.strided):
-        dense = "x.to_dense()" if isinstance(x, Tensor) else "x.toarray()"
-        raise DataError(f"{where}: expected dense inputs; use {dense}")
-    inputs = finite_tensor(x, f"{where}: x").contiguous()
-    if inputs.dim() != 2 or not inputs.numel():
-        raise DataError(f"{where}: expected inputs of shape (rows, m) with at least one row, got {tuple(inputs.shape)}")
-    return inputs
 
 
 def targets_of(y: Any, rows: int, where: str) -> tuple[np.ndarray, int]:
@@ -69,14 +58,10 @@ def costs(
         if not classes:
             raise SpecError(f"{where}: class_weight is for class numbers, y are numbers; leave it out")
         cost *= _class_weights(where, target, classes, class_weight)[target]
-    if sample_weight is not None:
-        weight = finite_tensor(sample_weight, f"{where}: sample_weight").numpy()
-        if weight.shape != target.shape or weight.min() < 0:
-            raise DataError(f"{where}: expected sample_weight as {len(target)} numbers of at least 0, one a row")
-        cost *= weight
+    cost *= row_weights(where, sample_weight, len(target)).numpy()
     unused = [f"class {label}" for label in range(classes) if not cost[target == label].any()]
-    if unused or not cost.any():
-        raise DataError(f"{where}: all rows{f' of {unused[0]}' if unused else ''} have weight 0; increase a weight")
+    if unused:
+        raise DataError(f"{where}: all rows of {unused[0]} have weight 0; increase a weight")
     return cost
 
 

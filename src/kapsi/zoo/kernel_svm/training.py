@@ -17,8 +17,9 @@ from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
 from kapsi.training.losses import Hinge, SquaredHinge
 from kapsi.training.solvers import LBFGS, AdamW
+from kapsi.zoo.base import dense_rows
 from kapsi.zoo.kernel_svm.convert import KernelOptions, machine
-from kapsi.zoo.kernel_svm.data import ClassWeight, costs, dense_inputs, gamma_of, targets_of
+from kapsi.zoo.kernel_svm.data import ClassWeight, costs, gamma_of, targets_of
 from kapsi.zoo.kernel_svm.dual import DualOptions, DualProgress, classification, regression, solve_dual
 from kapsi.zoo.kernel_svm.model import Kernel, check_used, outputs_of, pairs_of
 
@@ -88,7 +89,7 @@ def fit_dual(
     """
     where = "fit_dual"
     options = DualOptions(kernel, 1.0, degree, coef0, tolerance, iterations, cache)
-    inputs = dense_inputs(x, where)
+    inputs = dense_rows(where, x)
     target, classes = targets_of(y, len(inputs), where)
     check_used(kernel, where, gamma=gamma != "scale", degree=degree != 3, coef0=coef0 != 0)
     options = replace(options, gamma=gamma_of(gamma, inputs, where))
@@ -160,7 +161,7 @@ def fit_primal(
     check_choice(f"{where}(loss)", loss, ("hinge", "squared_hinge"))
     if not isinstance(model, ModelSpec):
         raise SpecError(f"{where}: expected a ModelSpec, as of kernel_svm.spec, got {type(model).__name__}")
-    inputs = dense_inputs(x, where)
+    inputs = dense_rows(where, x)
     target, classes = targets_of(y, len(inputs), where)
     widths = (inputs.shape[1], outputs_of(classes, "classes"))
     if not classes or model.widths != widths:

@@ -13,13 +13,13 @@ from torch import Tensor
 from kapsi.errors import DataError, SpecError, check_choice, check_integer, check_number
 from kapsi.modules import Model
 from kapsi.training.engine import fit as train
+from kapsi.zoo.base import row_weights
 from kapsi.zoo.graphical import (
     Outside,
     check_codes,
     check_label,
     check_rows,
     check_sizes,
-    check_weight,
     counts_of,
     joint_states,
 )
@@ -171,7 +171,7 @@ def fit_gaussian(
     rows = check_rows("fit_gaussian", x)
     m = rows.shape[1]
     sets = check_cliques("fit_gaussian", cliques, m)
-    weight = check_weight("fit_gaussian", sample_weight, len(rows))
+    weight = row_weights("fit_gaussian", sample_weight, len(rows))
     share = weight / weight.sum()
     mean = share @ rows
     centered = rows - mean
@@ -221,7 +221,7 @@ def _prepare(
     sizes = None if states is None else check_sizes(where, states)
     codes, sizes = check_codes(where, x, sizes, None if sizes is None else len(sizes))
     sets = check_cliques(where, cliques, len(sizes), sizes)
-    return codes, sizes, sets, check_weight(where, sample_weight, len(codes))
+    return codes, sizes, sets, row_weights(where, sample_weight, len(codes))
 
 
 def _likelihood(
