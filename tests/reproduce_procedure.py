@@ -15,7 +15,7 @@ from kapsi.errors import DataSetError, SpecError, TableError
 from kapsi.paper.experiment import Outcome, Run
 
 
-def check(run: Run) -> None:
+def read_options(run: Run) -> None:
     if run.row in run.options.get("unfit", []):
         raise SpecError(f"{run.experiment}, {run.row}, {run.method}: options.width: expected a number")
 

@@ -137,10 +137,10 @@ def test_wrong_options_are_errors() -> None:
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),
     ):
         with pytest.raises(SpecError, match=message):
-            ablation.check(Run("a", "row", "kapsi", 0, options=options, procedure="ablation", metric="accuracy"))
+            ablation.read_options(Run("a", "row", "kapsi", 0, options=options, procedure="ablation", metric="accuracy"))
     for changed in ({"metric": "mse"}, {"protocol": "paper", "metric": "accuracy"}):
         with pytest.raises(SpecError, match=r"a, row, kapsi: the (procedure|protocol)"):
-            ablation.check(Run("a", "row", "kapsi", 0, procedure="ablation", **changed))
+            ablation.read_options(Run("a", "row", "kapsi", 0, procedure="ablation", **changed))
 
 
 # ------------------------------------------------------------------------------------------------ the grid
@@ -166,7 +166,7 @@ def test_every_run_of_the_grid_can_be_built() -> None:
     runs = experiment.plan().runs
     assert len(runs) > 600
     for run in runs:
-        head = ablation._options(run).head
+        head = ablation.read_options(run).head
         assert [process.name for process in head.after] == ["layer_norm"]
         kp.Model(kp.ModelSpec((784, 10), (kp.LayerSpec((head,)),)), device="meta")
 

@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_one_line(made: list[ImageData], options: dict[str,
     assert "\n" not in str(error.value)
     if options != {"held_out": 300}:  # which only the data tell
         with pytest.raises(SpecError) as before:
-            images.check(one(**options))
+            images.read_options(one(**options))
         assert str(before.value) == str(error.value)
 
 

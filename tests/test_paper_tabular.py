@@ -84,7 +84,7 @@ def test_the_rows_of_a_fold_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     options = {"folds": 5, "inner": 3, "limit_folds": 1, "candidates": [linear(1.0, 0.01)], "training": {"epochs": 5}}
     made = tabular.run(run(**options))
     kept = np.setdiff1d(np.arange(len(y)), first)
-    models = tabular._options(run(**options))[1]
+    models = tabular.read_options(run(**options))[1]
     shifted = [
         tabular._models(tabular._Fold(x[kept], y[kept], x[first], (y[first] + i) % 3, 3, 0, 3, "here"), models)
         for i in range(3)
@@ -162,7 +162,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         tabular.run(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
     assert "\n" not in str(error.value)
     with pytest.raises(kp.SpecError) as before:
-        tabular.check(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
+        tabular.read_options(run(protocol=protocol, **{"folds": 5, "limit_folds": 1, **options}))
     assert str(before.value) == str(error.value)
 
 

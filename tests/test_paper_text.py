@@ -138,9 +138,9 @@ def test_rows_to_fit_are_in_random_order_where_the_first_ones_count() -> None:
 def test_sizes_that_only_the_texts_tell_are_no_mistake_before(columns: int) -> None:
     head = {"reconciliation": {"kind": "kronecker", "columns": columns, "rows": 2}}
     options = {"classifier": "model", "model": {"widths": [None, None], "layers": [{"heads": [head]}]}}
-    text.check(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
+    text.read_options(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
     options = {"classifier": "model", "model": {"widths": [5000, None]}}
-    text.check(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
+    text.read_options(Run("e", "sst2", "m", 0, options=options, procedure="text", metric="accuracy"))
 
 
 def test_held_out_blocks_stand_together() -> None:
@@ -326,7 +326,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, data: Te
         text.run(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text", metric="accuracy"))
     assert "\n" not in str(error.value)
     with pytest.raises(kp.SpecError) as before:
-        text.check(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text", metric="accuracy"))
+        text.read_options(Run("e", "sst2", "m", 0, options=linear(**options), procedure="text", metric="accuracy"))
     assert str(before.value) == str(error.value)
 
 

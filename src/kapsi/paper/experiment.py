@@ -44,7 +44,7 @@ PROCEDURES: dict[str, str] = {
     name: f"kapsi.paper.procedures.{name}"
     for name in ("functions", "images", "text", "tabular", "dependency", "ablation")
 }
-"""Module of each procedure, with `run(run: Run) -> Outcome` and `check(run: Run) -> None`; the latter validates options."""
+"""Module of each procedure, with `read_options(run: Run)`, which validates the options, and `run(run: Run) -> Outcome`."""
 Metric = Literal["mse", "accuracy"]
 Protocol = Literal["validation", "paper"]
 """`validation`: selection on validation rows of the training part, one evaluation of the test rows. `paper`: the protocol of the

@@ -202,7 +202,7 @@ def _check(todo: Sequence[Run]) -> None:
             place = (run.experiment, run.row, run.method)
             if place not in seen:
                 seen.add(place)
-                importlib.import_module(PROCEDURES[run.procedure]).check(run)
+                importlib.import_module(PROCEDURES[run.procedure]).read_options(run)
 
 
 def _require_writable(folder: str | Path) -> None:

@@ -11,12 +11,14 @@ import functools
 import hashlib
 import json
 import math
+import mmap
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -65,46 +67,33 @@ def short(run: Run) -> str:
 
 
 @functools.cache
-def _versions() -> tuple[tuple[str, str], ...]:
+def versions() -> Mapping[str, str]:
+    """Return the versions of kapsi, numerical packages and Python."""
     import numpy
     import sklearn
     import torch
 
     from kapsi.version import __version__
 
-    return (
-        ("kapsi", __version__),
-        ("torch", torch.__version__),
-        ("numpy", numpy.__version__),
-        ("scikit-learn", sklearn.__version__),
-        ("python", platform.python_version()),
-    )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of kapsi, numerical packages and Python."""
-    return dict(_versions())
+    packages = {"torch": torch, "numpy": numpy, "scikit-learn": sklearn}
+    found = {name: str(package.__version__) for name, package in packages.items()}
+    return MappingProxyType({"kapsi": __version__, **found, "python": platform.python_version()})
 
 
 @functools.cache
-def _machine() -> tuple[tuple[str, Any], ...]:
+def machine() -> Mapping[str, Any]:
+    """Return processor, cores, memory in GiB, accelerator and operating system."""
     import torch
 
-    accelerator = None
-    if torch.cuda.is_available():
-        accelerator = torch.cuda.get_device_name(0)
-    return (
-        ("cpu", _cpu()),
-        ("cores", os.cpu_count() or 1),
-        ("memory_gib", _memory()),
-        ("accelerator", accelerator),
-        ("os", f"{platform.system()} {platform.machine()}"),
+    return MappingProxyType(
+        {
+            "cpu": _cpu(),
+            "cores": os.cpu_count() or 1,
+            "memory_gib": _memory(),
+            "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+            "os": f"{platform.system()} {platform.machine()}",
+        }
     )
-
-
-def machine() -> dict[str, Any]:
-    """Return processor, cores, memory in GiB, accelerator and operating system."""
-    return dict(_machine())
 
 
 def _cpu() -> str:
@@ -167,8 +156,8 @@ class Result:
             run.protocol,
             run.seed,
             {"hash": configuration_hash(run), "short": short(run), "threads": run.threads},
-            versions(),
-            machine(),
+            dict(versions()),
+            dict(machine()),
             started,
             seconds,
             cpu_seconds,
@@ -204,24 +193,13 @@ class Result:
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f"expected a mapping of format {FORMAT}")
-        kinds: dict[str, Any] = {
-            "experiment": str,
-            "row": str,
-            "method": str,
-            "protocol": str,
-            "seed": int,
-            "configuration": dict,
-            "versions": dict,
-            "machine": dict,
-            "started": str,
-            "extra": dict,
-            "curves": dict,
-        }
-        values: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            if not isinstance(data.get(name), kind) or isinstance(data[name], bool):
+        kinds: dict[str, type] = dict.fromkeys(("experiment", "row", "method", "protocol", "started"), str)
+        kinds |= dict.fromkeys(("configuration", "versions", "machine", "extra", "curves"), dict)
+        values: dict[str, Any] = {"seed": data.get("seed")}
+        for name, kind in {**kinds, "seed": int}.items():
+            values[name] = data.get(name)
+            if not isinstance(values[name], kind) or isinstance(values[name], bool):
                 raise ValueError(f"{name} is missing or of another type")
-            values[name] = data[name]
         for name in ("seconds", "cpu_seconds", "score"):
             values[name] = _number(data.get(name), name)
         for name in ("validation", "fit_seconds", "parameters"):
@@ -397,18 +375,8 @@ def _state(file: int | Path) -> tuple[int, int]:
 
 def _end_of_lines(handle: Any) -> int:
     """Return the position after the last whole line."""
-    place: int = handle.seek(0, os.SEEK_END)
-    while place > 0:
-        start = max(0, place - 65536)
-        handle.seek(start)
-        block = b""
-        while len(block) < place - start:
-            more = handle.read(place - start - len(block))
-            if not more:
-                break
-            block += more
-        newline = block.rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        place = start
-    return 0
+    size = os.fstat(handle.fileno()).st_size
+    if not size:
+        return 0
+    with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.rfind(b"\n") + 1

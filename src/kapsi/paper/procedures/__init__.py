@@ -1,1 +1,1 @@
-"""Procedures: a module for each kind of data, with `run(run: Run) -> Outcome`."""
+"""Procedures: a module for each kind of data, with `read_options(run: Run)` and `run(run: Run) -> Outcome`."""

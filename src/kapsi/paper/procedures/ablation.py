@@ -29,7 +29,7 @@ from kapsi.training.engine import fit
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.solvers import AdamW
 
-__all__ = ["AblationOptions", "check", "run"]
+__all__ = ["AblationOptions", "read_options", "run"]
 
 MAX_ELEMENTS = 2**26
 """Elements of the largest tensor in the evaluation of test rows: a hypernet computes its matrix for each batch."""
@@ -56,11 +56,6 @@ class AblationOptions(Spec):
     test_rows: int | None = option(None, minimum=1)
 
 
-def check(run: Run) -> None:
-    """Raise a `SpecError` for invalid options; reads no data."""
-    _options(run)
-
-
 def run(run: Run) -> Outcome:
     """Train a layer and score it on the test rows.
 
@@ -72,7 +67,7 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: unknown option, or invalid value.
     """
-    options = _options(run)
+    options = read_options(run)
     images = load_images(options.data, run.folder)
     train_rows, test_rows = slice(options.train_rows), slice(options.test_rows)
     x, y = torch.from_numpy(images.normalize(images.train_x[train_rows])), torch.from_numpy(images.train_y[train_rows])
@@ -103,7 +98,7 @@ def run(run: Run) -> Outcome:
     return Outcome(float(correct.double().mean()), None, trained_count(model), fitted - started, extra)
 
 
-def _options(run: Run) -> AblationOptions:
+def read_options(run: Run) -> AblationOptions:
     """Return the options, with the axes of a grid in the head."""
     where = run.where
     run.expects("accuracy", "validation")

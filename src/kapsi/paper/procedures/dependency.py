@@ -12,7 +12,7 @@ from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.short_forms import require_known
 from kapsi.zoo import three_models
 
-__all__ = ["MODELS", "DependencyOptions", "check", "run"]
+__all__ = ["MODELS", "DependencyOptions", "read_options", "run"]
 
 MODELS = {
     "naive_bayes": ("naive Bayes", "naive Bayes"),
@@ -45,16 +45,12 @@ class DependencyOptions(Spec):
     folds: int = option(10, minimum=2, maximum=50)
 
 
-def _options(run: Run) -> DependencyOptions:
+def read_options(run: Run) -> DependencyOptions:
+    """Return the options of a run."""
     run.expects("accuracy", "validation")
     data = {"model": run.method, "table": run.row, **run.options}
     options: DependencyOptions = coerce(DependencyOptions, data, run.where)
     return options
-
-
-def check(run: Run) -> None:
-    """Raise a `SpecError` for invalid options."""
-    _options(run)
 
 
 def run(run: Run) -> Outcome:
@@ -66,7 +62,7 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: unknown option, or invalid value.
     """
-    options = _options(run)
+    options = read_options(run)
     started = time.process_time()
     graph_name, score_name = MODELS[options.model]
     (score,) = three_models.scores(options.folds, run.seed, [score_name])

@@ -43,7 +43,7 @@ from kapsi.training.losses import MSE
 from kapsi.training.solvers import LevenbergMarquardt
 from kapsi.zoo import kan, mlp
 
-__all__ = ["FunctionCandidate", "FunctionOptions", "SuccessiveHalving", "check", "read_options", "run"]
+__all__ = ["FunctionCandidate", "FunctionOptions", "SuccessiveHalving", "read_options", "run"]
 
 MAX_ROWS = 10_000_000
 Targets = Literal["standard", "scaled", "raw"]
@@ -309,11 +309,6 @@ def _checked(options: Any, where: str) -> Mapping[str, Any]:
     if where.rpartition(".")[2] in ("training", "refit", "warm"):
         refuse(options, where, patience="is for early stopping, which this procedure does not use; leave it out")
     return options
-
-
-def check(run: Run) -> None:
-    """Raise a `SpecError` for an unknown function or invalid options."""
-    read_options(run)
 
 
 def run(run: Run) -> Outcome:

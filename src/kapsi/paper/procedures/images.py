@@ -24,7 +24,7 @@ from kapsi.paper.procedures.networks import EpochKind
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
-__all__ = ["ImageOptions", "check", "flipped", "mixed", "run", "shifted"]
+__all__ = ["ImageOptions", "flipped", "mixed", "run", "shifted"]
 
 Pixels = npt.NDArray[np.float32]
 
@@ -67,7 +67,7 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: unknown option, or invalid value.
     """
-    options, search = _options(run)
+    options, search = read_options(run)
     images = load_images(options.data, run.folder)
     x, y, test_x, test_y = _arrays(images, options)
     paper = run.protocol == "paper"
@@ -117,8 +117,8 @@ def _require_rows(held_out: int, rows: int, where: str) -> None:
         raise SpecError(f"{where}.held_out: {held_out:,} of {rows:,} training rows leave none to fit; hold out fewer")
 
 
-def _options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
-    """Return the options, and the candidates."""
+def read_options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
+    """Return the options of the data, and the candidates."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
     own, others = divided(run.options, ImageOptions)
@@ -159,11 +159,6 @@ def _options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
     _require_rows(options.held_out, options.limit_train or DATASETS[options.data].rows[0], where)
     search.dry_run(PIXELS[options.data], 10)
     return options, search
-
-
-def check(run: Run) -> None:
-    """Raise a `SpecError` for invalid options; reads no data."""
-    _options(run)
 
 
 def _arrays(images: ImageData, options: ImageOptions) -> tuple[Pixels, Labels, Pixels, Labels]:

@@ -56,8 +56,8 @@ __all__ = [
     "TabularModel",
     "TabularModels",
     "TabularOptions",
-    "check",
     "fitted",
+    "read_options",
     "run",
     "select",
 ]
@@ -178,7 +178,7 @@ class BinnedNetworks(Spec):
             raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
 
 
-def _options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks | ClassifierSearch]:
+def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks | ClassifierSearch]:
     """Return the options of the procedure and of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
@@ -239,11 +239,6 @@ def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**options, "candidates": candidates}
 
 
-def check(run: Run) -> None:
-    """Raise a `SpecError` for invalid options."""
-    _options(run)
-
-
 def stratified_folds(y: npt.NDArray[Any], k: int, seed: int) -> list[Labels]:
     """Return the test rows of k folds: rows shuffled by the seed, sorted by class and dealt out in turn.
 
@@ -262,7 +257,7 @@ def run(run: Run) -> Outcome:
     Raises:
         SpecError: unknown option, or invalid value.
     """
-    options, classifier = _options(run)
+    options, classifier = read_options(run)
     x, y, classes = _table(options.table)
     started = time.process_time()
     results: list[_FoldResult] = []

@@ -35,7 +35,7 @@ from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
 
-__all__ = ["Fold", "TextOptions", "check", "hold_out", "run", "sentences"]
+__all__ = ["Fold", "TextOptions", "hold_out", "run", "sentences"]
 
 COLUMNS = 840
 """Columns in the dry run of the options; the real number is known after reading the texts."""
@@ -93,8 +93,8 @@ class TextOptions(Spec):
             )
 
 
-def _options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
-    """Return the options, and the candidates."""
+def read_options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
+    """Return the options of the data, and the candidates."""
     run.expects("accuracy", "validation")
     own, others = classifiers.divided(run.options, TextOptions)
     options: TextOptions = coerce(TextOptions, {"data": run.row, **own}, run.where)
@@ -111,11 +111,6 @@ def _options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
     return options, search
 
 
-def check(run: Run) -> None:
-    """Raise a `SpecError` for invalid options; reads no data."""
-    _options(run)
-
-
 def run(run: Run) -> Outcome:
     """Fit a classifier to the texts of a row, with a single evaluation of the test rows.
 
@@ -125,7 +120,7 @@ def run(run: Run) -> Outcome:
         SpecError: unknown option, or invalid value.
     """
     started = time.process_time()
-    options, search = _options(run)
+    options, search = read_options(run)
     texts = limited(load_text(options.data, run.folder), options)
     x, test_x = texts.tfidf(options.ngrams, min_df=options.min_df, stop_words=options.stop_words)
     y, classes = np.asarray(texts.train_y), int(max(texts.train_y.max(), texts.test_y.max())) + 1
