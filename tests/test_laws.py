@@ -491,7 +491,7 @@ def test_weights_that_are_formed_fail_the_sizes(registry) -> None:
 
 
 def test_an_unscaled_expansion_fails_the_initial_scale(registry, monkeypatch) -> None:
-    monkeypatch.setattr(kp.Head, "_spread", lambda self, like: 1.0)
+    monkeypatch.setattr(kp.Head, "_output_rms", lambda self, like: 1.0)
     outside = expansion_of(lambda f, x: 100 * good(f, x))
     with pytest.raises(AssertionError, match=r"law 'initial_scale' fails for .*the standard deviation is"):
         check_pairs(outside, laws=["initial_scale"])

@@ -136,7 +136,7 @@ def test_paths_that_cannot_be_written_leave_nothing(tmp_path) -> None:
     with pytest.raises(kp.FileError, match="there is no folder"):
         kp.plots.save(kp.Taylor(2), tmp_path / "no" / "a.svg")
     (tmp_path / "folder.svg").mkdir()
-    with pytest.raises(kp.FileError, match="not a regular file"):
+    with pytest.raises(kp.FileError, match="not a writable regular file"):
         kp.plots.save(kp.Taylor(2), tmp_path / "folder.svg")
     assert os.listdir(tmp_path) == ["folder.svg"]
 

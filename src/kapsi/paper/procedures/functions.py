@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -100,8 +100,7 @@ class FunctionCandidate(Spec):
     @property
     def spec(self) -> ModelSpec:
         """Specification of the model; with all widths after `sized`."""
-        assert self.model is not None
-        return self.model
+        return cast(ModelSpec, self.model)
 
     def sized(self, inputs: int) -> FunctionCandidate:
         """Return the candidate with a specification for so many inputs, checked against the other options."""
