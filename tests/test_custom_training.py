@@ -329,3 +329,22 @@ def test_a_run_stopped_by_a_callback_stays_stopped_when_it_is_resumed(tmp_path):
 def test_what_is_no_callback_is_refused(callback):
     with pytest.raises(kp.SpecError, match=r"callbacks: expected a callable such as kapsi\.CsvLog"):
         kp.fit(model(), (X, Y), callbacks=callback)
+
+
+# ------------------------------------------------------------------------------------------------ configurations
+
+
+@pytest.mark.parametrize(
+    ("data", "solver"),
+    [
+        ({"kind": "auto"}, "auto"),
+        ({"kind": "auto", "learning_rate": 0.01}, kp.AdamW(learning_rate=0.01)),
+        ({"learning_rate": 0.01}, kp.AdamW(learning_rate=0.01)),
+        ({"kind": "lbfgs"}, kp.LBFGS()),
+        ("ridge", kp.Ridge()),
+    ],
+)
+def test_solvers_are_read_from_names_and_mappings(data, solver):
+    config = kp.from_dict({"solver": data}, kp.TrainConfig)
+    assert config.solver == solver
+    assert kp.from_dict(kp.to_dict(config), kp.TrainConfig) == config
