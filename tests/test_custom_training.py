@@ -117,7 +117,7 @@ def test_a_plain_callable_cannot_be_written_and_checkpoints_say_so(tmp_path):
 
 
 def test_a_loss_of_another_shape_is_refused():
-    with pytest.raises(kp.SpecError, match=r"must return one value per row, \(60,\), or their mean; got shape \(30,\)"):
+    with pytest.raises(kp.SpecError, match=r"must return one value per row, \(50,\), or their mean; got shape \(30,\)"):
         kp.fit(model(), (X, Y), loss=lambda output, target: (output - target)[:30, 0].square(), solver="lbfgs")
 
 

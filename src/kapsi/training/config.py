@@ -13,7 +13,7 @@ from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric
 from kapsi.training.solvers.base import Solver
 
-__all__ = ["TrainConfig", "configured"]
+__all__ = ["TrainConfig", "configured", "is_own"]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,13 @@ def _owner(name: str) -> str:
         if current is not None and owners:
             names = [kind.name for kind in owners]
             several = f"s {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f" {names[0]}"
-            own = next((kind for kind in owners if _is_own(kind)), owners[0])
+            own = next((kind for kind in owners if is_own(kind)), owners[0])
             return f"{current} is an option of the {role}{several}: {role}={_example(own, current)}"
     return ""
 
 
-def _is_own(kind: type[Function]) -> bool:
+def is_own(kind: type[Function]) -> bool:
+    """Return whether a function is of this package."""
     return kind.__module__.startswith("kapsi.")
 
 
@@ -95,7 +96,7 @@ def _example(kind: type[Function], option: str) -> str:
     """Return a call with an option, as text for a user."""
     field = next(field for field in options_of(kind) if field.name == option)
     value = {"learning_rate": 0.01}.get(option, field.default)
-    package = "kp." if _is_own(kind) else ""
+    package = "kp." if is_own(kind) else ""
     return f"{package}{kind.__name__}({option}={'…' if value is None or value is dataclasses.MISSING else repr(value)})"
 
 

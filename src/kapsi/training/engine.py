@@ -21,11 +21,11 @@ from kapsi.function import catalogue
 from kapsi.modules import Model
 from kapsi.training.callbacks import Callbacks
 from kapsi.training.checkpoint import Checkpoints
-from kapsi.training.config import TrainConfig, configured
+from kapsi.training.config import TrainConfig, configured, is_own
 from kapsi.training.data import Rows, make_rows
 from kapsi.training.diagnosis import diagnose
 from kapsi.training.distributed import Group
-from kapsi.training.losses import Loss
+from kapsi.training.losses import CallableLoss, Loss
 from kapsi.training.metrics import CallableMetric, Metric, default_metrics
 from kapsi.training.penalties import Penalties
 from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time, widest
@@ -41,6 +41,9 @@ INTERRUPTED = "interrupted"
 STOPPED = "stopped by a callback"
 CUT_SHORT = "stopped by a callback during the epoch"
 ALL_EPOCHS = "all epochs are over"
+
+DRY_RUN_ROWS = 50
+"""Rows of the first call of third-party losses and metrics."""
 
 SolverLike: TypeAlias = Solver | str | Mapping[str, Any]
 LossLike: TypeAlias = Any
@@ -190,14 +193,14 @@ def _check_effects(config: TrainConfig, has_validation: bool, keeps_best: bool) 
         )
 
 
-def _check_metrics(metrics: Sequence[Metric], monitor: str, loss: Loss) -> Metric | None:
+def _check_metrics(metrics: Sequence[Metric], monitor: str, loss: Loss, outputs: int) -> Metric | None:
     """Return the monitored metric, None for the loss.
 
     Raises:
         SpecError: an unsuitable metric, or an unknown metric to monitor.
     """
     for metric in metrics:
-        metric.check_loss(loss)
+        metric.check_loss(loss, outputs)
     if monitor == "loss":
         return None
     found = next((metric for metric in metrics if metric.name == monitor), None)
@@ -255,7 +258,8 @@ class _TrainingRun:
         self.rows, self.validation = self._bind(data, validation, config, like)
         self.chosen = resolve(config, model, self.rows, group=self.group)
         self.metrics = config.metrics or default_metrics(self.loss)
-        self.monitored = _check_metrics(self.metrics, config.monitor, self.loss)
+        self.monitored = _check_metrics(self.metrics, config.monitor, self.loss, self.outputs)
+        self._dry_run()
         self.solver = self._start()
         self.at = Position()
         self.interrupted = self.cut_short = False
@@ -287,14 +291,30 @@ class _TrainingRun:
         model = self.model
         device = like.device if self.group.device is None else self.group.device
         own = isinstance(model, Model)
+        self.outputs: int = cast(int, model.out_features) if own else _count_outputs(model, rows, like.dtype, device)
         settings: dict[str, Any] = {
             "in_features": model.in_features if own else None,
-            "outputs": model.out_features if own else _count_outputs(model, rows, like.dtype, device),
+            "outputs": self.outputs,
             "dtype": like.dtype,
             "device": device,
         }
         rows = rows.bind(loss, **settings, class_weights=config.class_weights)
         return rows, None if held is None else held.bind(loss, **settings)
+
+    def _dry_run(self) -> None:
+        """Call third-party losses and metrics on a few rows, to refuse unsuitable results before the first step."""
+        loss, metrics = self.loss, [m for m in self.metrics if not (m.gathered or is_own(type(m)))]
+        custom = isinstance(loss, CallableLoss) or not is_own(type(loss))
+        if not custom and not metrics:
+            return
+        for rows in (self.rows, *([] if self.validation is None else [self.validation])):
+            batch = next(iter(rows.chunks(min(DRY_RUN_ROWS, rows_at_a_time(self.model)))))
+            with evaluation(self.model):
+                output = outputs_of(self.model, self.model, batch.x, "fit")
+            if custom:
+                loss.dry_run(output, batch.y, batch.weight is not None)
+            for metric in metrics:
+                metric.dry_run(output.detach(), batch.y, batch.weight, loss)
 
     def _start(self) -> SolverRun:
         """Return the running solver; the fallback of `auto` if the first choice refuses the model."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.function import Function, catalogue, option
 
 __all__ = [
@@ -82,6 +82,12 @@ class Loss(Function, role="loss"):
     def mean(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean of `rows`; override for a faster operation of torch."""
         return self.rows(output, target).mean()
+
+    def dry_run(self, output: Tensor, target: Tensor, weighted: bool) -> None:
+        """Raise a `SpecError` if `rows` fails or returns anything but differentiable values, `(rows,)`."""
+        where = f"loss: {self.name}.rows"
+        values = attempt(where, self.rows, output, target)
+        check_values(where, values, output, f"one value per row, ({len(output)},)", ((len(output),),))
 
     def decide(self, output: Tensor) -> Tensor:
         """Return predictions: numbers `(rows, k)`, or class numbers `(rows,)`."""
@@ -170,6 +176,30 @@ class Loss(Function, role="loss"):
     @classmethod
     def of_callable(cls, function: Callable[..., Any]) -> Self | None:
         return CallableLoss(function) if cls is Loss else None  # type: ignore[return-value]
+
+
+def attempt(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a user; an exception becomes a `SpecError` with the name of the function."""
+    try:
+        return function(*arguments)
+    except KapsiError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SpecError(f"{where} failed: {type(error).__name__}: {reason}") from error
+
+
+def check_values(where: str, values: Any, output: Tensor, wanted: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Raise a `SpecError` unless values are a tensor of an allowed shape, and differentiable if the output is."""
+    if not isinstance(values, Tensor) or values.shape not in shapes:
+        result = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+    elif values.is_complex() or (output.requires_grad and not values.is_floating_point()):
+        wanted, result = "a tensor of a floating-point type", str(values.dtype)
+    elif output.requires_grad and not values.requires_grad:
+        wanted, result = "a tensor differentiable in the outputs", "one without a gradient (detach, no_grad, argmax?)"
+    else:
+        return
+    raise SpecError(f"{where} must return {wanted}; got {result}")
 
 
 def losses_with(method: str) -> str:
@@ -374,21 +404,31 @@ class CallableLoss(Loss):
         object.__setattr__(self, "classes", self.of_classes)
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._call(output, target).expand(len(output))
+
+    def _call(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the result, with values per element averaged over the outputs."""
         # (rows,) against (rows, 1) would broadcast to (rows, rows).
         alike = not self.classes and target.numel() == output.numel()
         values = self.function(output, target.reshape(output.shape) if alike else target)
-        if isinstance(values, Tensor) and values.shape == output.shape:
-            values = values.mean(1)
-        if not isinstance(values, Tensor) or values.shape not in ((), (len(output),)):
-            shape = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise SpecError(
-                f"loss: {name_of(self.function)} must return one value per row, ({len(output)},), or their mean; got {shape}"
-            )
-        return values.expand(len(output))
+        return values.mean(1) if isinstance(values, Tensor) and values.shape == output.shape else values
+
+    def dry_run(self, output: Tensor, target: Tensor, weighted: bool) -> None:
+        where = f"loss: {name_of(self.function)}"
+        values = attempt(where, self._call, output, target)
+        check_values(where, values, output, *value_or_mean(values, len(output), weighted))
 
     def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
         if self.classes:
             super().check_targets(target, outputs, where)
+
+
+def value_or_mean(values: Any, count: int, weighted: bool) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    """Return the allowed results of a plain callable, as text and as shapes: values per row, or a mean without weights."""
+    if not weighted:
+        return f"one value per row, ({count},), or their mean", ((), (count,))
+    mean = isinstance(values, Tensor) and values.dim() == 0
+    return f"one value per row, ({count},)" + ", since weights have no effect on a mean" * mean, ((count,),)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.function import Function
-from kapsi.training.losses import Loss, columns_of, name_of
+from kapsi.training.losses import Loss, attempt, check_values, columns_of, losses_with, name_of, value_or_mean
 
 __all__ = ["AUC", "F1", "MAE", "R2", "RMSE", "Accuracy", "CallableMetric", "LogLoss", "Metric", "default_metrics"]
 
@@ -55,8 +55,20 @@ class Metric(Function, role="metric"):
         """Return the metric from sums over all rows."""
         return sums[1] / sums[0]
 
-    def check_loss(self, loss: Loss) -> None:
-        """Raise a `SpecError` if predictions of a loss do not have this metric."""
+    def dry_run(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> None:
+        """Raise a `SpecError` if `rows` or `sums` fails on a few rows, or returns anything but values per row, or a vector."""
+        where, count = f"metrics: {self.name}", len(output)
+        if type(self).sums is Metric.sums:
+            values = attempt(f"{where}.rows", self.rows, loss.decide(output), target)
+            check_values(f"{where}.rows", values, output, f"one value per row, ({count},)", ((count,),))
+        else:
+            sums = attempt(f"{where}.sums", self.sums, output, target, weight, loss)
+            check_values(
+                f"{where}.sums", sums, output, "a vector", ((sums.numel(),) if isinstance(sums, Tensor) else (),)
+            )
+
+    def check_loss(self, loss: Loss, outputs: int = 1) -> None:
+        """Raise a `SpecError` if predictions of a loss, or of several outputs, do not have this metric."""
         if self.discrete is not None and self.discrete != (loss.classes or loss.discrete):
             kind, other = ("classes", "numbers") if self.discrete else ("numbers", "classes")
             raise SpecError(
@@ -131,20 +143,28 @@ class R2(Metric, name="r2"):
 
 @dataclass(frozen=True)
 class LogLoss(Metric, name="log_loss"):
-    """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308."""
+    """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308.
+
+    For targets from 0 to 1 the mean over the targets of −y log p − (1 − y) log(1 − p).
+    """
 
     discrete: ClassVar[bool | None] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
-        log_p = loss.log_probabilities(output.double())
-        true = log_p.gather(1, (columns_of(target) > 0.5).long() if not loss.classes else target.long()[:, None])[:, 0]
-        values = -true.clamp_min(math.log(2.3e-308))
+        lowest, scores = math.log(2.3e-308), output.double()
+        if loss.classes:
+            log_p = loss.log_probabilities(scores).gather(1, target.long()[:, None])[:, 0].clamp_min(lowest)
+        else:  # zeros and ones, or probabilities of one
+            zero, one = loss.log_probabilities(scores.reshape(-1, 1)).clamp_min(lowest).unbind(1)
+            share = target.reshape(-1).double()
+            log_p = ((1 - share) * zero + share * one).reshape(scores.shape).mean(1)
+        values = -log_p
         w = torch.ones_like(values) if weight is None else weight.double()
         return torch.stack([w.sum(), w @ values])
 
-    def check_loss(self, loss: Loss) -> None:
-        super().check_loss(loss)
-        loss.log_probabilities(torch.zeros(0, 2))
+    def check_loss(self, loss: Loss, outputs: int = 1) -> None:
+        super().check_loss(loss, outputs)
+        _check_probabilities(self, loss)
 
 
 @dataclass(frozen=True)
@@ -155,7 +175,7 @@ class F1(Metric, name="f1"):
     discrete: ClassVar[bool | None] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
-        predicted, truth = loss.decide(output), (target if loss.classes else (target > 0.5)).long().reshape(-1)
+        predicted, truth = loss.decide(output), _labels(self, target, loss)
         count = loss.class_count(output.shape[1]) if loss.classes else 2
         w = torch.ones_like(truth, dtype=torch.float64) if weight is None else weight.double()
 
@@ -164,6 +184,10 @@ class F1(Metric, name="f1"):
 
         hits = counts(truth, w * (predicted.reshape(-1) == truth))
         return torch.cat([hits, counts(predicted.reshape(-1), w) - hits, counts(truth, w) - hits])
+
+    def check_loss(self, loss: Loss, outputs: int = 1) -> None:
+        super().check_loss(loss, outputs)
+        _check_single(self, loss, outputs)
 
     def value(self, sums: list[float]) -> float:
         count = len(sums) // 3
@@ -185,7 +209,7 @@ class AUC(Metric, name="auc"):
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
         from sklearn.metrics import roc_auc_score
 
-        truth = (target if loss.classes else target > 0.5).long().reshape(-1).cpu().numpy()
+        truth = _labels(self, target, loss).cpu().numpy()
         if output.shape[1] <= 2:
             score = (output[:, -1] - output[:, 0] if output.shape[1] == 2 else output[:, 0]).double()
         else:
@@ -194,6 +218,33 @@ class AUC(Metric, name="auc"):
         present = len(set(truth.tolist())) == max(2, output.shape[1])
         area = roc_auc_score(truth, score.cpu().numpy(), sample_weight=w, multi_class="ovr") if present else math.nan
         return torch.tensor([1.0, area], dtype=torch.float64)
+
+    def check_loss(self, loss: Loss, outputs: int = 1) -> None:
+        super().check_loss(loss, outputs)
+        _check_single(self, loss, outputs)
+        if outputs > 2:
+            _check_probabilities(self, loss)
+
+
+def _check_single(metric: Metric, loss: Loss, outputs: int) -> None:
+    if outputs > 1 and not loss.classes:
+        raise SpecError(f"metrics: {metric.name} takes one target of zeros and ones, got {outputs}; leave it out")
+
+
+def _check_probabilities(metric: Metric, loss: Loss) -> None:
+    if type(loss).log_probabilities is Loss.log_probabilities:
+        able = losses_with("log_probabilities")
+        raise SpecError(
+            f"metrics: {metric.name} needs the probabilities of {able}, the loss is {loss.name}; leave it out"
+        )
+
+
+def _labels(metric: Metric, target: Tensor, loss: Loss) -> Tensor:
+    """Return class numbers, `(rows,)`; refuse targets between 0 and 1."""
+    labels = target.long().reshape(-1)
+    if not loss.classes and not torch.equal(labels.to(target.dtype), target.reshape(-1)):
+        raise DataError(f"metrics: {metric.name} needs targets 0 or 1, not between; leave it out")
+    return labels
 
 
 @dataclass(frozen=True)
@@ -220,13 +271,12 @@ class CallableMetric(Metric):
         prediction = loss.decide(output)
         # (rows,) against (rows, 1) would broadcast to (rows, rows).
         target = target.reshape(prediction.shape) if target.numel() == prediction.numel() else target
-        values = torch.as_tensor(self.function(prediction, target), dtype=torch.float64, device="cpu")
+        where = f"metrics: {self.name}"
+        result = attempt(where, self.function, prediction, target)
+        values = attempt(where, lambda: torch.as_tensor(result, dtype=torch.float64, device="cpu"))
         values = values.mean(1) if values.dim() == 2 and values.shape == prediction.shape else values
-        if values.shape not in ((), (len(output),)):
-            raise SpecError(
-                f"metrics: {self.name} must return one value per row, ({len(output)},), or their mean; "
-                f"got shape {tuple(values.shape)}"
-            )
+        weighted = weight is not None and not bool((weight == 1).all())
+        check_values(where, values, output, *value_or_mean(values, len(output), weighted))
         w = torch.ones(len(output), dtype=torch.float64) if weight is None else weight.double().cpu()
         return torch.stack([w.sum(), w @ values.expand(len(output))])
 
