@@ -274,10 +274,10 @@ def test_another_number_of_threads_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, r"Checkpoints: .*steps must be at least 1"),
+        ({"steps": 0}, "Checkpoints.steps: expected an integer of at least 1, got 0"),
         ({"steps": 1.5}, "Checkpoints.steps: expected"),
-        ({"keep": 0}, "keep must be at least 1"),
-        ({"minutes": -1}, "minutes must be at least 0"),
+        ({"keep": 0}, "Checkpoints.keep: expected an integer of at least 1"),
+        ({"minutes": -1}, "Checkpoints.minutes: expected a finite number of at least 0"),
         ({"minutes": float("nan")}, "Checkpoints.minutes: expected a finite number"),
         ({"resume": "no"}, "Checkpoints.resume: expected"),
         ({"say": None}, "say.: expected a callable"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,6 +115,36 @@ def test_a_plain_callable_cannot_be_written_and_checkpoints_say_so(tmp_path):
     assert "the loss <lambda> is a plain callable" in said[0]
     checkpoints = kp.Checkpoints(tmp_path, steps=1, resume=True, say=said.append)
     assert kp.fit(model(), (X, Y), config, checkpoints=checkpoints) == first
+
+
+def power(exponent):
+    return lambda output, target: (output - target).abs().pow(exponent).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [
+        (
+            lambda output, target: (output - target).pow(2).mean(1),
+            lambda output, target: (output - target).pow(4).mean(1),
+        ),
+        (power(2), power(4)),
+        (
+            functools.partial(torch.nn.functional.huber_loss, delta=1),
+            functools.partial(torch.nn.functional.huber_loss, delta=5),
+        ),
+        (torch.nn.HuberLoss(delta=1), torch.nn.HuberLoss(delta=0.1)),
+    ],
+    ids=["code", "closure", "partial", "module"],
+)
+def test_a_resumed_run_has_the_same_callable(tmp_path, function, other):
+    def fit(loss):
+        checkpoints = kp.Checkpoints(tmp_path, resume=True, say=str)
+        return kp.fit(model(), (X, Y), loss=loss, solver="lbfgs", epochs=2, checkpoints=checkpoints)
+
+    assert fit(function) == fit(function)
+    with pytest.raises(kp.SpecError, match=r"is of another run: loss\.code"):
+        fit(other)
 
 
 def test_a_loss_of_another_shape_is_refused():
@@ -312,23 +343,63 @@ def test_a_true_value_after_a_step_ends_the_epoch_there():
     assert len(recorder.steps) == 5
 
 
-def test_a_run_stopped_by_a_callback_stays_stopped_when_it_is_resumed(tmp_path):
-    first = kp.fit(
-        model(),
-        (X, Y),
-        solver="adamw",
-        epochs=9,
-        callbacks=Recorder(stop_epoch=3),
-        checkpoints=kp.Checkpoints(tmp_path),
-    )
-    again = kp.fit(model(), (X, Y), solver="adamw", epochs=9, checkpoints=kp.Checkpoints(tmp_path, resume=True))
-    assert again == first
+def test_a_run_stopped_by_a_callback_continues_without_it_or_with_more_epochs(tmp_path):
+    said, solver = [], kp.AdamW(schedule="constant")
+
+    def fit(fitted, epochs=9, callbacks=(), resume=True):
+        checkpoints = kp.Checkpoints(tmp_path, resume=resume, say=said.append)
+        return kp.fit(
+            fitted, (X, Y), loss="mse", solver=solver, epochs=epochs, callbacks=callbacks, checkpoints=checkpoints
+        )
+
+    first = fit(model(), callbacks=Recorder(stop_epoch=3), resume=False)
+    recorder = Recorder(stop_epoch=3)
+    assert fit(model(), callbacks=recorder) == first
+    assert recorder.epochs == recorder.ended == []
+    assert said == [
+        "the run is finished: stopped by a callback in epoch 3; to continue, leave callbacks out or raise epochs"
+    ]
+    recorder = Recorder(stop_epoch=5)
+    assert [r.number for r in fit(model(), 10, recorder)] == [1, 2, 3, 4, 5]
+    assert [r.number for r in recorder.epochs] == [4, 5]
+    fitted, whole = model(), model()
+    assert [r.ended for r in fit(fitted)] == [None] * 8 + ["all epochs are over"]
+    kp.fit(whole, (X, Y), loss="mse", solver=solver, epochs=9)
+    assert same(fitted, whole)
+
+
+@pytest.mark.parametrize("kind", [kp.JsonLines, kp.CsvLog])
+def test_logs_continue_in_a_resumed_run(tmp_path, kind):
+    for epochs in (3, 5):
+        checkpoints = kp.Checkpoints(tmp_path / "run", resume=True)
+        with kind(tmp_path / "log") as log:
+            kp.fit(model(), (X, Y), solver="lbfgs", epochs=epochs, callbacks=log, checkpoints=checkpoints)
+    numbers = [line.strip('{"number: ').split(",")[0] for line in (tmp_path / "log").read_text().splitlines()]
+    assert numbers[-5:] == ["1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize("callback", [3, "log.csv", kp.CsvLog, [print, None]])
 def test_what_is_no_callback_is_refused(callback):
     with pytest.raises(kp.SpecError, match=r"callbacks: expected a callable such as kapsi\.CsvLog"):
         kp.fit(model(), (X, Y), callbacks=callback)
+
+
+@pytest.mark.parametrize(
+    ("callback", "message"),
+    [
+        (lambda: 1, "<lambda> must take one argument, the record of on_epoch"),
+        (lambda record: np.array([1, 2]), "<lambda> must return a true value to stop training or None, got ndarray"),
+        (lambda record: torch.ones(2), "<lambda> must return a true value to stop training or None, got Tensor"),
+        (Recorder, r"got the class Recorder; call it: Recorder\(\)"),
+    ],
+)
+def test_a_callback_with_a_wrong_signature_or_result_is_refused(callback, message):
+    with pytest.raises(kp.SpecError, match=f"callbacks: .*{message}"):
+        kp.fit(model(), (X, Y), solver="lbfgs", epochs=1, callbacks=callback)
+
+
+def test_callbacks_may_be_none():
+    assert kp.fit(model(), (X, Y), solver="lbfgs", epochs=1, callbacks=None)
 
 
 # ------------------------------------------------------------------------------------------------ configurations

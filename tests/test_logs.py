@@ -80,9 +80,10 @@ def test_json_lines_go_on_after_an_epoch(tmp_path, keep) -> None:
         for number in range(1, 6):
             log(epoch_of(number))
     old = path.read_bytes().splitlines(keepends=True)
-    with JsonLines(path, keep=keep) as log:
-        assert path.read_bytes() == b"".join(old[:keep])
+    with JsonLines(path) as log:
+        assert path.read_bytes() == b"".join(old)
         log(epoch_of(keep + 1, 0.5))
+    assert path.read_bytes().startswith(b"".join(old[:keep]))
     assert [line["number"] for line in lines_of(path)] == [*range(1, min(keep, 5) + 1), keep + 1]
     assert lines_of(path)[-1]["loss"] == 0.5
 
@@ -97,7 +98,7 @@ def test_a_line_that_was_cut_off_is_taken_out(tmp_path, cut) -> None:
     start = len(b"".join(whole.splitlines(keepends=True)[:2]))
     end = start + cut if cut > 0 else len(whole) - 1
     path.write_bytes(whole[:end])
-    with JsonLines(path, keep=3) as log:
+    with JsonLines(path) as log:
         log(epoch_of(4))
     # Of a last line only the end may be missing, which changes nothing of what it says.
     assert [line["number"] for line in lines_of(path)] == ([1, 2, 4] if cut > 0 else [1, 2, 3, 4])
@@ -108,8 +109,9 @@ def test_damaged_lines_are_removed(tmp_path) -> None:
     path.write_bytes(
         b'\xff\xfe\x00\n[1]\n"text"\n\n{"number": "1"}\n{"number": 1}\n{"loss": 1}\n' + b"[" * 100_000 + b"\n"
     )
-    JsonLines(path, keep=1).close()
-    assert path.read_bytes() == b'{"number": 1}\n'
+    with JsonLines(path) as log:
+        log(epoch_of(2))
+    assert path.read_bytes().startswith(b'{"number": 1}\n{"number": 2,')
 
 
 # ------------------------------------------------------------------------------------------------ CSV
@@ -151,9 +153,10 @@ def test_csv_goes_on_after_an_epoch_with_its_columns(tmp_path, keep) -> None:
         for number in range(1, 6):
             log(epoch_of(number))
     old = path.read_bytes().splitlines(keepends=True)
-    with CsvLog(path, keep=keep) as log:
-        assert path.read_bytes() == b"".join(old[: keep + 1] if keep else [])
+    with CsvLog(path) as log:
+        assert path.read_bytes() == b"".join(old)
         log(Epoch(keep + 1, 0.5, metrics={"r2": 0.9}))
+    assert path.read_bytes().startswith(b"".join(old[: keep + 1] if keep else []))
     rows = rows_of(path)
     assert [int(row["number"]) for row in rows] == [*range(1, min(keep, 5) + 1), keep + 1]
     if keep:
@@ -170,7 +173,7 @@ def test_a_row_that_was_cut_off_is_taken_out(tmp_path, missing) -> None:
         for number in range(1, 4):
             log(epoch_of(number))
     path.write_bytes(path.read_bytes()[:-missing])
-    with CsvLog(path, keep=3) as log:
+    with CsvLog(path) as log:
         log(epoch_of(4))
     # Also where nothing but the end of the line is missing: its last number could have been longer.
     assert [row["number"] for row in rows_of(path)] == ["1", "2", "4"]
@@ -180,7 +183,7 @@ def test_a_row_that_was_cut_off_is_taken_out(tmp_path, missing) -> None:
 def test_a_file_without_rows_begins_anew(tmp_path, content) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    with CsvLog(path, keep=2) as log:
+    with CsvLog(path) as log:
         log(epoch_of(3))
     assert [row["accuracy"] for row in rows_of(path)] == ["0.5"]
 
@@ -211,7 +214,7 @@ def test_tensorboard_shows_curves(tmp_path, capfd) -> None:
 def test_tensorboard_goes_on_after_an_epoch(tmp_path) -> None:
     pytest.importorskip("tensorboard")
     for keep, numbers in ((0, range(1, 6)), (2, range(3, 5))):
-        with TensorBoard(tmp_path, keep=keep) as log:
+        with TensorBoard(tmp_path) as log:
             for number in numbers:
                 log(epoch_of(number, loss=float(number) if keep == 0 else -float(number)))
     assert points_of(tmp_path)["loss/training"] == {1: 1, 2: 2, 3: -3, 4: -4}
@@ -248,10 +251,3 @@ def test_a_place_that_cannot_be_written(tmp_path, kind) -> None:
 def test_a_log_goes_to_a_path(kind, where) -> None:
     with pytest.raises((FileError, SpecError), match="expected"):
         kind(where)
-
-
-@pytest.mark.parametrize("kind", [JsonLines, CsvLog, TensorBoard])
-@pytest.mark.parametrize("keep", [-1, 1.5, True, "1"])
-def test_an_epoch_to_go_on_from_is_a_number(tmp_path, kind, keep) -> None:
-    with pytest.raises(SpecError, match="expected the number of an epoch"):
-        kind(tmp_path / "log", keep=keep)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, shown
+from kapsi.training.losses import name_of
 from kapsi.training.records import Epoch, Step
 
 __all__ = ["Callback", "Callbacks"]
@@ -48,6 +50,7 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Any) -> None:
+        callbacks = () if callbacks is None else callbacks
         several = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
         self._hooks: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in HOOKS}
         for callback in callbacks if several else (callbacks,):
@@ -55,11 +58,14 @@ class Callbacks:
             if not methods and callable(callback):
                 methods = {"on_epoch": callback}
             if not methods or isinstance(callback, type):
+                name = getattr(callback, "__name__", "")
                 raise SpecError(
                     f"callbacks: expected a callable such as kapsi.CsvLog(path), or an object with {', '.join(HOOKS)}; "
-                    f"got {callback!r}"
+                    f"got {f'the class {name}; call it: {name}()' if isinstance(callback, type) else repr(callback)}"
                 )
             for name, method in methods.items():
+                if not _takes_one_argument(method):
+                    raise SpecError(f"callbacks: {name_of(method)} must take one argument, the record of {name}")
                 self._hooks[name].append(method)
 
     def on_step(self, record: Step) -> bool:
@@ -75,6 +81,11 @@ class Callbacks:
         _any(self._hooks["on_end"], records)
 
     @property
+    def any(self) -> bool:
+        """Whether there is any callback."""
+        return any(self._hooks.values())
+
+    @property
     def of_steps(self) -> bool:
         """Whether any callback has `on_step`."""
         return bool(self._hooks["on_step"])
@@ -82,5 +93,23 @@ class Callbacks:
 
 def _any(hooks: list[Callable[[Any], Any]], record: Any) -> bool:
     """Call all hooks, and return whether any result is true."""
-    answers = [bool(hook(record)) for hook in hooks]
-    return any(answers)
+    stop = False
+    for hook in hooks:
+        answer = hook(record)
+        try:
+            stop |= bool(answer)
+        except (TypeError, ValueError, RuntimeError):  # of an array or a tensor
+            raise SpecError(
+                f"callbacks: {name_of(hook)} must return a true value to stop training or None, got {shown(answer)}"
+            ) from None
+    return stop
+
+
+def _takes_one_argument(method: Callable[[Any], Any]) -> bool:
+    try:
+        inspect.signature(method).bind(None)
+    except ValueError:  # built-in, without a signature
+        return True
+    except TypeError:
+        return False
+    return True

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kapsi.errors import FileError, RunError, refuse
+from kapsi.errors import FileError, RunError, check_integer, check_number, refuse
 from kapsi.files import atomic, check_place, clear, one_line, plain, resolve, show
-from kapsi.function import Spec, coerce, option
 
 __all__ = ["Checkpoints", "Saved"]
 
@@ -56,14 +55,6 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
-@dataclass(frozen=True)
-class CheckpointOptions(Spec):
-    steps: int | None = option(None, minimum=1)
-    minutes: float | None = option(None, minimum=0.0)
-    keep: int = option(3, minimum=1)
-    resume: bool = False
-
-
 @dataclass
 class Checkpoints:
     """Folder and frequency of checkpoints; a killed training run resumes from the last.
@@ -73,8 +64,9 @@ class Checkpoints:
         steps: steps between checkpoints, at least 1; None for none by steps.
         minutes: minutes between checkpoints, at least 0; None for none by time.
         keep: number of checkpoints kept, at least 1.
-        resume: resume from the last undamaged checkpoint, if any; a finished run returns the saved records. Without
-            `resume` a folder with checkpoints is an error.
+        resume: resume from the last undamaged checkpoint, if any; a finished run returns the saved records. The weights
+            come from the checkpoint, whatever the initial weights of the model. Without `resume` a folder with checkpoints
+            is an error.
         say: called with a line of text for the user, for example a warning of a damaged checkpoint.
         context: further plain data, by readable names; a resumed run must have equal data.
         least: seconds of work before an interrupt writes a checkpoint.
@@ -113,11 +105,13 @@ class Checkpoints:
         if not callable(self.say):
             refuse("Checkpoints(say)", "a callable for a line of text, such as print", self.say)
         self.folder = Path(self.folder)
-        coerce(
-            CheckpointOptions,
-            {name: getattr(self, name) for name in CheckpointOptions.__dataclass_fields__},
-            "Checkpoints",
-        )
+        check_integer("Checkpoints.keep", self.keep, 1)
+        if self.steps is not None:
+            check_integer("Checkpoints.steps", self.steps, 1)
+        if self.minutes is not None:
+            check_number("Checkpoints.minutes", self.minutes, 0)
+        if not isinstance(self.resume, bool):
+            refuse("Checkpoints.resume", "true or false", self.resume)
 
     def part(self, name: str) -> Checkpoints:
         """Return checkpoints of a fit among several, in a sub-folder; all fits share a clock."""

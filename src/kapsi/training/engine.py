@@ -262,7 +262,7 @@ class _TrainingRun:
         self._dry_run()
         self.solver = self._start()
         self.at = Position()
-        self.interrupted = self.cut_short = False
+        self.interrupted = self.cut_short = self.resumed_finished = False
         self.first: dict[str, Tensor] = self._weights() if keeps_best else {}
         self.best = self.first
         self.recorder: Recorder | None = None
@@ -461,7 +461,8 @@ class _TrainingRun:
         if self.recorder is not None and self.at.over != INTERRUPTED:
             self.recorder.finish(self.solver, self.at, self.best)
         self._place_final()
-        self.callbacks.on_end(self.at.records)
+        if not self.resumed_finished:
+            self.callbacks.on_end(self.at.records)
 
     def _place_final(self) -> None:
         with self.solver.evaluating():
@@ -536,14 +537,22 @@ class _TrainingRun:
             self.best = parts["best"]
         self.at, limits = recorder.position(saved)
         at, config = self.at, self.chosen.config
+        before, stopped = replace(config, **limits), at.over in (STOPPED, CUT_SHORT)
+        if stopped and self.callbacks.any and config == before:
+            recorder.checkpoints.say(
+                f"the run is finished: {at.over} in epoch {at.number}; to continue, leave callbacks out or raise epochs"
+            )
+        elif stopped:
+            at.over = None
         # Limits may have changed; an unfinished epoch is completed first, unless there are too many already.
-        if at.over is None or at.over == self._limit(replace(config, **limits), at.number, at.since):
+        if at.over is None or at.over == self._limit(before, at.number, at.since):
             over = self._limit(config, at.number, at.since)
             at.over = over if not at.step or over == ALL_EPOCHS else None
         if at.over is None and at.records:
             at.records[-1] = at.records[-1]._replace(ended=None)
         if at.over is not None:
             self._place_final()
+            self.resumed_finished = True
 
     # -------------------------------------------------------------------------------- interrupts
 

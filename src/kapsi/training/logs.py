@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO
 
-from kapsi.errors import FileError, SpecError, check_integer
-from kapsi.files import append_line, atomic, finite, plain, resolve, show
+from kapsi.errors import FileError, SpecError
+from kapsi.files import append_line, finite, plain, resolve, show
 from kapsi.training.records import Epoch
 
 __all__ = ["CsvLog", "JsonLines", "Log", "LogName", "TensorBoard"]
@@ -22,7 +22,10 @@ LogName = Literal["csv", "tensorboard"]
 
 
 class Log(ABC):
-    """A callback for the record of each epoch, and a context manager closing the log."""
+    """A callback for the record of each epoch, and a context manager closing the log.
+
+    The first record replaces the records from its epoch on: a resumed run continues an existing log, a new run starts over.
+    """
 
     @abstractmethod
     def __call__(self, epoch: Epoch) -> None:
@@ -42,15 +45,14 @@ class Log(ABC):
 class JsonLines(Log):
     """A log with one JSON object a line: all fields of a record; NaN and infinities are null.
 
-    Opening a file removes incomplete lines (left by a killed process) and records after epoch `keep`.
+    The first record removes incomplete lines (left by a killed process), and records from its epoch on.
 
     Args:
         target: path of the file, with missing folders created, or an open text file, not closed by `close`.
-        keep: number of the last epoch kept in an existing file, at least 0; 0 starts a new file.
 
     Raises:
         FileError: the file cannot be read or written.
-        SpecError: a wrong type of `target`, or `keep` out of range.
+        SpecError: a wrong type of `target`.
 
     Example:
         >>> import io
@@ -60,19 +62,19 @@ class JsonLines(Log):
         '{"number": 1, "loss": null, "validation_loss'
     """
 
-    def __init__(self, target: str | Path | TextIO, *, keep: int = 0) -> None:
+    def __init__(self, target: str | Path | TextIO) -> None:
         self._owned = isinstance(target, str | Path)
         if not self._owned and not callable(getattr(target, "write", None)):
             raise SpecError(f"JsonLines({target!r}): expected a path, or a text file open for writing")
         self._where = str(target) if self._owned else str(getattr(target, "name", "JSON lines"))
-        self._handle: TextIO | None
-        if isinstance(target, str | Path):
-            self._handle = _opened(target, keep, lambda lines: [line for line in lines if _number(line) <= keep])
-        else:
-            self._handle = target
+        self._fresh = self._owned
+        self._handle: TextIO | None = _opened(target) if isinstance(target, str | Path) else target
 
     def __call__(self, epoch: Epoch) -> None:
         handle = _still_open(self._handle, self._where)
+        if self._fresh:
+            _cut(handle, self._where, lambda lines: [line for line in lines if _number(line) < epoch.number])
+            self._fresh = False
         with plain(self._where, "write the log"):
             append_line(handle, finite(epoch._asdict()))
 
@@ -90,21 +92,20 @@ class CsvLog(Log):
 
     Args:
         path: path of the file; missing folders are created.
-        keep: number of the last epoch kept in an existing file, at least 0; 0 starts a new file.
 
     Raises:
         FileError: the file cannot be read or written.
-        SpecError: `keep` out of range.
     """
 
-    def __init__(self, path: str | Path, *, keep: int = 0) -> None:
+    def __init__(self, path: str | Path) -> None:
+        self._handle: TextIO | None = _opened(path)
         self._where = str(path)
         self._columns: list[str] = []
-        self._handle: TextIO | None = _opened(path, keep, lambda lines: self._kept(lines, keep))
         self._writer = csv.writer(self._handle, lineterminator="\n")
+        self._fresh = True
 
-    def _kept(self, lines: list[bytes], keep: int) -> list[bytes]:
-        """Return the header and the rows up to epoch `keep`, and set the columns from the header."""
+    def _kept(self, lines: list[bytes], number: int) -> list[bytes]:
+        """Return the header and the rows before an epoch, and set the columns from the header."""
         rows = [_fields(line) for line in lines]
         if not rows or rows[0][:2] != ["number", "loss"]:
             return []
@@ -113,7 +114,7 @@ class CsvLog(Log):
         good = [
             line
             for line, row in zip(lines[1:], rows[1:], strict=True)
-            if line.endswith(b"\n") and len(row) == count and row[0].isdecimal() and int(row[0]) <= keep
+            if line.endswith(b"\n") and len(row) == count and row[0].isdecimal() and int(row[0]) < number
         ]
         if not good:
             return []
@@ -122,6 +123,9 @@ class CsvLog(Log):
 
     def __call__(self, epoch: Epoch) -> None:
         handle, values = _still_open(self._handle, self._where), _flat(epoch)
+        if self._fresh:
+            _cut(handle, self._where, lambda lines: self._kept(lines, epoch.number))
+            self._fresh = False
         with plain(self._where, "write the log"):
             if not self._columns:
                 self._columns = list(values)
@@ -140,14 +144,13 @@ class TensorBoard(Log):
 
     Args:
         folder: folder of the event files.
-        keep: number of the last epoch shown of existing event files, at least 0; 0 hides existing points.
 
     Raises:
-        SpecError: the package `tensorboard` is not installed, or `keep` out of range.
+        SpecError: the package `tensorboard` is not installed.
         FileError: the folder cannot be written to.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 0) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._where = str(folder)
         with warnings.catch_warnings():  # from imports of tensorboard
             warnings.simplefilter("ignore")
@@ -157,47 +160,54 @@ class TensorBoard(Log):
                 raise SpecError(
                     "TensorBoard needs the package tensorboard; install it with: pip install kapsi[tensorboard]"
                 ) from error
-            check_integer("keep", keep, 0, wanted="the number of an epoch")
             with plain(folder, "write the log"):
                 path = resolve(folder)
                 path.mkdir(parents=True, exist_ok=True)
-                # Hides the points of existing files from this step on.
-                self._writer: Any = SummaryWriter(str(path), purge_step=keep + 1)
+        self._writer: Any = None
+        # Hides the points of existing files from a step on.
+        self._start: Any = lambda number: SummaryWriter(str(path), purge_step=number)
 
     def __call__(self, epoch: Epoch) -> None:
-        writer = _still_open(self._writer, self._where)
+        start = _still_open(self._start, self._where)
         points: dict[str, float | None] = {"loss/training": epoch.loss, "loss/validation": epoch.validation_loss}
         points |= {f"metrics/{name}": value for name, value in epoch.metrics.items()}
         points |= {"solver/learning_rate": epoch.learning_rate, "time/seconds": epoch.seconds}
         points |= {f"solver/{name}": value for name, value in epoch.details.items()}
         with plain(self._where, "write the log"):
+            self._writer = self._writer or start(epoch.number)
             for tag, value in points.items():
                 if value is not None and math.isfinite(value):
-                    writer.add_scalar(tag, value, epoch.number)
-            writer.flush()
+                    self._writer.add_scalar(tag, value, epoch.number)
+            self._writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        self._writer = None
+        self._writer = self._start = None
 
 
 # ------------------------------------------------------------------------------------------------ files and lines
 
 
-def _opened(path: str | Path, keep: int, kept: Callable[[list[bytes]], list[bytes]]) -> TextIO:
-    """Open a file for appending after replacing its lines by `kept(lines)`, atomically."""
+def _opened(path: str | Path) -> TextIO:
+    """Open a file for appending and reading."""
     target = resolve(path)
-    check_integer("keep", keep, 0, wanted="the number of an epoch")
     with plain(path, "write the log"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            content = target.read_bytes() if keep else b""
-            stay = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in kept(content.splitlines(True)))
-            if not keep or stay != content:
-                with atomic(target) as temporary:
-                    temporary.write_bytes(stay)
-        return open(target, "a", encoding="utf-8", newline="")
+        return open(target, "a+", encoding="utf-8", newline="")
+
+
+def _cut(handle: TextIO, where: str, kept: Callable[[list[bytes]], list[bytes]]) -> None:
+    """Replace the lines of a file by `kept(lines)`, a part of the lines in order."""
+    with plain(where, "write the log"):
+        handle.seek(0)
+        content = handle.buffer.read()
+        stay = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in kept(content.splitlines(True)))
+        if content.startswith(stay):
+            handle.truncate(len(stay))
+        else:
+            handle.truncate(0)
+            handle.buffer.write(stay)
 
 
 def _number(line: bytes) -> float:

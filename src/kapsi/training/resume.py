@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 import platform
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,13 +89,16 @@ class Recorder:
     ) -> None:
         self.checkpoints, self.model, self.config, self.solver = checkpoints, model, config, solver
         self.group, self.keeps_best, self.threads = group, keeps_best, threads
+        self.plain = _plain(config)  # before plain callables change attributes of their own
         # Rows in memory are compared completely, at little cost.
         self.described = [
             None if part is None else part.described | ({"contents": contents(part)} if part.in_memory else {})
             for part in rows
         ]
         for name in _callables(config):
-            checkpoints.say(f"checkpoints: {name} is a plain callable; a resumed run compares its name, not its code")
+            checkpoints.say(
+                f"checkpoints: {name} is a plain callable; a resumed run compares its code and options only"
+            )
 
     def is_due(self, taken: int) -> bool:
         """Return whether a checkpoint is to be written after a number of steps."""
@@ -148,7 +154,7 @@ class Recorder:
 
     def _identity(self) -> dict[str, Any]:
         """Return the properties required to be the same in a resumed run."""
-        config = _plain(self.config)
+        config = dict(self.plain)
         for name in FREE if not self.solver.schedules_epochs() else FREE[1:]:
             del config[name]
         shapes = {name: [str(t.dtype), list(t.shape)] for name, t in tensors_of(self.model).items()}
@@ -228,11 +234,33 @@ def _plain(config: TrainConfig) -> dict[str, Any]:
 
     def named(function: Any) -> Any:
         if isinstance(function, CallableLoss | CallableMetric):
-            return {"callable": f"{getattr(function.function, '__module__', '')}.{name_of(function.function)}"}
+            name = f"{getattr(function.function, '__module__', '')}.{name_of(function.function)}"
+            code = hashlib.sha256(repr(_comparable(function.function)).encode()).hexdigest()[:16]
+            return {"callable": name, "code": code}
         return to_dict(function)
 
     plain = {name: to_dict(value) for name, value in vars(config).items() if name not in ("loss", "metrics")}
     return plain | {"loss": named(config.loss), "metrics": [named(metric) for metric in config.metrics]}
+
+
+def _comparable(value: Any) -> Any:
+    """Return code, constants, defaults, closure, arguments of a partial and plain attributes of a plain callable, nested."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    if isinstance(value, types.CodeType):
+        return [value.co_code, value.co_names, _comparable(value.co_consts)]
+    if isinstance(value, functools.partial):
+        return [_comparable(value.func), _comparable(value.args), _comparable(list(value.keywords.items()))]
+    if isinstance(value, types.MethodType):
+        return [_comparable(value.__func__), _comparable(value.__self__)]
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        plain = [type(cell).__name__ if callable(cell) else _comparable(cell) for cell in cells]
+        return [_comparable(value.__code__), _comparable(value.__defaults__), plain]
+    attributes = sorted(getattr(value, "__dict__", {}).items())
+    return [type(value).__qualname__, [pair for pair in attributes if isinstance(pair[1], bool | int | float | str)]]
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
