@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, shown
 from kapsi.function import Spec, coerce, option
 from kapsi.paper.short_forms import (
     merged,
@@ -20,7 +20,6 @@ from kapsi.paper.short_forms import (
     read_seeds,
     require_known,
     row_name,
-    shortened,
 )
 from kapsi.spec import parse_yaml, read_text
 
@@ -387,9 +386,7 @@ class Experiment(Spec):
             for axis, values in excluded.where.items():
                 unknown = [v for v in values if isinstance(v, bool) or v not in axes[axis]]
                 if unknown or not values:
-                    problem = (
-                        f"no row has {shortened(unknown[0])}" if unknown else "expected a value or a list, got none"
-                    )
+                    problem = f"no row has {shown(unknown[0])}" if unknown else "expected a value or a list, got none"
                     raise SpecError(f"exclude[{i}].where.{axis}: {problem}")
 
     @property

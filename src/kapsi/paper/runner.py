@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kapsi.data.hub import OFFLINE
-from kapsi.errors import DataSetError, FileError, KapsiError, SpecError
+from kapsi.errors import DataSetError, FileError, KapsiError, SpecError, check_integer
 from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, ResultStore, key_of
@@ -406,5 +406,4 @@ def check_jobs(jobs: int, where: str = "jobs") -> None:
     Raises:
         SpecError: not an integer from 1 to 1024.
     """
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1024:
-        raise SpecError(f"{where} {jobs}: expected 1 to 1024 processes")
+    check_integer(where, jobs, 1, 1024, wanted="1 to 1024 processes")

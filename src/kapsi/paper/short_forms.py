@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from kapsi.errors import KapsiError, SpecError, did_you_mean
+from kapsi.errors import KapsiError, SpecError, did_you_mean, refuse, shown
 from kapsi.function import coerce
 
 __all__ = [
@@ -70,7 +70,7 @@ def one_line(value: Any, where: str) -> Any:
         return value
     text = " ".join(value.split())
     if value and not (text and text.isprintable()):
-        raise SpecError(f"{where}: expected printable text, got {shortened(value)}")
+        refuse(where, "printable text", value)
     return text
 
 
@@ -86,7 +86,7 @@ def row_name(value: Any, where: str) -> str:
     """Return the name of a row, a number as text."""
     name = _as_text(value)
     if not (isinstance(name, str) and name.isprintable() and name == " ".join(name.split()) and 0 < len(name) <= 100):
-        raise SpecError(f"{where}: expected a name of one line, at most 100 characters, got {shortened(value)}")
+        refuse(where, "a name of one line, at most 100 characters", value)
     return name
 
 
@@ -95,19 +95,13 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def shortened(value: Any) -> str:
-    """Return a representation of at most 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
-
-
 def read_names(value: Any, where: str) -> Any:
     """Return a list of names; a name stands for a list, and numbers are converted to text."""
     if value is None or isinstance(value, tuple):
         return value
     names = [_as_text(name) for name in value] if isinstance(value, list) else [_as_text(value)]
     if not names or len(set(map(str, names))) != len(names):
-        raise SpecError(f"{where}: expected a list of different names, got {shortened(value)}")
+        refuse(where, "a list of different names", value)
     return names
 
 
@@ -121,7 +115,7 @@ def read_named(kind: type[Any], rows: bool = False) -> Callable[[Any, str], Any]
         entries = {name: {} if own is None else own for name, own in value.items()}
         for name, own in entries.items():
             if not isinstance(own, Mapping):
-                raise SpecError(f"{where}.{name}: expected a mapping, got {shortened(own)}")
+                refuse(f"{where}.{name}", "a mapping", own)
         return tuple(coerce(kind, {"name": name, **own}, f"{where}.{name}") for name, own in entries.items())
 
     return read
@@ -131,9 +125,9 @@ def require_known(names: Iterable[str], choices: Collection[str], where: str) ->
     """Raise a `SpecError` for the first unknown name, with the choices."""
     for name in names:
         if name not in choices:
-            shown = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
+            listed = ", ".join(list(choices)[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
             hint = did_you_mean(str(name), choices, quoted=False)
-            raise SpecError(f"{where}: there is no {shortened(name)}; {hint}there are {shown}")
+            raise SpecError(f"{where}: there is no {shown(name)}; {hint}there are {listed}")
 
 
 # ------------------------------------------------------------------------------------------------ seeds
@@ -157,10 +151,8 @@ def read_seeds(value: Any, where: str = "seeds") -> tuple[int, ...] | None:
         some = itertools.islice(_seeds_of(value), MAX_SEEDS + 1)
         seeds = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in some]
     if not seeds or len(seeds) > MAX_SEEDS or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**31 for s in seeds):
-        raise SpecError(
-            f"{where}: expected a count such as 5, a range such as '0-4', or different whole numbers from 0 such as [100, 101], "
-            f"at most {MAX_SEEDS:,} seeds; got {shortened(value)}"
-        )
+        wanted = "a count such as 5, a range such as '0-4', or different whole numbers from 0 such as [100, 101]"
+        refuse(where, f"{wanted}, at most {MAX_SEEDS:,} seeds", value)
     return tuple(seeds)
 
 
@@ -230,7 +222,7 @@ def _grid(value: Any, where: str) -> list[dict[str, Any]]:
     for place, axes in enumerate(value if isinstance(value, list) else [value]):
         here = f"{where}[{place}]" if isinstance(value, list) else where
         if not (isinstance(axes, Mapping) and axes and all(isinstance(axis, str) for axis in axes)):
-            raise SpecError(f"{here}: expected {{axis: values}}, got {shortened(axes)}")
+            refuse(here, "{axis: values}", axes)
         values = [_axis(entries, f"{here}.{axis}", axis) for axis, entries in axes.items()]
         if len(rows) + math.prod(map(len, values)) > MAX_ROWS:
             raise SpecError(f"{here}: has more than {MAX_ROWS:,} rows")
@@ -258,7 +250,7 @@ def _axis(value: Any, where: str, axis: str) -> list[tuple[Any, dict[str, Any]]]
             raise SpecError(f"{where}: has more than {MAX_ROWS:,} values")
         value = list(range(low, high + 1))
     if not value or not isinstance(value, list | Mapping):
-        raise SpecError(f"{where}: expected a list, a mapping or a range such as 1..10, got {shortened(value)}")
+        refuse(where, "a list, a mapping or a range such as 1..10", value)
     if isinstance(value, Mapping):
         return [(row_name(name, where), own or {axis: name}) for name, own in value.items()]
     for i, entry in enumerate(value):
