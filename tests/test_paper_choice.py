@@ -44,7 +44,7 @@ def test_targets_are_moved(targets, mean, deviation) -> None:
     assert procedure._target_scale(y, targets) == pytest.approx((mean, deviation))
 
 
-def test_a_fit_that_is_alone_on_random_inputs_counts_as_worse() -> None:
+def test_an_isolated_fit_on_reference_inputs_counts_as_worse() -> None:
     fit = fit_of(reference_inputs=500)
     trials = []
     for i, (shift, error) in enumerate([(0.0, 0.2), (0.001, 0.3), (50.0, 0.1)]):
@@ -60,8 +60,8 @@ def test_a_fit_that_is_alone_on_random_inputs_counts_as_worse() -> None:
     assert min(trials, key=lambda each: each.error) is trials[2]
 
 
-def gone_on(error: float, **options):
-    """Return a fit, what of it stands after it has gone on, and whether it did."""
+def refitted(error: float, **options):
+    """Return the fits, a trial, the trial after the refit, and whether the refit was accepted."""
     fit = fit_of(reference_inputs=300, refit={"epochs": 5}, **options)
     (one,) = fit._trials(fit.training.x, [])
     one.error = error
@@ -69,8 +69,8 @@ def gone_on(error: float, **options):
 
 
 @pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
-def test_what_training_on_all_rows_moves_too_far_is_left_as_it_was(error, kept) -> None:
-    _, one, after, went = gone_on(error)
+def test_a_refit_that_drifts_is_rejected(error, kept) -> None:
+    _, one, after, went = refitted(error)
     assert went is kept
     assert (after is one) is not kept
     before, values = one.model.state_dict(), after.model.state_dict()
@@ -78,13 +78,13 @@ def test_what_training_on_all_rows_moves_too_far_is_left_as_it_was(error, kept) 
     assert after.epochs == (5 if kept else 0)
 
 
-def test_the_leash_is_how_far_training_on_all_rows_may_move() -> None:
-    assert not gone_on(1e-5, max_drift=1.0)[3]
-    assert gone_on(1e-5, max_drift=1e6)[3]
+def test_max_drift_limits_the_change_by_a_refit() -> None:
+    assert not refitted(1e-5, max_drift=1.0)[3]
+    assert refitted(1e-5, max_drift=1e6)[3]
 
 
-def test_how_far_a_fit_has_moved_is_in_parts_of_its_error() -> None:
-    fit, one, *_ = gone_on(1.0)
+def test_drift_is_relative_to_the_validation_error() -> None:
+    fit, one, *_ = refitted(1.0)
     apart, _ = fit._refit(one, fit.options.refit)
     assert 0 < apart < math.inf
     one.error = apart / 2

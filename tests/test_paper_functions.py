@@ -125,14 +125,14 @@ def test_validation_rows_are_the_edge_and_the_rest() -> None:
     assert not torch.equal(plain, held)
 
 
-def test_screening_goes_on_with_the_best() -> None:
+def test_successive_halving_continues_the_best() -> None:
     whole = outcome("E.3", trials=4, successive_halving={"epochs": 5, "keep": 1}, refit=None)
     assert whole.extra["epochs"] <= 30
     assert whole.extra["fits"] == 4
     assert whole.score < 1e-4
 
 
-def test_a_later_candidate_has_to_gain() -> None:
+def test_a_later_candidate_has_to_improve() -> None:
     # Noise leaves every degree from two on with about the same error: the simplest of them is taken.
     models = {f"degree {d}": polynomial(d) for d in (1, 2, 3, 5)}
     free = outcome(noise=0.3, candidates=models)
@@ -308,7 +308,7 @@ def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: py
     assert apart(a=1e-3, b=2e-3, far=0.5) == pytest.approx([0.01, 0.01, 4.9**2])
 
 
-def test_a_refit_that_moves_far_is_undone() -> None:
+def test_a_refit_that_drifts_far_is_rejected() -> None:
     options: dict[str, Any] = {"rows": 40, "candidates": {"polynomial": polynomial(8)}, "training": {"epochs": 40}}
     held, free = (
         outcome("E.4", seed=101, **options, reference_inputs=500, max_drift=max_drift) for max_drift in (1, 1e6)
@@ -332,7 +332,7 @@ def test_a_refit_that_moves_far_is_undone() -> None:
         ({}, ("a", False)),
     ],
 )
-def test_the_next_fit_takes_the_place_of_one_that_does_not_stay_where_it_was(
+def test_the_next_fit_replaces_a_drifting_refit(
     monkeypatch: pytest.MonkeyPatch, moves: dict[str, float], expected: tuple[str, bool]
 ) -> None:
     made = outcome(refit={"epochs": 1})
