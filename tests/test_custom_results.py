@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import kapsi as kp
 from kapsi.function import ROLES
+from kapsi.training.solvers import MiniBatch
+from kapsi.weights import DenseWeights
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, :1].sin() + 0.3 * X[:, 1:2]
@@ -26,7 +28,7 @@ def model(outputs=1):
 
 @pytest.fixture(autouse=True)
 def _registry_as_before():
-    before = {role: dict(ROLES[role]) for role in ("loss", "metric", "solver")}
+    before = {role: dict(ROLES[role]) for role in ("loss", "metric", "solver", "reconciliation")}
     yield
     for role, known in before.items():
         ROLES[role].clear()
@@ -152,3 +154,140 @@ def test_metrics_of_probabilities_need_probabilities(metric):
         match=f"metrics: {metric} needs the probabilities of bernoulli, cross_entropy, the loss is hinge; leave it out",
     ):
         kp.fit(model(3), (X, CLASSES), loss="hinge", metrics=metric, epochs=1)
+
+
+# ------------------------------------------------------------------------------------------------ values that are not finite
+
+
+def test_ridge_refuses_an_infinite_loss():
+    with pytest.raises(kp.KapsiError, match=r"losses of the rows are not finite.*; scale the inputs$"):
+        kp.fit(kp.Model(kp.rpn([3, 1]), dtype=torch.float64), (X, Y * 1e200), solver="ridge")
+
+
+def test_advice_names_options_of_the_solver_and_the_type_of_the_model():
+    for solver, advice in (
+        ("lbfgs", "in size; scale the inputs$"),
+        ("adamw", "lower learning_rate, set max_grad_norm, or"),
+    ):
+        with pytest.raises(kp.KapsiError, match=advice):
+            kp.fit(model(), (X, Y * 1e200), loss="mse", solver=solver)
+    half = kp.Model(kp.rpn([3, 1]), seed=0, dtype=torch.float16)
+    with pytest.raises(kp.KapsiError, match=r"the model is in torch\.float16, train in torch\.float32$"):
+        kp.fit(half, (X.half(), 3000 * Y.half()), loss="mse", solver="adamw")
+
+
+def test_a_monitored_metric_without_finite_values_is_named():
+    held = (X[:9], torch.zeros(9, dtype=torch.int64))
+    with pytest.raises(
+        kp.KapsiError,
+        match="the metric auc of the validation rows was nan after the 3 epochs, and never finite; monitor",
+    ):
+        kp.fit(model(2), (X, CLASSES), validation=held, metrics="auc", monitor="auc", epochs=3, solver="adamw")
+
+
+def test_class_weights_name_the_weight_that_does_not_fit():
+    with pytest.raises(kp.SpecError, match=r"TrainConfig\.class_weights\[1\]: expected a finite number, got nan"):
+        kp.TrainConfig(class_weights=[1, float("nan")])
+
+
+# ------------------------------------------------------------------------------------------------ definitions
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [(kp.Metric, "loss"), *((kp.Loss, name) for name in ("auto", "kind", "a b", "a.b", "", "Pinball", 3))],
+)
+def test_names_that_no_function_can_have(base, name):
+    with pytest.raises(
+        kp.SpecError, match=r"Odd\(name=.*expected names of lower-case letters, digits and _, not auto or kind"
+    ):
+
+        class Odd(base, name=name):
+            pass
+
+
+@pytest.mark.parametrize("field", ["name", "kind"])
+def test_options_called_name_or_kind_are_refused(field):
+    dataclass(frozen=True)(type("Odd", (kp.Loss,), {"__annotations__": {field: str}, field: "a"}, name="odd"))
+    with pytest.raises(kp.SpecError, match="Odd: no option may be called name or kind; rename the field"):
+        kp.TrainConfig(loss="odd")
+
+
+def test_a_class_without_dataclass_is_refused_by_name():
+    class Odd(kp.Loss, name="odd"):
+        def rows(self, output, target):
+            return squares(output, target)
+
+    with pytest.raises(kp.SpecError, match=r"Odd: .*write @dataclass\(frozen=True\) above the class"):
+        kp.TrainConfig(loss="odd")
+
+
+# ------------------------------------------------------------------------------------------------ solvers and ψ
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda self, p: None,
+            "odd.optimizer must return an optimizer of torch with steps without a closure; got NoneType",
+        ),
+        (lambda self, p: torch.optim.SGD, "odd.optimizer must return an optimizer .*; got type"),
+        (lambda self, p: torch.optim.LBFGS(p), "odd.optimizer must return an optimizer .*; got LBFGS"),
+        (lambda self: None, "odd.optimizer failed: TypeError"),
+    ],
+)
+def test_optimizers_that_do_not_fit(function, message):
+    @dataclass(frozen=True)
+    class Odd(MiniBatch, name="odd"):
+        optimizer = function
+
+    with pytest.raises(kp.SpecError, match=message):
+        kp.fit(model(), (X, Y), solver="odd")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda self, task: None, "odd.start must return a SolverRun, got NoneType"),
+        (lambda self: 0, "odd.start failed: Typ"),
+    ],
+)
+def test_solvers_that_do_not_start(function, message):
+    @dataclass(frozen=True)
+    class Odd(kp.Solver, name="odd"):
+        start = function
+
+    with pytest.raises(kp.SpecError, match=message):
+        kp.fit(model(), (X, Y), solver="odd")
+
+
+@pytest.mark.parametrize(
+    ("params", "call", "message"),
+    [
+        (
+            {"a": kp.Param((1, 6))},
+            lambda p: p["a"],
+            r"Head\(6 → 1\): Odd must return Weights of shape \(1, 6\); got Parameter",
+        ),
+        (
+            {"a": kp.Param((2, 6))},
+            lambda p: DenseWeights(p["a"]),
+            r"Odd must return Weights of shape \(1, 6\); got \(2, 6\)",
+        ),
+        ({"a": kp.Param((1, 6))}, lambda p: p["b"], r"Head\(6 → 1\): Odd failed: KeyError: .*no tensor 'b'"),
+        ({"a": (1, 6)}, lambda p: p["a"], r"Head\(6 → 1\): Odd\.params: expected Param, or mappings .*, got \(1, 6\)"),
+        (None, lambda p: p["a"], r"Odd\.params: expected Param, or mappings of names to Param, got None"),
+    ],
+)
+def test_a_reconciliation_that_does_not_fit(params, call, message):
+    @dataclass(frozen=True)
+    class Odd(kp.Reconciliation, name="odd"):
+        def params(self, out_features, factors):
+            return params
+
+        def __call__(self, tensors, out_features, factors):
+            return call(tensors)
+
+    with pytest.raises(kp.SpecError, match=message):
+        kp.Model(kp.rpn([6, 1], reconciliation=Odd(), expansion="identity"))

@@ -857,7 +857,7 @@ def test_classes_that_forget_something_are_refused_when_they_are_used() -> None:
         for name in ("bare_test", "thawed_test", "half_test", "wrong_test"):
             ROLES["expansion"].pop(name, None)
     for name, aliases in (("", ()), (5, ()), ("fine", "text"), ("fine", ("",))):
-        with pytest.raises(kp.SpecError, match="expected a name"):
+        with pytest.raises(kp.SpecError, match="expected names of lower-case letters"):
             types.new_class("Odd", (kp.Expansion,), {"name": name, "aliases": aliases})
 
 

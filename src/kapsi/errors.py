@@ -7,7 +7,7 @@ import difflib
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RunError",
     "SpecError",
     "TableError",
+    "attempt",
     "check_choice",
     "check_integer",
     "check_number",
@@ -116,6 +117,17 @@ def unknown(what: str, name: Any, choices: Iterable[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ validators of arguments
+
+
+def attempt(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a user; an exception becomes a `SpecError` with the name of the function."""
+    try:
+        return function(*arguments)
+    except KapsiError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SpecError(f"{where} failed: {type(error).__name__}: {reason}") from error
 
 
 def refuse(where: str, wanted: str, value: Any, error: type[KapsiError] = SpecError) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,8 +175,11 @@ class Function:
             ALIASES.setdefault(role, {})
         if name is None:
             return
-        if isinstance(aliases, str) or not all(isinstance(word, str) and word for word in (name, *aliases)):
-            refuse(f"{cls.__name__}(name={name!r}, aliases=…)", "a name, and a tuple of names", aliases)
+        reserved = {"auto", "kind"} | ({"loss"} if cls.role == "metric" else set())
+        for word in ("", aliases) if isinstance(aliases, str) else (name, *aliases):
+            if not isinstance(word, str) or not re.fullmatch("[a-z][a-z0-9_]*", word) or word in reserved:
+                wanted = f"names of lower-case letters, digits and _, not {' or '.join(sorted(reserved))}"
+                refuse(f"{cls.__name__}(name={name!r}, aliases={aliases!r})", wanted, word)
         known, other_names = ROLES[cls.role], ALIASES[cls.role]
         for word in (name, *aliases):
             holder = known.get(word) or known.get(other_names.get(word, ""))
@@ -217,6 +221,8 @@ def _check_definition(cls: Any) -> None:
     missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
     if own is None or not own.frozen:
         problem = "a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
+    elif {"name", "kind"} & {field.name for field in options_of(cls)}:
+        problem = "no option may be called name or kind; rename the field"
     elif registered is not cls:
         problem = f'a function has a name of its own; write class {cls.__name__}(…, name="…")'
     elif missing:
@@ -371,8 +377,9 @@ def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     for member in wanted:
         try:
             return coerce(member, value, where)
-        except SpecError:
-            continue
+        except SpecError as error:
+            if str(error).startswith(f"{where}["):  # a list with an unsuitable item
+                raise
     return refuse(where, " or ".join(_type_name(m) for m in members), value)
 
 
@@ -445,6 +452,8 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
         problem = f"a function of role {kind.role} needs a kind" if cls is None else f"{name!r} is not allowed here"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
         raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
+    checked: Any = cls
+    _check_definition(checked)
     return typing.cast(Function, _build(cls, options, where))
 
 
@@ -515,6 +524,8 @@ def short_form(value: Any) -> str:
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:
     """Yield all parameters of a nested declaration with dotted names."""
+    if not isinstance(params, Mapping):
+        raise SpecError(f"expected Param, or mappings of names to Param, got {shown(params)}")
     for name, param in params.items():
         if isinstance(param, Param):
             yield prefix + name, param

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from kapsi.contraction import Route, contract_sum
-from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
+from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
 from kapsi.features import DenseFeatures, Features, check_formed, formed
-from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Params, catalogue, flatten
+from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Function, Params, catalogue, flatten
 from kapsi.initial import output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import LayerNorm, pipeline
@@ -83,10 +83,10 @@ class Head(nn.Module):
             check_formed(columns, f"{where}: processing after κ")
         try:
             self.before = pipeline(spec.before, in_features, device, dtype)
-            self.kappa = Store(spec.expansion.params(in_features), None, device, dtype)
+            self.kappa = Store(_declared(spec.expansion, in_features), None, device, dtype)
             self.after = pipeline(spec.after, columns, device, dtype)
-            psi = spec.reconciliation.params(out_features, self.factors)
-            pi = spec.remainder.params(in_features, out_features)
+            psi = _declared(spec.reconciliation, out_features, self.factors)
+            pi = _declared(spec.remainder, in_features, out_features)
             if (device or torch.get_default_device()).type != "meta":
                 check_trained(spec, psi, pi, out_features, self.factors, dtype)
             self.psi = Store(psi, channels, device, dtype)
@@ -218,9 +218,19 @@ class Head(nn.Module):
         for module in (*steps["before"].modules(), *steps["after"].modules()):
             module.train(not isinstance(module, nn.Dropout))
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
-        weights = self.spec.reconciliation(psi, self.out_features, self.factors)
+        weights = self._checked_weights(psi)
         x = probe(self.spec.expansion, self.in_features, self.out_features).to(like.device, precision)
         return output_rms(self.spec.expansion, measured.expand(x), weights)
+
+    def _checked_weights(self, psi: Store) -> Weights:
+        """Return ψ(w), called and checked as the function of a user."""
+        where = f"Head({self.in_features} → {self.out_features}): {type(self.spec.reconciliation).__name__}"
+        weights = attempt(where, self.spec.reconciliation, psi, self.out_features, self.factors)
+        shape = (self.out_features, self.factors[0] * self.factors[1])
+        found = (weights.outputs, weights.columns) if isinstance(weights, Weights) else type(weights).__name__
+        if found != shape:
+            raise SpecError(f"{where} must return Weights of shape {shape}; got {found}")
+        return weights
 
     # -------------------------------------------------------------------------------- tensors from the user
 
@@ -275,6 +285,17 @@ class Head(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------ checks
+
+
+def _declared(function: Function, *sizes: Any) -> Params:
+    """Return the parameters declared by a function, called and checked as the function of a user."""
+    where = f"{type(function).__name__}.params"
+    params = attempt(where, cast(Any, function).params, *sizes)
+    try:
+        list(flatten(params))
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+    return cast(Params, params)
 
 
 def check_trained(

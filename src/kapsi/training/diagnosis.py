@@ -21,10 +21,12 @@ LARGEST_FORMED = 2**24
 MOST_NAMES = 3
 """Number of parameters whose gradients are reported in full."""
 
-STEADIER = "lower learning_rate, set max_grad_norm, or scale the inputs"
+SMALLER_STEPS = "lower learning_rate, set max_grad_norm, or "
+STEADIER = f"{SMALLER_STEPS}scale the inputs"
 SCALED = "scale the inputs, or set the range of κ by kapsi.calibrate"
 CLEANED = "remove or correct these rows"
-FRESH = "start again from finite weights, with a lower learning_rate or max_grad_norm"
+SMALLER_AGAIN = ", with a lower learning_rate or max_grad_norm"
+FRESH = f"start again from finite weights{SMALLER_AGAIN}"
 
 
 class _Found(Exception):
@@ -35,7 +37,7 @@ class _Found(Exception):
         self.place, self.advice = place, advice
 
 
-def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: int) -> str:
+def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: int, *, mini_batch: bool = True) -> str:
     """Return the cause of a non-finite loss or gradient in one line; never raise.
 
     The rows go through the model once more. The report names the first non-finite tensor of the forward pass: inputs, κ(x), a
@@ -48,6 +50,7 @@ def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: i
         loss: of a row.
         statistic: the non-finite quantity: `loss`, `gradient` or `output`.
         step: number of the step.
+        mini_batch: whether the solver has a learning rate and a largest norm of gradients.
 
     Example:
         >>> import kapsi as kp
@@ -58,11 +61,15 @@ def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: i
     """
     try:
         with _unchanged(model), torch.enable_grad():
-            return f"step {step}: {_cause(model, batch, loss, statistic)}"
+            text = f"step {step}: {_cause(model, batch, loss, statistic)}"
     except Exception as error:
         # A failure of the model must not hide the cause from the user.
         reason = f"{type(error).__name__} in the search for the cause: {' '.join(str(error).split())[:200]}"
-        return f"step {step}: the {statistic} is not finite ({reason}); {STEADIER}"
+        text = f"step {step}: the {statistic} is not finite ({reason}); {STEADIER}"
+    if not mini_batch:
+        text = text.replace(SMALLER_STEPS, "").replace(SMALLER_AGAIN, "")
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    return f"{text}; the model is in {dtype}, train in torch.float32" if dtype.itemsize < 4 else text
 
 
 def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:

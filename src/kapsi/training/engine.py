@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import KapsiError, SpecError, refuse
+from kapsi.errors import KapsiError, SpecError, attempt, refuse
 from kapsi.function import catalogue
 from kapsi.modules import Model
 from kapsi.training.callbacks import Callbacks
@@ -340,9 +340,11 @@ class _TrainingRun:
                 inner = ", ".join(str(size) for size in shape[1:])
                 raise SpecError(f"fit: expected inputs of shape (rows, m), got (rows, {inner}); use x.flatten(0, -2)")
         call = solver.prepare(model, group)
-        return solver.start(
-            Task(model, self.rows, self.loss, Penalties(model, chosen.config), chosen.config, group, call)
-        )
+        task = Task(model, self.rows, self.loss, Penalties(model, chosen.config), chosen.config, group, call)
+        run = solver.start(task) if is_own(type(solver)) else attempt(f"{solver.name}.start", solver.start, task)
+        if not isinstance(run, SolverRun):
+            raise SpecError(f"{solver.name}.start must return a SolverRun, got {type(run).__name__}")
+        return run
 
     # -------------------------------------------------------------------------------- the loop
 
@@ -382,7 +384,7 @@ class _TrainingRun:
         at.over = at.over or report.ended or self._limit(config, number, 0 if best else at.since + 1)
         never_finite = not (math.isfinite(measure) or math.isfinite(at.lowest))
         if at.over not in (None, INTERRUPTED) and validation_loss is not None and never_finite:
-            self._raise_validation(validation_loss)
+            self._raise_validation(measure)
         return Epoch(
             number,
             report.loss,
@@ -483,7 +485,7 @@ class _TrainingRun:
     def _raise(self, error: NotFinite) -> NoReturn:
         """Raise an error with the cause of a non-finite loss or gradient."""
         at = self.at
-        text = diagnose(self.model, error.batch, self.loss, error.statistic, at.taken + 1)
+        text = self._diagnose(error.batch, error.statistic, at.taken + 1)
         if self.keeps_best and at.records:  # diverged, perhaps from the first epoch on
             self._place(self.first)
             with self.group.evaluating(self.model):
@@ -494,21 +496,27 @@ class _TrainingRun:
                 self.best = self.first
         raise KapsiError(f"training stopped in epoch {at.number + 1}: {text}") from None
 
+    def _diagnose(self, batch: Any, statistic: str, step: int) -> str:
+        return diagnose(self.model, batch, self.loss, statistic, step, mini_batch=self.chosen.solver.mini_batch)
+
     def _raise_validation(self, value: float) -> NoReturn:
-        """Raise an error with the cause of a never finite validation loss."""
-        where = ""
-        if self.group.size == 1:
+        """Raise an error with the cause of a never finite validation loss, or monitored metric."""
+        where, monitored = "", "validation loss"
+        if self.monitored is not None:
+            monitored = f"metric {self.monitored.name} of the validation rows"
+            where = "; monitor the loss or another metric, or give other validation rows"
+        elif self.group.size == 1:
             with self.solver.evaluating(), evaluation(self.model):
                 for batch in cast(Rows, self.validation).chunks(rows_at_a_time(self.model)):
                     with torch.no_grad():
                         losses = self.loss.rows(self.model(batch.x), batch.y)
                     if not bool(torch.isfinite(losses).all()):
-                        where = f"; {diagnose(self.model, batch, self.loss, 'loss', self.at.taken)}"
+                        where = f"; {self._diagnose(batch, 'loss', self.at.taken)}"
                         break
         self.at.over = None  # the model gets back its initial weights
         number = self.at.number + 1
         epochs = f"the {number} epochs" if number > 1 else "the only epoch"
-        raise KapsiError(f"the validation loss was {value:g} after {epochs}, and never finite{where}")
+        raise KapsiError(f"the {monitored} was {value:g} after {epochs}, and never finite{where}")
 
     def _elements(self) -> int:
         """Return the size of the arrays of a step, for a solver on all rows."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import DataError, KapsiError, SpecError
+from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function, catalogue, option
 
 __all__ = [
@@ -176,17 +176,6 @@ class Loss(Function, role="loss"):
     @classmethod
     def of_callable(cls, function: Callable[..., Any]) -> Self | None:
         return CallableLoss(function) if cls is Loss else None  # type: ignore[return-value]
-
-
-def attempt(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of a user; an exception becomes a `SpecError` with the name of the function."""
-    try:
-        return function(*arguments)
-    except KapsiError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise SpecError(f"{where} failed: {type(error).__name__}: {reason}") from error
 
 
 def check_values(where: str, values: Any, output: Tensor, wanted: str, shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function
-from kapsi.training.losses import Loss, attempt, check_values, columns_of, losses_with, name_of, value_or_mean
+from kapsi.training.losses import Loss, check_values, columns_of, losses_with, name_of, value_or_mean
 
 __all__ = ["AUC", "F1", "MAE", "R2", "RMSE", "Accuracy", "CallableMetric", "LogLoss", "Metric", "default_metrics"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, attempt
 from kapsi.function import option
 from kapsi.training.data import Batch
 from kapsi.training.distributed import Group
@@ -90,7 +90,12 @@ class MiniBatchRun(SolverRun):
         self.parameters = task.parameters()
         self.devices = sorted({p.device.index for p in self.parameters if p.device.type == "cuda"})
         self.device = self.parameters[0].device.type
-        self.optimizer = options.optimizer(self.parameters)
+        self.optimizer = attempt(f"{options.name}.optimizer", options.optimizer, self.parameters)
+        if not isinstance(self.optimizer, torch.optim.Optimizer) or isinstance(self.optimizer, torch.optim.LBFGS):
+            kind = type(self.optimizer).__name__
+            raise SpecError(
+                f"{options.name}.optimizer must return an optimizer of torch with steps without a closure; got {kind}"
+            )
         self.size = options.batch_size
         self.taken = 0  # steps since the beginning
         self.epoch = 1  # current epoch

@@ -265,6 +265,8 @@ class _Closed:
             theta[pattern.outputs[:, None], pattern.columns] = (problem.solve(penalty) * pattern.scale[:, None]).T
         design.assign(theta, sums.y - theta @ sums.x if constant else None)
         self.loss = self._loss()
+        if not math.isfinite(self.loss) and self.last is not None:
+            raise NotFinite("loss", self.last)
         self.ended = f"solved in closed form; {origin}"
 
     def _loss(self) -> float:
