@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from kapsi.errors import DataError, SpecError
 from kapsi.modules import ExpansionModule, Head, Layer, Model, check_layout
 
-__all__ = ["calibrate"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

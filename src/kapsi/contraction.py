@@ -42,8 +42,6 @@ from kapsi.weights import (
     Weights,
 )
 
-__all__ = ["Route", "check_route", "contract", "contract_sum", "describe"]
-
 Route = Literal["dense", "structured"] | None
 """Multiply κ(x) and ψ(w) in formed (dense) or structured form; None: sizes decide."""
 

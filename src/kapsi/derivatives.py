@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-__all__ = ["OwnDerivatives", "differentiated_forward", "layer_norm"]
-
 
 def differentiated_forward() -> bool:
     """Return whether forward derivatives are active, through `torch.func` or dual numbers."""

@@ -10,26 +10,6 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-__all__ = [
-    "DataError",
-    "DataSetError",
-    "FileError",
-    "FormulaError",
-    "KapsiError",
-    "RunError",
-    "SpecError",
-    "TableError",
-    "attempt",
-    "check_choice",
-    "check_integer",
-    "check_number",
-    "did_you_mean",
-    "nearest",
-    "refuse",
-    "shown",
-    "unknown",
-]
-
 
 class KapsiError(ValueError):
     """An error for the caller to correct; the command line prints one line and exits with code 2."""

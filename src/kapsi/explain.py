@@ -17,8 +17,6 @@ from kapsi.features import Features, NormalizedFeatures
 from kapsi.modules import Head, Layer, Model
 from kapsi.weights import ActingWeights
 
-__all__ = ["HeadReport", "explain"]
-
 
 class HeadReport(NamedTuple):
     """Sizes, work and memory of a head.

@@ -20,8 +20,6 @@ from kapsi.errors import FileError
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-__all__ = ["append_line", "atomic", "check_place", "finite", "write_json"]
-
 LONGEST = 60  # letters of a name within a hidden name, so that the hidden name fits wherever the name does
 
 # Process numbers are meaningless on other machines with the same disk (a cluster, a container): hence the name of the host.
@@ -107,15 +105,18 @@ def _dump(where: Any, data: Any, indent: int | None = None) -> str:
 
 
 def one_line(error: BaseException) -> str:
+    """Return the text of an error on one line."""
     return " ".join(str((isinstance(error, OSError) and error.strerror) or error).split())
 
 
 def show(path: Any) -> str:
+    """Return a path for a message, quoted, on one line."""
     return repr(str(path))  # a name with a line break stays on one line
 
 
 @contextmanager
 def plain(path: str | Path, doing: str) -> Iterator[None]:
+    """Turn an `OSError` of the body into a `FileError` with the path and the action."""
     try:
         yield
     except OSError as error:
@@ -124,6 +125,7 @@ def plain(path: str | Path, doing: str) -> Iterator[None]:
 
 
 def resolve(path: str | Path) -> Path:
+    """Return the absolute path with symbolic links resolved."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError, TypeError) as error:  # a NUL in the name, no text, a deleted current folder
@@ -171,6 +173,7 @@ def _stem(target: Path) -> str:
 
 
 def beside(target: Path, kind: str, suffix: str = "") -> Path:
+    """Return the hidden sibling of a target for a temporary file, an old version or a lock."""
     return (
         target.parent / f".{_stem(target)}.{kind}{'' if kind in ('old', 'lock') else f'-{os.getpid()}-{_HOST}'}{suffix}"
     )
@@ -240,6 +243,7 @@ def _is_dead(pid: int, leftover: Path) -> bool:
 
 
 def sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     try:
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -22,18 +22,6 @@ from torch import Generator, Tensor
 from kapsi.errors import SpecError, check_choice, check_integer, check_number, did_you_mean, refuse, shown, unknown
 from kapsi.installed import load_installed
 
-__all__ = [
-    "Function",
-    "Param",
-    "Params",
-    "Spec",
-    "Tensors",
-    "catalogue",
-    "lookup",
-    "option",
-    "short_form",
-]
-
 Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
 """Draw a tensor of a shape from a generator, or from torch's default generator."""
 

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from kapsi.function import Function, Param, Params, Tensors
 
-__all__ = ["Concatenation", "Fusion", "Mean", "Sum", "WeightedSum"]
-
 
 class Fusion(Function, role="fusion"):
     """A fusion of k heads, `(k, ..., n) → (..., n)`."""

@@ -12,8 +12,6 @@ from kapsi.expansion.base import Expansion, clamp_to_domain, rms
 from kapsi.features import Features
 from kapsi.weights import Weights
 
-__all__ = ["output_rms", "probe"]
-
 PROBE_SEED = 0x6B617073
 """Seed of the inputs of the measurement, unlikely to be a caller's: equal seeds draw weights equal to the inputs."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["GROUP", "load_installed"]
-
 GROUP = "kapsi.functions"
 
 

@@ -24,8 +24,6 @@ from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder
 from kapsi.spec import from_dict, to_dict
 
-__all__ = ["Entry", "Listing", "Option", "entry_of", "functions"]
-
 TITLES = {
     "expansion": "expansions κ",
     "reconciliation": "reconciliations ψ",

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["migrate_model", "migrate_run", "migrate_training"]
-
 RENAMED_OPTIONS: dict[str, dict[str, str]] = {
     "b_spline": {"out_of_range": "extrapolation", "recompute": "checkpoint"},
     "gaussian_rbf": {"out_of_range": "extrapolation"},

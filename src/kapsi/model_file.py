@@ -15,8 +15,6 @@ from kapsi.modules import Model
 from kapsi.spec import ModelSpec, from_dict, to_dict
 from kapsi.version import __version__
 
-__all__ = ["FORMAT_VERSION", "load", "save"]
-
 FLOATS = ("F64", "F32", "F16", "BF16")
 FORMAT_VERSION = 2
 """Version of the file format; older files are converted, newer files refused."""

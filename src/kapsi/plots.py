@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Curves", "Maps", "drawable", "function", "picture", "save"]
-
 SUFFIXES = (".svg", ".png", ".pdf")
 MAX_COLUMNS = 2**14
 """Columns of the widest κ evaluated for a picture; a few of them are shown."""

@@ -20,8 +20,6 @@ from kapsi.derivatives import layer_norm
 from kapsi.errors import DataError
 from kapsi.function import Function, option
 
-__all__ = ["Activation", "BatchNorm", "Dropout", "InstanceNorm", "LayerNorm", "Process", "pipeline"]
-
 
 class Process(Function, role="process"):
     """A step on values of shape `(..., features)`; the shape stays the same.

@@ -17,8 +17,6 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.spec import HeadSpec
 
-__all__ = ["refine"]
-
 
 @torch.no_grad()
 def refine(model: Model, intervals: int) -> Model:

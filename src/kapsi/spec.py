@@ -17,19 +17,6 @@ from kapsi.process import Process
 from kapsi.reconciliation import Dense, Reconciliation
 from kapsi.remainder import Remainder, ZeroRemainder
 
-__all__ = [
-    "HeadSpec",
-    "LayerSpec",
-    "ModelSpec",
-    "from_dict",
-    "load_spec",
-    "parse_yaml",
-    "rpn",
-    "save_spec",
-    "set_option",
-    "to_dict",
-]
-
 
 @dataclass(frozen=True)
 class HeadSpec(Spec):

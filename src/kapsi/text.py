@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["text_table"]
-
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return the lines of a table: aligned cells, two spaces between columns.

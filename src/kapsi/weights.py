@@ -14,18 +14,6 @@ from torch import Tensor
 
 from kapsi.features import Features, add
 
-__all__ = [
-    "ActingWeights",
-    "ConstantWeights",
-    "DenseWeights",
-    "EyeWeights",
-    "KhatriRaoWeights",
-    "KroneckerWeights",
-    "LowRankWeights",
-    "SumWeights",
-    "Weights",
-]
-
 
 class Weights(ABC):
     """ψ(w) of shape `(n, D)`, or `(channels, n, D)`."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from kapsi.plots import Curves, Maps
 
-__all__ = ["draw"]
-
 # Bits of the eight dots of a braille character, by row and column.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from kapsi.training.records import Epoch, Step
     from kapsi.training.tables import FitReport, Scores
 
-__all__ = [
-    "announce_recovery",
-    "machine_line",
-    "new_file",
-    "note",
-    "notes",
-    "progress_bar",
-    "score_rows",
-    "show_report",
-    "table",
-]
-
 
 def note(text: str) -> None:
     """Write a note of one line to standard error."""

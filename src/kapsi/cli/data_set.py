@@ -9,8 +9,6 @@ import typer
 from kapsi.cli.common import new_file, notes, table
 from kapsi.errors import TableError
 
-__all__ = ["known", "names", "show", "show_all"]
-
 
 def names() -> list[str]:
     """Return the names of all data sets."""

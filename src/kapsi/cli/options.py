@@ -8,8 +8,6 @@ import typer
 
 from kapsi.errors import SpecError
 
-__all__ = ["Output", "Overwrite", "Run", "Settings", "TableFile", "setting"]
-
 Run: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="A run folder of kapsi fit.", show_default=False)]
 TableFile: TypeAlias = Annotated[
     str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file with a header.", show_default=False)

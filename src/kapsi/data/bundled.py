@@ -10,8 +10,6 @@ from pathlib import Path
 from kapsi.data.tabular import Table, read_table
 from kapsi.errors import TableError, unknown
 
-__all__ = ["BUNDLED", "BundledTable", "bundled", "bundled_file"]
-
 
 @dataclass(frozen=True)
 class BundledTable:

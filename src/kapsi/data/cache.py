@@ -17,8 +17,6 @@ import numpy.typing as npt
 from kapsi.errors import FileError
 from kapsi.files import atomic, one_line, plain
 
-__all__ = ["Arrays", "cache_folder", "cached", "digest"]
-
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 VERSION = 1

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import sympy
     import torch
 
-__all__ = ["FUNCTIONS", "Formula", "FormulaStep", "parse"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["number", "constant", "variable", "operator", "function"]
 T = TypeVar("T")

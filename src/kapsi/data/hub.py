@@ -19,8 +19,6 @@ import numpy.typing as npt
 from kapsi.errors import DataSetError, unknown
 from kapsi.files import one_line
 
-__all__ = ["DATASETS", "HubSplit", "PublicData", "Source", "find", "read_split"]
-
 
 @dataclass(frozen=True)
 class PublicData:

@@ -18,8 +18,6 @@ from kapsi.data.hub import HubSplit, PublicData, find, known, read_split
 from kapsi.data.progress import terminal_line
 from kapsi.errors import DataError, DataSetError
 
-__all__ = ["ImageData", "load_images"]
-
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 # Mean and standard deviation of the training pixels per channel, on the scale 0 to 1.
 MEANS = {"mnist": (0.1307,), "cifar10": (0.4914, 0.4822, 0.4465)}

@@ -26,8 +26,6 @@ import numpy.typing as npt
 from kapsi.data.formulas import NUMBER, Formula, check_names, parse, quoted
 from kapsi.errors import FormulaError, check_integer, nearest, unknown
 
-__all__ = ["ALIASES", "GROUPS", "FunctionProblem", "Sample", "Variable", "problem", "problem_from", "problems"]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 GROUPS = ("elementary", "composite", "feynman", "feynman_bonus", "feynman_dimensionless")

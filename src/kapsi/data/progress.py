@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-__all__ = ["terminal_line"]
-
 
 def terminal_line(work: str) -> Callable[[int, int], None]:
     """Return a function (done, total) that writes the percentage to standard error; the line is cleared at the end.

@@ -18,8 +18,6 @@ from kapsi.data.progress import terminal_line
 from kapsi.errors import DataError
 from kapsi.files import one_line
 
-__all__ = ["TextData", "load_text"]
-
 
 @dataclass(frozen=True, eq=False)
 class TextData:

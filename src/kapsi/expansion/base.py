@@ -16,18 +16,6 @@ from kapsi.errors import DataError
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
 
-__all__ = [
-    "ElementWise",
-    "Expansion",
-    "Interval",
-    "KnownDerivatives",
-    "Refinement",
-    "clamp_to_domain",
-    "class_labels",
-    "common_domain",
-    "rms",
-]
-
 NORMAL_IQR = 1.3489795003921634
 """Interquartile range of the standard normal distribution."""
 

@@ -7,16 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = [
-    "bounded_ratio",
-    "clamp_gaussian_input",
-    "concat_basis",
-    "data_range",
-    "evenly",
-    "exp_neg",
-    "working_precision",
-]
-
 
 def data_range(x: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
     """Return the ends of each input in data `(rows, m)`, with a margin around a constant input.

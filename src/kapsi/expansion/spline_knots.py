@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["express_in", "insertion", "pieces_on_knots", "subdivide", "with_outer_knots"]
-
 
 def with_outer_knots(breakpoints: Tensor, degree: int) -> Tensor:
     """Return breakpoints `(n + 1, m)` with `degree` further knots on either side, at the mean width of the intervals."""

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from kapsi.derivatives import OwnDerivatives
 
-__all__ = ["UniformBasis", "pieces_on_uniform_knots", "uniform_pieces_at", "uniform_rate"]
-
 
 class UniformBasis(OwnDerivatives):
     """The basis on uniform knots in few passes: values in place, slopes from one gather; only x is saved for the backward

@@ -13,8 +13,6 @@ from kapsi.paper.experiment import Experiment
 from kapsi.paper.short_forms import require_known
 from kapsi.spec import read_text
 
-__all__ = ["LABELS", "Expected", "Printed", "load_expected"]
-
 FOLDER = Path(__file__).parent / "expected"
 
 LABELS: Mapping[str, str] = {

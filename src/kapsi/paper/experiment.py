@@ -23,22 +23,6 @@ from kapsi.paper.short_forms import (
 )
 from kapsi.spec import parse_yaml, read_text
 
-__all__ = [
-    "PROCEDURES",
-    "Exclusion",
-    "Experiment",
-    "Method",
-    "Outcome",
-    "PaperComparison",
-    "Quick",
-    "Run",
-    "RunPlan",
-    "TableRow",
-    "load",
-    "load_shipped",
-    "shipped",
-]
-
 PROCEDURES: dict[str, str] = {
     name: f"kapsi.paper.procedures.{name}"
     for name in ("functions", "images", "text", "tabular", "dependency", "ablation")

@@ -19,8 +19,6 @@ from kapsi.paper.store import Result
 from kapsi.paper.tables import Line, ResultTable, shown_results
 from kapsi.plots import STYLE, _matplotlib
 
-__all__ = ["Picture", "pictures"]
-
 OURS, THEIRS, SECOND = "#1f77b4", "#7f7f7f", "#d62728"
 SHADES = ("#1f77b4", "#7fb2d9", "#c3dcef")
 MARKERS = "osD^v<>P"

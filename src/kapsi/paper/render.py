@@ -15,8 +15,6 @@ from kapsi.paper.experiment import Method
 from kapsi.paper.tables import Line, ResultTable, Statistic, count, printed_factors
 from kapsi.text import text_table
 
-__all__ = ["as_html", "as_markdown", "as_text", "duration", "overview", "readme"]
-
 METRIC_NAMES = {"mse": "mean squared error on the test rows", "accuracy": "accuracy on the test rows"}
 MAX_ROWS, BEST_ROWS = 200, 15
 """A longer table, such as a grid of functions, shows only its best rows."""

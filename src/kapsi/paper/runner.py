@@ -23,8 +23,6 @@ from kapsi.files import plain, resolve, show
 from kapsi.paper.experiment import PROCEDURES, Experiment, Outcome, Run
 from kapsi.paper.store import Result, ResultStore, key_of
 
-__all__ = ["Failure", "ProgressCallback", "RunReport", "check_jobs", "offline", "run_experiments"]
-
 
 @dataclass(frozen=True)
 class Failure:

@@ -13,18 +13,6 @@ from typing import Any
 from kapsi.errors import KapsiError, SpecError, did_you_mean, refuse, shown
 from kapsi.function import coerce
 
-__all__ = [
-    "merged",
-    "one_line",
-    "read_lines",
-    "read_named",
-    "read_names",
-    "read_rows",
-    "read_seeds",
-    "require_known",
-    "row_name",
-]
-
 MAX_ROWS, MAX_SEEDS = 100_000, 10_000
 
 

@@ -28,8 +28,6 @@ from kapsi.files import locked, one_line, plain, show, sync, unlock
 from kapsi.function import short_form
 from kapsi.paper.experiment import Outcome, Run
 
-__all__ = ["Result", "ResultStore", "canonical", "configuration_hash", "machine", "short", "versions"]
-
 FORMAT = 2
 """2 since the option names of 0.2; `results/convert_0_1.py` converts format 1."""
 MAX_SHORT = 200

@@ -12,8 +12,6 @@ from kapsi.paper.expected import LABELS, Expected, Printed
 from kapsi.paper.experiment import Experiment, Method, TableRow
 from kapsi.paper.store import Result, configuration_hash, here
 
-__all__ = ["AxisValue", "Line", "ResultTable", "Setting", "Statistic", "build", "shown_results", "statistic"]
-
 
 @dataclass(frozen=True)
 class Statistic:

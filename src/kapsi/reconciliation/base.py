@@ -15,17 +15,6 @@ from kapsi.errors import SpecError
 from kapsi.function import Function, Params, Tensors, flatten
 from kapsi.weights import Weights
 
-__all__ = [
-    "ChangeOfBasis",
-    "Reconciliation",
-    "divisor_near_root",
-    "divisors",
-    "listed_divisors",
-    "need_divisor",
-    "random_mask",
-    "require_kept",
-]
-
 
 @dataclass(frozen=True)
 class ChangeOfBasis:

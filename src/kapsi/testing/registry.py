@@ -12,8 +12,6 @@ from kapsi.features import DenseFeatures
 from kapsi.function import Function
 from kapsi.testing.cases import LAYER_ROLES, example, examples_of, features_of, fits, instances
 
-__all__ = ["EVERY_ROLE", "LAWS", "Law", "check", "check_pairs", "has_structure", "law", "pair_matters"]
-
 Over: TypeAlias = Literal["function", "class", "pair"]
 
 EVERY_ROLE = "every role"

@@ -7,8 +7,6 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["WatchSizes"]
-
 
 class WatchSizes(TorchDispatchMode):
     """A context that records the size of the largest new tensor, forward and backward.

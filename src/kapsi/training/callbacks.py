@@ -10,8 +10,6 @@ from kapsi.errors import SpecError, shown
 from kapsi.training.losses import name_of
 from kapsi.training.records import Epoch, Step
 
-__all__ = ["Callback", "Callbacks"]
-
 HOOKS = ("on_step", "on_epoch", "on_end")
 
 

@@ -24,8 +24,6 @@ from torch import Tensor
 from kapsi.errors import FileError, RunError, check_integer, check_number, refuse
 from kapsi.files import atomic, check_place, clear, one_line, plain, resolve, show
 
-__all__ = ["Checkpoints", "Saved"]
-
 FORMAT = "kapsi checkpoint"
 FORMAT_VERSION = 1
 NAME = re.compile(r"step-([0-9]{12})\.safetensors")

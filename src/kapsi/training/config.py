@@ -13,8 +13,6 @@ from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric
 from kapsi.training.solvers.base import Solver
 
-__all__ = ["TrainConfig", "configured", "is_own"]
-
 
 @dataclass(frozen=True)
 class TrainConfig(Spec):

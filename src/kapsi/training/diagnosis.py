@@ -13,8 +13,6 @@ from kapsi.modules import Head, Store
 from kapsi.training.losses import Loss
 from kapsi.training.rows.base import Batch
 
-__all__ = ["diagnose"]
-
 LARGEST_FORMED = 2**24
 """Largest number of elements of κ(x) to form; of larger ones only rows with non-finite outputs, as many as fit."""
 

@@ -15,8 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.modules import Layer
 
-__all__ = ["Group", "GroupError", "Replicated", "Sharded", "is_lost"]
-
 Plain = TypeVar("Plain")
 
 

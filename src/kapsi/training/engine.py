@@ -35,8 +35,6 @@ from kapsi.training.resume import Position, Recorder, tensors_of
 from kapsi.training.solvers import NotFinite, Solver, SolverRun, Task
 from kapsi.training.threads import SMALL_ELEMENTS, threads_for
 
-__all__ = ["INTERRUPTED", "STOPPED", "fit", "train"]
-
 INTERRUPTED = "interrupted"
 STOPPED = "stopped by a callback"
 CUT_SHORT = "stopped by a callback during the epoch"

@@ -20,11 +20,11 @@ from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.training.distributed import Group, GroupError, Replicated, Sharded, is_lost
 
-__all__ = ["open_group"]
-
 
 @dataclass(frozen=True)
 class GroupOptions(Spec):
+    """Arguments of `open_group`, checked."""
+
     devices: int | None = option(None, minimum=1)
     nodes: int | None = option(None, minimum=1)
     strategy: Literal["ddp", "fsdp"] | None = None

@@ -15,8 +15,6 @@ from kapsi.errors import FileError, SpecError
 from kapsi.files import append_line, finite, plain, resolve, show
 from kapsi.training.records import Epoch
 
-__all__ = ["CsvLog", "JsonLines", "Log", "LogName", "TensorBoard"]
-
 LogName = Literal["csv", "tensorboard"]
 """Names of the logs beside `metrics.jsonl` in a run folder."""
 

@@ -18,20 +18,6 @@ from torch.nn import functional as F
 from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function, catalogue, option
 
-__all__ = [
-    "MSE",
-    "Bernoulli",
-    "CallableLoss",
-    "CrossEntropy",
-    "Gaussian",
-    "Hinge",
-    "Huber",
-    "Loss",
-    "SquaredHinge",
-    "columns_of",
-    "losses_with",
-]
-
 LARGEST_LOG_VARIANCE = 30.0
 """Log-variances are clamped to ± 30: e³⁰ times a squared error is still finite in float32."""
 

@@ -14,8 +14,6 @@ from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function
 from kapsi.training.losses import Loss, check_values, columns_of, losses_with, name_of, value_or_mean
 
-__all__ = ["AUC", "F1", "MAE", "R2", "RMSE", "Accuracy", "CallableMetric", "LogLoss", "Metric", "default_metrics"]
-
 
 class Metric(Function, role="metric"):
     """A score of predictions; a subclass must define `rows`, or `sums` and `value`.

@@ -23,8 +23,6 @@ from kapsi.weights import DenseWeights, LowRankWeights, Weights
 if TYPE_CHECKING:
     from kapsi.training.config import TrainConfig
 
-__all__ = ["REMAINDER_SHARE", "Penalties"]
-
 REMAINDER_SHARE = 0.01
 """Weight of the remainder in the penalty: π carries the plain part of the function, ψ the rest."""
 

@@ -19,8 +19,6 @@ from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric, default_metrics
 from kapsi.training.rows.stored import as_column
 
-__all__ = ["evaluate", "evaluation", "outputs_of", "predict", "predict_log_proba", "predict_proba", "rows_at_a_time"]
-
 LossLike: TypeAlias = Loss | str | Mapping[str, Any]
 """A loss, a name, or options with a kind."""
 

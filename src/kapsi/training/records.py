@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Epoch", "Step"]
-
 
 class Step(NamedTuple):
     """The record of a step, given to `on_step` of callbacks.

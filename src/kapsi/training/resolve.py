@@ -13,8 +13,6 @@ from kapsi.training.distributed import Group
 from kapsi.training.losses import MSE, CallableLoss, CrossEntropy, Loss
 from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solver, reason_not_closed
 
-__all__ = ["Resolved", "RowsInfo", "is_random", "resolve", "resolve_loss"]
-
 SMALL_PRODUCT = 50_000_000
 """Largest rows × parameters for quasi-Newton steps on all rows: a step takes milliseconds, and training converges."""
 

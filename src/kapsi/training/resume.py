@@ -28,8 +28,6 @@ from kapsi.training.rows.base import Rows, contents
 from kapsi.training.solvers import Solver, SolverRun
 from kapsi.version import __version__
 
-__all__ = ["Position", "Recorder", "tensors_of"]
-
 ASK_EVERY = 64
 """Steps between agreements of processes with a shared model on whether a checkpoint is due."""
 

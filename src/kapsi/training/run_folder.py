@@ -34,8 +34,6 @@ from kapsi.files import (
     write_json,
 )
 
-__all__ = ["FORMAT_VERSION", "NewRun", "free_path", "open_run", "recover"]
-
 FORMAT_VERSION = 2
 _FORMAT = "kapsi run"
 _MANIFEST = "run.json"

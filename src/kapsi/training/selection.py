@@ -20,8 +20,6 @@ from kapsi.training.records import Epoch
 from kapsi.training.resolve import Resolved, RowsInfo, resolve
 from kapsi.training.threads import threads_for
 
-__all__ = ["Fits", "PenaltyScore", "choose_penalty", "fit_selected"]
-
 Data: TypeAlias = tuple[Tensor, Tensor]
 
 Make: TypeAlias = Callable[[Tensor | slice], Model]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["SMALL_ELEMENTS", "threads_for"]
-
 SMALL_ELEMENTS = 2**20
 """Elements of κ(x) up to which a solver on all rows runs on one thread."""
 

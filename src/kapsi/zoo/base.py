@@ -18,26 +18,6 @@ from kapsi.reconciliation import Dense
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
-__all__ = [
-    "Case",
-    "Comparison",
-    "cases",
-    "check_estimator",
-    "dense_rows",
-    "deviation",
-    "finite_tensor",
-    "float64",
-    "forbid",
-    "model_of",
-    "one_head",
-    "plain_head",
-    "row_weights",
-    "sizes",
-    "sklearn_rows",
-    "tensor_of",
-]
-
-
 # ------------------------------------------------------------------------------------------------ data and estimators
 
 

@@ -20,8 +20,6 @@ from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Comparison, forbid, plain_head, sizes, tensor_of
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
 
-__all__ = ["LOG_ZERO", "Outside"]
-
 LOG_ZERO = -10_000.0
 """Logarithm of a zero probability or potential in a table: the exponential is zero in every dtype, and finite times "
 "zero is zero."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.features import add
 
-__all__ = ["LARGEST_TABLE", "EliminationPlan", "LogFactor", "eliminate", "log_sum", "plan"]
-
 LARGEST_TABLE = 2**24
 """Entries of the largest table: 128 MiB in float64."""
 

@@ -21,8 +21,6 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.prediction import predict_proba
 from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, finite_tensor, float64, forbid, sklearn_rows
 
-__all__ = ["ACTIVATIONS", "PARITY", "from_sklearn", "from_torch", "spec"]
-
 ACTIVATIONS: dict[type[nn.Module], tuple[str, dict[str, Any]]] = {
     nn.ReLU: ("relu", {}),
     nn.LeakyReLU: ("leaky_relu", {"negative_slope": 0.01}),

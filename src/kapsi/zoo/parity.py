@@ -12,8 +12,6 @@ from kapsi.function import coerce
 from kapsi.text import text_table
 from kapsi.zoo.base import Case, cases
 
-__all__ = ["ParityRow", "run", "table"]
-
 HEADER = ("model", "quantity", "data", "library", "deviation", "tolerance", "ours", "theirs", "")
 
 

@@ -38,8 +38,6 @@ from kapsi.zoo.base import (
     sklearn_rows,
 )
 
-__all__ = ["PARITY", "factorization_machine", "fit_linear", "fit_logistic", "from_sklearn", "spec"]
-
 KINDS: dict[str, tuple[str, ...]] = {
     "linear": (),
     "polynomial": ("degree",),

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["NODES", "Graph", "Score", "draw", "figure", "graphs", "save", "scores"]
-
 NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
 LABEL = 4
 BINS = 3

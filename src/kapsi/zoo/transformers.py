@@ -30,8 +30,6 @@ from kapsi.zoo.base import (
     sklearn_rows,
 )
 
-__all__ = ["PARITY", "clusters", "fit_components", "from_sklearn", "spec"]
-
 
 def spec(
     inputs: int,

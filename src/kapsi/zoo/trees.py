@@ -22,8 +22,6 @@ from kapsi.remainder import ConstantRemainder, ZeroRemainder
 from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.zoo.base import Case, Comparison, check_estimator, deviation, one_head, sklearn_rows
 
-__all__ = ["PARITY", "from_sklearn", "spec"]
-
 FORESTS = ("RandomForestClassifier", "RandomForestRegressor", "ExtraTreesClassifier", "ExtraTreesRegressor")
 SINGLE = ("DecisionTreeClassifier", "DecisionTreeRegressor", "ExtraTreeClassifier", "ExtraTreeRegressor")
 BOOSTED = ("GradientBoostingClassifier", "GradientBoostingRegressor")

@@ -29,8 +29,6 @@ from kapsi.training.engine import fit
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.solvers import AdamW
 
-__all__ = ["AblationOptions", "read_options", "run"]
-
 MAX_ELEMENTS = 2**26
 """Elements of the largest tensor in the evaluation of test rows: a hypernet computes its matrix for each batch."""
 MAX_BATCH = 2048

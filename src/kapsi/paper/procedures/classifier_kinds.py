@@ -15,17 +15,6 @@ from torch import Tensor
 from kapsi.function import Spec, option
 from kapsi.training.records import Epoch
 
-__all__ = [
-    "ClassifierKind",
-    "ClassifierTask",
-    "FittedClassifier",
-    "GaussianNaiveBayes",
-    "KernelSVM",
-    "LinearSVM",
-    "LogisticRegression",
-    "MultinomialNaiveBayes",
-]
-
 Labels = npt.NDArray[np.int64]
 LabeledRows: TypeAlias = tuple[Any, Labels]
 """Inputs `(rows, m)`, an array or a SciPy matrix, and class numbers `(rows,)` from 0."""

@@ -34,8 +34,6 @@ from kapsi.paper.procedures.networks import KANClassifier, MLPClassifier, ModelC
 from kapsi.paper.short_forms import merged, require_known
 from kapsi.spec import set_option
 
-__all__ = ["KINDS", "NETWORKS", "ClassifierSearch", "SearchOptions", "divided", "read"]
-
 Split: TypeAlias = Callable[[], tuple[LabeledRows, LabeledRows]]
 """Returns fitted rows and held-out rows."""
 

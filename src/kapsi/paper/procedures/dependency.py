@@ -12,8 +12,6 @@ from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.short_forms import require_known
 from kapsi.zoo import three_models
 
-__all__ = ["MODELS", "DependencyOptions", "read_options", "run"]
-
 MODELS = {
     "naive_bayes": ("naive Bayes", "naive Bayes"),
     "bayesian_network": ("Bayesian network", "Bayesian network"),

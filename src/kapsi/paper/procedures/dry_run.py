@@ -18,8 +18,6 @@ from kapsi.spec import ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import train
 
-__all__ = ["dry_run", "refuse"]
-
 ROWS = 12
 
 

@@ -27,8 +27,6 @@ from kapsi.training.solvers import LevenbergMarquardt, Ridge
 if TYPE_CHECKING:
     from kapsi.paper.procedures.functions import FunctionCandidate, FunctionOptions
 
-__all__ = ["FunctionFits", "FunctionRows", "Trial", "draw"]
-
 DISTANCE_WEIGHT = 0.1
 """Weight of the squared distance to the nearest other fit on the reference inputs, relative to the validation error."""
 MAX_PEER_ERROR = 100

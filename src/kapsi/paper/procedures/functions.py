@@ -43,8 +43,6 @@ from kapsi.training.losses import MSE
 from kapsi.training.solvers import LevenbergMarquardt
 from kapsi.zoo import kan, mlp
 
-__all__ = ["FunctionCandidate", "FunctionOptions", "SuccessiveHalving", "read_options", "run"]
-
 MAX_ROWS = 10_000_000
 Targets = Literal["standard", "scaled", "raw"]
 NETWORKS: Mapping[str, Callable[..., ModelSpec]] = {"mlp": mlp.spec, "kan": kan.spec}

@@ -12,8 +12,6 @@ from kapsi.expansion.spline import BSpline
 from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation import Dense, LowRank
 
-__all__ = ["regrid"]
-
 POINTS = 60
 """Evenly spaced points of the range at which a spline keeps its values, in addition to the data."""
 

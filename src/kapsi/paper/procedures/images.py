@@ -24,8 +24,6 @@ from kapsi.paper.procedures.networks import EpochKind
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
-__all__ = ["ImageOptions", "flipped", "mixed", "run", "shifted"]
-
 Pixels = npt.NDArray[np.float32]
 
 

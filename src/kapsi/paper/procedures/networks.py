@@ -37,8 +37,6 @@ from kapsi.training.prediction import predict, predict_log_proba
 from kapsi.training.resolve import resolve_loss
 from kapsi.zoo import kan, mlp
 
-__all__ = ["EpochKind", "KANClassifier", "MLPClassifier", "ModelClassifier", "Network", "NetworkClassifier"]
-
 
 @dataclass(frozen=True)
 class Network(Spec):

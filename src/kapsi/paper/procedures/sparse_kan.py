@@ -27,8 +27,6 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.process import SiLU
 from kapsi.remainder import LinearRemainder, ZeroRemainder
 
-__all__ = ["SparseKAN"]
-
 
 class SparseKAN(nn.Module):
     """A network of `kapsi.zoo.kan.spec` for `torch.sparse_csr` inputs `(rows, m)`.

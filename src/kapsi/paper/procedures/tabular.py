@@ -49,19 +49,6 @@ from kapsi.training.engine import train
 from kapsi.training.losses import MSE
 from kapsi.zoo import bayesian_network, markov_network
 
-__all__ = [
-    "BinnedNetworks",
-    "SelectionRule",
-    "TabularCandidate",
-    "TabularModel",
-    "TabularModels",
-    "TabularOptions",
-    "fitted",
-    "read_options",
-    "run",
-    "select",
-]
-
 Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 BINNED = ("bayesian_network", "markov_network")

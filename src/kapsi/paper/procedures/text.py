@@ -35,8 +35,6 @@ from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
 
-__all__ = ["Fold", "TextOptions", "hold_out", "run", "sentences"]
-
 COLUMNS = 840
 """Columns in the dry run of the options; the real number is known after reading the texts."""
 BLOCK = 100

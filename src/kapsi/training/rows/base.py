@@ -17,8 +17,6 @@ from kapsi.data.tabular import split
 from kapsi.errors import DataError, SpecError, TableError, refuse
 from kapsi.training.losses import Loss
 
-__all__ = ["Batch", "ClassWeights", "Rows", "contents"]
-
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"] | None
 
 RowLabel: TypeAlias = Callable[[int], str]

@@ -30,8 +30,6 @@ from kapsi.training.rows.base import (
 )
 from kapsi.training.rows.stored import as_tensor
 
-__all__ = ["ParquetRows"]
-
 SUFFIXES = (".parquet", ".pq")
 
 BUFFER_BYTES = 2**27

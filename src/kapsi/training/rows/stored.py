@@ -34,8 +34,6 @@ from kapsi.training.rows.base import (
     weighed,
 )
 
-__all__ = ["StoredRows"]
-
 PERMUTED_AT_ONCE = 2**24
 """Rows with a stored permutation, 128 MiB; the order of more rows is computed block by block."""
 

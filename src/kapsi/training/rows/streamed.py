@@ -30,8 +30,6 @@ from kapsi.training.rows.base import (
 )
 from kapsi.training.rows.stored import as_column, as_tensor, cut, shuffled
 
-__all__ = ["DatasetRows", "IterableRows", "LoaderRows"]
-
 SAMPLED = 8
 """First items, which define sizes and types."""
 

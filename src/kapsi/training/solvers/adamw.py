@@ -10,8 +10,6 @@ from torch import nn
 from kapsi.function import option
 from kapsi.training.solvers.mini_batch import MiniBatch
 
-__all__ = ["AdamW"]
-
 
 @dataclass(frozen=True)
 class AdamW(MiniBatch, name="adamw"):

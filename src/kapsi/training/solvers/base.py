@@ -20,8 +20,6 @@ from kapsi.training.penalties import Penalties
 if TYPE_CHECKING:
     from kapsi.training.config import TrainConfig
 
-__all__ = ["NotFinite", "Report", "Solver", "SolverRun", "State", "Task", "pack", "seeded", "unpack"]
-
 
 class NotFinite(ArithmeticError):
     """A loss or a gradient that is not finite; the engine finds the layer behind it.

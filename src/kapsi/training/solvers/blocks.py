@@ -18,8 +18,6 @@ from kapsi.training.losses import Loss
 from kapsi.training.penalties import Penalties
 from kapsi.training.solvers.linear import LinearDesign, Structure
 
-__all__ = ["LARGEST_SYSTEM", "Block", "ColumnBlock", "TensorBlock", "rows_at_once", "tensor_blocks"]
-
 LARGEST_SYSTEM = 6_000
 """Unknowns of the largest linear system: 288 MB in float64, and some seconds."""
 

@@ -23,8 +23,6 @@ from kapsi.training.penalties import Penalties
 from kapsi.training.solvers.base import Task
 from kapsi.training.solvers.layered import LayeredJacobian, offsets
 
-__all__ = ["Objective", "Point", "parameter_vector"]
-
 LARGEST_JACOBIAN = 2**25
 """Numbers of the Jacobians in memory, of all starts: 256 MiB in float64. Larger ones are computed in chunks of rows."""
 

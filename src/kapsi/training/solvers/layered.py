@@ -17,9 +17,6 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.remainder import LinearRemainder, ZeroRemainder
 from kapsi.weights import DenseWeights, LowRankWeights
 
-__all__ = ["LayeredJacobian", "offsets"]
-
-
 LARGEST_RATIO = 4
 """Entries of ψ per trained parameter up to which ψ other than a matrix or two thin ones is supported.
 

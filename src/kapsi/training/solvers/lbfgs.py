@@ -18,8 +18,6 @@ from kapsi.training.distributed import Group
 from kapsi.training.prediction import outputs_of, widest
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task, pack, seeded, unpack
 
-__all__ = ["LBFGS", "LBFGSRun", "fixed_features"]
-
 LARGEST_KEPT = 2**26
 """Elements of the largest stored κ(x) of a full-batch fit, and of the largest chunk of a forward pass."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from kapsi.training.distributed import Group
 
-__all__ = ["Columns", "Dual", "Factored", "Pattern", "Stored", "Streamed", "Sums", "sums_of"]
-
 
 class Columns(NamedTuple):
     """A chunk of rows of the design matrix.

@@ -27,8 +27,6 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
 from kapsi.training.solvers.jacobian import Objective, Point, parameter_vector
 
-__all__ = ["LevenbergMarquardt"]
-
 ACCELERATION = 0.75
 """Largest accepted length of the acceleration, relative to the step (Transtrum and Sethna's α).
 

@@ -24,15 +24,6 @@ from kapsi.weights import DenseWeights, Weights
 if TYPE_CHECKING:
     from kapsi.training.config import TrainConfig
 
-__all__ = [
-    "LinearDesign",
-    "NotLinear",
-    "Structure",
-    "reason_not_linear",
-    "structure",
-    "widened",
-]
-
 Expand = Callable[[Tensor], Tensor]
 
 

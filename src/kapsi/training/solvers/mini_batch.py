@@ -19,8 +19,6 @@ from kapsi.training.distributed import Group
 from kapsi.training.prediction import outputs_of
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task, pack, seeded, unpack
 
-__all__ = ["MiniBatch", "MiniBatchRun"]
-
 WARM_UP = 10
 """The decay of averaged weights is at most (1 + t) / (10 + t) after t steps."""
 

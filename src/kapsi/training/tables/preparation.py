@@ -11,8 +11,6 @@ import numpy.typing as npt
 from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
 from kapsi.errors import TableError
 
-__all__ = ["TrainingRows"]
-
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:

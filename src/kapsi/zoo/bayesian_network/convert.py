@@ -35,8 +35,6 @@ from kapsi.zoo.graphical import (
 )
 from kapsi.zoo.inference import LogFactor, eliminate
 
-__all__ = ["PARITY", "from_pgmpy"]
-
 
 def from_pgmpy(
     network: Any,

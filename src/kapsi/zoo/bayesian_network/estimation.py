@@ -22,8 +22,6 @@ from kapsi.zoo.bayesian_network.model import (
 )
 from kapsi.zoo.graphical import Outside, check_codes, check_label, check_rows, counts_of
 
-__all__ = ["encode", "fit_discrete", "fit_gaussian"]
-
 LEAST_SHARE = 1e-12
 """Smallest residual share of the variance of a node given its parents; smaller shares are rounding errors."""
 

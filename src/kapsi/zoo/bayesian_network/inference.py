@@ -29,8 +29,6 @@ from kapsi.zoo.graphical import (
     split_tables,
 )
 
-__all__ = ["log_conditional", "log_marginal", "log_posterior"]
-
 
 @torch.no_grad()
 def log_marginal(model: Model, x: Any) -> Tensor:

@@ -18,8 +18,6 @@ from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.zoo.base import model_of, one_head
 from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_numbers, check_sizes, check_table
 
-__all__ = ["Parents", "spec"]
-
 Parents: TypeAlias = Sequence[Sequence[int]]
 """The structure of a network: the numbers of the parents of each node."""
 

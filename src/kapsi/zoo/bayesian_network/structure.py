@@ -15,8 +15,6 @@ from kapsi.zoo.bayesian_network.estimation import LEAST_SHARE
 from kapsi.zoo.bayesian_network.model import Parents, check_parents, check_states, order_of
 from kapsi.zoo.graphical import check_codes, check_rows
 
-__all__ = ["hill_climb", "parents_from_pgmpy", "structure_score"]
-
 Kind = Literal["discrete", "gaussian"]
 Criterion = Literal["bic", "aic"]
 

@@ -21,8 +21,6 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.zoo.base import finite_tensor, forbid
 from kapsi.zoo.mlp import ACTIVATIONS
 
-__all__ = ["from_pykan"]
-
 
 def from_pykan(model: Any, *, in_features: int | None = None) -> Model:
     """Return a model of pykan, `kan.KAN` or `kan.MultKAN`, as a kapsi model in float64 with equal outputs.

@@ -13,18 +13,6 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.process import Activation
 from kapsi.remainder import ConstantRemainder, IdentityRemainder, LinearRemainder, ZeroRemainder
 
-__all__ = [
-    "Attribution",
-    "Edges",
-    "attribution",
-    "checked_rows",
-    "edge_functions",
-    "edges_of",
-    "heads_of",
-    "layers_of",
-    "shares_of",
-]
-
 LARGEST_VALUES = 2**27
 """Largest number of edge values of a layer: 1 GiB in float64."""
 

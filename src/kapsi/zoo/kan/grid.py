@@ -16,8 +16,6 @@ from kapsi.remainder import ExpansionRemainder
 from kapsi.zoo.base import forbid
 from kapsi.zoo.kan.edges import checked_rows, heads_of, layers_of
 
-__all__ = ["update_grid"]
-
 POINTS = 4
 """Evenly spaced points of each new interval, per non-zero spline, fitted together with the data."""
 

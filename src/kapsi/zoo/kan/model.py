@@ -10,8 +10,6 @@ from kapsi.reconciliation.dense import Dense
 from kapsi.remainder import LinearRemainder, Remainder, ZeroRemainder
 from kapsi.spec import ModelSpec, rpn
 
-__all__ = ["spec"]
-
 
 def spec(
     widths: Sequence[int | None],

@@ -17,8 +17,6 @@ from torch import Tensor
 from kapsi.zoo.base import Case, Comparison, deviation, sizes
 from kapsi.zoo.kan.convert import from_pykan
 
-__all__ = ["PARITY"]
-
 
 @contextlib.contextmanager
 def _importing_pykan() -> Iterator[Any]:

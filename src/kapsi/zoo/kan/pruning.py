@@ -22,8 +22,6 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.zoo.base import forbid
 from kapsi.zoo.kan.edges import Edges, checked_rows, edge_functions, edges_of, heads_of, layers_of, shares_of
 
-__all__ = ["prune"]
-
 
 @torch.no_grad()
 def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, fixed: bool = True) -> Model:

@@ -14,8 +14,6 @@ from kapsi.errors import DataError, SpecError, check_choice, check_integer, chec
 from kapsi.modules import Model
 from kapsi.zoo.kan.edges import Edges, checked_rows, edge_functions
 
-__all__ = ["FUNCTIONS", "EdgeFormula", "Formulas", "formulas"]
-
 Search: TypeAlias = Literal["none", "scale", "half-line", "center", "phase", "window", "both"]
 """Starting points of the search for a and b, for inputs in [−1, 1].
 

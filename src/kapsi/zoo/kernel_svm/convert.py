@@ -17,8 +17,6 @@ from kapsi.modules import Model
 from kapsi.zoo.base import check_estimator, float64, forbid, model_of
 from kapsi.zoo.kernel_svm.model import machine_spec, pairs_of, used_options
 
-__all__ = ["KernelOptions", "from_sklearn", "machine"]
-
 LARGEST_SUPPORT = 2**29
 """Largest number of values in densified support vectors: 4 GiB."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from kapsi.errors import DataError, SpecError, check_number
 from kapsi.zoo.base import finite_tensor, row_weights, tensor_of
 
-__all__ = ["ClassWeight", "costs", "gamma_of", "targets_of"]
-
 ClassWeight: TypeAlias = Mapping[int, float] | Sequence[float] | Literal["balanced"] | None
 """Weights of the classes, by number or in order."""
 

@@ -24,8 +24,6 @@ from torch import Tensor
 from kapsi.expansion.kernel import Kernel, similarity
 from kapsi.function import Spec, option
 
-__all__ = ["DualOptions", "DualProblem", "DualProgress", "DualSolution", "classification", "regression", "solve_dual"]
-
 Numbers: TypeAlias = NDArray[np.float64]
 
 WORKING_SET = 1024

@@ -14,8 +14,6 @@ from kapsi.zoo.kernel_svm.dual import DualProgress
 from kapsi.zoo.kernel_svm.model import one_vs_rest, vote
 from kapsi.zoo.kernel_svm.training import fit_dual
 
-__all__ = ["PARITY"]
-
 
 def _values(estimator: Any) -> int:
     """Return the number of values of a fitted machine."""

@@ -23,8 +23,6 @@ from kapsi.zoo.kernel_svm.data import ClassWeight, costs, gamma_of, targets_of
 from kapsi.zoo.kernel_svm.dual import DualOptions, DualProgress, classification, regression, solve_dual
 from kapsi.zoo.kernel_svm.model import Kernel, check_used, outputs_of, pairs_of
 
-__all__ = ["fit_dual", "fit_primal"]
-
 FIRST_EPOCHS = 200
 """Epochs of L-BFGS for the squared hinge."""
 

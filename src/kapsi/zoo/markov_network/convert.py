@@ -32,8 +32,6 @@ from kapsi.zoo.graphical import (
 from kapsi.zoo.markov_network.inference import log_partition, log_posterior, normalized
 from kapsi.zoo.markov_network.model import check_cliques, discrete_model, from_precision
 
-__all__ = ["PARITY", "from_pgmpy"]
-
 
 def from_pgmpy(
     network: Any,

@@ -26,8 +26,6 @@ from kapsi.zoo.graphical import (
 from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
 from kapsi.zoo.markov_network.model import Cliques, Table, check_cliques, discrete_model, from_precision
 
-__all__ = ["fit", "fit_counts", "fit_gaussian"]
-
 Method = Literal["likelihood", "pseudo", "conditional"]
 
 FLAT = 1e-6

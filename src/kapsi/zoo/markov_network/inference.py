@@ -19,8 +19,6 @@ from kapsi.zoo.graphical import check_numbers, check_rows, check_states, check_t
 from kapsi.zoo.inference import LogFactor, eliminate
 from kapsi.zoo.markov_network.model import Table, head_of, tables_of
 
-__all__ = ["log_marginal", "log_partition", "log_posterior", "normalized"]
-
 
 def log_partition(model: Model, values: Sequence[float] | None = None) -> Tensor:
     """Return log Z = log Σ_x exp(output(x)) of each output, `(n,)` in float64; differentiable in the parameters.

@@ -19,8 +19,6 @@ from kapsi.spec import HeadSpec, ModelSpec
 from kapsi.zoo.base import finite_tensor, forbid, model_of, one_head
 from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_sizes, check_table, network_head, split_tables
 
-__all__ = ["Cliques", "from_precision", "spec"]
-
 Cliques: TypeAlias = Sequence[Sequence[int]]
 """Sets of node numbers, with a factor each."""
 

@@ -22,8 +22,6 @@ from kapsi.zoo.naive_bayes.estimation import (
 )
 from kapsi.zoo.naive_bayes.model import check_variance, spec
 
-__all__ = ["PARITY", "from_sklearn"]
-
 
 def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
     """Return a fitted naive Bayes of scikit-learn as a model in float64, with outputs in the order of `classes_`.

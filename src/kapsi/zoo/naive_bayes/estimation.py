@@ -21,16 +21,6 @@ from kapsi.training.rows.stored import as_column
 from kapsi.zoo.base import finite_tensor, forbid, model_of
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, spec
 
-__all__ = [
-    "CountStatistics",
-    "GaussianStatistics",
-    "fit_bernoulli",
-    "fit_gaussian",
-    "fit_multinomial",
-    "fit_naive",
-    "partial_fit",
-]
-
 NO_WEIGHT = 1e-8
 """Total weight of a class in a batch counted as zero, as in scikit-learn."""
 

@@ -19,8 +19,6 @@ from kapsi.remainder import ConstantRemainder
 from kapsi.spec import HeadSpec, ModelSpec, from_dict
 from kapsi.zoo.base import one_head
 
-__all__ = ["DENSITIES", "check_variance", "learned", "spec"]
-
 DENSITIES = (*LINE, *HALF_LINE)
 COUNTS = ("multinomial", "bernoulli", "categorical")
 OPTIONS: dict[str, tuple[str, ...]] = {
