@@ -75,6 +75,15 @@ def test_results_of_a_loss_that_do_not_fit(function, message, solver):
         kp.fit(model(), (X, Y), loss=Odd(), solver=solver, epochs=1)
 
 
+def test_a_mean_of_another_shape_is_refused():
+    @dataclass(frozen=True)
+    class Odd(kp.Loss, name="odd"):
+        rows = mean = staticmethod(squares)
+
+    with pytest.raises(kp.SpecError, match=r"loss: odd\.mean must return a scalar; got shape \(50,\)"):
+        kp.fit(model(), (X, Y), loss=Odd(), epochs=1)
+
+
 @pytest.mark.parametrize(("function", "message"), (RESULTS | CALLS).values(), ids=[*RESULTS, *CALLS])
 def test_results_of_a_metric_that_do_not_fit(function, message):
     @dataclass(frozen=True)

@@ -70,10 +70,12 @@ class Loss(Function, role="loss"):
         return self.rows(output, target).mean()
 
     def dry_run(self, output: Tensor, target: Tensor, weighted: bool) -> None:
-        """Raise a `SpecError` if `rows` fails or returns anything but differentiable values, `(rows,)`."""
+        """Raise a `SpecError` if `rows` or `mean` fails, or returns anything but differentiable values, `(rows,)` or `()`."""
         where = f"loss: {self.name}.rows"
         values = attempt(where, self.rows, output, target)
         check_values(where, values, output, f"one value per row, ({len(output)},)", ((len(output),),))
+        where = f"loss: {self.name}.mean"
+        check_values(where, attempt(where, self.mean, output, target), output, "a scalar", ((),))
 
     def decide(self, output: Tensor) -> Tensor:
         """Return predictions: numbers `(rows, k)`, or class numbers `(rows,)`."""
@@ -360,7 +362,8 @@ class Bernoulli(Loss, name="bernoulli"):
 
 @dataclass(frozen=True)
 class CallableLoss(Loss):
-    """The loss of a plain callable `(output, target)`, with a value per element, per row, or a mean as result.
+    """The loss of a plain callable `(output, target)`, with a value per element or row as result, or a mean for rows
+    without weights.
 
     Args:
         function: called with outputs `(rows, n)` and targets of the same shape, or class numbers `(rows,)`; differentiable.

@@ -167,7 +167,10 @@ class LogLoss(Metric, name="log_loss"):
 
 @dataclass(frozen=True)
 class F1(Metric, name="f1"):
-    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, the mean over the classes for more."""
+    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, the mean over the classes for more.
+
+    Targets are class numbers, or zeros and ones of one output.
+    """
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = True
@@ -198,7 +201,10 @@ class F1(Metric, name="f1"):
 
 @dataclass(frozen=True)
 class AUC(Metric, name="auc"):
-    """Area under the ROC curve; for more than two classes the mean over each class against the rest."""
+    """Area under the ROC curve; for more than two classes the mean over each class against the rest.
+
+    Targets are class numbers, or zeros and ones of one output.
+    """
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = True
@@ -247,7 +253,8 @@ def _labels(metric: Metric, target: Tensor, loss: Loss) -> Tensor:
 
 @dataclass(frozen=True)
 class CallableMetric(Metric):
-    """The metric of a plain callable `(prediction, target)`, with a value per element, per row, or a mean as result.
+    """The metric of a plain callable `(prediction, target)`, with a value per element or row as result, or a mean for rows
+    without weights.
 
     Args:
         function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and targets of the
