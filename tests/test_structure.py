@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -280,3 +283,63 @@ def test_losses_and_solvers_are_not_told_apart_by_their_names(path) -> None:
 @pytest.mark.parametrize("source", ["solver == 'adamw'", "loss.name in ('mse', 'huber')", "match x:\n case 'ridge': 1"])
 def test_a_comparison_with_a_name_is_seen(source) -> None:
     assert compared_names(ast.parse(source), {"adamw", "mse", "ridge"})
+
+
+# ------------------------------------------------------------------------------------------------ sizes, names and prose
+
+LONGEST_FILE, LONGEST_BODY = 600, 60
+PRONOUNS = {"what", "which", "that", "those", "one", "it", "its", "they", "them", "such"}
+MOST_PRONOUNS = 25.0  # per 1,000 words of docstrings and comments; model code bases of the field have 15 to 20
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+@EACH_FILE
+def test_files_and_bodies_stay_readable(path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.count("\n") <= LONGEST_FILE
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {f"line {node.lineno}: {node.name}": body_lines(node) for node in functions}
+    assert not {place: size for place, size in long.items() if size > LONGEST_BODY}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+def prose(source: str) -> list[str]:
+    """Return the words of docstrings and comments in lower case."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+    return re.findall(r"[a-z']+", "\n".join(texts).lower())
+
+
+def test_prose_names_things_instead_of_pointing_at_them() -> None:
+    words = [word for path in FILES for word in prose(path.read_text(encoding="utf-8"))]
+    assert 1000 * sum(word in PRONOUNS for word in words) / len(words) <= MOST_PRONOUNS
+    assert 1000 * words.count("what") / len(words) <= 1.5
+
+
+def test_pronouns_are_counted() -> None:
+    source = '"""What it returns."""\nx = "what"  # the one that is kept\n'
+    words = prose(source)
+    assert words == ["what", "it", "returns", "the", "one", "that", "is", "kept"]
+    assert sum(word in PRONOUNS for word in words) == 4
+
+
+def test_errors_are_raised_at_boundaries() -> None:
+    """At most 18 raises per 1,000 lines: validate where data and options enter, trust them inside."""
+    sources = [path.read_text(encoding="utf-8") for path in FILES]
+    raises = sum(isinstance(node, ast.Raise) for source in sources for node in ast.walk(ast.parse(source)))
+    assert 1000 * raises / sum(source.count("\n") for source in sources) <= 18
