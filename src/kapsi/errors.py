@@ -19,6 +19,10 @@ class SpecError(KapsiError):
     """An invalid function, specification, option or call."""
 
 
+class UnknownFunction(SpecError):
+    """A name without a registered function, a typo or a name of a package that is not installed."""
+
+
 class DataError(KapsiError):
     """Invalid data: targets, values, types or shapes of arrays, tables."""
 
@@ -56,17 +60,19 @@ def shown(value: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """Return the choices most similar to a misspelled word, the best first; case is ignored.
+    """Return the choices most similar to a misspelled word, the best first, or with its letters as initials; ignore case.
 
     Example:
         >>> nearest("Tailor", ["taylor", "b_spline", "identity"])
         ['taylor']
     """
     by_folded: dict[str, str] = {}
+    choices = list(choices)
     for choice in choices:
         by_folded.setdefault(choice.casefold(), choice)
     close = difflib.get_close_matches(word.casefold(), list(by_folded), n=count, cutoff=0.6)
-    return [by_folded[folded] for folded in close]
+    initials = [choice for choice in choices if "".join(part[:1] for part in choice.split("_")) == word]
+    return [by_folded[folded] for folded in close] or initials
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, quoted: bool = True) -> str:

@@ -12,14 +12,24 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
 import torch
 from torch import Generator, Tensor
 
-from kapsi.errors import SpecError, check_choice, check_integer, check_number, did_you_mean, refuse, shown, unknown
+from kapsi.errors import (
+    SpecError,
+    UnknownFunction,
+    check_choice,
+    check_integer,
+    check_number,
+    did_you_mean,
+    refuse,
+    shown,
+    unknown,
+)
 from kapsi.installed import load_installed
 
 Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
@@ -173,16 +183,18 @@ class Function:
             holder = known.get(word) or known.get(other_names.get(word, ""))
             # The same definition again is a notebook cell run twice, or a reloaded module.
             if holder is not None and (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
+                taken = f"{holder.__module__}.{holder.__qualname__}"
                 raise SpecError(
-                    f"{cls.__name__}: the {cls.role} name {word!r} is taken by {holder.__module__}.{holder.__name__}"
+                    f"{cls.__name__}: the {cls.role} name {word!r} is taken by {taken}; choose another name"
                 )
         cls.name = name
         known[name] = cls
         other_names.update(dict.fromkeys(aliases, name))
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
+    def __new__(cls, *_: Any, **options: Any) -> Self:
         checked: Any = cls
         _check_definition(checked)
+        _check_names(cls, options)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -246,8 +258,9 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
     function = known.get(name) or known.get(aliases.get(name, ""))
     if function is None:
         hint = did_you_mean(name, [*known, *aliases])
-        allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}", *failures))
-        raise SpecError(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
+        package = "" if hint else ", or install the package that defines it"
+        allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}{package}", *failures))
+        raise UnknownFunction(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
     return function
 
 
@@ -274,6 +287,10 @@ def option(
 
 class Spec:
     """Base of the dataclasses of a specification beside functions; fields are checked and coerced at construction."""
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        _check_names(cls, options)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -425,19 +442,21 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
         return wrapped
     data = {"kind": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping):
-        wanted = f"the name of a function of role {kind.role}, or a mapping with a kind"
         if isinstance(value, Function):
-            problem = f"expected a function of role {kind.role}, got the {value.role} {type(value).__name__}"
+            problem = f"the {value.role} {type(value).__name__}"
         elif isinstance(value, type) and issubclass(value, Function):
-            problem = f"expected a function, got the class {value.__name__}; call it: {value.__name__}()"
+            problem = f"the class {value.__name__}; call it: {value.__name__}()"
         else:
-            problem = f"expected {wanted}, got {shown(value)}"
-        raise SpecError(f"{where}: {problem}")
+            problem = f"{shown(value)}; give a name, or a mapping with a kind"
+        raise SpecError(f"{where}: expected {_article(kind.role)}, got {problem}")
     options = dict(data)
     name = options.pop("kind", kind.default_kind)
     cls = lookup(kind.role, name, where) if isinstance(name, str) else None
     if cls is None or not issubclass(cls, kind):
-        problem = f"a function of role {kind.role} needs a kind" if cls is None else f"{name!r} is not allowed here"
+        problem = f"{_article(kind.role)} needs a kind" if cls is None else f"{name!r} is not allowed here"
+        owners = _owners(kind, options) if options and cls is None else []
+        if owners:
+            problem += f"; {', '.join(options)} belongs to {' or '.join(owners)}"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
         raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
     checked: Any = cls
@@ -445,17 +464,15 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     return typing.cast(Function, _build(cls, options, where))
 
 
+def _article(role: str) -> str:
+    return f"{'an' if role[0] in 'aeiou' else 'a'} {role}"
+
+
 def _build(cls: type, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
         refuse(where, f"a mapping of {cls.__name__}", value)
-    fields = {f.name: f for f in options_of(cls)}
-    for key in value:
-        if key not in fields:
-            hint = did_you_mean(str(key), fields)
-            allowed = f"{hint}it has {', '.join(fields)}" if fields else "it has no options"
-            allowed = cls.owner_of(str(key)) or allowed if issubclass(cls, Spec) else allowed
-            raise SpecError(f"{where}: {cls.__name__} has no option {key!r}; {allowed}")
-    hints = _hints(cls)
+    _check_names(cls, value, f"{where}: ")
+    fields, hints = {f.name: f for f in options_of(cls)}, _hints(cls)
     options = {key: _coerce_field(fields[key], hints[key], item, f"{where}.{key}") for key, item in value.items()}
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
@@ -464,6 +481,26 @@ def _build(cls: type, value: Any, where: str) -> Any:
         return cls(**options)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
+
+
+def _check_names(cls: type, names: Iterable[Any], where: str = "") -> None:
+    """Raise a `SpecError` for an option unknown to a function or a part of a specification; name owners."""
+    fields = [f.name for f in options_of(cls)]
+    for name in names:
+        if name in fields:
+            continue
+        owners = _owners(cls, [name]) if issubclass(cls, Function) else []
+        few = f"; {name} is an option of {', '.join(owners)}" if 0 < len(owners) <= 3 else ""
+        hint = "" if few else did_you_mean(str(name), fields)
+        allowed = f"{hint}it has {', '.join(fields)}{few}" if fields else f"it has no options{few}"
+        allowed = cls.owner_of(str(name)) or allowed if issubclass(cls, Spec) else allowed
+        raise SpecError(f"{where}{cls.__name__} has no option {name!r}; {allowed}")
+
+
+def _owners(kind: type[Function], options: Iterable[str]) -> list[str]:
+    """Return the names of the functions of a role with all of some options."""
+    known = sorted(ROLES[kind.role].items())
+    return [name for name, cls in known if set(options) <= set(getattr(cls, "__dataclass_fields__", ()))]
 
 
 def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:

@@ -484,6 +484,10 @@ def entry_of(cls: type[Function], **options: Any) -> Entry:
 # ------------------------------------------------------------------------------------------------ the list
 
 
+MANY = 50
+"""Largest number of names in a message."""
+
+
 @dataclass(frozen=True, repr=False)
 class Listing(Sequence[Entry]):
     """Entries of the catalogue in order of role and name; index by number, name or alias.
@@ -530,9 +534,9 @@ class Listing(Sequence[Entry]):
             names = [word for entry in self.entries for word in (entry.name, *entry.aliases)]
             suggestions = nearest(name, names)
             hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
-            allowed = "; ".join(
-                (f"{hint}there are {', '.join(dict.fromkeys(e.name for e in self.entries))}", *self.failures)
-            )
+            known = list(dict.fromkeys(e.name for e in self.entries))
+            listed = f"there are {', '.join(known)}" if len(known) <= MANY else "kapsi functions lists the names"
+            allowed = "; ".join((f"{hint}{listed}", *self.failures))
             raise SpecError(f"no function is called {name!r}; {allowed}")
         return entries
 

@@ -165,7 +165,7 @@ def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tupl
     try:
         model = Model(spec, device="meta")
     except SpecError as error:
-        raise SpecError(f"{where}: spec: {error}") from None
+        raise type(error)(f"{where}: spec: {error}") from None
     problem = _mismatch(model, slices, frozen)
     if problem:
         raise SpecError(f"{where}: {problem}")

@@ -200,6 +200,11 @@ def to_dict(value: Any) -> Any:
         return [to_dict(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise SpecError(
+            f"to_dict: {name} is a plain callable, unknown to files; define a class, such as a kp.Loss, instead"
+        )
     raise SpecError(f"to_dict: expected a function or a specification, got {type(value).__name__}")
 
 
@@ -208,7 +213,7 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
 
     Args:
         data: as returned by `to_dict`, with defaults for missing options, and names for functions without options.
-        kind: the result: `ModelSpec` (default), `LayerSpec`, `HeadSpec`, or a role such as `Expansion`.
+        kind: the result: `ModelSpec` (default), `LayerSpec`, `HeadSpec`, `TrainConfig`, or a role such as `Expansion`.
         where: beginning of messages.
 
     Raises:
@@ -219,6 +224,10 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
         >>> kp.from_dict({"kind": "taylor", "degree": 3}, kp.Expansion)
         Taylor(degree=3, symmetric=False)
     """
+    if kind is None and isinstance(data, Mapping) and not {"widths", "layers"} & data.keys():
+        refuse(
+            "from_dict(data)", "a model; give a kind for other data, such as kp.from_dict(data, kp.TrainConfig)", data
+        )
     kind = ModelSpec if kind is None else kind
     if not isinstance(kind, type) or not issubclass(kind, Function | Spec) or kind is Function or kind is Spec:
         refuse("from_dict(kind)", "ModelSpec, LayerSpec, HeadSpec, or a role such as Expansion", kind)

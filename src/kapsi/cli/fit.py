@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
@@ -160,20 +161,19 @@ def prepare(
     return problem, edited(config, of_model)
 
 
-def read_configuration(path: str) -> tuple[ModelSpec, TrainConfig]:
-    """Return model and training of a specification or of a run's config.yaml."""
+def read_configuration(path: str) -> tuple[ModelSpec | None, TrainConfig]:
+    """Return model and training of a specification or of a run's config.yaml, in part if need be."""
     from kapsi.spec import ModelSpec, from_dict, parse_yaml, read_text
     from kapsi.training.config import TrainConfig
 
     data = parse_yaml(read_text(path, "specification"), path)
-    if not isinstance(data, dict) or "model" not in data:
+    if not isinstance(data, dict) or not {"table", "model", "training"} & set(data):
         return from_dict(data, ModelSpec, path), TrainConfig()
     for key in data:
         if key not in ("table", "model", "training"):
             raise SpecError(f"{path}: there is no {key!r} in a configuration; it has table, model, training")
-    return from_dict(data["model"], ModelSpec, f"{path}: model"), from_dict(
-        data.get("training", {}), TrainConfig, f"{path}: training"
-    )
+    model = None if data.get("model") is None else from_dict(data["model"], ModelSpec, f"{path}: model")
+    return model, from_dict(data.get("training", {}), TrainConfig, f"{path}: training")
 
 
 def split_setting(text: str) -> tuple[str, Any]:
@@ -198,10 +198,26 @@ def edited(config: RunConfig, edits: Edits) -> RunConfig:
     if not edits:
         return config
     data = to_dict(config)
-    for path, value in edits:
+    # Functions before their options, in any order on the command line.
+    for path, value in sorted(edits, key=lambda edit: edit[0].removesuffix(".kind").count(".")):
         set_option(data, path, value)
-    result: RunConfig = from_dict(data, RunConfig, "configuration")
+    try:
+        result: RunConfig = from_dict(data, RunConfig, "configuration")
+    except SpecError as error:
+        raise SpecError(_as_settings(str(error).removeprefix("configuration."))) from None
     return result
+
+
+def _as_settings(message: str) -> str:
+    """Return a message with settings of the command line in place of code."""
+    from kapsi.function import catalogue
+
+    code = re.search(r"(solver|loss)=(?:kp\.)?(\w+)\((\w+=[^()]*)\)$", message)
+    if code is None:
+        return re.sub(r"it is (\w+) of a TableConfig; .*", r"it is table.\1 now", message)
+    name = next(kind.name for kind in catalogue(code[1]) if kind.__name__ == code[2])
+    kind = "" if name == "adamw" else f"--set training.{code[1]}.kind={name} "
+    return f"{message[: code.start()]}{kind}--set training.{code[1]}.{code[3]}"
 
 
 def epochs_per_part(training: TrainConfig) -> int | None:

@@ -30,7 +30,7 @@ from kapsi.training.metrics import CallableMetric, Metric, default_metrics
 from kapsi.training.penalties import Penalties
 from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time, widest
 from kapsi.training.records import Epoch, Step
-from kapsi.training.resolve import Resolved, resolve, resolve_loss
+from kapsi.training.resolve import REQUESTED, Resolved, check_at_once, resolve, resolve_loss
 from kapsi.training.resume import Position, Recorder, tensors_of
 from kapsi.training.solvers import NotFinite, Solver, SolverRun, Task
 from kapsi.training.threads import SMALL_ELEMENTS, threads_for
@@ -342,6 +342,8 @@ class _TrainingRun:
         run = solver.start(task) if is_own(type(solver)) else attempt(f"{solver.name}.start", solver.start, task)
         if not isinstance(run, SolverRun):
             raise SpecError(f"{solver.name}.start must return a SolverRun, got {type(run).__name__}")
+        if run.at_once and chosen.reason == REQUESTED:
+            check_at_once(chosen.config)
         return run
 
     # -------------------------------------------------------------------------------- the loop

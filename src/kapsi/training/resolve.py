@@ -7,11 +7,14 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import nn
 
+from kapsi.errors import SpecError
 from kapsi.modules import Model, trained_count
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
 from kapsi.training.losses import MSE, CallableLoss, CrossEntropy, Loss
 from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solver, reason_not_closed
+
+REQUESTED = "requested"
 
 SMALL_PRODUCT = 50_000_000
 """Largest rows × parameters for quasi-Newton steps on all rows: a step takes milliseconds, and training converges."""
@@ -84,6 +87,13 @@ def resolve_loss(loss: Loss | Literal["auto"], classes: bool) -> Loss:
     return CrossEntropy() if classes else MSE()
 
 
+def check_at_once(config: TrainConfig) -> None:
+    """Raise a `SpecError` for options without effect on a model solved at once."""
+    for name in ("patience", "monitor"):
+        if getattr(config, name) != getattr(TrainConfig, name):
+            raise SpecError(f"training.{name}: has no effect, the solver solves this model at once; leave {name} out")
+
+
 def resolve(
     config: TrainConfig,
     model: nn.Module,
@@ -107,7 +117,7 @@ def resolve(
     """
     loss = resolve_loss(config.loss, rows.classes)
     if isinstance(config.solver, Solver):
-        solver, reason = config.solver, "requested"
+        solver, reason = config.solver, REQUESTED
     else:
         choose = _choose_selecting if selecting else _choose
         solver, reason = choose(config, model, rows, loss, Group() if group is None else group)

@@ -17,7 +17,7 @@ from kapsi.training.distributed import Group
 from kapsi.training.engine import INTERRUPTED, fit
 from kapsi.training.prediction import predict, widest
 from kapsi.training.records import Epoch
-from kapsi.training.resolve import Resolved, RowsInfo, resolve
+from kapsi.training.resolve import Resolved, RowsInfo, check_at_once, resolve
 from kapsi.training.threads import threads_for
 
 Data: TypeAlias = tuple[Tensor, Tensor]
@@ -202,6 +202,7 @@ def _fit_selected(
         resolved = replace(resolved, l2=penalty)
         return model, fits(model, (x[rows], y[rows]), resolved, validation=(x[held], y[held])), []
     if config.l2 is None and solver.chooses_l2(model, loss):
+        check_at_once(config)
         records = fits(model, data, resolved)
         details = records[-1].details
         return model, records, [PenaltyScore(details["l2"], details["leave_one_out"], 1, True)]

@@ -123,6 +123,9 @@ class SolverRun(ABC):
     `start`, and the rest of the run is bitwise identical to an uninterrupted one.
     """
 
+    at_once = False
+    """Whether a single step solves the task."""
+
     def __init__(self, task: Task) -> None:
         self.task = task
 

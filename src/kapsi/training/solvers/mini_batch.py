@@ -95,6 +95,11 @@ class MiniBatchRun(SolverRun):
                 f"{options.name}.optimizer must return an optimizer of torch with steps without a closure; got {kind}"
             )
         self.size = options.batch_size
+        largest = min(size for size in (self.size, task.rows.count, 2**40) if size is not None)
+        if options.gradient_accumulation > largest:
+            raise SpecError(
+                f"fit: gradient_accumulation={options.gradient_accumulation} parts of {largest} rows; take fewer"
+            )
         self.taken = 0  # steps since the beginning
         self.epoch = 1  # current epoch
         length = self.length()

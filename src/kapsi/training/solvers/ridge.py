@@ -150,7 +150,7 @@ class RidgeRun(SolverRun):
         else:
             design = LinearDesign(self.wide, config)
             if task.loss.closed_form:
-                self.work = _Closed(task, design)
+                self.work, self.at_once = _Closed(task, design), True
             else:
                 self.work = _Iterated(task, [ColumnBlock(design, task.loss)], config.l2, options.tolerance)
 

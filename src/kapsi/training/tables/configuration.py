@@ -104,7 +104,10 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     classes = problem.classes is not None
     if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
         known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
-        raise SpecError(f"training.loss: {training.loss.name} does not fit {problem.task}; choose {known}")
+        needs = "class probabilities, from an output per class" if classes else "one number, from one output"
+        raise SpecError(
+            f"training.loss: {training.loss.name} does not fit {problem.task}, which needs {needs}; choose {known}"
+        )
     sized = Model(model.sized(width, outputs), device="meta")
     training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Label, Preprocessing, TableProblem, TargetScale, write_table
-from kapsi.errors import KapsiError, RunError, TableError
+from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction
 from kapsi.files import append_line, finite, write_json
 from kapsi.migrate import migrate_run
 from kapsi.model_file import load, save
@@ -140,7 +140,8 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
-        raise RunError(f"{path}: damaged run: {reason}") from None
+        damaged = "" if isinstance(error, UnknownFunction) else "damaged run: "
+        raise RunError(f"{path}: {damaged}{reason}") from None
     if (
         data != fitted.to_dict()
         or spec != model.spec
