@@ -255,7 +255,7 @@ def test_wrong_uses_of_an_expansion_module_are_refused() -> None:
         kappa(torch.ones(5, 3, dtype=torch.int64))
     with pytest.raises(kp.SpecError, match=r"ExpansionModule\(5000\) needs κ\(x\) formed, 25,005,000 columns a row"):
         kp.ExpansionModule(5000, kp.Taylor(2))
-    with pytest.raises(kp.SpecError, match=r"expected a function of role expansion, got the reconciliation Dense"):
+    with pytest.raises(kp.SpecError, match=r"expected an expansion, got the reconciliation Dense"):
         kp.ExpansionModule(3, kp.Dense())
     with pytest.raises(kp.SpecError, match=r"in_features"):
         kp.ExpansionModule(0, kp.Taylor(2))
@@ -291,7 +291,7 @@ def test_an_expansion_remainder_is_scaled_calibrated_and_stays_structured() -> N
 
 
 def test_a_wrong_part_of_a_remainder_is_refused() -> None:
-    with pytest.raises(kp.SpecError, match=r"ExpansionRemainder.expansion: expected a function of role expansion"):
+    with pytest.raises(kp.SpecError, match=r"ExpansionRemainder.expansion: expected an expansion"):
         kp.ExpansionRemainder(kp.Dense())
     with pytest.raises(kp.SpecError, match=r"Kronecker\(rows=5\): rows must divide the 4 outputs"):
         kp.Head(3, 4, kp.HeadSpec(remainder=kp.ExpansionRemainder(reconciliation=kp.Kronecker(rows=5))))

@@ -212,7 +212,7 @@ def test_r2_of_a_constant_target():
     [
         ("gaussian", 3, "predict: gaussian needs 2 outputs for each target"),
         ("cross_entropy", 1, "predict: cross_entropy needs one output a class"),
-        (["mse"], 1, "loss: expected the name of a function of role loss"),
+        (["mse"], 1, "loss: expected a loss, got"),
     ],
 )
 def test_predictions_of_a_loss_that_the_model_cannot_have_are_refused(loss, outputs, said):

@@ -8,8 +8,9 @@ import torch
 import kapsi as kp
 from kapsi.cli.app import main
 from kapsi.cli.fit import edited, read_configuration
+from kapsi.errors import RunError
 from kapsi.function import ROLES
-from kapsi.training.tables import RunConfig, TableConfig
+from kapsi.training.tables import RunConfig, TableConfig, load_run
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, :1].sin()
@@ -95,8 +96,8 @@ def test_a_run_with_a_missing_package_is_not_damaged(tmp_path):
     known = dict(ROLES["loss"])
     del ROLES["loss"]["huber"]
     try:
-        with pytest.raises(kp.RunError, match=r"run: .*no loss is called 'huber'.*install the package") as error:
-            kp.load_run(run)
+        with pytest.raises(RunError, match=r"run: .*no loss is called 'huber'.*install the package") as error:
+            load_run(run)
     finally:
         ROLES["loss"].clear()
         ROLES["loss"].update(known)

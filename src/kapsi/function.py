@@ -455,7 +455,7 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if cls is None or not issubclass(cls, kind):
         problem = f"{_article(kind.role)} needs a kind" if cls is None else f"{name!r} is not allowed here"
         owners = _owners(kind, options) if options and cls is None else []
-        if owners:
+        if 0 < len(owners) <= 3:
             problem += f"; {', '.join(options)} belongs to {' or '.join(owners)}"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
         raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")

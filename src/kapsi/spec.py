@@ -226,7 +226,7 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
     """
     if kind is None and isinstance(data, Mapping) and not {"widths", "layers"} & data.keys():
         refuse(
-            "from_dict(data)", "a model; give a kind for other data, such as kp.from_dict(data, kp.TrainConfig)", data
+            where or "ModelSpec", "widths; for other data give a kind, as in kp.from_dict(data, kp.TrainConfig)", data
         )
     kind = ModelSpec if kind is None else kind
     if not isinstance(kind, type) or not issubclass(kind, Function | Spec) or kind is Function or kind is Spec:
