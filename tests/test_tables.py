@@ -614,7 +614,7 @@ def test_what_does_not_fit_is_refused_before_the_work_and_leaves_nothing(tmp_pat
         (
             classes,
             config(training=TrainConfig(loss="mse")),
-            "mse does not fit classification; choose auto or cross_entropy",
+            "mse does not fit classification, which needs class probabilities",
         ),
         (numbers, config(training=TrainConfig(loss="cross_entropy")), "cross_entropy does not fit regression"),
         (classes, config(folds=61), "61 folds of 60 rows"),
