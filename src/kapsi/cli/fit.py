@@ -215,9 +215,9 @@ def _as_settings(message: str) -> str:
     code = re.search(r"(solver|loss)=(?:kp\.)?(\w+)\((\w+=[^()]*)\)$", message)
     if code is None:
         return re.sub(r"it is (\w+) of a TableConfig; .*", r"it is table.\1 now", message)
-    name = next(kind.name for kind in catalogue(code[1]) if kind.__name__ == code[2])
-    kind = "" if name == "adamw" else f"--set training.{code[1]}.kind={name} "
-    return f"{message[: code.start()]}{kind}--set training.{code[1]}.{code[3]}"
+    kind = next(kind for kind in catalogue(code[1]) if kind.__name__ == code[2])
+    first = "" if kind.name == kind.default_kind else f"--set training.{code[1]}.kind={kind.name} "
+    return f"{message[: code.start()]}{first}--set training.{code[1]}.{code[3]}"
 
 
 def epochs_per_part(training: TrainConfig) -> int | None:
