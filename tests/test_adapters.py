@@ -253,7 +253,9 @@ def test_wrong_uses_of_an_expansion_module_are_refused() -> None:
         kp.DataError, match=r"ExpansionModule: expected inputs of a floating-point type, got torch.int64"
     ):
         kappa(torch.ones(5, 3, dtype=torch.int64))
-    with pytest.raises(kp.SpecError, match=r"ExpansionModule\(5000\) needs κ\(x\) formed, 25,005,000 columns a row"):
+    with pytest.raises(
+        kp.SpecError, match=r"ExpansionModule\(5000\) needs κ\(x\) materialized, 25,005,000 columns per row"
+    ):
         kp.ExpansionModule(5000, kp.Taylor(2))
     with pytest.raises(kp.SpecError, match=r"expected an expansion, got the reconciliation Dense"):
         kp.ExpansionModule(3, kp.Dense())

@@ -301,7 +301,11 @@ SMALL = "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(1, 13))
         ("k,y\n" + "".join(f"id{i},{i % 2}\n" for i in range(9)), (), "dropped the ID-like column 'k'"),
         ("a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)), (), "leave none to hold out"),
         ("a,y\n" + "".join(f"{i},c{i % 3}\n" for i in range(9)), ("--task", "regression"), "is text"),
-        ("a,y\n" + "".join(f"{i},{i}.5\n" for i in range(9)), ("--task", "classification"), "which is no class label"),
+        (
+            "a,y\n" + "".join(f"{i},{i}.5\n" for i in range(9)),
+            ("--task", "classification"),
+            "which is not a class label",
+        ),
         ("a,b,y\n" + SMALL, ("--drop", "y"), "both the target and to be dropped"),
         ("a,b,y\n" + SMALL, ("--drop", "bb"), "is not a column (nearest: 'b')"),
     ],

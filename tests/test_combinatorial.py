@@ -148,9 +148,7 @@ def test_extreme_trained_values_stay_finite() -> None:
 def test_columns_are_counted_before_anything_is_made(cls) -> None:
     number = "62,726,874,112" if cls is kp.Combinatorial else "15,701,874,580"
     kappa = cls(4)
-    said = (
-        rf"{cls.__name__}\(order=4\): 784 inputs make {number} columns, at most 16,777,216 are formed; choose a lower"
-    )
+    said = rf"{cls.__name__}\(order=4\): 784 inputs make {number} columns, at most 16,777,216 are materialized; choose a lower"
     x = torch.zeros(1, 784)
     with WatchSizes(x) as watch:
         for call in (kappa.factors, kappa.out_features, kappa.domain, lambda m: kp.Head(m, 2, kp.HeadSpec(kappa))):
@@ -179,7 +177,7 @@ def test_pairs_of_an_image_fit(cls) -> None:
     ("subsets", "said"),
     [
         ((), "at least one combination is needed; None stands for all of up to 2"),
-        (((0,), ()), r"expected numbers of inputs, from 0 on and each once, got \(\)"),
+        (((0,), ()), r"expected indices of inputs, from 0 on and each once, got \(\)"),
         (((0, -1),), r"got \(0, -1\)"),
         (((0, 1, 0),), r"got \(0, 1, 0\)"),
     ],
@@ -256,8 +254,8 @@ def test_what_is_no_state_is_the_nearest_or_refused() -> None:
         ({"states": (2, 0)}, 2, "each must be from 1 to 100,000"),
         ({"states": ()}, 2, "each must be from 1 to 100,000"),
         ({"states": 0}, 2, "states must be at least 1"),
-        ({"states": 100}, 300, "would have 4.485e.08 numbers, at most 16,777,216"),
-        ({"subsets": (tuple(range(30)),)}, 30, "would have 1.074e.09 numbers"),
+        ({"states": 100}, 300, "would have 4.485e.08 entries, at most 16,777,216"),
+        ({"subsets": (tuple(range(30)),)}, 30, "would have 1.074e.09 entries"),
         ({"subsets": ((0, 0),)}, 2, "each once"),
         ({"subsets": ((2,),)}, 2, "names input 2"),
     ],

@@ -99,14 +99,14 @@ def test_heads_add_up_to_their_layer(heads, groups):
 def test_heads_that_are_contracted_together_say_so():
     model = layer_of(kp.HeadSpec(), LOW, LOW, LOW)
     first, *others = kp.explain(model, 50)[1:]
-    assert first.route == "3 heads fused: low rank (κ B) Aᵀ, ψ not formed"
+    assert first.route == "3 heads fused: low rank (κ B) Aᵀ, ψ not materialized"
     for report in others:
         assert report.route == "fused with layers.0.heads.1"
         assert (report.bytes, report.largest, report.shape, report.operations) == (0, 0, (), 0)
         assert report.parameters == first.parameters
     model.layers[0].heads[2].register_forward_hook(lambda *_: None)
     apart = kp.explain(model, 50)[1:]
-    assert {report.route for report in apart} == {"low rank (κ B) Aᵀ, neither κ nor ψ formed"}
+    assert {report.route for report in apart} == {"low rank (κ B) Aᵀ, neither κ nor ψ materialized"}
     assert apart[1].operations == apart[2].operations > 0
     assert apart[0].operations > apart[1].operations  # κ is made by the first
 
@@ -167,10 +167,10 @@ def test_routes_are_explained():
     model = kp.Model(kp.rpn([50, 3], kp.Taylor(2), kp.LowRank(200), after="layer_norm"), device="meta")
     reports = {route: kp.explain(model, 64, route=route)[0] for route in (None, "dense", "structured")}
     columns = 51 * 50
-    assert reports[None].route.endswith("low rank (κ B) Aᵀ, ψ not formed")
+    assert reports[None].route.endswith("low rank (κ B) Aᵀ, ψ not materialized")
     assert reports[None].shape == (64, 51, 50)
-    assert reports["dense"].route == "dense: κ and ψ formed, one matrix product"
-    assert reports["structured"].route.endswith("low rank (κ B) Aᵀ, neither κ nor ψ formed")
+    assert reports["dense"].route == "dense: κ and ψ materialized, one matrix product"
+    assert reports["structured"].route.endswith("low rank (κ B) Aᵀ, neither κ nor ψ materialized")
     assert (
         reports["structured"].largest < reports["structured"].columns * 64 * 200
     )  # B × 200 × 50, one factor at a time
@@ -191,7 +191,7 @@ def test_the_route_says_whether_the_weights_are_formed():
         return kp.explain(kp.Model(kp.rpn([64, 32], expansion, reconciliation), device="meta"))[0]
 
     structured, formed = route(kp.Taylor(2), kp.Kronecker()), route(kp.Taylor(2), kp.Dense())
-    assert structured.route == "mixed product (A u) ⊗ (B v), neither κ nor ψ formed"
+    assert structured.route == "mixed product (A u) ⊗ (B v), neither κ nor ψ materialized"
     assert "low rank" in route(kp.Taylor(2), kp.LowRank(2)).route
     assert "constant" in route(kp.Taylor(2), kp.ConstantReconciliation()).route
     assert formed.route.startswith("dense")
@@ -202,7 +202,7 @@ def test_the_route_says_whether_the_weights_are_formed():
 
 @pytest.mark.parametrize("after", [(), ("layer_norm",)])
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("rank", "text"), [(4, "neither κ nor ψ formed"), (200, "ψ not formed")])
+@pytest.mark.parametrize(("rank", "text"), [(4, "neither κ nor ψ materialized"), (200, "ψ not materialized")])
 def test_a_rank_too_large_for_the_factors_forms_the_expansion_and_says_so(rank, text, channels, after):
     spec = kp.rpn([50, 3], kp.Taylor(2), kp.LowRank(rank), channels=channels, after=after)
     (report,) = kp.explain(kp.Model(spec, device="meta"), 64)
@@ -213,7 +213,7 @@ def test_a_rank_too_large_for_the_factors_forms_the_expansion_and_says_so(rank, 
 def test_khatri_rao_on_a_grid_of_one_row_is_a_low_rank():
     kappa = kp.Extended((kp.Taylor(2), kp.BSpline()))
     (report,) = kp.explain(kp.Model(kp.rpn([50, 3], kappa, kp.KhatriRao(4)), device="meta"))
-    first, second = "low rank (κ B) Aᵀ, neither κ nor ψ formed", "low rank (κ B) Aᵀ, ψ not formed"
+    first, second = "low rank (κ B) Aᵀ, neither κ nor ψ materialized", "low rank (κ B) Aᵀ, ψ not materialized"
     assert report.route == f"split by columns: {first} + {second}"
 
 

@@ -236,6 +236,6 @@ def test_wide_symmetric_taylor_exports_for_any_batch() -> None:
     model = kp.Model(kp.rpn([60, 4], expansion=kp.Taylor(2, symmetric=True)), seed=0).eval()
     batch = torch.export.Dim("batch", min=1, max=100_000)
     program = torch.export.export(model, (torch.ones(3, 60),), dynamic_shapes=({0: batch},)).module()
-    x = normal(2000, 60).float()  # of which κ(x) has 3.8 million numbers: not kept by the model itself
+    x = normal(2000, 60).float()  # of which κ(x) has 3.8 million entries: not kept by the model itself
     assert isinstance(next(model.heads())[1].expand(x), kp.features.PairFeatures)
     torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)

@@ -185,7 +185,7 @@ def replaced(**options):
         (misnamed, r"train\.parquet: not readable as Parquet \(.*\); save the file again"),
         (
             replaced(column="words"),
-            r"imdb \(train\): there is no column 'text' in \['words', 'label'\]; these are no files of",
+            r"imdb \(train\): there is no column 'text' in \['words', 'label'\]; these are not stanfordnlp/imdb's files",
         ),
         (replaced(texts=[1, 2, 3, 4], text=pa.int64()), "column 'text' is of the type int64; it must hold text"),
         (

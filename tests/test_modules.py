@@ -72,7 +72,7 @@ def test_store_gives_nothing_but_tensors(name) -> None:
         store.__getitem__(name)
 
 
-# Attributes of every module, methods of the store, and what is no identifier.
+# Attributes of every module, methods of the store, and what is not an identifier.
 TAKEN = [
     "type",
     "to",
@@ -760,7 +760,7 @@ def test_a_wide_expansion_is_not_formed_by_surprise() -> None:
     spec = kp.HeadSpec(kp.Taylor(2), kp.Kronecker(1, 1000), after=("layer_norm",))
     head = kp.Head(10**4, 2, spec, device="meta")
     with pytest.raises(
-        kp.SpecError, match=r"needs κ\(x\) formed, 100,010,000 columns a row; at most 16,777,216 are allowed"
+        kp.SpecError, match=r"needs κ\(x\) materialized, 100,010,000 columns per row; at most 16,777,216 are allowed"
     ):
         head(torch.empty(3, 10**4, device="meta"))
 
@@ -974,7 +974,7 @@ def test_the_share_of_a_rank_is_said_where_it_is_large() -> None:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (["a"] * 4, r"calibrate: expected y as numbers, one a row, got list"),
+        (["a"] * 4, r"calibrate: expected y as numbers, one per row, got list"),
         (torch.ones(4, dtype=torch.complex64), r"calibrate: expected y as real numbers, got torch.complex64"),
         (torch.ones(3), r"calibrate: 4 rows of x and 3 of y"),
         (torch.tensor(1), r"calibrate: 4 rows of x and 0 of y"),
@@ -1179,11 +1179,11 @@ def test_which_heads_are_contracted_together(model, groups) -> None:
 
 
 def test_large_heads_are_contracted_together_as_far_as_it_pays(monkeypatch) -> None:
-    monkeypatch.setattr("kapsi.modules.layer.LARGEST_FUSED", 3 * 6 * 4)
+    monkeypatch.setattr("kapsi.modules.layer.MAX_FUSED", 3 * 6 * 4)
     model = kp.Model(kp.rpn([4, 6], heads=8), seed=0)
     assert model.layers[0].groups() == [[0, 1, 2], [3, 4, 5], [6, 7]]
     torch.testing.assert_close(model(torch.ones(2, 4)), one_by_one(model)(torch.ones(2, 4)))
-    monkeypatch.setattr("kapsi.modules.layer.LARGEST_FUSED", 6 * 4 - 1)
+    monkeypatch.setattr("kapsi.modules.layer.MAX_FUSED", 6 * 4 - 1)
     assert kp.Model(kp.rpn([4, 6], heads=2), seed=0).layers[0].groups() == [[0], [1]]
 
 
@@ -1291,7 +1291,7 @@ def test_a_route_that_is_none_is_refused(route) -> None:
 
 def test_the_dense_route_forms_nothing_beyond_reason() -> None:
     wide = kp.Head(5000, 2, kp.HeadSpec(kp.Taylor(2), kp.KhatriRao(2)), device="meta")
-    with pytest.raises(kp.SpecError, match=r'route="dense" needs κ\(x\) formed, 25,005,000 columns a row'):
+    with pytest.raises(kp.SpecError, match=r'route="dense" needs κ\(x\) materialized, 25,005,000 columns per row'):
         wide(torch.ones(3, 5000, device="meta"), route="dense")
     tall = kp.Head(1000, 2000, kp.HeadSpec(kp.Taylor(2), kp.LowRank(2)), device="meta")
     with pytest.raises(kp.SpecError, match=r'route="dense" forms ψ\(w\), 2,002,000,000 numbers'):

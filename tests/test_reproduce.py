@@ -181,7 +181,7 @@ def test_rows_by_group_of_functions(tmp_path) -> None:
         ("seeds: 2", "compare: {factors: [0.5]}", ["compare", "factors", "above 1"]),
         ("seeds: 2", "pictures: [bars]", ["pictures[0]", "rank-sweep"]),
         ("headline: true", "headline: yes please", ["methods.kapsi.headline", "true or false"]),
-        ("label: other", "label: [x]", ["methods.other.label", "expected a text"]),
+        ("label: other", "label: [x]", ["methods.other.label", "expected a string"]),
         ("label: other", "headline: true", ["methods", "2 headlines"]),
         ("name: tiny", "name: other", ["name", "expected 'tiny'"]),
         ("title: A tiny table\n", "", ["needs 'title'"]),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import kapsi as kp
-from kapsi.features import LARGEST_ENTRIES, entries_of, side_by_side
-from kapsi.modules import LARGEST_TRAINED
+from kapsi.features import MAX_ENTRIES, entries_of, side_by_side
+from kapsi.modules import MAX_TRAINED
 from kapsi.testing import WatchSizes, inputs
 
 EXPANSIONS = (
@@ -492,7 +492,7 @@ def test_a_psi_too_large_to_train_is_refused_before_it_is_made() -> None:
         kp.Layer(WIDE, 2, kp.LayerSpec(spec))
     with pytest.raises(kp.SpecError, match=r"^layers\[0\]\.heads\[0\]: Head\(26965 → 2\): Dense.*23\.3 GB with AdamW;"):
         kp.Model(kp.rpn([WIDE, 2], kp.Taylor(2)))
-    with pytest.raises(kp.SpecError, match=r"18 trainable numbers and 11,634,211,072 fixed numbers, 46.5 GB"):
+    with pytest.raises(kp.SpecError, match=r"18 trainable parameters and 11,634,211,072 fixed values, 46.5 GB"):
         kp.Head(WIDE, 2, kp.HeadSpec(kp.Taylor(2), kp.RandomAdaption(16)))
     with pytest.raises(kp.SpecError, match=r"ExpansionRemainder.* 1,454,276,384 trainable .* a smaller expansion$"):
         kp.Head(WIDE, 2, kp.HeadSpec(kp.Identity(), kp.LowRank(2), kp.ExpansionRemainder()))
@@ -503,12 +503,12 @@ def test_a_psi_too_large_to_train_is_refused_before_it_is_made() -> None:
 
 
 def test_sizes_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LARGEST_TRAINED == 2**29
-    monkeypatch.setattr("kapsi.modules.head.LARGEST_TRAINED", 60)
+    assert MAX_TRAINED == 2**29
+    monkeypatch.setattr("kapsi.modules.head.MAX_TRAINED", 60)
     kp.Head(5, 12, kp.HeadSpec(kp.Identity(), kp.Dense()))
-    with pytest.raises(kp.SpecError, match="120 trainable numbers"):
+    with pytest.raises(kp.SpecError, match="120 trainable parameters"):
         kp.Head(5, 12, kp.HeadSpec(kp.Identity(), kp.Dense(), channels=2))
-    with pytest.raises(kp.SpecError, match="65 trainable numbers"):
+    with pytest.raises(kp.SpecError, match="65 trainable parameters"):
         kp.Layer(5, 13, kp.LayerSpec(kp.HeadSpec(kp.Identity(), kp.Dense())))
 
 
@@ -521,13 +521,13 @@ def test_on_the_meta_device_it_can_be_made() -> None:
 
 def test_too_many_products_of_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = text(4, 50, 10)
-    assert LARGEST_ENTRIES == 2**28
+    assert MAX_ENTRIES == 2**28
     for reconciliation in (kp.LowRank(2), kp.KhatriRao(2)):
         head = kp.Head(50, 2, kp.HeadSpec(kp.Taylor(2), reconciliation), seed=0)
         expected = head(x)
-        monkeypatch.setattr("kapsi.features.sparse.LARGEST_ENTRIES", 4 * 11 * 10)
+        monkeypatch.setattr("kapsi.features.sparse.MAX_ENTRIES", 4 * 11 * 10)
         assert torch.equal(head(x), expected)
-        monkeypatch.setattr("kapsi.features.sparse.LARGEST_ENTRIES", 4 * 11 * 10 - 1)
+        monkeypatch.setattr("kapsi.features.sparse.MAX_ENTRIES", 4 * 11 * 10 - 1)
         if isinstance(reconciliation, kp.KhatriRao):
             assert torch.equal(head(x), expected)
         else:
@@ -539,8 +539,8 @@ def test_too_many_products_of_entries_are_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_grid_that_makes_too_much_names_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     head = kp.Head(50, 4, kp.HeadSpec(kp.Taylor(2), kp.Kronecker(columns=10)), seed=0)
     head(text(4, 50, 10))
-    monkeypatch.setattr("kapsi.contraction.LARGEST_FORMED_WEIGHTS", 1_000)
-    with pytest.raises(kp.SpecError, match=r"grid 10 × 255 would make 1,760 .* leave `columns` out.* here 51 × 50"):
+    monkeypatch.setattr("kapsi.contraction.MAX_MATERIALIZED_WEIGHTS", 1_000)
+    with pytest.raises(kp.SpecError, match=r"grid 10 × 255 would have 1,760 .* leave `columns` out.* here 51 × 50"):
         head(text(4, 50, 10))
 
 
@@ -661,12 +661,16 @@ def test_calibration() -> None:
 @pytest.mark.parametrize(
     ("expansion", "reconciliation", "words"),
     [
-        (kp.Identity(), kp.Dense(), "sparse: columns of ψ gathered, neither κ nor x formed"),
-        (kp.Identity(), kp.LowRank(), "low rank (κ B) Aᵀ; sparse: columns of ψ gathered, neither κ nor x formed"),
+        (kp.Identity(), kp.Dense(), "sparse: columns of ψ gathered, neither κ nor x materialized"),
+        (kp.Identity(), kp.LowRank(), "low rank (κ B) Aᵀ; sparse: columns of ψ gathered, neither κ nor x materialized"),
         (kp.Taylor(2), kp.LowRank(), "low rank (κ B) Aᵀ; sparse: products of entries multiplied out, columns"),
         (kp.Taylor(2), kp.KhatriRao(), "product of factors (C u)(B v); sparse: columns of ψ gathered"),
         (kp.Taylor(2), kp.Kronecker(), "mixed product (A u) ⊗ (B v); sparse: columns of ψ gathered"),
-        (kp.Taylor(2), kp.Kronecker(columns=2), "(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ formed"),
+        (
+            kp.Taylor(2),
+            kp.Kronecker(columns=2),
+            "(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ materialized",
+        ),
         (kp.Extended((kp.Taylor(2), kp.Identity())), kp.LowRank(), "split by columns: low rank"),
     ],
     ids=str,

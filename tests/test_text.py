@@ -176,7 +176,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path) -> None:
         ({"ngrams": (2, 1)}, r"no TF-IDF columns \(.*\)"),
         ({"ngrams": 3}, r"no TF-IDF columns \(.*\)"),
         ({"stop_words": "klingon"}, r"no TF-IDF columns \(.*\)"),
-        ({"fit_rows": np.array([0, 40])}, "text: fit_rows must be numbers of training rows, 0 to 39, and at least one"),
+        ({"fit_rows": np.array([0, 40])}, "text: fit_rows must be indices of training rows, 0 to 39, and at least one"),
         ({"fit_rows": np.array([-1])}, "fit_rows must be"),
         ({"fit_rows": np.array([], dtype=int)}, "fit_rows must be"),
         ({"fit_rows": np.array([True, False])}, "fit_rows must be"),

@@ -269,7 +269,7 @@ def test_wide_networks_are_refused_with_the_size() -> None:
     assert bn.log_marginal(model, whole).shape == (1, 1)  # nothing is missing
     with pytest.raises(kp.SpecError, match=r"largest table would have .* entries, .* GB; at most 16,777,216"):
         bn.log_marginal(model, torch.full((1, nodes), math.nan))
-    with pytest.raises(kp.SpecError, match=r"node 30 and its 30 parents would have 2.147e\+09 numbers, 17.2 GB"):
+    with pytest.raises(kp.SpecError, match=r"node 30 and its 30 parents would have 2.147e\+09 entries, 17.2 GB"):
         bn.spec([()] * 30 + [tuple(range(30))], [2] * 31)
 
 
@@ -613,17 +613,17 @@ REFUSED = [
     (lambda: bn.from_pgmpy(random_network(0, 2), label="z"), "no node 'z' as label; nodes: 'n"),
     (lambda: bn.from_pgmpy(random_network(0, 2), columns=["n0"]), "columns to name each node once"),
     (lambda: bn.from_pgmpy(random_network(0, 2), states={"n0": ["x"]}), "states of 'n0' to be a permutation"),
-    (lambda: bn.from_pgmpy(with_cpd(TabularCPD("a", 2, [[0.5], [0.5]])), label="a"), "a node beside the label"),
+    (lambda: bn.from_pgmpy(with_cpd(TabularCPD("a", 2, [[0.5], [0.5]])), label="a"), "a node other than the label"),
     (lambda: bn.spec([(1,), (0,)]), "the edges form a cycle: 0 ← 1 ← 0"),
     (lambda: bn.spec([(0,)]), "parents of node 0 must be other nodes"),
     (lambda: bn.spec([(), (0, 0)]), "each once"),
-    (lambda: bn.spec([(), 0]), "the numbers of the parents of each node"),
+    (lambda: bn.spec([(), 0]), "the indices of the parents of each node"),
     (lambda: bn.spec([]), "at least one node"),
     (lambda: bn.spec([()], (2, 2)), "number of states of each of the 1 nodes"),
     (lambda: bn.spec([(), ()], (2, 2), label=2), "the label as the number of a node, 0 to 1"),
     (lambda: bn.spec([(), ()], label=1), "a linear Gaussian network has no states"),
     (lambda: bn.spec([(), ()], (2, 2), conditional=[7]), "expected conditional as"),
-    (lambda: bn.fit_discrete([[0.5]], [()]), "expected state numbers, 0, 1, …, got 0.5 in row 0, column 0"),
+    (lambda: bn.fit_discrete([[0.5]], [()]), "expected state indices, 0, 1, …, got 0.5 in row 0, column 0"),
     (lambda: bn.fit_discrete([[3]], [()], states=(2,)), "0 to 1, got 3 in row 0"),
     (lambda: bn.fit_discrete([["a"]], [()]), "see encode for names"),
     (lambda: bn.fit_discrete([[math.nan]], [()]), "expected finite numbers, got nan in row 0, column 0"),
@@ -651,14 +651,14 @@ REFUSED = [
     ),
     (lambda: bn.structure_score([[1.0], [1.0]], [()], kind="gaussian"), "structure_score: node 0 is constant"),
     (lambda: bn.structure_score([[1, 0]], [()]), "1 nodes in parents, 2 columns in x"),
-    (lambda: bn.parents_from_pgmpy("a"), "expected a DAG or a network"),
+    (lambda: bn.parents_from_pgmpy("a"), "expected a pgmpy DAG or network"),
     (lambda: bn.parents_from_pgmpy(DAG([("a", "b")]), ["a"]), "name each of the 2 nodes once"),
-    (lambda: bn.encode({"a": ["x"]}, ["a"], {"a": ["y"]}), "'x' in row 0 is no state of 'a'; expected one of 'y'"),
+    (lambda: bn.encode({"a": ["x"]}, ["a"], {"a": ["y"]}), "'x' in row 0 is not a state of 'a'; expected one of 'y'"),
     (lambda: bn.encode({"a": ["x"]}, ["b"], {"b": ["y"]}), "no column 'b' in the table"),
     (lambda: bn.encode([["x", "y"]], ["a"], {"a": ["x"]}), "rows of 1 values"),
     (lambda: bn.log_marginal(kp.Model(kp.rpn([2, 1]), seed=0), [[0.0, 0.0]]), "expected a model of from_pgmpy"),
     (lambda: bn.log_marginal(bn.fit_gaussian([[1.0], [2.0]], [()]), [[math.inf]]), "expected finite numbers"),
-    (lambda: bn.log_conditional(bn.fit_discrete([[0], [1]], [()]), [[0.0]], [1]), "given as numbers of inputs, 0 to 0"),
+    (lambda: bn.log_conditional(bn.fit_discrete([[0], [1]], [()]), [[0.0]], [1]), "given as indices of inputs, 0 to 0"),
     (lambda: bn.log_posterior(bn.fit_gaussian([[1.0], [2.0]], [()]), [[1.0]], [0]), "a Gaussian network has no states"),
 ]
 

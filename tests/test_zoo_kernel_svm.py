@@ -286,7 +286,7 @@ def test_what_is_not_carried_over(make, options, message) -> None:
 
 
 def test_too_many_support_vectors_to_be_made_dense(monkeypatch) -> None:
-    monkeypatch.setattr(convert, "LARGEST_SUPPORT", 50)
+    monkeypatch.setattr(convert, "MAX_SUPPORT", 50)
     with pytest.raises(kp.SpecError, match="support vectors of 3 inputs exceed 50 dense values"):
         from_sklearn(fitted())
 
@@ -579,8 +579,8 @@ X, Y = blobs(20, 3, 2)
         (X * np.nan, Y, {}, "x: expected finite numbers"),
         (X, Y[:-1], {}, "expected y of shape \\(20,\\)"),
         (X, Y[:, None], {}, "expected y of shape \\(20,\\)"),
-        (X, ["a"] * 20, {}, "y .class numbers or numbers.: expected numbers"),
-        (X, Y + 1, {}, "class numbers 0 to n − 1"),
+        (X, ["a"] * 20, {}, "y .class labels or regression targets.: expected numbers"),
+        (X, Y + 1, {}, "class labels 0 to n − 1"),
         (X, Y * 2, {}, "got 0, 2"),
         (X, Y * 0, {}, "at least two classes"),
         (X, Y + np.inf, {}, "y .*: expected finite numbers"),
@@ -595,7 +595,7 @@ X, Y = blobs(20, 3, 2)
         (X, Y, {"kernel": "polynomial", "coef0": np.nan}, "coef0: expected a finite number, got nan"),
         (X, Y, {"epsilon": 0.1}, "epsilon is for regression"),
         (X, Y * 1.0, {"epsilon": -0.1}, "epsilon.*got -0.1"),
-        (X, Y * 1.0, {"class_weight": "balanced"}, "class_weight is for class numbers"),
+        (X, Y * 1.0, {"class_weight": "balanced"}, "class_weight is for class labels"),
         (X, Y, {"class_weight": "even"}, "expected balanced"),
         (X, Y, {"class_weight": [1.0]}, "a number for each of 2 classes"),
         (X, Y, {"class_weight": {2: 1.0}}, "2 classes, 0 to 1"),

@@ -352,7 +352,7 @@ def test_too_wide_a_network_is_refused_with_the_number_and_conditionals_go_on() 
     cliques += [(node[r, c], node[r + 1, c]) for r in range(side - 1) for c in range(side)]
     sizes = [states] * side**2
     x = rows(tuple(sizes), 5)
-    with pytest.raises(kp.SpecError, match=r"needs a table of 1e\+\d+ numbers.*method='pseudo'"):
+    with pytest.raises(kp.SpecError, match=r"needs a table of 1e\+\d+ entries.*method='pseudo'"):
         zoo.fit(x, cliques, states=sizes)
     model = zoo.fit(x, cliques, states=sizes, method="pseudo", penalty=0.1)
     with pytest.raises(kp.SpecError, match=r"log_partition: the largest table would have 1e\+\d+ entries"):
@@ -422,7 +422,7 @@ def test_imported_network_equals_pgmpy(pgmpy_models, network, data) -> None:
 def test_what_is_not_carried_over_is_refused(pgmpy_models) -> None:
     discrete, _, markov = pgmpy_models
     graph = markov([("a", "b")])
-    with pytest.raises(kp.SpecError, match="there are no factors"):
+    with pytest.raises(kp.SpecError, match="the network has no factors"):
         zoo.from_pgmpy(graph)
     with pytest.raises(kp.SpecError, match="expected a DiscreteMarkovNetwork with factors, got dict"):
         zoo.from_pgmpy({})
@@ -464,9 +464,9 @@ def test_what_is_not_carried_over_is_refused(pgmpy_models) -> None:
         ({"cliques": [(0, 2)], "states": (2, 2)}, "numbers from 0 to 1, each once"),
         ({"cliques": [(0, 0)], "states": (2, 2)}, "each once"),
         ({"cliques": 3, "states": (2, 2)}, "expected cliques as sets"),
-        ({"cliques": [(0, 1)], "states": (5000, 5000)}, r"2.5e\+07 numbers, 0.2 GB"),
+        ({"cliques": [(0, 1)], "states": (5000, 5000)}, r"2.5e\+07 entries, 0.2 GB"),
         ({"cliques": [(0, 1)], "states": (2, 2), "label": 2}, "label"),
-        ({"cliques": [(0,)], "states": (2,), "label": 0}, "a node beside the label"),
+        ({"cliques": [(0,)], "states": (2,), "label": 0}, "a node other than the label"),
         ({"cliques": [(0, 1)], "kind": "gaussian"}, "nodes: expected an integer of at least 1, got None"),
         ({"cliques": [(0, 1)], "kind": "gaussian", "states": (2, 2)}, "the inputs are continuous"),
     ],
@@ -488,7 +488,7 @@ def test_wrong_fits_are_refused() -> None:
     ):
         with pytest.raises(KapsiError, match=message):
             zoo.fit(x, [(0, 1)], **options)
-    with pytest.raises(DataError, match="expected state numbers"):
+    with pytest.raises(DataError, match="expected state indices"):
         zoo.fit(x + 0.5, [(0, 1)])
     with pytest.raises(kp.SpecError, match="smoothing"):
         zoo.fit_counts(x, [(0, 1)], smoothing=math.nan)

@@ -292,7 +292,7 @@ def test_spec() -> None:
 def test_a_forward_of_its_own_is_refused() -> None:
     linear = nn.Linear(3, 2)
     linear.forward = torch.zeros_like
-    with pytest.raises(kp.SpecError, match=r"0 \(Linear\): has a forward of its own"):
+    with pytest.raises(kp.SpecError, match=r"0 \(Linear\): overrides forward"):
         mlp.from_torch(nn.Sequential(linear))
 
 

@@ -30,14 +30,14 @@ sizes = st.tuples(st.integers(2, 4), st.integers(1, 5), st.integers(8, 40), st.i
 
 
 def labels(classes: int, rows: int, generator: np.random.Generator) -> np.ndarray:
-    """Return class numbers in a random order, each class at least twice."""
+    """Return class labels in a random order, each class at least twice."""
     return generator.permutation(
         np.concatenate((np.arange(classes), np.arange(classes), generator.integers(0, classes, rows - 2 * classes)))
     )
 
 
 def numbers(size: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return inputs of very different scales, class numbers and weights."""
+    """Return inputs of very different scales, class labels and weights."""
     classes, inputs, rows, seed = size
     generator = np.random.default_rng(seed)
     y = labels(classes, rows, generator)
@@ -49,7 +49,7 @@ def numbers(size: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray, np
 
 
 def counts(size: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return counts, many of them zero, class numbers and weights."""
+    """Return counts, many of them zero, class labels and weights."""
     classes, inputs, rows, seed = size
     generator = np.random.default_rng(seed)
     y = labels(classes, rows, generator)
@@ -222,7 +222,7 @@ def test_sparse_counts(size) -> None:
 
 
 def test_sparse_counts_stay_sparse() -> None:
-    # Dense they would be a million million numbers, more than any machine has room for.
+    # Dense they would be a million million entries, more than any machine has room for.
     x = scipy.sparse.random(2**20, 2**20, density=1e-9, format="csr", rng=np.random.default_rng(0))
     y = np.arange(2**20) % 2
     for fit in (nb.fit_multinomial, nb.fit_bernoulli):
@@ -420,8 +420,8 @@ Y = np.array([0, 1, 0, 1, 2, 2])
         (X, Y, {"priors": [0.5, 0.5]}, r"expected priors of shape \(3,\)"),
         (X, Y, {"priors": [0.5, 0.5, 0.5]}, "sum to 1"),
         (X, Y, {"priors": [0.5, 0.5, 0.0]}, "priors must be above 0"),
-        (X, Y - 1, {}, "expected y as class numbers 0, 1"),
-        (X, Y + 0.5, {}, "expected y as class numbers"),
+        (X, Y - 1, {}, "expected y as class labels 0, 1"),
+        (X, Y + 0.5, {}, "expected y as class labels"),
         (X, np.array(list("abcabc")), {}, "y: expected numbers"),
         (X, Y[:3], {}, r"expected y of shape \(6,\)"),
         (X, np.where(Y == 0, np.nan, Y), {}, "y: expected finite numbers"),
@@ -456,7 +456,7 @@ def test_other_mistakes_are_refused() -> None:
         (lambda: nb.partial_fit(nb.GaussianStatistics.none(2, 2), X, Y), "y has class 2"),
         (lambda: nb.GaussianStatistics.none(2, 2).model(), "class 0 of 2 has no rows"),
         (lambda: nb.GaussianStatistics.none(0, 2), "inputs: expected an integer of at least 1, got 0"),
-        (lambda: nb.GaussianStatistics.none(10**6, 10**6), "1,000,000,000,000 numbers; at most"),
+        (lambda: nb.GaussianStatistics.none(10**6, 10**6), "1,000,000,000,000 parameters; at most"),
         (lambda: nb.GaussianStatistics(torch.ones(2), torch.ones(3, 2), torch.ones(3, 2)), r"got \(2,\), \(3, 2\)"),
         (lambda: nb.CountStatistics("bernoulli", torch.ones(2), torch.ones(2)), r"expected tensors \(classes,\)"),
         (lambda: nb.CountStatistics.none(2, 2, "bernoulli", threshold="high"), "threshold"),

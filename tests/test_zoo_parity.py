@@ -84,7 +84,7 @@ def test_only_some_cases() -> None:
     for wrong in (-1, 1.5, True):
         with pytest.raises(kp.SpecError, match="seed"):
             parity.run(seed=wrong)
-    with pytest.raises(kp.SpecError, match="expected a text"):
+    with pytest.raises(kp.SpecError, match="expected a string"):
         parity.run(only=3)
 
 

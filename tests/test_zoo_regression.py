@@ -308,7 +308,7 @@ def test_reversed_rows_are_rows() -> None:
 @pytest.mark.parametrize("wrong", [["a", "b"] * 10, np.full(20, 0.5), np.full(20, np.nan), None])
 def test_classes_that_are_no_numbers(wrong) -> None:
     model = kp.Model(regression.spec(2, 2), seed=0, dtype=torch.float64)
-    with pytest.raises(DataError, match="class numbers 0, 1"):
+    with pytest.raises(DataError, match="class labels 0, 1"):
         regression.fit_logistic(model, np.zeros((20, 2)), wrong)
 
 

@@ -241,7 +241,7 @@ def test_tensors_that_are_no_trees_are_refused() -> None:
     head = leaf_head(leaves=3, trees=1, depth=2)
     before = head.expand(torch.ones(1, 2)).dense()
     wrong = {
-        "feature: expected numbers of inputs from 0 to 1": {"feature": [0, 2]},
+        "feature: expected indices of inputs from 0 to 1": {"feature": [0, 2]},
         "each of the nodes 0 to 4 once": {"branches": [[2, 2], [1, 4]]},
         "larger numbers than that of the split": {"branches": [[2, 1], [0, 4]], "roots": [3]},
     }

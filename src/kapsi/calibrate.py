@@ -24,7 +24,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     Args:
         model: a model, layer, head or expansion module.
         x: inputs, `(rows, m)` or with more leading axes, or sparse as in `Head.forward`; at least one row, finite.
-        y: labels or targets, one a row, for expansions that use them.
+        y: labels or targets, one per row, for expansions that use them.
 
     Returns:
         The same model.
@@ -102,7 +102,7 @@ def _targets(y: Tensor, x: Tensor) -> Tensor:
     try:
         y = torch.as_tensor(y, device=x.device)
     except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"calibrate: expected y as numbers, one a row, got {type(y).__name__}") from None
+        raise DataError(f"calibrate: expected y as numbers, one per row, got {type(y).__name__}") from None
     if y.is_complex():
         raise DataError(f"calibrate: expected y as real numbers, got {y.dtype}")
     if y.shape[:1] != x.shape[:1]:

@@ -1,6 +1,6 @@
 """The bilinear product ⟨κ(x), ψ(w)⟩ as a table of identities on the structures of κ and ψ.
 
-κ(x), B × D, and ψ(w), n × D, are formed only without a cheaper rule. The first fitting rule applies; shapes decide, never
+κ(x), B × D, and ψ(w), n × D, are materialized only without a cheaper rule. The first fitting rule applies; shapes decide, never
 values: a route is the same for every batch of a model and compiles to one graph.
 """
 
@@ -43,10 +43,10 @@ from kapsi.weights import (
 )
 
 Route = Literal["dense", "structured"] | None
-"""Multiply κ(x) and ψ(w) in formed (dense) or structured form; None: sizes decide."""
+"""Multiply κ(x) and ψ(w) in materialized (dense) or structured form; None: sizes decide."""
 
-LARGEST_FORMED_WEIGHTS = 2**30
-"""Entries of the largest ψ(w) formed by the dense route, channels included: 4 GiB in float32."""
+MAX_MATERIALIZED_WEIGHTS = 2**30
+"""Entries of the largest ψ(w) materialized by the dense route, channels included: 4 GiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _rows(left: Tensor, half: Tensor) -> Tensor:
     """Return A h for h `(..., r)` and A `(n, r)`, or `(..., channels, r)` and `(channels, n, r)`."""
     if left.dim() == 2:
         return F.linear(half, left)
-    # A matrix-matrix product a channel: 2 to 5 times as fast as matrix-vector products a channel and row of x.
+    # A matrix-matrix product per channel: 2 to 5 times as fast as matrix-vector products per channel and row of x.
     by_channel = half.reshape(-1, *half.shape[-2:]).transpose(0, 1) @ left.mT
     return by_channel.transpose(0, 1).reshape(*half.shape[:-1], left.shape[-2])
 
@@ -159,12 +159,12 @@ def _low_rank(features: Features, weights: LowRankWeights) -> Tensor:
 
 
 def _check_entries(count: int, features: Features, weights: KroneckerWeights) -> None:
-    """Raise a `SpecError` if weights on a grid other than κ's make too many numbers for sparse inputs."""
-    if count > LARGEST_FORMED_WEIGHTS:
+    """Raise a `SpecError` if weights on a grid other than κ's have too many entries for sparse inputs."""
+    if count > MAX_MATERIALIZED_WEIGHTS:
         own = f", here {features.grid[0]:,} × {features.grid[1]:,}" if isinstance(features, OuterFeatures) else ""
         raise SpecError(
-            f"Kronecker weights on the grid {weights.grid[0]:,} × {weights.grid[1]:,} would make {count:,} numbers for these "
-            f"sparse inputs; at most {LARGEST_FORMED_WEIGHTS:,} are allowed; leave `columns` out to use κ's own grid{own}, "
+            f"Kronecker weights on the grid {weights.grid[0]:,} × {weights.grid[1]:,} would have {count:,} entries for these "
+            f"sparse inputs; at most {MAX_MATERIALIZED_WEIGHTS:,} are allowed; leave `columns` out to use κ's own grid{own}, "
             "or use fewer rows at a time"
         )
 
@@ -213,34 +213,34 @@ def _is(kind: type | tuple[type, ...], weight_kind: type | tuple[type, ...]) -> 
     return lambda features, weights: isinstance(features, kind) and isinstance(weights, weight_kind)
 
 
-SPARSE = "sparse: columns of ψ gathered, neither κ nor x formed"
+SPARSE = "sparse: columns of ψ gathered, neither κ nor x materialized"
 
 
 def _describe_low_rank(features: Features, right: Tensor) -> str:
     if features.sparse:
         return f"low rank (κ B) Aᵀ; {_describe_gathering(features)}"
     separate = isinstance(features, ProductFeatures) and features.keeps(right.shape[:-1].numel())
-    return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ formed" if separate else "ψ not formed")
+    return "low rank (κ B) Aᵀ, " + ("neither κ nor ψ materialized" if separate else "ψ not materialized")
 
 
 def _describe_gathering(features: Features) -> str:
     if isinstance(features, SparseProductFeatures):
-        return "sparse: products of entries multiplied out, columns of ψ gathered, neither κ nor x formed"
+        return "sparse: products of entries multiplied out, columns of ψ gathered, neither κ nor x materialized"
     return SPARSE
 
 
 def _describe_mixed(how: str) -> Callable[[Any, Any], str]:
-    return lambda features, weights: f"{how}{f'; {SPARSE}' if features.sparse else ', neither κ nor ψ formed'}"
+    return lambda features, weights: f"{how}{f'; {SPARSE}' if features.sparse else ', neither κ nor ψ materialized'}"
 
 
 def _describe_dense(features: Features, weights: Weights) -> str:
     if not isinstance(weights, DenseWeights):
-        return f"{type(features).__name__} times formed {type(weights).__name__}"
+        return f"{type(features).__name__} times materialized {type(weights).__name__}"
     if features.sparse:
         return _describe_gathering(features)
     if isinstance(features, ProductFeatures):
         small = features.keeps(weights.matrix().shape[:-1].numel())
-        return "dense ψ, one factor of κ at a time (κ not formed)" if small else "dense ψ on the formed product κ"
+        return "dense ψ, " + ("one factor of κ at a time (κ not materialized)" if small else "κ materialized")
     return "dense: one matrix product"
 
 
@@ -268,18 +268,18 @@ RULES: tuple[Rule, ...] = (
         _mixed_product,
         _describe_mixed("mixed product (A u) ⊗ (B v)"),
     ),
-    Rule(_adds_blocks, _added_blocks, _label("sums of blocks of columns, neither κ nor ψ formed")),
+    Rule(_adds_blocks, _added_blocks, _label("sums of blocks of columns, neither κ nor ψ materialized")),
     Rule(
         lambda f, w: isinstance(w, KroneckerWeights) and w.left.columns == 1,
         _single_column,
-        lambda f, w: f"a ⊗ (B κ), ψ not formed: {describe(f, w.right)}",
+        lambda f, w: f"a ⊗ (B κ), ψ not materialized: {describe(f, w.right)}",
     ),
     Rule(
         lambda f, w: f.sparse and isinstance(w, KroneckerWeights),
         _kronecker_entries,
-        _label("(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ formed"),
+        _label("(A e) ⊗ (B e) for each entry of sparse κ, neither κ nor ψ materialized"),
     ),
-    Rule(_is(Features, KroneckerWeights), _kronecker_view, _label("A K Bᵀ on κ seen as a grid, ψ not formed")),
+    Rule(_is(Features, KroneckerWeights), _kronecker_view, _label("A K Bᵀ on κ seen as a grid, ψ not materialized")),
     Rule(
         _is(Features, LowRankWeights),
         _low_rank,
@@ -293,13 +293,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda f, w: f.sparse and isinstance(w, KhatriRaoWeights) and w.grid[0] > 1,
         _khatri_rao_entries,
-        _label("factor by factor on each entry of sparse κ, ψ not formed"),
+        _label("factor by factor on each entry of sparse κ, ψ not materialized"),
     ),
     Rule(
         _is(Features, KhatriRaoWeights),
         _khatri_rao,
         lambda f, w: (
-            _describe_low_rank(f, w.second) if w.grid[0] == 1 else "factor by factor on κ seen as a grid, ψ not formed"
+            _describe_low_rank(f, w.second) if w.grid[0] == 1 else "factor by factor on a grid of κ, ψ not materialized"
         ),
     ),
     Rule(
@@ -307,8 +307,8 @@ RULES: tuple[Rule, ...] = (
         lambda f, w: w.act(f),
         lambda f, w: w.describe(f),
     ),
-    Rule(_is(Features, EyeWeights), _eye, _label("κ itself, ψ not formed")),
-    Rule(_is(Features, ConstantWeights), _constant, _label("constant: the sum of κ's columns, ψ not formed")),
+    Rule(_is(Features, EyeWeights), _eye, _label("κ itself, ψ not materialized")),
+    Rule(_is(Features, ConstantWeights), _constant, _label("constant: the sum of κ's columns, ψ not materialized")),
     # The dense meaning of ψ; also of third-party structures.
     Rule(_is(Features, Weights), lambda f, w: f.matmul(w.matrix()), _describe_dense),
 )
@@ -330,11 +330,11 @@ def contract(features: Features, weights: Weights, *, route: Route = None) -> Te
     Args:
         features: κ(x), `(..., D)`.
         weights: ψ(w), `(channels, n, D)`.
-        route: `"dense"` multiplies formed κ(x) and ψ(w); `"structured"` never forms κ(x) for speed; by default sizes decide.
+        route: `"dense"` multiplies materialized κ(x) and ψ(w); `"structured"` keeps κ(x) structured; by default sizes decide.
             The result is the same.
 
     Raises:
-        SpecError: different numbers of columns, κ or ψ too large to be formed, or an unknown route.
+        SpecError: different numbers of columns, κ or ψ too large to be materialized, or an unknown route.
 
     Example:
         >>> import torch
@@ -367,7 +367,7 @@ def contract_sum(features: Features, weights: Weights, bias: Tensor | None = Non
 def describe(features: Features, weights: Weights, route: Route = None) -> str:
     """Return a description of the product of a pair for people."""
     if route == "dense":
-        return "dense: κ and ψ formed, one matrix product"
+        return "dense: κ and ψ materialized, one matrix product"
     if route == "structured":
         features = features.structured()
     return _rule(features, weights).describe(features, weights)
@@ -376,7 +376,7 @@ def describe(features: Features, weights: Weights, route: Route = None) -> str:
 def check_route(where: str, route: Any) -> None:
     """Raise a `SpecError` for an unknown route."""
     if not (route is None or (isinstance(route, str) and route in ("dense", "structured"))):
-        refuse(f"{where}(route={route!r})", "'dense' (κ and ψ formed), 'structured' or None (sizes decide)", route)
+        refuse(f"{where}(route={route!r})", "'dense' (materialize κ and ψ), 'structured' or None (sizes decide)", route)
 
 
 def _routed(where: str, features: Features, weights: Weights, route: Route) -> tuple[Features, Weights]:
@@ -391,9 +391,9 @@ def _routed(where: str, features: Features, weights: Weights, route: Route) -> t
         features = DenseFeatures(features.dense())
     if not isinstance(weights, DenseWeights):
         count = (weights.channels or 1) * weights.outputs * weights.columns
-        if count > LARGEST_FORMED_WEIGHTS:
+        if count > MAX_MATERIALIZED_WEIGHTS:
             raise SpecError(
-                f'route="dense" forms ψ(w), {count:,} numbers; at most {LARGEST_FORMED_WEIGHTS:,} are allowed; '
+                f'route="dense" materializes ψ(w), {count:,} entries; at most {MAX_MATERIALIZED_WEIGHTS:,} are allowed; '
                 "leave the route out, or use a smaller layer"
             )
         weights = DenseWeights(weights.matrix())

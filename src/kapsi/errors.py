@@ -1,4 +1,4 @@
-"""Errors raised on purpose, with one-line messages: place, given value, allowed values, remedy; and validators of arguments."""
+"""Errors with one-line messages (argument, given value, allowed values, remedy), and validators of arguments."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ def check_integer(
     wanted: str = "",
     error: type[KapsiError] = SpecError,
 ) -> int:
-    """Return an integer of Python or NumPy as one of Python, within an inclusive range.
+    """Return a Python or NumPy integer as a Python int, within an inclusive range.
 
     Args:
-        where: beginning of the message, such as `rpn(heads=0)`.
+        where: prefix of error messages, such as `rpn(heads=0)`.
         value: the argument.
         minimum, maximum: the range; None for no bound.
         wanted: the allowed values in the message, by default an integer and its range.
@@ -169,7 +169,7 @@ def check_number(
 
 
 def check_choice(where: str, value: Any, choices: Iterable[str], *, error: type[KapsiError] = SpecError) -> str:
-    """Return a text if it is among the choices.
+    """Return a string if it is among the choices.
 
     Example:
         >>> check_choice("fit(log)", "csv", ["csv", "jsonl"])

@@ -24,7 +24,7 @@ class HeadReport(NamedTuple):
     Shared work is counted once: κ(x) at the owner; product, remainders and biases of fused heads at the first head.
 
     Attributes:
-        name: as in `named_modules()`.
+        name: the name of the head in `named_modules()`.
         in_features, columns, out_features: m, D and n.
         parameters: number of parameters.
         route: a description of the product of κ(x) and ψ(w).
@@ -96,7 +96,7 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
     Args:
         model: any model.
         batch: number of rows, 0 or more.
-        route: as in `model(x, route=route)`; `"dense"` shows the savings of the structure.
+        route: the route, see `model(x, route=…)`; `"dense"` shows the savings of the structure.
 
     Raises:
         SpecError: a wrong batch or route, or a tensor beyond any machine.
@@ -105,7 +105,7 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
         >>> import kapsi as kp
         >>> model = kp.Model(kp.rpn([4, 3], expansion=kp.Taylor(2), reconciliation=kp.Kronecker()), device="meta")
         >>> kp.explain(model)[0].route
-        'mixed product (A u) ⊗ (B v), neither κ nor ψ formed'
+        'mixed product (A u) ⊗ (B v), neither κ nor ψ materialized'
     """
     if not isinstance(model, Model):
         refuse("explain", "a kapsi.Model", model)

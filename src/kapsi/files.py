@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 LONGEST = 60  # letters of a name within a hidden name, so that the hidden name fits wherever the name does
 
-# Process numbers are meaningless on other machines with the same disk (a cluster, a container): hence the name of the host.
+# Process ids are meaningless on other machines with the same disk (a cluster, a container): hence the name of the host.
 _HOST = re.sub(r"[^A-Za-z0-9.-]", "", platform.node())
-live: set[Path] = set()  # paths being written by this process: process numbers are reused
+live: set[Path] = set()  # paths being written by this process: process ids are reused
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     replaced. After an exception in the ``with`` block nothing is replaced.
 
     Raises:
-        FileError: the path is no writable regular file, or cannot be replaced.
+        FileError: the path is not a writable regular file, or cannot be replaced.
     """
     target = resolve(path)
     temporary = beside(target, "new", target.suffix)
@@ -105,7 +105,7 @@ def _dump(where: Any, data: Any, indent: int | None = None) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error on one line."""
+    """Return the message of an error on one line."""
     return " ".join(str((isinstance(error, OSError) and error.strerror) or error).split())
 
 
@@ -128,7 +128,7 @@ def resolve(path: str | Path) -> Path:
     """Return the absolute path with symbolic links resolved."""
     try:
         return Path(os.path.realpath(path))
-    except (OSError, ValueError, TypeError) as error:  # a NUL in the name, no text, a deleted current folder
+    except (OSError, ValueError, TypeError) as error:  # a NUL in the name, not text, a deleted current folder
         raise FileError(f"{show(path)}: is not a usable path: {one_line(error)}; give another path") from error
 
 
@@ -136,12 +136,12 @@ def check_place(path: str | Path, where: str, advice: str) -> None:
     """Refuse a path that cannot be written to, before the work.
 
     Args:
-        path: of a file or a folder, existing or not.
-        where: beginning of the message.
+        path: a file or folder, existing or not.
+        where: prefix of error messages.
         advice: end of the message.
 
     Raises:
-        FileError: the nearest folder above is not writable or no folder, or the path is no valid name.
+        FileError: the nearest folder above is not writable or not a folder, or the path is not a valid name.
     """
     target = resolve(path)
     problem = ""
@@ -218,7 +218,7 @@ def remove(path: Path) -> None:
 
 
 def clear(target: Path) -> None:
-    """Remove leftovers of dead processes of this machine beside the target; names without a host count as of this machine."""
+    """Remove leftovers of dead local processes next to the target; names without a host count as of this machine."""
     name, suffix, host = re.escape(_stem(target)), re.escape(target.suffix), re.escape(_HOST)
     pattern = re.compile(rf"\.{name}\.(?:new|gone)-([0-9]+)(?:-{host})?(?:{suffix})?")
     with suppress(OSError):

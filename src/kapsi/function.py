@@ -42,11 +42,11 @@ NAMED_INITIALIZERS: dict[str, Initializer] = {
     "uniform": lambda shape, generator: torch.rand(shape, generator=generator, device="cpu") * 2 - 1,
 }
 
-LARGEST_TENSOR = 2**36
+MAX_TENSOR = 2**36
 """Elements of the largest single tensor that a function may declare; more is a typo in a specification."""
 
-LARGEST_EXPANSION = 2**53
-"""Columns of the widest κ, formed or not: the largest exact count of a float."""
+MAX_EXPANSION = 2**53
+"""Columns of the widest κ, materialized or not: the largest exact count of a float."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Param:
     """A tensor declared by a function and owned by the head.
 
     Args:
-        shape: without the leading channel axis of a head with several channels.
-        init: a standard deviation; constants (1, one a row, or all elements); the name of an initializer (`zeros`, `ones`,
+        shape: shape without the leading channel axis of heads with several channels.
+        init: a standard deviation; constants (1, one per row, or all elements); the name of an initializer (`zeros`, `ones`,
             `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`, for a picklable model a function
             of a module or a partial of a function.
         trainable: False for a buffer, saved with the model and not trained: masks, grid ends, centers, constants.
         dtype: a type independent of the model's, such as `torch.bool` for a mask.
-        transposed: store the tensor with the last axis first (before the channel axis): one row of memory a column of ψ,
+        transposed: store the tensor with the last axis first (before the channel axis): one row of memory per column of ψ,
             as sparse inputs gather rows. The parameter and `state_dict` have the exchanged shape; `store["name"]` has the
             declared shape.
     """
@@ -154,7 +154,7 @@ class Function:
     Attributes:
         role: such as `expansion`, `reconciliation`, `remainder`, `fusion` or `process`.
         name: the registered name.
-        examples: options of further instances tested by the laws, beside all defaults.
+        examples: options of further instances tested by the laws, in addition to all defaults.
         default_kind: name of the function meant by a mapping without `kind`.
     """
 
@@ -286,7 +286,7 @@ def option(
 
 
 class Spec:
-    """Base of the dataclasses of a specification beside functions; fields are checked and coerced at construction."""
+    """Base of the specification dataclasses other than functions; fields are checked and coerced at construction."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
         _check_names(cls, options)
@@ -372,7 +372,7 @@ def _coerce_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
     wanted = [m for m in members if m is not type(None)]
     functions = [m for m in wanted if isinstance(m, type) and issubclass(m, Function)]
     if len(functions) == 1 and len(wanted) == 1 + bool(words):
-        # Options beside a word such as `auto`, without a kind, belong to the default kind.
+        # Options next to a word such as `auto`, without a kind, belong to the default kind.
         if isinstance(value, Mapping) and value.get("kind") in words:
             value = {name: item for name, item in value.items() if name != "kind"} or value["kind"]
             return value if isinstance(value, str) else coerce(functions[0], value, where)
@@ -393,7 +393,7 @@ def _type_name(kind: Any) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
         return "a list"
-    names = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(kind) or str(getattr(kind, "__name__", kind))
 
 
@@ -421,7 +421,7 @@ def _coerce_mapping(kind: Any, value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _plain_data(value: Any, where: str) -> Any:
-    """Return mappings, lists, finite numbers, texts and null unchanged; refuse anything else."""
+    """Return mappings, lists, finite numbers, strings and null unchanged; refuse anything else."""
     if isinstance(value, Mapping):
         return _coerce_mapping(Any, value, where)
     if isinstance(value, list | tuple):

@@ -144,7 +144,7 @@ class Option:
         kind: type of the values: `integer`, `number`, `text`, `true or false`, a role, or choices, also within lists.
         default: the default in the notation of a specification, None for a required option.
         minimum, maximum: inclusive range, None for an open end.
-        choices: allowed texts, empty without choices.
+        choices: allowed strings, empty without choices.
         meaning: description in the docstring.
     """
 
@@ -366,7 +366,7 @@ class Entry:
     # -------------------------------------------------------------------------------- as text
 
     def line(self, width: int) -> str:
-        """Return the entry of a list: the name, and beside it description, options, sizes, domain and source."""
+        """Return the entry of a list: the name, followed by description, options, sizes, domain and source."""
         names = self.name + (f" ({', '.join(self.aliases)})" if self.aliases else "")
         options = []
         for option in self.options:

@@ -50,19 +50,19 @@ def save(model: Model, path: str | Path) -> None:
         "spec": json.dumps(to_dict(model.spec)),
         "frozen": json.dumps(frozen),
     }
-    with atomic(path) as beside:
-        beside.touch()
-        mode = beside.stat().st_mode  # safetensors makes files private
+    with atomic(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # safetensors makes files private
         try:
-            save_file(tensors, beside, metadata)
-            _order_metadata(beside)
-            beside.chmod(mode)
+            save_file(tensors, temporary, metadata)
+            _order_metadata(temporary)
+            temporary.chmod(mode)
         except Exception as error:  # safetensors has a single error type, no OSError
             raise FileError(f"{path}: cannot be written: {error}") from None
 
 
 def _unsaveable(model: Model, state: dict[str, torch.Tensor]) -> str:
-    """Return the reason against saving a model, empty if there is none."""
+    """Return why a model cannot be saved, or an empty string."""
     if any(tensor.is_meta for tensor in state.values()):
         return "the model is on the meta device and has no values"
     expected = {(name, tensor.shape) for name, tensor in Model(model.spec, device="meta").state_dict().items()}
@@ -96,7 +96,7 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
 
     Args:
         path: the file, of this or an earlier format version.
-        device: of the tensors, the CPU by default.
+        device: device of the tensors; default: the CPU.
 
     Raises:
         SpecError: not a model file, damaged, of a newer version, or with tensors that do not fit the specification.

@@ -32,7 +32,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 MAX_COLUMNS = 2**14
 """Columns of the widest κ evaluated for a picture; a few of them are shown."""
 SHOWN_CURVES, SHOWN_MAPS, LONGEST_COLUMN = 24, 6, 16
-LARGEST_END = 10.0
+MAX_END = 10.0
 """Ends of a domain beyond this are not shown: pictures cover inputs of about unit scale."""
 
 
@@ -90,8 +90,8 @@ def picture(instance: Function) -> Curves | Maps:
     """Return the picture of a function; initial values come from a fixed seed.
 
     For an element-wise expansion the basis functions of one input, for other expansions some columns over two inputs; for a
-    reconciliation ψ(w) beside its trainable tensors; for a remainder or activation the outputs over one input; for a fusion
-    three curves and their fusion; for a norm or dropout a row before and after.
+    reconciliation ψ(w) next to its trainable tensors; for a remainder or activation the outputs over one input; for a fusion
+    three curves and their fusion; for a norm or dropout one row before and after.
 
     Raises:
         SpecError: the function is too wide, or its role has no pictures.
@@ -123,7 +123,7 @@ def _columns(expansion: Expansion, x: Tensor) -> Tensor:
     """Return κ(x), `(..., D)`."""
     width = expansion.out_features(x.shape[-1])
     if width > MAX_COLUMNS:
-        raise SpecError(f"plots: {expansion.name} has {width:,} columns, at most {MAX_COLUMNS:,} are drawn; take fewer")
+        raise SpecError(f"plots: {expansion.name} has {width:,} columns, at most {MAX_COLUMNS:,} are drawn; use fewer")
     return expansion(x, _store(expansion.params(x.shape[-1]))).dense()
 
 
@@ -133,7 +133,7 @@ def _range(expansion: Expansion, in_features: int) -> tuple[float, float]:
     if not low < high:  # without a common domain, the union
         bounds = expansion.domain(in_features)
         low, high = min(low for _, low, _ in bounds), max(high for _, _, high in bounds)
-    return (low if abs(low) <= LARGEST_END else -math.inf), (high if abs(high) <= LARGEST_END else math.inf)
+    return (low if abs(low) <= MAX_END else -math.inf), (high if abs(high) <= MAX_END else math.inf)
 
 
 def _view(low: float, high: float) -> tuple[float, float]:

@@ -121,7 +121,7 @@ class _LayerNorm(nn.LayerNorm):
 class LayerNorm(Process, name="layer_norm"):
     """(x − mean) / √(variance + ε) over the features of each row.
 
-    After κ and without affine part, the norm folds into the contraction, and κ(x) need not be formed.
+    After κ and without affine part, the norm folds into the contraction, and κ(x) need not be materialized.
 
     Args:
         affine: add a trainable scale and shift for each feature.

@@ -1,4 +1,4 @@
-"""Remainder functions π: Rᵐ → Rⁿ, the term of a layer beside ⟨κ(x), ψ(w)⟩."""
+"""Remainder functions π: Rᵐ → Rⁿ, the term of a layer added to ⟨κ(x), ψ(w)⟩."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class HeadSpec(Spec):
     """One head: y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b.
 
     Args:
-        expansion: κ.
-        reconciliation: ψ.
-        remainder: π.
+        expansion: the expansion κ.
+        reconciliation: the reconciliation ψ.
+        remainder: the remainder π.
         bias: whether a trainable b `(n,)` is added, zero at first.
         channels: number of summed parameter sets w_c with the same κ, 1 to 2²⁰.
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
@@ -47,7 +47,7 @@ class LayerSpec(Spec):
 
     Args:
         heads: at least one; heads with equal κ share κ.
-        fusion: of the outputs of the heads, the sum by default.
+        fusion: how the outputs of the heads are combined; default: their sum.
         output: processing of the fused output.
     """
 
@@ -147,10 +147,10 @@ def rpn(
 
     Args:
         widths: numbers of features, from the inputs to the outputs.
-        expansion, reconciliation, remainder, bias, channels, before, after: as in `HeadSpec`.
+        expansion, reconciliation, remainder, bias, channels, before, after: see `HeadSpec`.
         heads: number of equal heads in each layer, at least 1.
         output: processing after all layers except the last, such as the activation of an MLP.
-        fusion: as in `LayerSpec`.
+        fusion: see `LayerSpec`.
 
     Example:
         >>> import kapsi as kp
@@ -212,9 +212,9 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
     """Return the function or specification of plain data; strict about names, options and types.
 
     Args:
-        data: as returned by `to_dict`, with defaults for missing options, and names for functions without options.
+        data: plain data as from `to_dict`; missing options get their defaults, and a name stands for a function without options.
         kind: the result: `ModelSpec` (default), `LayerSpec`, `HeadSpec`, `TrainConfig`, or a role such as `Expansion`.
-        where: beginning of messages.
+        where: prefix of error messages.
 
     Raises:
         SpecError: names the path, the given value and the choices.
@@ -245,7 +245,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
     Args:
         text: one document.
-        where: beginning of messages, such as the name of the file.
+        where: prefix of error messages, such as the name of the file.
 
     Raises:
         SpecError: the text is not YAML in this sense.
@@ -278,7 +278,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def to_yaml(data: Any, *, unicode: bool = False) -> str:
-    """Return plain data as YAML for `parse_yaml`; texts that look like numbers, such as 1e3, are quoted."""
+    """Return plain data as YAML for `parse_yaml`; strings that look like numbers, such as 1e3, are quoted."""
     import yaml
 
     dumper = type("Dumper", (yaml.SafeDumper,), {"yaml_implicit_resolvers": _resolvers(yaml)})
@@ -370,8 +370,8 @@ def save_spec(spec: ModelSpec, path: str | Path) -> None:
     """Write a specification as YAML, or as JSON to a file with the suffix `.json`; written aside and renamed."""
     data = to_dict(spec)
     text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else to_yaml(data)
-    with atomic(path) as beside, plain(path, "write the file"):
-        beside.write_text(text, encoding="utf-8")
+    with atomic(path) as temporary, plain(path, "write the file"):
+        temporary.write_text(text, encoding="utf-8")
 
 
 def set_option(data: Any, path: str, value: Any, where: str = "--set") -> None:

@@ -10,7 +10,7 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> li
 
     Args:
         rows: cells, equally many in each row.
-        right: numbers of the columns to align to the right, from 0.
+        right: indices of the columns to align to the right, from 0.
 
     Example:
         >>> text_table([("name", "rows"), ("iris", "150")], right=(1,))

@@ -35,14 +35,14 @@ class Weights(ABC):
 
     @abstractmethod
     def matrix(self) -> Tensor:
-        """Return ψ(w) formed, `(n, D)` or `(channels, n, D)`."""
+        """Return ψ(w) materialized, `(n, D)` or `(channels, n, D)`."""
 
     @abstractmethod
     def row_sums(self) -> Tensor:
         """Return the sums over the columns, `(n)` or `(channels, n)`."""
 
     def dense(self) -> Tensor:
-        """Return ψ(w) formed, `(channels, n, D)`."""
+        """Return ψ(w) materialized, `(channels, n, D)`."""
         matrix = self.matrix()
         return matrix.unsqueeze(0) if self.channels is None else matrix
 

@@ -13,7 +13,7 @@ from kapsi.errors import TableError, unknown
 
 @dataclass(frozen=True)
 class BundledTable:
-    """A bundled table; licenses are in LICENSES.md beside the files.
+    """A bundled table; licenses are in LICENSES.md next to the files.
 
     Args:
         file: name of the file in this folder.

@@ -61,9 +61,9 @@ def cached(name: str, source: Mapping[str, Any], make: Callable[[], Arrays]) -> 
         return arrays, ()
     arrays = make()
     try:
-        with atomic(path) as beside, plain(path, "write the cache"):
+        with atomic(path) as temporary, plain(path, "write the cache"):
             names = np.array(json.dumps(list(arrays)))
-            np.savez(beside, source=np.array(label), names=names, **arrays)  # type: ignore[arg-type]
+            np.savez(temporary, source=np.array(label), names=names, **arrays)  # type: ignore[arg-type]
     except FileError as error:
         return arrays, (_not_stored(error),)
     return arrays, ()

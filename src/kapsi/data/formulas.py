@@ -135,7 +135,7 @@ class Formula:
             (...).
 
         Raises:
-            FormulaError: x is no floating-point tensor, or does not have one column per variable.
+            FormulaError: x is not a floating-point tensor, or does not have one column per variable.
         """
         import torch
 
@@ -251,7 +251,7 @@ def check_names(variables: Iterable[str]) -> tuple[str, ...]:
     """Return the names of variables as a tuple.
 
     Raises:
-        FormulaError: a name is no identifier, the name of a function, or repeated.
+        FormulaError: a name is not an identifier, is the name of a function, or repeated.
     """
     names = tuple(variables) if isinstance(variables, Iterable) else (variables,)
     for name in names:
@@ -265,7 +265,7 @@ def check_names(variables: Iterable[str]) -> tuple[str, ...]:
 
 
 def quoted(text: str) -> str:
-    """Return the repr of a text, at most 80 characters."""
+    """Return the repr of a string, at most 80 characters."""
     shown = repr(text)
     return shown if len(shown) <= 80 else f"{shown[:60]}...{shown[-10:]}"
 

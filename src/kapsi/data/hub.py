@@ -29,7 +29,7 @@ class PublicData:
         repository: name on the hub.
         kind: "images" or "text".
         column: name of the column of images or texts; labels are in the column "label".
-        classes: names of the classes, in the order of their numbers.
+        classes: names of the classes, in the order of their labels.
         splits: names of the training split and the test split on the hub.
         rows: number of rows of both splits.
         license: terms of use, as far as stated.
@@ -143,7 +143,7 @@ class HubSplit:
 
     Args:
         values: encoded images or texts, a chunked array of Arrow.
-        labels: (rows,) int64, class numbers from 0.
+        labels: (rows,) int64, class labels from 0.
         notes: limitations, such as missing rows.
     """
 
@@ -270,7 +270,7 @@ def _has_columns(schema: Any, data: PublicData, where: str) -> None:
 
     for name in (data.column, "label"):
         if schema.names.count(name) != 1:
-            _reject(where, f"there is no column {name!r} in {schema.names}; these are no files of {data.repository}")
+            _reject(where, f"there is no column {name!r} in {schema.names}; these are not {data.repository}'s files")
     kind = schema.field(data.column).type
     if data.kind == "images":
         fits = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)

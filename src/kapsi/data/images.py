@@ -33,7 +33,7 @@ class ImageData:
 
     Args:
         train_x: (n, features) uint8.
-        train_y: (n,) int64, class numbers from 0.
+        train_y: (n,) int64, class labels from 0.
         test_x: (n, features) uint8.
         test_y: (n,) int64.
         mean: mean of each channel, on the scale 0 to 1, for `normalize`.

@@ -1,4 +1,4 @@
-"""Regression problems with known functions: the paper's, the AI Feynman equations, and own formulas.
+"""Regression problems with known functions: the paper's, the AI Feynman equations, and user-defined formulas.
 
 Elementary (E.0 to E.16) and composite (C.0 to C.16) functions are from arXiv 2407.04819. The AI Feynman database has 100
 equations from physics lectures (I.6.2a to III.21.20) and 20 more (test_1 to test_20). F.0 to F.26 are the paper's names for 27
@@ -37,7 +37,7 @@ _PAPER = (
 )
 ALIASES: Mapping[str, str] = MappingProxyType({f"F.{number}": name for number, name in enumerate(_PAPER.split())})
 
-MOST_REDRAWN = 0.5
+MAX_REDRAWN = 0.5
 JUDGED = 1000  # smallest number of rows to estimate the share of non-finite values from
 MAX_ROUNDS = 200
 MAX_ROWS = 10**9
@@ -246,7 +246,7 @@ class FunctionProblem:
         if count and rows < JUDGED:
             more = self._uniform(np.random.Generator(np.random.PCG64(seed)), JUDGED)
             count, drawn = int((~np.isfinite(self.values(more))).sum()), JUDGED
-        if count > MOST_REDRAWN * drawn:
+        if count > MAX_REDRAWN * drawn:
             raise self._not_finite(count, drawn)
 
     def _not_finite(self, bad: int, rows: int) -> FormulaError:
@@ -322,7 +322,7 @@ def read_variable(text: str) -> Variable:
 
 
 def problem_from(formula: str, variables: Sequence[str], name: str = "f") -> FunctionProblem:
-    """Return the problem of an own formula with variables `name:low:high`.
+    """Return the problem of a user-defined formula with variables `name:low:high`.
 
     Raises:
         FormulaError: the formula or a variable does not fit.

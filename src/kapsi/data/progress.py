@@ -9,7 +9,7 @@ from collections.abc import Callable
 def terminal_line(work: str) -> Callable[[int, int], None]:
     """Return a function (done, total) that writes the percentage to standard error; the line is cleared at the end.
 
-    Nothing is written if standard error is no terminal, or is redirected to another display.
+    Nothing is written if standard error is not a terminal, or is redirected to another display.
     """
     stream, shown = sys.__stderr__, -1
     if stream is None or stream is not sys.stderr or not stream.isatty():

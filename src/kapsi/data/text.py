@@ -25,7 +25,7 @@ class TextData:
 
     Args:
         train_text: (n,) texts.
-        train_y: (n,) int64, class numbers from 0.
+        train_y: (n,) int64, class labels from 0.
         test_text: (n,) texts.
         test_y: (n,) int64.
         name: name of the data set.
@@ -63,7 +63,7 @@ class TextData:
             max_df: largest document frequency, a number (int) or a fraction (float) of training texts.
             stop_words: "english" for scikit-learn's list, None for no list.
             sublinear_tf: replace counts by 1 + log(count).
-            fit_rows: numbers of the training rows for vocabulary and frequencies; None for all. All training rows are
+            fit_rows: indices of the training rows for vocabulary and frequencies; None for all. All training rows are
                 transformed.
 
         Raises:
@@ -108,7 +108,7 @@ class TextData:
         fits = array.ndim == 1 and array.dtype.kind in "iu" and array.size > 0
         if not fits or array.min() < 0 or array.max() >= count:
             raise DataError(
-                f"{self.name}: fit_rows must be numbers of training rows, 0 to {count - 1}, and at least one"
+                f"{self.name}: fit_rows must be indices of training rows, 0 to {count - 1}, and at least one"
             )
         return array.astype(np.int64)
 

@@ -27,11 +27,11 @@ FACTORIES: dict[str, Callable[[int], nn.Module]] = {}
 TEMPLATES: dict[tuple[str, int], tuple[nn.Module, int]] = {}
 """The module on the meta device and its number of outputs, by name and number of inputs."""
 
-LARGEST_TRIAL = 2**24
+MAX_TRIAL = 2**24
 """Size of the largest module run on trial rows; of larger modules only the output shapes are checked."""
 
 NAMES_OF_A_STORE = {"assign", "names", "reset", "trainable", "training"}
-"""Reserved names of a head's tensors, beside those of every module."""
+"""Reserved names of a head's tensors, in addition to those of every module."""
 
 
 def register_module(name: str, factory: Callable[[int], nn.Module]) -> None:
@@ -117,7 +117,7 @@ def _build(name: str, in_features: int) -> nn.Module:
 def _try_rows(template: nn.Module, where: str, in_features: int) -> None:
     """Raise a `SpecError` if a module has tensors other than parameters and buffers, or mixes rows."""
     tensors = _tensors(template)
-    if in_features + sum(tensor.numel() for tensor in tensors.values()) > LARGEST_TRIAL:
+    if in_features + sum(tensor.numel() for tensor in tensors.values()) > MAX_TRIAL:
         return
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

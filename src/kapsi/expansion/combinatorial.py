@@ -13,9 +13,9 @@ from torch import Generator, Tensor
 
 from kapsi.errors import DataError, SpecError
 from kapsi.expansion.base import Expansion
-from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING, deviation
+from kapsi.expansion.density import MAX_INPUT, SMOOTHING, deviation
 from kapsi.expansion.numerics import concat_basis, working_precision
-from kapsi.features import LARGEST_FORMED, DenseFeatures, Features
+from kapsi.features import MAX_MATERIALIZED, DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["Combinatorial", "CombinatorialCategorical", "CombinatorialNormal"]
@@ -48,16 +48,16 @@ class Combinations(Expansion):
             repeated = len(set(subset)) < len(subset) and not self.takes_repeated
             if not (subset or self.takes_empty) or min(subset, default=0) < 0 or repeated:
                 once = "" if self.takes_repeated else " and each once"
-                raise SpecError(f"{where}: expected numbers of inputs, from 0 on{once}, got {subset}")
+                raise SpecError(f"{where}: expected indices of inputs, from 0 on{once}, got {subset}")
 
     def factors(self, in_features: int) -> tuple[int, int]:
         name = type(self).__name__
         if self.subsets is None:
             columns = sum(self._columns(i) * math.comb(in_features, i) for i in range(1, self.order + 1))
-            if columns > LARGEST_FORMED:
+            if columns > MAX_MATERIALIZED:
                 raise SpecError(
                     f"{name}(order={self.order}): {in_features:,} inputs make {columns:,} columns, at most "
-                    f"{LARGEST_FORMED:,} are formed; choose a lower order, or name combinations in subsets"
+                    f"{MAX_MATERIALIZED:,} are materialized; choose a lower order, or name combinations in subsets"
                 )
             return 1, columns
         for subset in self.subsets:
@@ -67,8 +67,8 @@ class Combinations(Expansion):
                     f"numbered from 0 to {in_features - 1}"
                 )
         columns = sum(self._columns(len(subset)) for subset in self.subsets)
-        if columns > LARGEST_FORMED:
-            raise SpecError(f"{name}(subsets=…): {columns:,} columns, at most {LARGEST_FORMED:,} are formed")
+        if columns > MAX_MATERIALIZED:
+            raise SpecError(f"{name}(subsets=…): {columns:,} columns, at most {MAX_MATERIALIZED:,} are materialized")
         return 1, columns
 
     def _columns(self, size: int) -> int:
@@ -85,7 +85,7 @@ class Combinatorial(Combinations, name="combinatorial"):
 
     Args:
         order: d, size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
-        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes and in any order; D is
+        subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes and in any order; D is
             then the sum of their sizes. Overrides the order.
 
     Raises:
@@ -130,7 +130,7 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
 
     Args:
         order: d, size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
-        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes and in any order; D is
+        subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes and in any order; D is
             then their number. Overrides the order.
         learnable: train the parameters `mean` (μ) and `factor` (L: strictly lower part, and the logarithms of the diagonal;
             the upper part is ignored).
@@ -159,7 +159,7 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return mean and covariance of the rows."""
-        rows = x.double().clamp(-LARGEST_INPUT, LARGEST_INPUT)
+        rows = x.double().clamp(-MAX_INPUT, MAX_INPUT)
         mean, scale = rows.mean(0), deviation(rows)
         constant = scale == 0
         scale = torch.where(constant, 1.0, scale)
@@ -193,7 +193,7 @@ class CombinatorialNormal(Combinations, name="combinatorial_normal"):
 
 @dataclass(frozen=True)
 class StateCombinations(Combinations):
-    """Combinations of inputs that are state numbers, and the cells of their joint states in tables."""
+    """Combinations of inputs that are state indices, and the cells of their joint states in tables."""
 
     takes_empty = True
 
@@ -213,9 +213,9 @@ class StateCombinations(Combinations):
             )
         factors = super().factors(in_features)
         entries = self._entries(in_features)
-        if entries > LARGEST_FORMED:
+        if entries > MAX_MATERIALIZED:
             raise SpecError(
-                f"{type(self).__name__}: the tables would have {float(entries):.4g} numbers, at most {LARGEST_FORMED:,} are "
+                f"{type(self).__name__}: the tables would have {float(entries):.4g} entries, at most {MAX_MATERIALIZED:,} are "
                 "made; choose smaller combinations, or fewer states"
             )
         return factors
@@ -276,7 +276,7 @@ class StateCombinations(Combinations):
         `outside="error"`.
 
         Raises:
-            DataError: an input is no state number.
+            DataError: an input is not a state index.
         """
         invalid = x.isnan()
         if self.outside == "error" and not x.is_meta:
@@ -297,7 +297,7 @@ class StateCombinations(Combinations):
 class CombinatorialCategorical(StateCombinations, name="combinatorial_categorical"):
     """A table entry for the joint state of every combination: κ(x) = [T_S(x_S) for all S], D = Σ C(m, i).
 
-    Inputs are state numbers, 0 to k − 1. The tables T_S are logarithms of joint or conditional probabilities, concatenated
+    Inputs are state indices, 0 to k − 1. The tables T_S are logarithms of joint or conditional probabilities, concatenated
     in the buffer `tables` (a parameter if learnable), the last input of a combination running fastest. Sums and differences
     of columns are then log-probabilities of a Bayesian network. `kapsi.calibrate` sets the tables to logarithms of relative
     frequencies, with one added to each count. Assigned values must be finite, since zeros of ψ times −∞ are NaN: represent
@@ -308,10 +308,10 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
 
     Args:
         order: size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
-        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes; the order within a
+        subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes; the order within a
             tuple is the order of the axes of its table; () has a single entry. D is then their number. Overrides the order.
         states: k, number of states of each input, 1 to 100,000, or one number for all.
-        outside: treatment of invalid state numbers: `nearest`: the nearest valid state; `error`: a ValueError in eager
+        outside: treatment of invalid state indices: `nearest`: the nearest valid state; `error`: a ValueError in eager
             mode, NaN in a compiled or exported model.
         learnable: train the parameter `tables`.
 
@@ -346,7 +346,7 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
         """Return logarithms of the relative frequencies of joint states, with one added to each count."""
         layout = self._layout(x.shape[-1], x.device)
         counts = torch.zeros(layout.entries, dtype=torch.int64, device=x.device)
-        for rows in x.split(max(1, LARGEST_FORMED // max(1, layout.offsets.numel()))):
+        for rows in x.split(max(1, MAX_MATERIALIZED // max(1, layout.offsets.numel()))):
             counts += torch.bincount(self._cells(rows, layout).flatten(), minlength=layout.entries)
         widths = torch.diff(layout.offsets, append=layout.offsets.new_tensor([layout.entries]))
         totals = torch.repeat_interleave(len(x) + widths, widths, output_size=layout.entries)

@@ -31,13 +31,13 @@ __all__ = [
 SMOOTHING = 1e-9
 """Fraction of the variance of an input added to fitted variances, as in sklearn's GaussianNB."""
 
-LARGEST_INPUT = 1e150
+MAX_INPUT = 1e150
 """Fits clamp inputs to this size, so that sums of squares stay finite in float64."""
 
-LARGEST_SHAPE = 1e4
+MAX_SHAPE = 1e4
 """Largest fitted shape of a gamma distribution, with a deviation of 1% of the mean; float32 loses digits beyond."""
 
-LARGEST_DEGREES = 1e6
+MAX_DEGREES = 1e6
 """Largest fitted degrees of freedom."""
 
 ITERATIONS_CAUCHY = 60
@@ -79,7 +79,7 @@ class NaiveDensity(ElementWise):
             SpecError: `count` is not a multiple of the number of classes in y.
             DataError: y has values that are not finite.
         """
-        rows = x.double().clamp(-LARGEST_INPUT, LARGEST_INPUT)
+        rows = x.double().clamp(-MAX_INPUT, MAX_INPUT)
         deviations = deviation(rows)
         widest = deviations.max()
         min_deviation = math.sqrt(SMOOTHING) * torch.where(deviations > 0, deviations, widest)
@@ -166,7 +166,7 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
     Before calibration the means are evenly spaced on [−1.5, 1.5] with σ = 1. A single setting is symmetric about its mean
     and cannot distinguish −2 from 2; two settings of different means can. Fits use mean and variance of each group, plus a
     fraction of the largest variance of an input. With labels and one setting per class, the sum of the columns of a class
-    is the log-likelihood of sklearn's `GaussianNB`, also for inputs constant within a class, whose columns are then huge.
+    is the log-likelihood of scikit-learn's `GaussianNB`, also for inputs constant within a class, whose columns are then huge.
     Models trained on such inputs (columns of zeros and ones) need a smoothing of about 0.01. See `NaiveDensity` for the
     groups.
 
@@ -345,7 +345,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
     def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
         mean = rows.mean(0)
         # log k − ψ(k), close to 1/(2k) for large k.
-        target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * LARGEST_SHAPE))
+        target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * MAX_SHAPE))
         shape = (3 - target + ((target - 3).square() + 24 * target).sqrt()) / (12 * target)
         for _ in range(ITERATIONS_NEWTON):
             error = shape.log() - torch.special.digamma(shape) - target
@@ -388,7 +388,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
         return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
 
     def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(LARGEST_DEGREES / 2))
+        target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(MAX_DEGREES / 2))
         euler = 0.5772156649015329
         half = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
         for _ in range(ITERATIONS_NEWTON):

@@ -17,13 +17,13 @@ from kapsi.expansion.base import Expansion
 from kapsi.expansion.numerics import exp_neg, working_precision
 from kapsi.expansion.taylor import monomials
 from kapsi.features import DenseFeatures, Features, ProductFeatures
-from kapsi.function import LARGEST_EXPANSION, Param, Params, Tensors, option
+from kapsi.function import MAX_EXPANSION, Param, Params, Tensors, option
 
 __all__ = ["KernelMap", "Nystrom", "PolynomialMap", "RandomFourier"]
 
 Kernel: TypeAlias = Literal["rbf", "linear", "polynomial", "sigmoid"]
 
-LARGEST_POWER = 1e30
+MAX_POWER = 1e30
 """Limit of a polynomial kernel, linear from there, as float32 ends at 3.4e38 and slopes exceed values."""
 
 BLOCK_DISTANCES = 2**22
@@ -153,7 +153,7 @@ class PolynomialMap(Expansion, name="polynomial_map"):
     def factors(self, in_features: int) -> tuple[int, int]:
         m, d = in_features + (self.coef0 > 0), self.degree
         q, t = (1, math.comb(m + d - 1, d)) if self.symmetric else (m ** (d - 1), m)
-        if q * t > LARGEST_EXPANSION:
+        if q * t > MAX_EXPANSION:
             raise SpecError(
                 f"PolynomialMap(degree={d}): {in_features:,} inputs make 10^{math.log10(q * t):.1f} columns, at most 10^15.9 "
                 "are allowed; KernelMap has as many as it has centers"
@@ -332,7 +332,7 @@ def similarity(kernel: Kernel, x: Tensor, centers: Tensor, gamma: Tensor | None,
     inner = gamma * F.linear(x, centers) + coef0
     if kernel == "sigmoid":
         return torch.tanh(inner)
-    cutoff = LARGEST_POWER ** (1 / degree)
+    cutoff = MAX_POWER ** (1 / degree)
     clamped = inner.clamp(-cutoff, cutoff)
     return clamped.pow(degree) + degree * clamped.pow(degree - 1) * (inner - clamped)
 

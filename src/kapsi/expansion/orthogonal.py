@@ -32,7 +32,7 @@ __all__ = [
     "ReverseBessel",
 ]
 
-LARGEST_VALUE = 1e30
+MAX_VALUE = 1e30
 """Limit of the values; polynomials continue linearly from there, as float32 ends at 3.4e38 and slopes exceed values."""
 
 FINITE_UP_TO = 1e3
@@ -77,7 +77,7 @@ class ThreeTerm(ElementWise):
     def check(self) -> None:
         if self._exceeds(1.0) or self._exceeds(-1.0):
             raise SpecError(
-                f"{self!r}: a polynomial passes {LARGEST_VALUE:.0e} within |x| <= 1; "
+                f"{self!r}: a polynomial passes {MAX_VALUE:.0e} within |x| <= 1; "
                 "choose a lower degree or smaller parameters"
             )
         self._ends  # noqa: B018 - computed now, since the first call may be traced
@@ -183,7 +183,7 @@ class ThreeTerm(ElementWise):
             yield slope
 
     def _exceeds(self, x: float) -> bool:
-        return any(abs(p) > LARGEST_VALUE for p in self._recurrence(x))
+        return any(abs(p) > MAX_VALUE for p in self._recurrence(x))
 
     @functools.cached_property
     def _ends(self) -> _Ends:

@@ -23,20 +23,20 @@ MAX_LIGHT_TAILED = 4
 class CombinatorialState(StateCombinations, name="combinatorial_state"):
     """Indicators of the joint states of every combination: κ(x) = [1[x_S = s] for all S and s], D = Σ_S Π_{i ∈ S} kᵢ.
 
-    Inputs are state numbers, 0 to k − 1. With a dense ψ, ⟨κ(x), ψ⟩ is Σ_S log φ_S(x_S), the logarithm of a product of
+    Inputs are state indices, 0 to k − 1. With a dense ψ, ⟨κ(x), ψ⟩ is Σ_S log φ_S(x_S), the logarithm of a product of
     factor tables: the columns of a combination are contiguous, with its last input running fastest. Entries of ψ must be
     finite, since zero times −∞ is NaN: represent a factor of zero by a number such as −10,000. The gradient with respect to
     x is zero.
 
-    `Combinatorial` in `Nested` is no substitute: its columns do not tell where a combination begins, or how many states an
+    `Combinatorial` in `Nested` is not a substitute: its columns do not tell where a combination begins, or how many states an
     input has.
 
     Args:
         order: size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
-        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes and in any order; () is
+        subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes and in any order; () is
             a column of ones. Overrides the order.
         states: k, number of states of each input, 1 to 100,000, or one number for all.
-        outside: treatment of invalid state numbers: `nearest`: the nearest valid state; `error`: a ValueError in eager
+        outside: treatment of invalid state indices: `nearest`: the nearest valid state; `error`: a ValueError in eager
             mode, NaN in a compiled or exported model.
 
     Raises:
@@ -79,7 +79,7 @@ class CombinatorialProduct(Combinations, name="combinatorial_product"):
     Args:
         order: d, size of the largest combination of distinct inputs, 1 to 4; combinations of more than m inputs do not
             exist.
-        subsets: combinations to use instead of all, as tuples of input numbers from 0, of any sizes, with powers as
+        subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes, with powers as
             repeated inputs; () is a column of ones. D is then their number. Overrides the order.
 
     Raises:
@@ -125,7 +125,7 @@ class CombinatorialProduct(Combinations, name="combinatorial_product"):
 
 
 def _product(x: Tensor, index: Tensor) -> Tensor:
-    """Return products of inputs, `(..., D)`, for input numbers `(size, D)`."""
+    """Return products of inputs, `(..., D)`, for input indices `(size, D)`."""
     product: Tensor | None = None
     for numbers in index:
         chosen = x.index_select(-1, numbers)

@@ -47,7 +47,7 @@ class Binarize(ElementWise, name="binarize"):
     Args:
         threshold: θ, any finite number, in units of the inputs.
 
-    Source: the inputs of a Bernoulli distribution in naive Bayes, as `binarize` of sklearn's `BernoulliNB`.
+    Source: the inputs of a Bernoulli distribution in naive Bayes, as `binarize` of scikit-learn's `BernoulliNB`.
 
     Example:
         >>> import torch

@@ -4,7 +4,7 @@ Evaluation takes one of three paths, chosen in `BSpline.__call__` and `BSpline._
 
 - uniform knots, eager mode: `UniformBasis` (`spline_uniform`), an autograd function with values in place;
 - any knots, degree 0, or inside a compiler: `BSpline._on_any_knots`, plain differentiable operations (`spline_knots`);
-- no gradients and many rows on a CPU: `_GatheredProduct` sums rows of ψ and never forms κ(x).
+- no gradients and many rows on a CPU: `_GatheredProduct` sums rows of ψ and never materializes κ(x).
 
 With `checkpoint`, either of the first two is recomputed in the backward pass (`RecomputedFeatures`).
 """
@@ -33,7 +33,7 @@ __all__ = ["BSpline"]
 
 MAX_INTERVALS = 100_000
 
-LARGEST_SAVED = 2**24
+MAX_SAVED = 2**24
 """Numbers of κ(x) saved for the backward pass, 64 MiB in float32; beyond, recomputing is as fast as writing and reading."""
 
 MIN_WIDTH = 1e-3
@@ -69,7 +69,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         uniform_share: weight of uniform breakpoints mixed into quantiles, 0 to 1; avoids very narrow
             intervals for inputs with many equal values.
         checkpoint: whether κ(x) is recomputed in the backward pass: memory is independent of the number of intervals, and
-            κ(x) is evaluated twice. None: above 2²⁴ numbers in κ(x), where recomputing costs no time. A compiled
+            κ(x) is evaluated twice. None: above 2²⁴ entries in κ(x), where recomputing costs no time. A compiled
             model leaves the choice to the compiler.
 
     Raises:
@@ -221,7 +221,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         if not torch.compiler.is_compiling():
             checkpoint = self.checkpoint
             if checkpoint is None:
-                checkpoint = x.numel() * (self.intervals + self.degree) > LARGEST_SAVED
+                checkpoint = x.numel() * (self.intervals + self.degree) > MAX_SAVED
             if (checkpoint and torch.is_grad_enabled()) or self._gathers(x):
                 return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
         return DenseFeatures(self._columns(x, ends))
@@ -237,7 +237,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         return basis.to(x.dtype)
 
     def _gathers(self, x: Tensor) -> bool:
-        """Return whether a product without gradients sums the rows of ψ for non-zero functions instead of forming κ(x).
+        """Return whether a product without gradients sums the rows of ψ for non-zero functions instead of materializing κ(x).
 
         Measured for 64 → 64, 256 → 256 and 784 → 64 with 20 to 1,000 intervals and 1 to 1,024 rows, two threads: a product
         takes 0.015 ns per entry of κ and output, a gather 0.08 ns per non-zero entry and output, and the transposed copy of
@@ -264,7 +264,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         if self.extrapolation != "extended":
             basis: Tensor = UniformBasis.apply(x, low, rate, n, degree, self.clamped().extrapolation, 0)
             return basis
-        # The outer knots make a wider range; functions without effect on the original range are cut off.
+        # The outer knots make a wider range; functions that vanish on the original range are cut off.
         basis = UniformBasis.apply(x, low, rate, n + 2 * degree, degree, "zero", degree)
         return basis.narrow(-1, degree * inputs, (n + degree) * inputs)
 
@@ -278,7 +278,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     def _on_any_knots(self, values: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` by differentiable operations."""
         degree = self.degree
-        # The outer knots make a wider range; functions without effect on the original range are cut off.
+        # The outer knots make a wider range; functions that vanish on the original range are cut off.
         wider = degree if self.extrapolation == "extended" else 0
         if self.knots == "uniform":
             low, high = working_precision(ends).unbind(0)
@@ -373,7 +373,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
 
 @dataclass(frozen=True)
 class _SplineFeatures(RecomputedFeatures):
-    """Splines recomputed for gradients, and not formed at all in gathered products: most entries of each row are zero."""
+    """Splines recomputed for gradients, and not materialized at all in gathered products: most entries of each row are zero."""
 
     spline: BSpline
 

@@ -73,7 +73,7 @@ def insertion(old: Tensor, new: Tensor, degree: int, parts: int) -> tuple[Tensor
 
     Args:
         old, new: all knots, `(…, m)`.
-        degree: of both.
+        degree: degree of old and new splines.
         parts: number of new intervals in each old interval.
 
     Returns:

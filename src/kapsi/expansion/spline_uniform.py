@@ -23,7 +23,7 @@ class UniformBasis(OwnDerivatives):
         low: lower end of the range, `(m,)` or broadcastable to x.
         rate: intervals per unit of x, in the shape of `low`.
         intervals: number of intervals.
-        degree: of the splines.
+        degree: degree of the splines.
         outside: behavior beyond the range: `linear`, `clamp` or `zero`.
         before: number of the intervals below the lower end.
 
@@ -127,7 +127,7 @@ def _uniform_slopes(
     range.
 
     Args:
-        x, low, rate, intervals, degree, outside, before: as in `UniformBasis`.
+        x, low, rate, intervals, degree, outside, before: see `UniformBasis`.
         differentiable: whether the results may be differentiated.
     """
     position, clamped, cell = _located(x, low, rate, intervals, before)
@@ -228,7 +228,7 @@ def _uniform_pieces(t: Tensor, degree: int) -> tuple[Tensor, Tensor]:
 
     Args:
         t: position in the interval, `(..., m)`, 0 to 1.
-        degree: of the result.
+        degree: degree of the returned functions.
 
     Returns:
         `(..., degree + 1, m)` and `(..., degree, m)`.

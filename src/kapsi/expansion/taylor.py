@@ -21,12 +21,12 @@ from kapsi.features import (
     features_of,
     side_by_side,
 )
-from kapsi.function import LARGEST_EXPANSION, Tensors, option
+from kapsi.function import MAX_EXPANSION, Tensors, option
 
 __all__ = ["Taylor"]
 
-LARGEST_PLAIN = 2**21
-"""Largest size of κ(x) with products of two inputs formed by two gathers, up to here faster than m small products."""
+MAX_PLAIN = 2**21
+"""Largest size of κ(x) with products of two inputs computed by two gathers, up to here faster than m small products."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Taylor(Expansion, name="taylor"):
             q, t = 1, math.comb(m + self.degree, self.degree) - 1
         else:
             q, t = sum(m**k for k in range(self.degree)), m
-        if q * t > LARGEST_EXPANSION:
+        if q * t > MAX_EXPANSION:
             raise SpecError(
                 f"Taylor(degree={self.degree}): {m:,} inputs make 10^{math.log10(q * t):.1f} columns, at most 10^15.9 are allowed"
             )
@@ -89,7 +89,7 @@ class Taylor(Expansion, name="taylor"):
             if self.degree == 2:  # a compiler fuses plain operations
                 pairs = PairFeatures(x)
                 # Checked first: in a compiler the comparison would fix the batch size.
-                many = not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) * pairs.columns > LARGEST_PLAIN
+                many = not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) * pairs.columns > MAX_PLAIN
                 return pairs if many else pairs.materialize()
             return DenseFeatures(torch.cat(monomials(x, self.degree), -1))
         power = x

@@ -111,7 +111,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
         roots, feature, children = (tensors[name].cpu() for name in ("roots", "feature", "branches"))
         inputs = int(tensors["inputs"])
         if bool(((feature < 0) | (feature >= inputs)).any()):
-            raise SpecError(f"TreeLeaves: feature: expected numbers of inputs from 0 to {inputs - 1}")
+            raise SpecError(f"TreeLeaves: feature: expected indices of inputs from 0 to {inputs - 1}")
         all_nodes = torch.cat((roots, children.flatten()))
         if not torch.equal(all_nodes.sort().values, torch.arange(nodes)):
             raise SpecError(

@@ -18,7 +18,7 @@ from kapsi.derivatives import layer_norm
 from kapsi.errors import DataError, SpecError
 
 __all__ = [
-    "LARGEST_FORMED",
+    "MAX_MATERIALIZED",
     "ConcatenatedFeatures",
     "DenseFeatures",
     "Features",
@@ -30,8 +30,8 @@ __all__ = [
     "widen",
 ]
 
-LARGEST_FORMED = 2**24
-"""Columns of the widest κ(x) formed automatically: 16.7 million, 64 MiB a row in float32."""
+MAX_MATERIALIZED = 2**24
+"""Columns of the widest κ(x) materialized automatically: 16.7 million, 64 MiB per row in float32."""
 
 
 class Features(ABC):
@@ -44,7 +44,7 @@ class Features(ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """Return κ(x) formed, `(..., D)`."""
+        """Return κ(x) materialized, `(..., D)`."""
 
     @abstractmethod
     def matmul(self, matrix: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Features(ABC):
 
     @property
     def sparse(self) -> bool:
-        """Return whether most columns of a row are zero and not stored; a sparse κ(x) is not formed automatically."""
+        """Return whether most columns of a row are zero and not stored; a sparse κ(x) is not materialized automatically."""
         return False
 
     def normalized(self, epsilon: float) -> Features:
@@ -90,15 +90,15 @@ def widen(values: Tensor) -> Tensor:
 
 
 def formed(features: Features, why: str) -> Tensor:
-    """Return κ(x) formed, for operations without a structured form.
+    """Return κ(x) materialized, for operations without a structured form.
 
     Raises:
-        SpecError: κ has more than `LARGEST_FORMED` columns.
+        SpecError: κ has more than `MAX_MATERIALIZED` columns.
         DataError: κ is sparse.
     """
     if features.sparse:
         raise DataError(
-            f"{why} needs κ(x) formed, and sparse inputs are not; use x.to_dense(), or a reconciliation that gathers columns "
+            f"{why} needs κ(x) materialized, and sparse inputs are not; use x.to_dense(), or a reconciliation that gathers columns "
             "(low_rank, khatri_rao, random_adaption, dense, and the Kronecker kinds)"
         )
     check_formed(features.columns, why)
@@ -106,10 +106,10 @@ def formed(features: Features, why: str) -> Tensor:
 
 
 def check_formed(columns: int, why: str) -> None:
-    """Raise a `SpecError` if κ(x) of so many columns is not formed automatically."""
-    if columns > LARGEST_FORMED:
+    """Raise a `SpecError` if κ(x) has too many columns to be materialized automatically."""
+    if columns > MAX_MATERIALIZED:
         raise SpecError(
-            f"{why} needs κ(x) formed, {columns:,} columns a row; at most {LARGEST_FORMED:,} are allowed; "
+            f"{why} needs κ(x) materialized, {columns:,} columns per row; at most {MAX_MATERIALIZED:,} are allowed; "
             "choose a reconciliation with the structure of κ (low_rank, kronecker on the natural grid) or a smaller expansion"
         )
 
@@ -131,7 +131,7 @@ def add(terms: Iterable[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseFeatures(Features):
-    """κ(x) formed."""
+    """κ(x) materialized."""
 
     values: Tensor
 
@@ -207,7 +207,7 @@ class ConcatenatedFeatures(Features):
 
 @dataclass(frozen=True)
 class NormalizedFeatures(Features):
-    """(κ(x) + shift) · scale with a shift and a scale a row, `(..., 1)`: a layer norm that keeps the structure of κ."""
+    """(κ(x) + shift) · scale with a shift and a scale per row, `(..., 1)`: a layer norm that keeps the structure of κ."""
 
     base: Features
     shift: Tensor

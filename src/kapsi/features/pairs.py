@@ -74,7 +74,7 @@ def _formed_pair_product(matrix: Tensor, x: Tensor) -> Tensor:
 class _PairProduct(OwnDerivatives):
     """κ(x) Mᵀ for `PairFeatures` in blocks of columns, computed in the forward and again in the backward pass.
 
-    With 784 inputs, 64 outputs and 64 rows a training step takes a quarter of the time with κ(x) formed.
+    With 784 inputs, 64 outputs and 64 rows a training step takes a quarter of the time with κ(x) materialized.
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ class _PairProduct(OwnDerivatives):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         matrix, x = ctx.saved_tensors
-        if torch.is_grad_enabled():  # formed if differentiated again
+        if torch.is_grad_enabled():  # materialized if differentiated again
             values, pull = cast(Any, torch.func.vjp(_formed_pair_product, matrix, x))
             both: tuple[Tensor, Tensor] = pull(gradient.to(values.dtype))
             return both

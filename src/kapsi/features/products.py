@@ -51,7 +51,7 @@ class ProductFeatures(OuterFeatures):
 
     Attributes:
         left, right: u and v.
-        always: whether products never form κ; by default sizes decide.
+        always: whether products never materialize κ; by default sizes decide.
     """
 
     left: Tensor
@@ -67,7 +67,7 @@ class ProductFeatures(OuterFeatures):
         return self.left.shape[-1], self.right.shape[-1]
 
     def keeps(self, rows: int) -> bool:
-        """Return whether the product with a matrix of so many rows needs less memory without κ formed."""
+        """Return whether a product with `rows` weight rows uses less memory if κ(x) is not materialized."""
         return self.always or rows < max(self.grid)
 
     def structured(self) -> Features:
@@ -86,7 +86,7 @@ class ProductFeatures(OuterFeatures):
             half = (self.left @ table.view(q, t * rows)).unflatten(-1, (t, rows))
             return (self.right.unsqueeze(-2) @ half).squeeze(-2).unflatten(-1, lead)
         grid = matrix.reshape(rows, q, t)
-        if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values a row of x
+        if q <= 2 * t:  # contract v first: no copy of the matrix, rows × q values per row of x
             half = F.linear(self.right, grid.flatten(0, 1)).unflatten(-1, (rows, q))
             return (half @ self.left.unsqueeze(-1)).squeeze(-1).unflatten(-1, lead)
         half = F.linear(self.left, grid.transpose(1, 2).flatten(0, 1)).unflatten(-1, (rows, t))

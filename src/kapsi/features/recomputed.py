@@ -125,7 +125,7 @@ def product_jvp(
 
 
 def _blocks(x: Tensor, columns: int) -> tuple[Tensor, ...]:
-    """Return inputs in blocks of rows with about `BLOCK` numbers of κ(x)."""
+    """Return inputs in blocks of rows with about `BLOCK` entries of κ(x)."""
     if x.dim() < 2 or x.shape[0] == 0:
         return (x,)
     return x.split(max(1, BLOCK // max(1, columns * x.shape[1:-1].numel())))

@@ -16,7 +16,7 @@ from kapsi.features.base import ConcatenatedFeatures, DenseFeatures, Features, w
 from kapsi.features.products import OuterFeatures, ProductFeatures
 
 __all__ = [
-    "LARGEST_ENTRIES",
+    "MAX_ENTRIES",
     "SparseFeatures",
     "SparseProductFeatures",
     "entries_of",
@@ -25,7 +25,7 @@ __all__ = [
     "side_by_side",
 ]
 
-LARGEST_ENTRIES = 2**28
+MAX_ENTRIES = 2**28
 """Entries of the largest product of sparse features multiplied out: 9 GB in float32 with intermediate tensors."""
 
 GATHERED = 2**15
@@ -142,7 +142,7 @@ class _SparseProduct(OwnDerivatives):
 
 @dataclass(frozen=True)
 class SparseFeatures(Features):
-    """κ(x) `(rows, D)` with few non-zero columns a row.
+    """κ(x) `(rows, D)` with few non-zero columns per row.
 
     A product with ψ gathers columns of ψ, forward and backward. There is no gradient with respect to κ(x).
 
@@ -279,16 +279,16 @@ def entry_pairs(left: SparseFeatures, right: SparseFeatures) -> tuple[Tensor, Te
     """Return all pairs of entries of u and v in the same row: starts of rows, indices in u, indices in v.
 
     Raises:
-        DataError: more than `LARGEST_ENTRIES` pairs.
+        DataError: more than `MAX_ENTRIES` pairs.
     """
     rows = left.rows()
     counts = right.starts.diff()[rows]
     ends = counts.cumsum(0)
     starts = torch.cat((ends.new_zeros(1), ends))[left.starts]
     count = int(starts[-1])
-    if count > LARGEST_ENTRIES:
+    if count > MAX_ENTRIES:
         raise DataError(
-            f"a product of sparse features would have {count:,} entries; at most {LARGEST_ENTRIES:,} are allowed; use fewer "
+            f"a product of sparse features would have {count:,} entries; at most {MAX_ENTRIES:,} are allowed; use fewer "
             "rows at a time, or a reconciliation that acts on both factors (khatri_rao, or a Kronecker kind on κ's grid)"
         )
     first = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts, output_size=count)

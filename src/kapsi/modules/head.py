@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
 from kapsi.features import DenseFeatures, Features, check_formed, formed
-from kapsi.function import LARGEST_EXPANSION, LARGEST_TENSOR, Function, Params, catalogue, flatten
+from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
 from kapsi.initial import output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import LayerNorm, pipeline
@@ -22,10 +22,10 @@ from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec
 from kapsi.weights import Weights
 
-__all__ = ["LARGEST_TRAINED", "Head", "check_layout"]
+__all__ = ["MAX_TRAINED", "Head", "check_layout"]
 
-LARGEST_TRAINED = 2**29
-"""Trainable numbers of the largest ψ: 8.6 GB in training, with gradient and both moments of AdamW in float32."""
+MAX_TRAINED = 2**29
+"""Trainable parameters of the largest ψ: 8.6 GB in training, with gradient and both moments of AdamW in float32."""
 
 Role = Literal["expansion", "reconciliation", "remainder"]
 
@@ -38,7 +38,7 @@ class Head(nn.Module):
         out_features: n, at least 1.
         spec: κ, ψ, π and their processing.
         seed: a seed or a generator for initial values; None uses torch's default generator, as `nn.Linear`.
-        device, dtype: of the tensors.
+        device, dtype: where and in which type to create the tensors.
 
     Attributes:
         kappa, psi, pi: the stores of the tensors of κ, ψ and π.
@@ -77,7 +77,7 @@ class Head(nn.Module):
         channels = None if spec.channels == 1 else spec.channels
         where = f"Head({in_features} → {out_features})"
         self._fold = bool(spec.after) and isinstance(spec.after[0], LayerNorm) and not spec.after[0].affine
-        if columns > LARGEST_EXPANSION:
+        if columns > MAX_EXPANSION:
             raise SpecError(f"{where}: κ has 10^{math.log10(columns):.1f} columns, at most 10^15.9 are allowed")
         if len(spec.after) > self._fold:
             check_formed(columns, f"{where}: processing after κ")
@@ -308,7 +308,7 @@ def check_trained(
         trained = channels * sum(param.numel for param in declared if param.trainable)
         frozen = [param for param in declared if not param.trainable]
         fixed = channels * sum(param.numel for param in frozen)
-        if trained + fixed / 4 <= LARGEST_TRAINED:
+        if trained + fixed / 4 <= MAX_TRAINED:
             continue
         sizes = (param.numel * (param.dtype.itemsize if param.dtype else size) for param in frozen)
         needed = (4 * size * trained + channels * sum(sizes)) / 1e9
@@ -317,10 +317,10 @@ def check_trained(
         advice = "use fewer inputs, a smaller rank or a smaller expansion"
         if function is spec.reconciliation:
             advice = _smaller(out_features, factors, channels) or advice
-        numbers = f"{trained:,} trainable numbers" + (f" and {fixed:,} fixed numbers" if fixed > trained else "")
+        numbers = f"{trained:,} trainable parameters" + (f" and {fixed:,} fixed values" if fixed > trained else "")
         raise SpecError(
-            f"{function} has {numbers}, {needed:,.1f} GB with AdamW{share}; at most {LARGEST_TRAINED:,} trainable numbers, "
-            f"and four times as many fixed numbers, are allowed except on the meta device; {advice}"
+            f"{function} has {numbers}, {needed:,.1f} GB with AdamW{share}; at most {MAX_TRAINED:,} trainable parameters, "
+            f"and four times as many fixed values, are allowed except on the meta device; {advice}"
         )
 
 
@@ -329,7 +329,7 @@ def _smaller(out_features: int, factors: tuple[int, int], channels: int) -> str:
     fitting = []
     for cls in cast(list[type[Reconciliation]], catalogue("reconciliation")):
         count = channels * cls(**cls.compact).count(out_features, factors) if cls.compact else math.inf
-        if count <= LARGEST_TRAINED:
+        if count <= MAX_TRAINED:
             fitting.append(f"{cls.__name__}({', '.join(map(str, cls.compact.values()))}) with {count:,}")
     return f"on this κ {' and '.join(fitting)} fit, for instance" if fitting else ""
 
@@ -381,8 +381,8 @@ def check_layout(where: str, x: Tensor, in_features: int, sparse: bool) -> None:
 def check_width(where: str, name: str, value: Any) -> int:
     """Return a number of features, after a check."""
     place = f"{where}({name}={value!r})"
-    wanted = f"an integer of at least 1, at most {LARGEST_TENSOR:,}"
-    return check_integer(place, value, 1, LARGEST_TENSOR, wanted=wanted)
+    wanted = f"an integer of at least 1, at most {MAX_TENSOR:,}"
+    return check_integer(place, value, 1, MAX_TENSOR, wanted=wanted)
 
 
 def check_dtype(where: str, dtype: Any) -> None:

@@ -20,7 +20,7 @@ from kapsi.weights import DenseWeights, Weights
 
 __all__ = ["Layer"]
 
-LARGEST_FUSED = 2**21
+MAX_FUSED = 2**21
 """Elements of ψ of all fused heads: 8 MiB in float32."""
 
 
@@ -33,7 +33,7 @@ class Layer(nn.Module):
         in_features: m.
         out_features: n.
         spec: heads, fusion and processing.
-        seed, device, dtype: as in `Head`.
+        seed, device, dtype: see `Head`.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
         identity × dense                      64 → 64   1.5  1.9  2.2    784 → 64   2.0  2.8  3.5
 
     Two heads of one channel gain nothing (0.8 to 1.1), two heads of three channels do (1.1 to 1.5), as do sums (1.1 to
-    1.7). Copies of a large ψ cost more than fusion saves: low rank with 784 inputs has 1.2 million elements a head.
+    1.7). Copies of a large ψ cost more than fusion saves: low rank with 784 inputs has 1.2 million elements per head.
     """
     alike: dict[Any, list[int]] = {}
     for i, head in enumerate(heads):
@@ -231,7 +231,7 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
             dense = isinstance(weights, DenseWeights)  # summed without a new axis
             if weights.can_stack and (summed or not dense):
                 size = sum(tensor.numel() for tensor in (*head.psi.parameters(), *head.psi.buffers()))
-                most = max(1, LARGEST_FUSED // max(1, size))
+                most = max(1, MAX_FUSED // max(1, size))
                 fewest = 2 if dense else -(-3 // head.spec.channels)
         for start in range(0, len(members), most):
             part = members[start : start + most]

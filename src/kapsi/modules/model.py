@@ -1,4 +1,4 @@
-"""Models: layers in sequence; and a single expansion as a module of torch."""
+"""Models: layers in sequence; and a single expansion as a torch module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Model(nn.Module):
     Args:
         spec: layers and widths, without None.
         seed: a seed or a generator for initial values; None uses torch's default generator.
-        device, dtype: of the tensors.
+        device, dtype: where and in which type to create the tensors.
 
     Raises:
         SpecError: a part does not fit; the message names the part.
@@ -129,7 +129,7 @@ class Model(nn.Module):
         return matched
 
     def summary(self) -> str:
-        """Return a table for people: a line a head, and totals."""
+        """Return a table for people: a line per head, and totals."""
         rows: list[tuple[str, ...]] = [
             ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
         ]
@@ -157,12 +157,12 @@ class Model(nn.Module):
 
 
 class ExpansionModule(nn.Module):
-    """An expansion as a module, x → κ(x), for `nn.Sequential` and other models of torch.
+    """An expansion as a module, x → κ(x), for `nn.Sequential` and other torch models.
 
     Args:
         in_features: m, at least 1.
-        expansion: κ, formed.
-        seed, device, dtype: as in `Head`.
+        expansion: κ, materialized.
+        seed, device, dtype: see `Head`.
 
     Attributes:
         out_features: D.

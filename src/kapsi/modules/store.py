@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.errors import SpecError, check_integer, unknown
-from kapsi.function import LARGEST_TENSOR, Param, Params, flatten
+from kapsi.function import MAX_TENSOR, Param, Params, flatten
 
 __all__ = ["Seed", "Store", "as_generator", "memory"]
 
@@ -52,7 +52,7 @@ class Store(nn.Module):
     Args:
         params: the declaration.
         channels: length of the leading channel axis, None for no such axis.
-        device, dtype: of the tensors.
+        device, dtype: where and in which type to create the tensors.
 
     Raises:
         SpecError: a name reserved by `nn.Module`, or a tensor beyond any machine.
@@ -75,8 +75,8 @@ class Store(nn.Module):
                 continue
             shape = param.shape if channels is None else (channels, *param.shape)
             sizes = " × ".join(f"{size:,}" for size in shape)
-            if math.prod(shape) > LARGEST_TENSOR:
-                raise SpecError(f"{name!r} would have {sizes} elements; at most {LARGEST_TENSOR:,} are allowed")
+            if math.prod(shape) > MAX_TENSOR:
+                raise SpecError(f"{name!r} would have {sizes} elements; at most {MAX_TENSOR:,} are allowed")
             stored = (shape[-1], *shape[:-1]) if param.transposed else shape
             with memory(f"{name!r} of {sizes} elements"):
                 tensor = torch.empty(stored, device=device, dtype=param.dtype or dtype)
@@ -130,7 +130,7 @@ class Store(nn.Module):
 
         Args:
             values: new values by name, tensors or arguments of `torch.as_tensor`; mappings for nested functions.
-            where: beginning of messages.
+            where: prefix of error messages.
         """
         with torch.no_grad():
             for target, value in self.matched(values, where):
@@ -158,7 +158,7 @@ class Store(nn.Module):
         """Return new values of a tensor in its shape, and the problem of values that do not fit."""
         shape = tuple(target.shape)
         try:
-            # Numbers of Python have 64 bits; keep all of them.
+            # Python numbers have 64 bits; keep all of them.
             wide = None if isinstance(value, Tensor) or not target.is_floating_point() else torch.float64
             tensor = torch.as_tensor(value, dtype=wide)
         except (TypeError, ValueError, RuntimeError):

@@ -247,7 +247,7 @@ class GeneratedWeights(ActingWeights):
 
     def describe(self, features: Features) -> str:
         parts = "neither κ nor ψ" if isinstance(features, ProductFeatures) else "ψ not"
-        return f"ψ generated block by block from a seed, {parts} formed"
+        return f"ψ generated block by block from a seed, {parts} materialized"
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class HyperNet(Reconciliation, name="hypernet"):
     Args:
         length: l, the number of parameters, 1 to 2²⁰.
         hidden: units of the frozen hidden layer, 1 to 2²⁰; None: no hidden layer.
-        seed: of G, 0 to 2³¹ − 1; heads of equal size and seed share G, channels of a head differ.
+        seed: seed of G, 0 to 2³¹ − 1; heads of equal size and seed share G, channels of a head differ.
 
     Source: arXiv 2407.04819, "HyperNets based Parameter Reconciliation"; Ha et al., HyperNetworks (arXiv 1609.09106).
 
@@ -281,8 +281,8 @@ class HyperNet(Reconciliation, name="hypernet"):
         units = self.hidden or self.length
         if out_features * units > BLOCK * 64:
             raise SpecError(
-                f"HyperNet: {out_features:,} outputs × {units:,} units make a block of {out_features * units:,} numbers; "
-                f"at most {BLOCK * 64:,} are allowed; take fewer units"
+                f"HyperNet: {out_features:,} outputs × {units:,} units make a block of {out_features * units:,} entries; "
+                f"at most {BLOCK * 64:,} are allowed; use fewer units"
             )
         # Rows of ψ have an expected square norm of one.
         vector = Param((self.length,), (factors[0] * factors[1] * units) ** -0.5)

@@ -108,7 +108,7 @@ class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm",)):
         terms: number of products in the sum, 1 to 4,096; the paper uses one.
 
     Raises:
-        SpecError: a size that is no divisor; the message lists the divisors.
+        SpecError: a size that is not a divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Hypercomplex Multiplication (HM) based Parameter Reconciliation"; several terms: arXiv
         2102.08597.
@@ -154,7 +154,7 @@ class LowRankKronecker(_LowRankTerms, name="low_rank_kronecker", aliases=("lphm"
         terms: number of products in the sum, 1 to 4,096; the paper uses one.
 
     Raises:
-        SpecError: a size that is no divisor; the message lists the divisors.
+        SpecError: a size that is not a divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Low-Rank Parameterized Hypercomplex Multiplication (LPHM)", with a misprint in l (D/p for
         D/q).
@@ -188,7 +188,7 @@ class DualLowRankKronecker(_LowRankTerms, name="dual_low_rank_kronecker", aliase
         terms: number of products in the sum, 1 to 4,096; the paper uses one.
 
     Raises:
-        SpecError: a size that is no divisor; the message lists the divisors.
+        SpecError: a size that is not a divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Dual Low-Rank Parameterized Hypercomplex Multiplication".
 
@@ -228,7 +228,7 @@ class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding
         ratio: fraction of copies kept, above 0 to 1; at least one copy is kept.
 
     Raises:
-        SpecError: a size that is no divisor; the message lists the divisors.
+        SpecError: a size that is not a divisor; the message lists the divisors.
 
     Source: arXiv 2407.04819, "Duplicated Padding based Parameter Reconciliation".
 

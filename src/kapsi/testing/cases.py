@@ -95,8 +95,8 @@ def model_with(*functions: Function, seed: int = 0, dtype: torch.dtype | None = 
     """Return a small model around functions of one role, in evaluation mode, with 3 inputs and 4 outputs.
 
     Args:
-        *functions: as in `layer_with`; a function with as many outputs as inputs gets 4 of both.
-        seed: of the initial values.
+        *functions: see `layer_with`; a function with as many outputs as inputs gets 4 of both.
+        seed: seed of the initial values.
         dtype: type of the tensors.
         **place: `device="meta"` for a model without values.
     """

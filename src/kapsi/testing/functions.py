@@ -178,7 +178,7 @@ def transforms(function: Function) -> None:
     """Vmap over rows equals batching, vmap over stacked models equals the models, jacrev equals jacfwd."""
     models = [perturbed_model(function, seed=seed) for seed in (0, 1)]
     with warnings.catch_warnings():
-        # Warnings of torch: at the first use of forward mode, and for vmap by a loop, slow but correct.
+        # torch warns at the first use of forward mode, and for vmap by a loop, slow but correct.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", message="There is a performance drop")
         _transforms(models)

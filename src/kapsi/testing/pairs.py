@@ -114,7 +114,7 @@ def sizes(expansion: Expansion, reconciliation: Reconciliation) -> None:
     features = features_of(expansion)
     if isinstance(features, DenseFeatures) and expansion.name != "identity":
         return  # contracted like the identity
-    # Recomputed features are formed as a whole in each pass.
+    # Recomputed features are materialized as a whole in each pass.
     structured = not isinstance(features, DenseFeatures | RecomputedFeatures)
     # Enough columns for the widest factor of κ to exceed the ranks and channels of all examples of ψ.
     wanted, batch, target = (4000, 128, 120) if structured else (300, 1, 400)

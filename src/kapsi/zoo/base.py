@@ -81,13 +81,13 @@ def row_weights(where: str, weight: Any, rows: int) -> Tensor:
 
 
 def float64(values: Any) -> Tensor:
-    """Return numbers of an estimator, a dense array or a sparse matrix of SciPy, as a new float64 tensor."""
+    """Return an estimator's values, a dense array or SciPy sparse matrix, as a new float64 tensor."""
     dense = values.toarray() if hasattr(values, "toarray") else values
     return torch.tensor(np.ascontiguousarray(dense, dtype=np.float64))
 
 
 def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: str = "") -> str:
-    """Raise a `SpecError` unless an estimator of scikit-learn is fitted and exactly of one of some classes.
+    """Raise a `SpecError` unless a scikit-learn estimator is fitted and its class is exactly one of `classes`.
 
     Returns:
         `where` with the name of the class, for further messages.
@@ -129,7 +129,7 @@ def model_of(spec: ModelSpec, bias: Tensor | None = None, **roles: dict[str, Any
     """Return a one-head model in float64 on the CPU, in evaluation mode.
 
     Args:
-        spec: of one layer and head.
+        spec: specification with one layer and head.
         bias: bias of the head, finite, `(n,)`.
         **roles: tensors by role (`expansion`, `reconciliation`, `remainder`) and name.
     """
@@ -219,11 +219,11 @@ def sizes(model: nn.Module) -> int:
 
 
 def sklearn_rows(name: str, seed: int, rows: int | None = None, *, scaled: bool = False) -> tuple[Any, Any]:
-    """Return a data set of scikit-learn in random order.
+    """Return a scikit-learn data set in random order.
 
     Args:
         name: `iris`, `digits`, …
-        seed: of the order.
+        seed: seed of the row order.
         rows: number of rows; None: all.
         scaled: standardize the inputs over all rows.
     """

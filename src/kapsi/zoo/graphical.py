@@ -18,7 +18,7 @@ from kapsi.expansion import Expansion
 from kapsi.modules import Head, Model
 from kapsi.training.prediction import predict_log_proba
 from kapsi.zoo.base import Comparison, forbid, plain_head, sizes, tensor_of
-from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
+from kapsi.zoo.inference import MAX_TABLE, LogFactor, eliminate, plan
 
 LOG_ZERO = -10_000.0
 """Logarithm of a zero probability or potential in a table: the exponential is zero in every dtype, and finite times "
@@ -51,9 +51,9 @@ def check_numbers(where: str, wanted: str, values: Any, count: int) -> list[int]
     """Return distinct numbers from 0 to count − 1.
 
     Args:
-        where: beginning of the message.
-        wanted: the expected values: `targets as numbers of inputs`.
-        values: numbers of nodes or inputs.
+        where: prefix of error messages.
+        wanted: the expected values: `targets as indices of inputs`.
+        values: indices of nodes or inputs.
         count: number of nodes or inputs.
     """
     numbers = integers(values)
@@ -81,10 +81,10 @@ def check_sizes(where: str, states: Any, nodes: int | None = None) -> tuple[int,
 def check_table(where: str, name: str, sizes: Iterable[int], remedy: str) -> None:
     """Raise a `SpecError` for a table with too many entries."""
     entries = math.prod(sizes)
-    if entries > LARGEST_TABLE:
+    if entries > MAX_TABLE:
         raise SpecError(
-            f"{where}: the table of {name} would have {float(entries):.4g} numbers, {8e-9 * entries:,.3g} GB; at most "
-            f"{LARGEST_TABLE:,} are supported; {remedy}"
+            f"{where}: the table of {name} would have {float(entries):.4g} entries, {8e-9 * entries:,.3g} GB; at most "
+            f"{MAX_TABLE:,} are supported; {remedy}"
         )
 
 
@@ -119,7 +119,7 @@ def _first(rows: Tensor, bad: Tensor) -> str:
 def check_codes(
     where: str, x: Any, states: Sequence[int] | None, nodes: int | None = None
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Return state numbers, `(rows, nodes)`, and the numbers of states; by default the largest state number plus 1."""
+    """Return state indices, `(rows, nodes)`, and the numbers of states; by default the largest state index plus 1."""
     rows = check_rows(where, x, nodes)
     bad = (rows < 0) | (rows != rows.round())
     if states is not None and len(states) == rows.shape[1]:
@@ -127,7 +127,7 @@ def check_codes(
     if bool(bad.any()):
         allowed = "0, 1, …" if states is None else f"0 to {states[int(bad.nonzero()[0, 1])] - 1}"
         raise DataError(
-            f"{where}: expected state numbers, {allowed}, {_first(rows, bad)}; discretize continuous values, and see "
+            f"{where}: expected state indices, {allowed}, {_first(rows, bad)}; discretize continuous values, and see "
             "encode for names"
         )
     codes = rows.long()
@@ -157,7 +157,7 @@ def counts_of(codes: Tensor, nodes: Sequence[int], sizes: Sequence[int], weight:
 def check_import(
     where: str, network: Any, columns: Iterable[Any] | None, states: Mapping[Any, Any] | None, label: Any
 ) -> list[Any]:
-    """Return the nodes of a network of pgmpy in the order of the inputs, the label last."""
+    """Return the nodes of a pgmpy network in the order of the inputs, the label last."""
     nodes = list(network.nodes)
     forbid(
         where,
@@ -207,7 +207,7 @@ def state_names(
 
 
 def log_table(where: str, name: str, factor: Any, names: Mapping[Hashable, Sequence[Any]]) -> Tensor:
-    """Return the logarithms of a CPD or factor of pgmpy, with states in the order of `names`."""
+    """Return the logarithms of a pgmpy CPD or factor, with states in the order of `names`."""
     values = torch.as_tensor(factor.values).detach().to("cpu", torch.float64)
     if not bool((values.isfinite() & (values >= 0)).all()):
         raise SpecError(f"{where}: {name} has values below 0, or not finite")
@@ -234,7 +234,7 @@ def network_head(where: str, model: Any, kinds: type[Expansion] | tuple[type[Exp
 
 
 def check_states(head: Head, rows: Tensor) -> Tensor:
-    """Return rows with valid state numbers, NaN for missing ones."""
+    """Return rows with valid state indices, NaN for missing ones."""
     kappa: Any = head.spec.expansion
     kappa._spoiled(rows)  # raises an error for invalid states
     return torch.where(rows.isnan(), math.nan, kappa._nearest(rows))
@@ -265,11 +265,11 @@ def log_sums(
     """Return log Σ exp of the sums of log-factors over all missing inputs except some, `(rows, n, states of kept inputs)`.
 
     Args:
-        where: beginning of messages.
+        where: prefix of error messages.
         outputs: log-factors of each output, on subsets of the inputs.
         subsets: the subsets, for the order of elimination.
         sizes: number of states of each input.
-        rows: state numbers, NaN for missing values, `(rows, m)`.
+        rows: state indices, NaN for missing values, `(rows, m)`.
         keep: missing inputs to keep.
     """
     kept: list[LogFactor] = [((i,), torch.zeros(sizes[i], dtype=torch.float64)) for i in keep]
@@ -282,7 +282,7 @@ def log_sums(
         result = torch.empty(len(rows), *(sizes[i] for i in keep), dtype=torch.float64)
         for pattern, index, best in plans:
             # The rows of a chunk are a further variable.
-            for chunk in index.split(max(1, LARGEST_TABLE // best.largest)):
+            for chunk in index.split(max(1, MAX_TABLE // best.largest)):
                 codes = rows[chunk].nan_to_num(0.0).long()
                 ones: LogFactor = ((ROWS,), torch.zeros(len(chunk), dtype=torch.float64))
                 factors = [ones, *kept, *(_observed(nodes, table, pattern, codes) for nodes, table in tables)]
@@ -328,7 +328,7 @@ def check_possible(where: str, total: Tensor) -> None:
 
 
 def random_rows(network: Any, columns: Sequence[Hashable], rows: int, seed: int) -> Tensor:
-    """Return random state numbers of a network of pgmpy."""
+    """Return random state indices of a pgmpy network."""
     draw = np.random.default_rng(seed)
     numbers = [draw.integers(0, len(network.states[name]), rows) for name in columns]
     return torch.from_numpy(np.stack(numbers, 1)).double()
@@ -342,22 +342,22 @@ def names_of(network: Any, columns: Sequence[Hashable], row: Tensor) -> dict[Has
 
 
 def queried(network: Any, columns: Sequence[Hashable], x: Tensor, target: Any, inference: Any) -> Tensor:
-    """Return log p(target | observed inputs) of each row, by an inference object of pgmpy."""
+    """Return log p(target | observed inputs) of each row, by a pgmpy inference object."""
     values = [
         inference.query([target], evidence=names_of(network, columns, row), show_progress=False).values.tolist()
         for row in x
     ]
-    # Variable elimination of pgmpy 1.1 keeps factors of the evidence of a Markov network if no variable is summed out.
+    # Variable elimination in pgmpy 1.1 keeps factors of the evidence of a Markov network if no variable is summed out.
     return torch.tensor(values, dtype=torch.float64).log().log_softmax(-1)
 
 
 def values_of(tables: Iterable[Any]) -> int:
-    """Return the number of values of some CPDs or factors of pgmpy."""
+    """Return the number of values of some pgmpy CPDs or factors."""
     return sum(int(np.size(table.values)) for table in tables)
 
 
 def compare_classifier(network: Any, tables: Iterable[Any], imported: Callable[..., Model], seed: int) -> Comparison:
-    """Compare log p(n1 | all others) of an imported network with a query of pgmpy."""
+    """Compare log p(n1 | all others) of an imported network with a pgmpy query."""
     from pgmpy.inference import VariableElimination
 
     columns = [name for name in network.nodes if name != "n1"]
@@ -375,7 +375,7 @@ def infinite_deviation(ours: Tensor, theirs: Tensor) -> float:
 
 
 def quiet(compare: Callable[[int], Comparison]) -> Callable[[int], Comparison]:
-    """Return a comparison without the FutureWarnings of pgmpy on modules to be moved."""
+    """Return a comparison without pgmpy's FutureWarnings about moved modules."""
     return partial(_quiet, compare)
 
 

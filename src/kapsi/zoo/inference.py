@@ -12,7 +12,7 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.features import add
 
-LARGEST_TABLE = 2**24
+MAX_TABLE = 2**24
 """Entries of the largest table: 128 MiB in float64."""
 
 LogFactor: TypeAlias = tuple[Sequence[Hashable], Tensor]
@@ -95,7 +95,7 @@ def eliminate(
     keep: Sequence[Hashable] = (),
     *,
     order: Sequence[Hashable] | None = None,
-    largest: int = LARGEST_TABLE,
+    largest: int = MAX_TABLE,
     where: str = "eliminate",
 ) -> Tensor:
     """Return log Σ exp(Σ_f log f), the sum of a product of factors over all variables except some.
@@ -108,7 +108,7 @@ def eliminate(
         keep: variables of the result, each once, in the order of the axes.
         order: order of elimination of all other variables; default: `plan`.
         largest: most entries of a table.
-        where: beginning of messages.
+        where: prefix of error messages.
 
     Raises:
         SpecError: inconsistent tables, or a table with more than `largest` entries.

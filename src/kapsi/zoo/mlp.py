@@ -34,7 +34,7 @@ ACTIVATIONS: dict[type[nn.Module], tuple[str, dict[str, Any]]] = {
     nn.Softplus: ("softplus", {"beta": 1.0, "threshold": 20.0}),
     nn.Softsign: ("softsign", {}),
 }
-"""Names of torch's activations in kapsi, and their required options."""
+"""kapsi names of the torch activations, and their required options."""
 
 OF_SKLEARN = {"identity": (), "logistic": ("sigmoid",), "tanh": ("tanh",), "relu": ("relu",)}
 
@@ -163,7 +163,7 @@ def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     forbid(
         f"from_torch: {name} ({type(module).__name__})",
-        ("forward" in vars(module), "has a forward of its own, lost by a conversion"),
+        ("forward" in vars(module), "overrides forward, lost by a conversion"),
         (
             any(getattr(module, kind) for kind in kinds),
             "has hooks, lost by a conversion; remove them first (spectral_norm and weight_norm are hooks: "
@@ -212,7 +212,7 @@ def _parts(module: nn.Module) -> list[_LinearBlock]:
 
 
 def _step(module: nn.Module, where: str) -> tuple[Process | None, int | None]:
-    """Return a module of torch as processing (None for the identity), and its number of features if fixed."""
+    """Return a torch module as processing (None for the identity), and its number of features if fixed."""
     kind = type(module)
     if kind is nn.Identity:
         return None, None
@@ -286,10 +286,10 @@ def _copy_steps(ours: nn.Module, part: _LinearBlock, where: str) -> list[str]:
 
 
 def from_sklearn(estimator: Any) -> Model:
-    """Return a fitted `MLPClassifier` or `MLPRegressor` of scikit-learn as a model in float64.
+    """Return a fitted scikit-learn `MLPClassifier` or `MLPRegressor` as a model in float64.
 
     Outputs of classifiers are logits: a single output for two classes, or an output for each of several labels (probabilities by
-    `kapsi.predict_proba(model, x, "bernoulli")`); else an output a class, in the order of `classes_` (loss `cross_entropy`).
+    `kapsi.predict_proba(model, x, "bernoulli")`); else one output per class, in the order of `classes_` (loss `cross_entropy`).
 
     Args:
         estimator: the fitted estimator.

@@ -1,4 +1,4 @@
-"""Parity table: the models of the zoo beside those of other libraries."""
+"""Parity table: the models of the zoo next to those of other libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ParityRow(NamedTuple):
     Attributes:
         case: the case.
         version: version of the other library; None if not installed.
-        deviation: as in `Comparison`; None without a result.
+        deviation: see `Comparison`; None without a result.
         ours: number of values of the kapsi model set by the conversion.
         theirs: number of values of the other model.
         problem: reason for a missing deviation: `missing` for a library not installed, else the line of the error.

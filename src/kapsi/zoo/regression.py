@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 """Options of κ and ψ by kind."""
 
 EXTRAPOLATIONS = {"constant": "clamp", "linear": "linear", "error": "error"}
-"""Extrapolation policies of kapsi by their names in scikit-learn."""
+"""kapsi extrapolation policies by scikit-learn name."""
 
 LINEAR_MODELS = (
     "LinearRegression",
@@ -165,7 +165,7 @@ def _set_bias(head: Head, values: Tensor) -> None:
 
 
 def from_sklearn(estimator: Any) -> Model:
-    """Return a fitted linear model of scikit-learn, or a pipeline of an expansion and a linear model, as a model in float64.
+    """Return a fitted scikit-learn linear model, or a pipeline of an expansion and a linear model, as a model in float64.
 
     | estimator | κ |
     |---|---|
@@ -243,7 +243,7 @@ def _additive(step: Any, matrix: Tensor, bias: Tensor, where: str) -> Model:
     policy, missing = step.extrapolation, getattr(step, "handle_missing", "error")
     inputs, degree = int(step.n_features_in_), int(step.degree)
     constant = [i for i, spline in enumerate(step.bsplines_) if not spline.t[degree] < spline.t[-degree - 1]]
-    # The loop of scikit-learn over the inputs raises the degree by one after the first input: later inputs continue from a
+    # scikit-learn's loop over the inputs raises the degree by one after the first input: later inputs continue from a
     # point within their range.
     shifted = policy == "linear" and degree < 2 and (inputs > 1 or degree < 1)
     forbid(
@@ -329,9 +329,9 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
     Iteratively reweighted least squares; the bias is not penalized.
 
     Args:
-        model: as in `fit_linear`; a single output for two classes, else an output a class.
+        model: see `fit_linear`; a single output for two classes, else one output per class.
         x: inputs, `(rows, m)`.
-        y: class numbers `(rows,)`, from 0.
+        y: class labels `(rows,)`, from 0.
         c: C, above 0.
         epochs: largest number of steps.
 
@@ -340,15 +340,15 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
 
     Raises:
         SpecError: another model.
-        DataError: targets other than class numbers.
+        DataError: targets other than integer class labels.
     """
     _head(model, "fit_logistic")
     check_number("fit_logistic(c)", c, ulp(0.0), wanted="a finite number above 0")
     single = model.out_features == 1
-    labels = finite_tensor(y, "fit_logistic: y (class numbers 0, 1, …)")
+    labels = finite_tensor(y, "fit_logistic: y (class labels 0, 1, …)")
     if not torch.equal(labels, labels.round()):
         raise DataError(
-            "fit_logistic: expected class numbers 0, 1, … as y; convert other labels by np.unique(y, return_inverse=True)"
+            "fit_logistic: expected class labels 0, 1, … as y; convert other labels by np.unique(y, return_inverse=True)"
         )
     targets = labels.double() if single else labels.long()
     fit(

@@ -34,7 +34,7 @@ BINS = 3
 STATES = (BINS,) * 4 + (3,)
 
 Fitted = Callable[[Tensor], Tensor]
-"""Class numbers of inputs."""
+"""Maps inputs to predicted class labels."""
 
 
 class Score(NamedTuple):
@@ -69,7 +69,7 @@ def scores(folds: int = 10, seed: int = 0, models: Sequence[str] | None = None) 
 
     Args:
         folds: number of folds.
-        seed: of the order of the rows.
+        seed: seed of the row order.
         models: names of models; default: all.
     """
     for name in models or ():
@@ -180,7 +180,7 @@ def _edges(x: Tensor) -> Tensor:
 
 
 def _binned(x: Tensor, y: Tensor | None, edges: Tensor) -> Tensor:
-    """Return the bin numbers of the inputs, followed by the species if given."""
+    """Return the bin indices of the inputs, followed by the species if given."""
     codes = torch.searchsorted(edges, x.T.contiguous()).T.double()
     return codes if y is None else torch.cat((codes, y.double().unsqueeze(1)), 1)
 

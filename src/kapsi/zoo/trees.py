@@ -90,7 +90,7 @@ class _Tree(NamedTuple):
 
 
 def from_sklearn(estimator: Any) -> Model:
-    """Return fitted trees of scikit-learn as a model in float64.
+    """Return fitted scikit-learn trees as a model in float64.
 
     | estimator | outputs of the model |
     |---|---|
@@ -140,7 +140,7 @@ def from_sklearn(estimator: Any) -> Model:
 
 
 def _allows_missing(estimator: Any) -> bool:
-    """Return whether a tree of scikit-learn supports missing values."""
+    """Return whether a scikit-learn tree supports missing values."""
     from sklearn.utils import get_tags
 
     allowed = bool(get_tags(estimator).input_tags.allow_nan) and getattr(estimator, "monotonic_cst", None) is None
@@ -275,7 +275,7 @@ def _round_down(threshold: Tensor) -> Tensor:
 def _fitted(
     seed: int, *, name: str, data: str, output: str, loss: str, missing: bool = False, **options: Any
 ) -> Comparison:
-    """Compare an estimator of scikit-learn, fitted to a data set, with the imported model."""
+    """Compare a scikit-learn estimator, fitted to a data set, with the imported model."""
     from sklearn import ensemble, tree
 
     x, y = sklearn_rows(data, seed, 500)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FARTHEST = 1e6  # standard deviations; the inputs' products of low degree stay finite in float32
-LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
+MAX_FLOAT64 = float(np.finfo(np.float64).max)
 
 
 def _center_and_scale(values: Floats) -> tuple[float, float]:
@@ -59,7 +59,7 @@ def _standardized(values: Floats, center: float, scale: float) -> Floats:
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """Standardization of a column of numbers or booleans.
+    """Standardization of a numeric or boolean column.
 
     Args:
         name: name of the column.
@@ -98,11 +98,11 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """One-hot encoding of a column of text.
+    """One-hot encoding of a text column.
 
     Args:
         name: name of the column.
-        categories: the most frequent texts, sorted; other texts and missing values are all zeros.
+        categories: the most frequent strings, sorted; other strings and missing values are all zeros.
         binary: encode two categories as one input, 1 for the second.
     """
 
@@ -112,7 +112,7 @@ class CategoryColumn:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> CategoryColumn:
-        """Take the most frequent texts as categories."""
+        """Take the most frequent strings as categories."""
         codes, words = encode(column.values)
         counts = np.bincount(codes[codes >= 0], minlength=len(words))
         most = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
@@ -156,7 +156,7 @@ class Preprocessing:
 
     @classmethod
     def fit(cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Preprocessing:
-        """Fit all columns to a selection of rows (numbers within `features`, from 0), or to all rows."""
+        """Fit all columns to a selection of rows (indices into `features`), or to all rows."""
         if rows is not None:
             features = features.take(rows)
         return cls(
@@ -231,7 +231,7 @@ def _column(entry: object, where: str) -> NumberColumn | CategoryColumn:
     values = _fields(entry, where, {"kind": str, "name": str, "categories": list, "binary": bool})
     words = values["categories"]
     if not all(isinstance(word, str) for word in words) or words != sorted(set(words)):
-        reject(where, f"categories are {short(words)}; they must be different texts in order")
+        reject(where, f"categories are {short(words)}; they must be distinct strings in sorted order")
     if len(words) > MAX_CATEGORIES or (values["binary"] and len(words) != 2):
         reject(where, f"{len(words)} categories do not fit; at most {MAX_CATEGORIES}, 2 where binary")
     return CategoryColumn(values["name"], tuple(words), values["binary"])
@@ -291,13 +291,13 @@ class TargetScale:
     def apply(self, y: npt.ArrayLike) -> Floats:
         """Return y standardized, float64 of the same shape; NaN stays."""
         scaled = _standardized(np.asarray(y, dtype=np.float64), self.center, self.scale)
-        return np.clip(scaled, -LARGEST_FLOAT64, LARGEST_FLOAT64)
+        return np.clip(scaled, -MAX_FLOAT64, MAX_FLOAT64)
 
     def invert(self, y: npt.ArrayLike) -> Floats:
         """Return standardized y in the unit of the target, float64 of the same shape; NaN stays, no value overflows."""
         with np.errstate(over="ignore"):
             values = np.asarray(y, dtype=np.float64) * self.scale + self.center
-        return np.clip(values, -LARGEST_FLOAT64, LARGEST_FLOAT64)
+        return np.clip(values, -MAX_FLOAT64, MAX_FLOAT64)
 
     def to_dict(self) -> dict[str, float]:
         """Return plain JSON types for `from_dict`."""

@@ -24,7 +24,7 @@ def folds(y: npt.NDArray[Any], k: int, *, classes: bool, seed: int) -> list[Ints
         seed: `random_state` of the shuffle, 0 to 2³² − 1.
 
     Returns:
-        k arrays of ascending row numbers; sizes differ by at most one.
+        k arrays of ascending row indices; sizes differ by at most one.
 
     Raises:
         TableError: k is out of range.
@@ -55,7 +55,7 @@ def split(y: npt.NDArray[Any], fraction: float, *, classes: bool, seed: int) -> 
         seed: `random_state` of the draw, 0 to 2³² − 1.
 
     Returns:
-        Two non-empty arrays of ascending row numbers.
+        Two non-empty arrays of ascending row indices.
 
     Raises:
         TableError: the fraction is out of range, or no row can be held out.

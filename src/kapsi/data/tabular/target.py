@@ -46,7 +46,7 @@ class TableProblem:
         features: feature columns of the kept rows.
         y: class codes (int64) or values (float64), (kept rows,).
         classes: original labels, sorted; a code is a position. None in regression.
-        rows: numbers of the kept rows in the file, from 0, without the header; int64.
+        rows: indices of the kept rows in the file, from 0, without the header; int64.
         notes: dropped rows and columns with reasons, one line each.
         digest: SHA-256 of the file.
     """
@@ -75,7 +75,7 @@ def make_problem(
     Args:
         table: the table.
         target: name of the target column.
-        task: "classification", "regression", or "auto": texts, booleans and at most 20 distinct integers are classes.
+        task: "classification", "regression", or "auto": strings, booleans and at most 20 distinct integers are classes.
         strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
 
@@ -150,7 +150,7 @@ def _classes_of(
         values, codes = np.unique(column.numbers[rows], return_inverse=True)
         bad = values[(values != np.floor(values)) | (np.abs(values) > EXACT_INTEGERS)]
         if len(bad):
-            value = f"the target {short(target)} has the value {float(bad[0])!r}, which is no class label"
+            value = f"the target {short(target)} has the value {float(bad[0])!r}, which is not a class label"
             reject(where, f"{value}; labels are text, booleans or whole numbers up to 2**53; use --task regression")
         labels = [bool(value) if column.kind == "boolean" else int(value) for value in values]
     if len(labels) == 1:
@@ -180,7 +180,9 @@ def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -
             words = encode(column.values)[1]
             distinct, all_distinct = len(words), 2 <= len(words) == int(present.sum())
             if all_distinct or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
-                notes.append(f"dropped the ID-like column {short(name)}: {distinct} distinct texts in {len(rows)} rows")
+                notes.append(
+                    f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows"
+                )
                 continue
         else:
             numbers = as_numbers(column, name, table.name, rows)[present]
@@ -208,7 +210,7 @@ def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | N
         (rows,) int64 codes with -1 for missing, or float64 values with NaN for missing.
 
     Raises:
-        TableError: the column is missing, a label is unknown, or a value is no finite number.
+        TableError: the column is missing, a label is unknown, or a value is not a finite number.
     """
     table.require(target, "the target")
     column = table.columns[target]

@@ -97,7 +97,7 @@ class Table:
         """Return a selection of rows and columns.
 
         Args:
-            rows: row numbers, from 0.
+            rows: row indices, from 0.
             names: names of the columns; None for all.
         """
         names = self.columns if names is None else names
@@ -115,7 +115,7 @@ class Table:
 
 
 def parse_numbers(strings: Any) -> Floats:
-    """Return trimmed Arrow strings as numbers, NaN where a string is no number."""
+    """Return trimmed Arrow strings as numbers, NaN where a string is not a number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -132,7 +132,7 @@ def to_floats(column: Any) -> Floats:
 
 
 def encode(values: npt.NDArray[Any]) -> tuple[Ints, list[str]]:
-    """Return the code of each text (-1 for missing), and the sorted distinct texts."""
+    """Return the code of each string (-1 for missing), and the sorted distinct strings."""
     import pyarrow as pa
 
     encoded = pa.array(values, pa.large_string()).dictionary_encode()
@@ -145,7 +145,7 @@ def encode(values: npt.NDArray[Any]) -> tuple[Ints, list[str]]:
 
 
 def numbers_in(words: Sequence[str]) -> Floats:
-    """Return texts as numbers, NaN where a text is no number."""
+    """Return strings as numbers, NaN where a string is not a number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -159,7 +159,7 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
         column: column of any kind.
         name: name of the column, for messages.
         where: name of the file, for messages.
-        rows: row numbers of the column in the file; None for all rows.
+        rows: row indices of the column in the file; None for all rows.
 
     Raises:
         TableError: a value is infinite or no number.
@@ -168,7 +168,7 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
         codes, words = encode(column.values)
         numbers = np.append(numbers_in(words), np.nan)[codes]
         bad = ~np.isfinite(numbers) & (codes >= 0)
-        # With true and false among the texts, the column is boolean: report the other texts.
+        # With true and false among the strings, the column is boolean; report the other strings.
         odd = bad & ~np.array([*(truth(word) in (True, False) for word in words), False])[codes]
         bad = odd if odd.any() else bad
     else:
@@ -191,7 +191,7 @@ def truth(word: str) -> object:
 
 
 def as_text(column: Column, known: Sequence[str]) -> Objects:
-    """Return a column as texts; numbers take the spelling in `known` with the same value ("1", "01", "1.0")."""
+    """Return a column as strings; numbers take the spelling in `known` with the same value ("1", "01", "1.0")."""
     if column.kind == "text":
         return column.values.astype(object, copy=False)
     numbers, codes = np.unique(column.numbers, return_inverse=True)

@@ -36,8 +36,8 @@ def write_table(path: str | Path, columns: Columns) -> None:
         problem = "is not a folder; give another path" if exists else "does not exist; create it first"
         reject(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
     data = _encode(columns, str(path), CSV_DELIMITERS.get(suffix))
-    with atomic(path) as beside, plain(path, "write the file"):
-        beside.write_bytes(data)
+    with atomic(path) as temporary, plain(path, "write the file"):
+        temporary.write_bytes(data)
 
 
 def csv_text(columns: Columns) -> str:

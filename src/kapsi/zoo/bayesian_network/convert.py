@@ -45,23 +45,23 @@ def from_pgmpy(
     joint: bool = False,
     outside: Outside = "error",
 ) -> Model:
-    """Return a network of pgmpy as a model in float64: log p(x), or log p(x, label = y) for each state y of a label.
+    """Return a pgmpy network as a model in float64: log p(x), or log p(x, label = y) for each state y of a label.
 
-    Inputs of a discrete network are state numbers in the order of `network.states`; `encode` converts names. κ has a column for
+    Inputs of a discrete network are state indices in the order of `network.states`; `encode` converts names. κ has a column for
     each CPD. A probability of zero is exp(−10,000): outputs of impossible rows are below −9,000, and −∞ in `log_marginal`.
 
     Args:
         network: a `DiscreteBayesianNetwork` with `TabularCPD`s, or a `LinearGaussianBayesianNetwork`.
         columns: nodes in the order of the inputs, without the label; default: the order of `network.nodes`.
-        states: states of discrete nodes in the order of their numbers; default: the order of the network.
+        states: states of discrete nodes in the order of their indices; default: the order of the network.
         label: the predicted node of a discrete network.
         joint: use joint probabilities log p(i, Γ) − log p(Γ) in κ of a discrete network wherever all joint states of the parents
             are possible, by variable elimination.
-        outside: treatment of inputs other than state numbers: `error`, or the `nearest` state.
+        outside: treatment of inputs other than state indices: `error`, or the `nearest` state.
 
     Raises:
-        SpecError: another class, a network rejected by `check_model` of pgmpy, an unsupported CPD, or joint probabilities with a
-            table of more than 16.7 million numbers.
+        SpecError: another class, a network rejected by pgmpy's `check_model`, an unsupported CPD, or joint probabilities with a
+            table of more than 16.7 million entries.
     """
     from pgmpy.models import DiscreteBayesianNetwork, LinearGaussianBayesianNetwork
 
@@ -156,7 +156,7 @@ def _gaussian_from(where: str, network: Any, order: Sequence[Hashable]) -> Model
 
 
 def _random_network(seed: int, nodes: int = 7, impossible: bool = True) -> Any:
-    """Return a random network of pgmpy with two or three states per node, and impossible states in some CPDs."""
+    """Return a random pgmpy network with two or three states per node, and impossible states in some CPDs."""
     from pgmpy.factors.discrete import TabularCPD
     from pgmpy.models import DiscreteBayesianNetwork
 
@@ -180,7 +180,7 @@ def _random_network(seed: int, nodes: int = 7, impossible: bool = True) -> Any:
 
 
 def _alarm() -> Any:
-    """Return the alarm network of pgmpy, with normalized CPDs."""
+    """Return pgmpy's alarm network, with normalized CPDs."""
     from pgmpy.readwrite import BIFReader
 
     file = importlib.resources.files("pgmpy") / "utils" / "example_models" / "alarm.bif.gz"
@@ -252,7 +252,7 @@ def _gaussian(seed: int) -> Comparison:
     columns = [f"n{i}" for i in draw.permutation(nodes)]
     model = from_pgmpy(network, columns=columns)
     rows = pd.DataFrame(draw.normal(size=(200, nodes)) * 3, columns=columns)
-    # From the CPDs: log_likelihood of pgmpy rounds the covariance to eight decimals.
+    # From the CPDs: pgmpy's log_likelihood rounds the covariance to eight decimals.
     theirs = torch.zeros(len(rows), dtype=torch.float64)
     for cpd in network.cpds:
         mean = cpd.beta[0] + rows[cpd.evidence].to_numpy() @ cpd.beta[1:]
@@ -304,7 +304,7 @@ def _searched(seed: int) -> Comparison:
     search = HillClimbSearch(scoring_method="bic-d", return_type="dag", show_progress=False).fit(pd.DataFrame(table))
     parents = hill_climb(x)
     theirs = float(BIC(table).score(search.causal_graph_))
-    # A better structure is no deviation; the scores of the structure of pgmpy must agree.
+    # A better structure is not a deviation; the scores of pgmpy's structure must agree.
     same = structure_score(x, parents_from_pgmpy(search.causal_graph_, columns))
     ours = structure_score(x, parents)
     deviation = max(0.0, theirs - ours, abs(same - theirs)) / max(1.0, abs(theirs))

@@ -1,4 +1,4 @@
-"""Bayesian networks fitted to rows: tables by counting, linear Gaussian networks by regressions; state names as numbers."""
+"""Bayesian networks fitted to rows: tables by counting, linear Gaussian networks by regressions; state names as indices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kapsi.zoo.bayesian_network.model import (
 )
 from kapsi.zoo.graphical import Outside, check_codes, check_label, check_rows, counts_of
 
-LEAST_SHARE = 1e-12
+MIN_SHARE = 1e-12
 """Smallest residual share of the variance of a node given its parents; smaller shares are rounding errors."""
 
 
@@ -45,19 +45,19 @@ def fit_discrete(
     uniform, and κ has a single column of conditional probabilities for the node, as log 0 − log 0 is undefined.
 
     Args:
-        x: state numbers, 0 to k − 1, a column for each node including the label.
-        parents: numbers of the parents of each node.
-        states: number of states of each node; default: the largest state number in x plus 1.
-        smoothing: pseudo-count α, at least 0; 1 is Laplace smoothing, the prior K2 of pgmpy.
-        equivalent_sample_size: sets α = equivalent_sample_size/(kq) in place of `smoothing`: the prior BDeu of pgmpy.
+        x: state indices, 0 to k − 1, one column for each node including the label.
+        parents: indices of the parents of each node.
+        states: number of states of each node; default: the largest state index in x plus 1.
+        smoothing: pseudo-count α, at least 0; 1 is Laplace smoothing, pgmpy's K2 prior.
+        equivalent_sample_size: sets α = equivalent_sample_size/(kq) in place of `smoothing`: pgmpy's BDeu prior.
         sample_weight: weights of the rows, `(rows,)`; default: ones.
         label: the predicted node; see `spec`.
         conditional: use tables of conditional probabilities, a column of κ for each node.
-        outside: as in `spec`.
+        outside: see `spec`.
 
     Raises:
-        DataError: x has other values than state numbers.
-        SpecError: a table would have more than 16.7 million numbers.
+        DataError: x has other values than state indices.
+        SpecError: a table would have more than 16.7 million entries.
 
     Example:
         >>> x = torch.tensor([[0, 0], [0, 1], [1, 1], [1, 1]])
@@ -96,9 +96,9 @@ def fit_gaussian(x: Any, parents: Parents, *, sample_weight: Any = None, unbiase
 
     Args:
         x: rows, `(rows, nodes)`.
-        parents: numbers of the parents of each node.
+        parents: indices of the parents of each node.
         sample_weight: weights of the rows, `(rows,)`; default: ones.
-        unbiased: divide residual sums of squares by rows − coefficients, the default of pgmpy, instead of by rows, the maximum
+        unbiased: divide residual sums of squares by rows − coefficients, pgmpy's default, instead of by rows, the maximum
             likelihood.
 
     Raises:
@@ -133,7 +133,7 @@ def fit_gaussian(x: Any, parents: Parents, *, sample_weight: Any = None, unbiase
             residual = residual - inputs @ coefficients
             slopes[node, columns] = coefficients * scale[node] / torch.where(scale[columns] > 0, scale[columns], 1.0)
         share = float(residual.square().sum()) / free
-        if not share > LEAST_SHARE:
+        if not share > MIN_SHARE:
             reason = f"is determined by its parents {above}" if above and scale[node] > 0 else "is constant"
             raise DataError(f"fit_gaussian: node {node} {reason} and has no density; remove the node")
         scales[node] = scale[node] * math.sqrt(share)
@@ -141,12 +141,12 @@ def fit_gaussian(x: Any, parents: Parents, *, sample_weight: Any = None, unbiase
 
 
 def encode(table: Any, columns: Sequence[Hashable], states: Mapping[Any, Sequence[Any]]) -> Tensor:
-    """Return the state numbers for a table of state names, in float64, `(rows, columns)`; NaN for missing values.
+    """Return the state indices for a table of state names, in float64, `(rows, columns)`; NaN for missing values.
 
     Args:
         table: columns by name (a dictionary, a DataFrame of pandas), or rows of values in the order of `columns`.
         columns: names of the columns of the result.
-        states: states of each column in the order of their numbers; `network.states` of pgmpy.
+        states: states of each column in the order of their indices; pgmpy's `network.states`.
 
     Raises:
         DataError: an unknown column or state.
@@ -175,7 +175,7 @@ def encode(table: Any, columns: Sequence[Hashable], states: Mapping[Any, Sequenc
                 codes.append(math.nan if _missing(value) else numbers[value])
             except (KeyError, TypeError):
                 raise DataError(
-                    f"encode: {value!r} in row {row} is no state of {name!r}; expected one of "
+                    f"encode: {value!r} in row {row} is not a state of {name!r}; expected one of "
                     f"{', '.join(map(repr, list(numbers)[:12]))}"
                 ) from None
         encoded.append(torch.tensor(codes, dtype=torch.float64))

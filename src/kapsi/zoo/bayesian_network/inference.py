@@ -35,11 +35,11 @@ def log_marginal(model: Model, x: Any) -> Tensor:
     """Return log p of the observed inputs, `(rows, n)` in float64; −∞ for zero.
 
     For a network with a label, column y is log p(x, label = y), and `log_softmax(-1)` of the result has the log-probabilities of
-    the label. Missing discrete inputs are summed out by variable elimination, with tables of at most 2²⁴ = 16.8 million numbers;
+    the label. Missing discrete inputs are summed out by variable elimination, with tables of at most 2²⁴ = 16.8 million entries;
     missing Gaussian inputs are integrated out.
 
     Args:
-        model: from `from_pgmpy`, `fit_discrete` or `fit_gaussian`, optionally trained further.
+        model: a model from `from_pgmpy`, `fit_discrete` or `fit_gaussian`, optionally trained further.
         x: `(rows, m)`, NaN for missing values.
 
     Raises:
@@ -64,15 +64,15 @@ def log_conditional(model: Model, x: Any, given: Sequence[int]) -> Tensor:
     label.
 
     Args:
-        model, x: as in `log_marginal`.
-        given: numbers of the inputs of the condition, at their observed values.
+        model, x: see `log_marginal`.
+        given: indices of the inputs of the condition, at their observed values.
 
     Raises:
         SpecError: as in `log_marginal`.
         DataError: the condition has probability zero.
     """
     head, rows = _prepare("log_conditional", model, x)
-    chosen = check_numbers("log_conditional", "given as numbers of inputs", given, head.in_features)
+    chosen = check_numbers("log_conditional", "given as indices of inputs", given, head.in_features)
     condition = torch.full_like(rows, math.nan)
     condition[:, chosen] = rows[:, chosen]
     below = torch.logsumexp(_marginal("log_conditional", head, condition), -1, keepdim=True)
@@ -85,8 +85,8 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
     """Return log p(targets | all other observed inputs) of a discrete network, `(rows, states of the first target, …)`.
 
     Args:
-        model, x: as in `log_marginal`; a label is summed out.
-        targets: numbers of inputs; their values in x are ignored.
+        model, x: see `log_marginal`; a label is summed out.
+        targets: indices of inputs; their values in x are ignored.
 
     Raises:
         SpecError: as in `log_marginal`.
@@ -101,7 +101,7 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
     head, rows = _prepare("log_posterior", model, x)
     if not isinstance(head.spec.expansion, CombinatorialCategorical):
         raise SpecError("log_posterior: a Gaussian network has no states; use differences of log_marginal")
-    chosen = check_numbers("log_posterior", "targets as numbers of inputs", targets, head.in_features)
+    chosen = check_numbers("log_posterior", "targets as indices of inputs", targets, head.in_features)
     rows = rows.clone()
     rows[:, chosen] = math.nan
     return posterior("log_posterior", _sum_out("log_posterior", head, rows, chosen))

@@ -19,7 +19,7 @@ from kapsi.zoo.base import model_of, one_head
 from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_numbers, check_sizes, check_table
 
 Parents: TypeAlias = Sequence[Sequence[int]]
-"""The structure of a network: the numbers of the parents of each node."""
+"""The structure of a network: the indices of the parents of each node."""
 
 
 class Factor(NamedTuple):
@@ -50,18 +50,18 @@ def spec(
     node; ψ is dense with +1 for families and −1 for parent sets, π zero. A table of conditional probabilities log p(xᵢ | x_Γ(i))
     is a single column with +1. `from_pgmpy`, `fit_discrete` and `fit_gaussian` set tables, mean, covariance and ψ.
 
-    With a label, the label is no input, and the outputs are log p(x, label = y) for each state y: the scores of a classifier for
+    With a label, the label is not an input, and the outputs are log p(x, label = y) for each state y: class scores for
     training with `cross_entropy`. Sets with the label have a column per state.
 
     Args:
-        parents: numbers of the parents of each node; acyclic.
+        parents: indices of the parents of each node; acyclic.
         states: number of states of each node; None for a linear Gaussian network.
         label: the predicted node; the inputs are all other nodes in order.
         conditional: nodes with tables of conditional probabilities, or True for all nodes.
-        outside: treatment of inputs other than state numbers, as in `CombinatorialCategorical`.
+        outside: treatment of inputs other than state indices, as in `CombinatorialCategorical`.
 
     Raises:
-        SpecError: a cycle, invalid numbers, or a table of more than 16.7 million numbers.
+        SpecError: a cycle, invalid numbers, or a table of more than 16.7 million entries.
 
     Example:
         >>> chain = spec([(), (0,), (1,)], states=(2, 2, 3))
@@ -141,7 +141,7 @@ def _discrete(
             tables += [] if table is None else [table.select(nodes.index(label), state)]
     sizes = tuple(size for node, size in enumerate(states) if node != label)
     if not sizes:
-        raise SpecError("spec: expected a node beside the label, as an input")
+        raise SpecError("spec: expected a node other than the label, as an input")
     kappa = CombinatorialCategorical(subsets=tuple(subsets), states=sizes, outside=outside)
     return one_head(_head(kappa), len(sizes), outputs), torch.tensor(signs, dtype=torch.float64).T, tables
 
@@ -158,7 +158,7 @@ def check_parents(where: str, parents: Parents) -> tuple[tuple[int, ...], ...]:
     try:
         structure = tuple(tuple(operator.index(parent) for parent in above) for above in parents)
     except TypeError:
-        refuse(where, "parents as the numbers of the parents of each node, such as [(), (0,), (0, 1)]", parents)
+        refuse(where, "parents as the indices of the parents of each node, such as [(), (0,), (0, 1)]", parents)
     nodes = len(structure)
     if not nodes:
         raise SpecError(f"{where}: expected at least one node")
@@ -216,4 +216,4 @@ def check_states(where: str, states: Any, parents: Parents) -> tuple[int, ...]:
 def _conditional_nodes(conditional: bool | Sequence[int], nodes: int) -> frozenset[int]:
     if isinstance(conditional, bool):
         return frozenset(range(nodes)) if conditional else frozenset()
-    return frozenset(check_numbers("spec", "conditional as true, false or numbers of nodes", conditional, nodes))
+    return frozenset(check_numbers("spec", "conditional as true, false or indices of nodes", conditional, nodes))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kapsi.errors import DataError, SpecError, check_choice, check_integer, refuse
-from kapsi.zoo.bayesian_network.estimation import LEAST_SHARE
+from kapsi.zoo.bayesian_network.estimation import MIN_SHARE
 from kapsi.zoo.bayesian_network.model import Parents, check_parents, check_states, order_of
 from kapsi.zoo.graphical import check_codes, check_rows
 
@@ -21,7 +21,7 @@ Criterion = Literal["bic", "aic"]
 EQUAL = 1e-9
 """Difference of gains counted as equal, at rounding level."""
 
-LARGEST_COUNTED = 2**20
+MAX_COUNTED = 2**20
 """Most joint states counted in an array; more are sorted."""
 
 
@@ -36,12 +36,12 @@ def structure_score(
     """Return the score of a structure: the maximum log-likelihood minus ½ log(rows) per parameter.
 
     Args:
-        x: rows, `(rows, nodes)`; state numbers for discrete nodes.
-        parents: numbers of the parents of each node.
+        x: rows, `(rows, nodes)`; state indices for discrete nodes.
+        parents: indices of the parents of each node.
         kind: `discrete` with q(k − 1) parameters for a node of k states with q joint states of the parents, or `gaussian` with
             2 + number of parents.
         criterion: `bic`, or `aic` with 1 per parameter.
-        states: number of states of each discrete node; default: the largest state number in x plus 1.
+        states: number of states of each discrete node; default: the largest state index in x plus 1.
 
     Example:
         >>> x = [[0, 0], [0, 0], [1, 1], [1, 1]]
@@ -76,7 +76,7 @@ def hill_climb(
     families are cached; a step recomputes those of nodes with new parents only.
 
     Args:
-        x, kind, criterion, states: as in `structure_score`.
+        x, kind, criterion, states: see `structure_score`.
         max_parents: most parents of a node.
         start: initial structure; default: no edges.
         required: edges (parent, child) to keep; added to `start`.
@@ -86,7 +86,7 @@ def hill_climb(
         seed: seed of random changes.
 
     Returns:
-        The numbers of the parents of each node.
+        The indices of the parents of each node.
 
     Raises:
         SpecError: a cycle at the start.
@@ -129,11 +129,11 @@ def hill_climb(
 
 
 def parents_from_pgmpy(graph: Any, columns: Sequence[Hashable] | None = None) -> tuple[tuple[int, ...], ...]:
-    """Return the structure of a directed graph of pgmpy, a network or the result of a search, as numbers of nodes.
+    """Return the structure of a pgmpy directed graph (a network or the result of a search) as the parents of each node.
 
     Args:
         graph: a `DAG` or a network.
-        columns: nodes in the order of their numbers; default: the order of `graph.nodes`.
+        columns: nodes in the order of their indices; default: the order of `graph.nodes`.
 
     Raises:
         SpecError: a graph with undirected edges, or columns other than the nodes.
@@ -142,7 +142,7 @@ def parents_from_pgmpy(graph: Any, columns: Sequence[Hashable] | None = None) ->
 
     if not isinstance(graph, DAG):
         raise SpecError(
-            f"parents_from_pgmpy: expected a DAG or a network of pgmpy, got {type(graph).__name__}; use HillClimbSearch "
+            f"parents_from_pgmpy: expected a pgmpy DAG or network, got {type(graph).__name__}; use HillClimbSearch "
             "with return_type='dag', or to_dag() of a PDAG"
         )
     names = list(graph.nodes) if columns is None else list(columns)
@@ -191,7 +191,7 @@ class _DiscreteScores(_FamilyScores):
         number, width = np.zeros(self.rows, dtype=np.int64), 1
         for node in subset:
             number, width = number * self.states[node] + self.columns[node], width * self.states[node]
-            if width > LARGEST_COUNTED:
+            if width > MAX_COUNTED:
                 present, number = np.unique(number, return_inverse=True)
                 width = len(present)
         counts = np.bincount(number, minlength=1)
@@ -222,7 +222,7 @@ class _GaussianScores(_FamilyScores):
     def family(self, node: int, parents: frozenset[int]) -> float:
         above = self.of(parents)
         share = self.of(parents | {node}) - above if above > -math.inf else -math.inf
-        if not share > math.log(LEAST_SHARE):
+        if not share > math.log(MIN_SHARE):
             raise DataError(
                 f"{self.where}: node {node} is determined by nodes {sorted(parents)} and has no density given them; "
                 "remove the node, or set max_parents"

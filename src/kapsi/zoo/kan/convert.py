@@ -32,7 +32,7 @@ def from_pykan(model: Any, *, in_features: int | None = None) -> Model:
 
     Args:
         model: an instance of `kan.MultKAN` (pykan 0.2), of any grid and degree, pruned or refined.
-        in_features: number of columns of the input rows; required if `prune_input` removed inputs (known by their numbers).
+        in_features: number of columns of the input rows; required if `prune_input` removed inputs (known by their indices).
             Unused columns have zeros.
 
     Raises:
@@ -69,7 +69,7 @@ class _PykanLayer:
     Args:
         number: index of the layer, for messages.
         layer: its `KANLayer`.
-        scale, bias: of the outputs.
+        scale, bias: factor and offset of the outputs.
         remainder: the base function.
     """
 
@@ -119,7 +119,7 @@ def _depth_of_pykan(model: Any) -> int:
     kind = type(model)
     if module is None or not isinstance(model, module.MultKAN):
         raise SpecError(
-            f"from_pykan: expected a model of pykan 0.2, kan.KAN or kan.MultKAN, got {kind.__module__}.{kind.__qualname__}"
+            f"from_pykan: expected a pykan 0.2 model, kan.KAN or kan.MultKAN, got {kind.__module__}.{kind.__qualname__}"
         )
     products = [(number, nodes[1]) for number, nodes in enumerate(model.width) if nodes[1]]
     number, count = products[0] if products else (0, 0)
@@ -127,7 +127,7 @@ def _depth_of_pykan(model: Any) -> int:
         "from_pykan",
         (
             kind.forward is not module.MultKAN.forward,
-            f"{kind.__qualname__} has a forward of its own; expected kan.KAN's",
+            f"{kind.__qualname__} overrides forward; expected kan.KAN's",
         ),
         (bool(products), f"width[{number}] has {count} multiplication nodes; only addition nodes convert"),
     )
@@ -184,7 +184,7 @@ _FUNCTIONS: dict[Any, str] = {
     F.sigmoid: "sigmoid",
     F.tanh: "tanh",
 }
-"""Names in kapsi of torch's activation functions."""
+"""kapsi names of the torch activation functions."""
 
 
 def _remainder_of(layer: Any, number: int) -> Remainder:

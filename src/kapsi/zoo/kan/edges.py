@@ -13,7 +13,7 @@ from kapsi.modules import Head, Layer, Model
 from kapsi.process import Activation
 from kapsi.remainder import ConstantRemainder, IdentityRemainder, LinearRemainder, ZeroRemainder
 
-LARGEST_VALUES = 2**27
+MAX_VALUES = 2**27
 """Largest number of edge values of a layer: 1 GiB in float64."""
 
 
@@ -121,9 +121,9 @@ def edges_of(layer: Layer, x: Tensor, where: str) -> Edges:
         reason = f"{output[0]} processes its outputs" if output else f"{fusion} fuses its heads"
         raise SpecError(f"{where}: not a sum of univariate functions: {reason}")
     n, m = layer.out_features, layer.in_features
-    if len(x) * n * m > LARGEST_VALUES:
+    if len(x) * n * m > MAX_VALUES:
         raise SpecError(
-            f"{where}: {len(x):,} rows × {n} × {m} edge values are more than {LARGEST_VALUES:,}; use fewer rows"
+            f"{where}: {len(x):,} rows × {n} × {m} edge values are more than {MAX_VALUES:,}; use fewer rows"
         )
     values, constant = x.new_zeros(len(x), n, m), x.new_zeros(n)
     for number, head in enumerate(heads_of(layer)):
@@ -180,7 +180,7 @@ def attribution(model: Model, x: Tensor) -> Attribution:
     to more than the node's score if edges cancel each other.
 
     Args:
-        model: as in `edge_functions`.
+        model: see `edge_functions`.
         x: inputs, at least two rows.
 
     Source: the attribution of pykan 0.2 (arXiv 2408.10205), without its 10⁻⁴ in the denominator.

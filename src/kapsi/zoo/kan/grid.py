@@ -28,7 +28,7 @@ def update_grid(model: Model, x: Tensor) -> Model:
     """Move the grid of every spline to the data and keep the function, in place, layer by layer.
 
     `kapsi.calibrate` sets the new range or knots. The coefficients on the new grid are a least-squares fit to the old functions,
-    at the data and, with 1 % of the weight, at evenly spaced points of each new interval, unique even with few data. Functions
+    at the data and, with 1 % of the weight, at evenly spaced points of each new interval, so few data suffice. Functions
     representable on both grids are kept exactly.
 
     Args:

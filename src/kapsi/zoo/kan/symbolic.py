@@ -32,7 +32,7 @@ class _EdgeFunction:
     """A candidate function of an edge.
 
     Attributes:
-        text: template of the text, with {} for the argument.
+        text: template of the formula, with {} for the argument.
         complexity: each unit must reduce the unexplained variance to a quarter.
         value: f.
         slope: f′.
@@ -130,7 +130,7 @@ class EdgeFormula:
         return self.c * _FUNCTIONS[self.function].value(self.a * x + self.b) + self.d
 
     def text(self, x: str = "x", digits: int = 4) -> str:
-        """Return the formula as a Python expression of NumPy's functions."""
+        """Return the formula as a Python expression with NumPy functions."""
         return _sum([*_terms(self, x, digits), (self.d, "")], digits)
 
 
@@ -141,7 +141,7 @@ class Formulas:
     Attributes:
         edges: formulas by layer, output and input.
         constants: b of each layer, by output.
-        least: R² required of each edge for the text.
+        least: R² required of each edge for the formula.
     """
 
     edges: tuple[tuple[tuple[EdgeFormula, ...], ...], ...]
@@ -173,7 +173,7 @@ class Formulas:
         return x
 
     def text(self, digits: int = 4, *, whole: bool = True) -> str:
-        """Return the formula of each output as a Python expression of NumPy's functions, a line each.
+        """Return the formula of each output as a Python expression with NumPy functions, one per line.
 
         Args:
             digits: significant digits of the numbers, 1 to 17.
@@ -222,7 +222,7 @@ LONGEST = 10_000
 
 
 def _terms(edge: EdgeFormula, x: str, digits: int) -> list[tuple[float, str]]:
-    """Return c f(a x + b) as pairs of factor and text; a linear function as two pairs."""
+    """Return c f(a x + b) as pairs of factor and string; a linear function as two pairs."""
     if edge.function == "0" or edge.c == 0:
         return []
     if edge.function == "x":
@@ -235,7 +235,7 @@ def _terms(edge: EdgeFormula, x: str, digits: int) -> list[tuple[float, str]]:
 
 
 def _sum(terms: Iterable[tuple[float, str]], digits: int) -> str:
-    """Return the text of a sum of products of a factor and a text, empty for a plain number."""
+    """Return the string of a sum of products of a factor and a string, empty for a plain number."""
     constant = sum(factor for factor, term in terms if not term)
     products = [(factor, term) for factor, term in terms if term]
     text = ""
@@ -262,7 +262,7 @@ def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *,
     2·complexity + log₂(1 − R² + 10⁻⁶): each unit of complexity must reduce the unexplained variance to a quarter.
 
     Args:
-        model: as in `edge_functions`; best pruned first.
+        model: see `edge_functions`; best pruned first.
         x: inputs, at least two rows; the formulas are valid within their range.
         functions: names from `FUNCTIONS`; None: all.
         least: R² required of each edge for the text of the whole, 0 to 1.

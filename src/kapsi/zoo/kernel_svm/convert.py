@@ -17,7 +17,7 @@ from kapsi.modules import Model
 from kapsi.zoo.base import check_estimator, float64, forbid, model_of
 from kapsi.zoo.kernel_svm.model import machine_spec, pairs_of, used_options
 
-LARGEST_SUPPORT = 2**29
+MAX_SUPPORT = 2**29
 """Largest number of values in densified support vectors: 4 GiB."""
 
 COLUMNS_AT_ONCE = 2**22
@@ -34,17 +34,17 @@ class KernelOptions(NamedTuple):
 
 
 def from_sklearn(other: Any, *, explicit: bool = False) -> Model:
-    """Return a fitted support vector machine of scikit-learn as a model in float64.
+    """Return a fitted scikit-learn support vector machine as a model in float64.
 
     Outputs equal `decision_function` of a classifier (for more than two classes with `decision_function_shape="ovo"`;
     `one_vs_rest` converts to `ovr`, `vote` decides) and `predict` of a regression. Classes are indices of `classes_`. LinearSVC has
-    an output a class, decided by `kapsi.predict(model, x, "hinge")`.
+    one output per class, decided by `kapsi.predict(model, x, "hinge")`.
 
     κ of a linear kernel is x; κ of other kernels is the kernel at the support vectors of all outputs.
 
     Args:
         other: a fitted SVC, NuSVC, SVR, NuSVR, LinearSVC or LinearSVR; fits on sparse inputs are supported.
-        explicit: for the polynomial kernel: monomials with binomial weights instead of support vectors.
+        explicit: for the polynomial kernel, use monomials with binomial weights instead of support vectors.
 
     Raises:
         SpecError: another or an unfitted estimator, a callable or precomputed kernel, `probability=True`.
@@ -84,9 +84,9 @@ def from_sklearn(other: Any, *, explicit: bool = False) -> Model:
         matrix = np.atleast_2d(float64(other.coef_).numpy())
         return _model(Identity(), matrix.shape[1], matrix, other.intercept_)
     vectors, coefficients = other.support_vectors_, other.dual_coef_
-    if math.prod(vectors.shape) > LARGEST_SUPPORT:
+    if math.prod(vectors.shape) > MAX_SUPPORT:
         raise SpecError(
-            f"{where}: {vectors.shape[0]:,} support vectors of {vectors.shape[1]:,} inputs exceed {LARGEST_SUPPORT:,} dense "
+            f"{where}: {vectors.shape[0]:,} support vectors of {vectors.shape[1]:,} inputs exceed {MAX_SUPPORT:,} dense "
             "values; a linear kernel by LinearSVC has no support vectors"
         )
     vectors, coefficients = float64(vectors).numpy(), float64(coefficients).numpy()

@@ -21,7 +21,7 @@ POSITIVE = math.ulp(0.0)
 
 def targets_of(y: Any, rows: int, where: str) -> tuple[np.ndarray, int]:
     """Return the targets, and the number of classes, 0 for regression."""
-    numbers = finite_tensor(y, f"{where}: y (class numbers or numbers)")
+    numbers = finite_tensor(y, f"{where}: y (class labels or regression targets)")
     if numbers.shape != (rows,):
         raise DataError(f"{where}: expected y of shape ({rows},), got {tuple(numbers.shape)}")
     if tensor_of(y).is_floating_point():
@@ -31,7 +31,7 @@ def targets_of(y: Any, rows: int, where: str) -> tuple[np.ndarray, int]:
     if len(classes) < 2 or classes != list(range(len(classes))):
         listed = ", ".join(map(str, classes[:8])) + (", …" if len(classes) > 8 else "")
         raise DataError(
-            f"{where}: expected class numbers 0 to n − 1, at least two classes, each with rows; got {listed}; for regression "
+            f"{where}: expected class labels 0 to n − 1, at least two classes, each with rows; got {listed}; for regression "
             "give y as floating-point"
         )
     return targets.numpy(), len(classes)
@@ -54,7 +54,7 @@ def costs(
     cost = np.full(len(target), check_number(f"{where}(C)", C, POSITIVE, wanted="a finite number above 0"))
     if class_weight is not None:
         if not classes:
-            raise SpecError(f"{where}: class_weight is for class numbers, y are numbers; leave it out")
+            raise SpecError(f"{where}: class_weight is for class labels, y are real values; leave it out")
         cost *= _class_weights(where, target, classes, class_weight)[target]
     cost *= row_weights(where, sample_weight, len(target)).numpy()
     unused = [f"class {label}" for label in range(classes) if not cost[target == label].any()]

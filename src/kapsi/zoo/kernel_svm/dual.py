@@ -4,7 +4,7 @@ Classification and regression are the same problem in signed coefficients β = s
 
     min ½ Σ β_t β_v k(x_{r(t)}, x_{r(v)}) − Σ f_t β_t   with   Σ β_t = 0,   low_t ≤ β_t ≤ high_t
 
-Classification has a variable a row, f = y = ±1, and 0 ≤ yβ ≤ C; ε-regression has two, f = y − ε with 0 ≤ β ≤ C, and f = y + ε with
+Classification has one variable per row, f = y = ±1, 0 ≤ yβ ≤ C; ε-regression has two, f = y − ε with 0 ≤ β ≤ C, and f = y + ε with
 −C ≤ β ≤ 0. With F = f − Kβ, at a solution no increasable β has a larger F than a decreasable β.
 """
 
@@ -29,8 +29,8 @@ Numbers: TypeAlias = NDArray[np.float64]
 WORKING_SET = 1024
 """Variables of the largest working set. Steps take time with the size of the set, kernel rows with the number of sets."""
 
-LARGEST_BLOCK = 2**21
-"""Elements of the largest block of the kernel beside the cache: a few arrays of 16 MiB in float64."""
+MAX_BLOCK = 2**21
+"""Elements of the largest block of the kernel besides the cache: a few arrays of 16 MiB in float64."""
 
 FLAT = 1e-12
 """Curvature in place of zero or negative curvature, as of equal rows or indefinite kernels."""
@@ -41,10 +41,10 @@ INNER = 0.1
 STEP_WORK = 10**5
 """Operations of a Newton step, in units of count³, as expensive as a step of two coefficients."""
 
-LARGEST_JUMP = 2 * 10**9
+MAX_JUMP = 2 * 10**9
 """Operations of successive Newton steps."""
 
-LEAST_ITERATIONS = 10**7
+MIN_ITERATION_LIMIT = 10**7
 """Smallest default limit of steps; the default is 100 a variable if larger."""
 
 
@@ -164,7 +164,7 @@ class _KernelRows:
         """Return Σ weights_r K_r over different rows r, `(all rows,)`."""
         self.clock += 1
         total = np.zeros(len(self.x))
-        step = max(1, LARGEST_BLOCK // len(self.x))
+        step = max(1, MAX_BLOCK // len(self.x))
         hit = self.slot[rows] >= 0
         slots = self.slot[rows[hit]]
         self.used[slots] = self.clock
@@ -202,7 +202,7 @@ def solve_dual(
     rows of the present set are computed; recently used rows are cached.
 
     Args:
-        problem: of `classification` or `regression`.
+        problem: the dual problem, from `classification` or `regression`.
         x: the data, `(rows, m)`, float64, finite.
         options: kernel, tolerance, limit of steps and cache; default: `DualOptions()`.
         on_step: callback after each working set.
@@ -222,7 +222,7 @@ def solve_dual(
     """
     options = DualOptions() if options is None else options
     tolerance, count = options.tolerance, len(problem.rows)
-    limit = max(LEAST_ITERATIONS, 100 * count) if options.iterations is None else options.iterations
+    limit = max(MIN_ITERATION_LIMIT, 100 * count) if options.iterations is None else options.iterations
     lines = _KernelRows(x, options)
     size = min(count, WORKING_SET)
     beta, score = np.zeros(count), problem.linear.copy()  # β, F
@@ -284,7 +284,7 @@ def _improve(
     """Minimize over the chosen variables, in place; return the number of steps, and whether no coefficient changed."""
     rows, inverse = np.unique(problem.rows[chosen], return_inverse=True)
     block = lines.block(rows)
-    if not np.array_equal(rows, problem.rows[chosen]):  # regression: two variables a row
+    if not np.array_equal(rows, problem.rows[chosen]):  # regression: two variables per row
         block = block[np.ix_(inverse, inverse)]
     low, high = problem.low[chosen], problem.high[chosen]
     new, steps = _minimize(block, beta[chosen], score[chosen], low, high, tolerance, limit)
@@ -383,7 +383,7 @@ def _jump(block: Numbers, beta: Numbers, score: Numbers, low: Numbers, high: Num
     while True:
         free = np.flatnonzero((beta > low) & (beta < high))
         count = len(free)
-        if count < 2 or work + count**3 > LARGEST_JUMP:
+        if count < 2 or work + count**3 > MAX_JUMP:
             return work
         work += count**3
         inner = block[np.ix_(free, free)]

@@ -125,12 +125,12 @@ def outputs_of(classes: int, decision: str = "pairs") -> int:
 
 
 def used_options(kernel: str, **options: Any) -> dict[str, Any]:
-    """Return the options of a kernel among others."""
+    """Return only the options that apply to a kernel."""
     return {name: value for name, value in options.items() if name in USED[kernel]}
 
 
 def check_used(kernel: str, where: str, **changed: bool) -> None:
-    """Refuse changed options without effect on a kernel."""
+    """Refuse changed options that a kernel ignores."""
     for name, present in changed.items():
         if present and name not in USED[kernel]:
             raise SpecError(f"{where}: the {kernel} kernel has no {name}; leave it out")
@@ -168,7 +168,7 @@ def one_vs_rest(values: Tensor) -> Tensor:
     """Return class values from pair values: votes plus a fraction below 1 from the sum of the values.
 
     For class i: the number of pairs won, plus s/(3(abs(s) + 1)), with s the sum of the values of the pairs of i, negative for i as
-    the second class. Equals `decision_function_shape="ovr"` of scikit-learn; a value of zero is a vote for the first class.
+    the second class. Equals scikit-learn's `decision_function_shape="ovr"`; a value of zero is a vote for the first class.
 
     Args:
         values: outputs of a model for the pairs of n ≥ 3 classes, `(..., n(n − 1)/2)`.
@@ -192,13 +192,13 @@ def one_vs_rest(values: Tensor) -> Tensor:
 
 
 def vote(values: Tensor, *, break_ties: bool = False) -> Tensor:
-    """Return class numbers from pair values, as libsvm: most votes, the lower class number for ties.
+    """Return class labels from pair values, as libsvm: most votes, the lower class label for ties.
 
     A value of zero is a vote for the second class of the pair. For two classes: class 1 for a value of at least zero.
 
     Args:
         values: outputs of a model, `(..., n(n − 1)/2)`.
-        break_ties: decide by the largest of `one_vs_rest` instead, as `break_ties` of scikit-learn.
+        break_ties: decide by the largest of `one_vs_rest` instead, as scikit-learn's `break_ties`.
 
     Example:
         >>> even = torch.tensor([[1.0, -1.0, 0.5]])

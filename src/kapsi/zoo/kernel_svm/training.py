@@ -50,17 +50,17 @@ def fit_dual(
     cache: float = 200.0,
     on_step: Callable[[DualProgress], None] | None = None,
 ) -> Model:
-    """Return the support vector machine of some data, by its dual: C-classification for class numbers, ε-regression for numbers.
+    """Return a support vector machine fitted in the dual: C-classification for class labels, ε-regression for real targets.
 
     Classification minimizes ‖w‖²/2 + Σ Cᵢ max(0, 1 − yᵢ f(xᵢ)), pair by pair for more than two classes, and regression
-    ‖w‖²/2 + Σ Cᵢ max(0, abs(yᵢ − f(xᵢ)) − ε), with f(x) = ⟨w, φ(x)⟩ + b in the space of the kernel: SVC and SVR of scikit-learn.
+    ‖w‖²/2 + Σ Cᵢ max(0, abs(yᵢ − f(xᵢ)) − ε), with f(x) = ⟨w, φ(x)⟩ + b in the space of the kernel: scikit-learn's SVC and SVR.
     Cᵢ is C times the weights of the class and of the row.
 
     Outputs are as in `from_sklearn`; κ is x for `linear`, otherwise the kernel at the support vectors.
 
     Args:
         x: inputs, `(rows, m)`, finite.
-        y: class numbers 0 to n − 1, each with rows, or floating-point numbers; `(rows,)`.
+        y: class labels 0 to n − 1, each with rows, or real targets of a floating-point type; `(rows,)`.
         kernel: `rbf`, `linear`, `polynomial` or `sigmoid` (indefinite: finds a local minimum).
         C: weight of the loss, above 0.
         gamma: γ: a number above 0, `scale` for 1/(m · variance of x) or `auto` for 1/m.
@@ -68,7 +68,7 @@ def fit_dual(
         epsilon: ε of regression, in units of y, at least 0; None: 0.1.
         class_weight: weights of the classes, by number or in order; `balanced`: rows/(n · rows of the class).
         sample_weight: weights of the rows, at least 0.
-        tolerance, iterations, cache: as in `DualOptions`.
+        tolerance, iterations, cache: see `DualOptions`.
         on_step: callback after each working set.
 
     Raises:
@@ -93,7 +93,7 @@ def fit_dual(
     options = replace(options, gamma=gamma_of(gamma, inputs, where))
     if classes and epsilon is not None:
         raise SpecError(
-            f"{where}: epsilon is for regression, y are class numbers; leave it out, or give y as floating-point"
+            f"{where}: epsilon is for regression, y are class labels; leave it out, or give y as floating-point"
         )
     cost = costs(where, C, target, classes, class_weight, sample_weight)
     every = np.arange(len(target))
@@ -135,12 +135,12 @@ def fit_primal(
 
     Args:
         x: inputs, `(rows, m)`, finite.
-        y: class numbers 0 to n − 1, each with rows.
+        y: class labels 0 to n − 1, each with rows.
         model: a `spec(kernel, m, n, decision="classes")`; ‖W‖ is the norm in the space of the kernel for all maps except `centers`.
         C, class_weight, sample_weight: as in `fit_dual`.
         loss: `hinge` or `squared_hinge`.
         epochs: largest number of epochs; None: 200 of five steps each for the squared hinge, 2,000 of one step for the plain hinge.
-        seed: of initial values, and of the frequencies of `RandomFourier`.
+        seed: seed of the initial values, and of the frequencies of `RandomFourier`.
 
     Raises:
         SpecError: options out of range, or a model of other widths.
@@ -158,13 +158,13 @@ def fit_primal(
     where = "fit_primal"
     check_choice(f"{where}(loss)", loss, ("hinge", "squared_hinge"))
     if not isinstance(model, ModelSpec):
-        raise SpecError(f"{where}: expected a ModelSpec, as of kernel_svm.spec, got {type(model).__name__}")
+        raise SpecError(f"{where}: expected a ModelSpec, such as from kernel_svm.spec, got {type(model).__name__}")
     inputs = dense_rows(where, x)
     target, classes = targets_of(y, len(inputs), where)
     widths = (inputs.shape[1], outputs_of(classes, "classes"))
     if not classes or model.widths != widths:
         needed = f"the data need widths {widths}, the model has {model.widths}; use spec(…, decision='classes')"
-        regression = "expected class numbers of an integer type, got numbers; fit_dual has regression"
+        regression = "expected integer class labels, got real values; fit_dual has regression"
         raise SpecError(f"{where}: {needed if classes else regression}")
     cost = costs(where, C, target, classes, class_weight, sample_weight)
     machine = calibrate(Model(model, seed=seed, dtype=torch.float64), inputs)

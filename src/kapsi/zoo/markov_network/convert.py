@@ -41,9 +41,9 @@ def from_pgmpy(
     label: Hashable | None = None,
     outside: Outside = "error",
 ) -> Model:
-    """Return a `DiscreteMarkovNetwork` of pgmpy as a model in float64: Σ_C log φ_C(x_C), for each state of a label if given.
+    """Return a pgmpy `DiscreteMarkovNetwork` as a model in float64: Σ_C log φ_C(x_C), for each state of a label if given.
 
-    Inputs are state numbers in the order of `network.states`; `bayesian_network.encode` converts names. Each factor is a clique
+    Inputs are state indices in the order of `network.states`; `bayesian_network.encode` converts names. Each factor is a clique
     with separate columns. With a label, `kapsi.predict_log_proba` has log p(label | all others). A potential of zero is
     exp(−10,000): outputs of impossible rows are below −9,000, −∞ in `log_marginal`, and an error in `log_posterior`. The
     partition function is not computed; see `log_partition` and `normalized`.
@@ -51,12 +51,12 @@ def from_pgmpy(
     Args:
         network: a `DiscreteMarkovNetwork` with `DiscreteFactor`s.
         columns: nodes in the order of the inputs, without the label; default: the order of `network.nodes`.
-        states: states of nodes in the order of their numbers; default: the order of the network.
+        states: states of nodes in the order of their indices; default: the order of the network.
         label: the predicted node.
-        outside: treatment of inputs other than state numbers: `error`, or the `nearest` state.
+        outside: treatment of inputs other than state indices: `error`, or the `nearest` state.
 
     Raises:
-        SpecError: another class, no factors, a network rejected by `check_model` of pgmpy, unsupported factors, different
+        SpecError: another class, no factors, a network rejected by pgmpy's `check_model`, unsupported factors, different
             state names
             in two factors, or negative potentials.
     """
@@ -72,7 +72,7 @@ def from_pgmpy(
     where = f"from_pgmpy({name})"
     order = check_import(where, network, columns, states, label)
     if not network.factors:
-        raise SpecError(f"{where}: there are no factors; add factors with add_factors, or see fit")
+        raise SpecError(f"{where}: the network has no factors; add factors with add_factors, or see fit")
     check_pgmpy(where, network)
     names: dict[Hashable, list[Any]] = {}
     for factor in network.factors:
@@ -100,7 +100,7 @@ def from_pgmpy(
 
 
 def _random_network(seed: int, nodes: int = 6, impossible: bool = True) -> Any:
-    """Return a random network of pgmpy: a ring with a triangle, and factors of single nodes; some potentials are zero."""
+    """Return a random pgmpy network: a ring with a triangle, and factors of single nodes; some potentials are zero."""
     from pgmpy.factors.discrete import DiscreteFactor
     from pgmpy.models import DiscreteMarkovNetwork
 

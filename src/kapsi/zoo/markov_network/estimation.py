@@ -23,7 +23,7 @@ from kapsi.zoo.graphical import (
     counts_of,
     joint_states,
 )
-from kapsi.zoo.inference import LARGEST_TABLE, LogFactor, eliminate, plan
+from kapsi.zoo.inference import MAX_TABLE, LogFactor, eliminate, plan
 from kapsi.zoo.markov_network.model import Cliques, Table, check_cliques, discrete_model, from_precision
 
 Method = Literal["likelihood", "pseudo", "conditional"]
@@ -44,31 +44,29 @@ def fit(
     steps: int = 1000,
     outside: Outside = "error",
 ) -> Model:
-    """Return a discrete Markov network in float64 with the log-potentials of largest mean log-likelihood minus λ‖ψ‖²/2.
+    """Return a discrete Markov network in float64 fitted by L2-penalized maximum likelihood (mean log-likelihood minus λ‖ψ‖²/2).
 
     - `likelihood`: Σ_C log φ_C − log Z, with the exact partition function Z by variable elimination. Outputs are log p(x).
     - `pseudo`: Σ_i log p(xᵢ | all others), without a partition function. Outputs are not normalized.
-    - `conditional`: log p(label | all others), by `kapsi.fit` with `cross_entropy`; cliques without the label have no effect and
-    are
-      dropped.
+    - `conditional`: log p(label | all others), by `kapsi.fit` with `cross_entropy`; cliques without the label are dropped.
 
     All three objectives are concave. Without a penalty the log-potential of a joint state absent from x tends to −∞; the fit ends
     at a gradient near zero.
 
     Args:
-        x: state numbers, 0 to k − 1, a column for each node including the label.
+        x: state indices, 0 to k − 1, one column for each node including the label.
         cliques: sets of nodes with a factor each, covering all nodes.
         method: the objective.
-        states: number of states of each node; default: the largest state number in x plus 1.
+        states: number of states of each node; default: the largest state index in x plus 1.
         label: the predicted node; see `spec`.
         penalty: λ, at least 0.
         sample_weight: weights of the rows, `(rows,)`; default: ones.
-        steps: most iterations of L-BFGS.
-        outside: as in `spec`.
+        steps: maximum number of L-BFGS iterations.
+        outside: see `spec`.
 
     Raises:
-        DataError: x has other values than state numbers.
-        SpecError: the partition function needs a table of more than 16.8 million numbers.
+        DataError: x has other values than state indices.
+        SpecError: the partition function needs a table of more than 16.8 million entries.
 
     Warns:
         UserWarning: no convergence within `steps`.
@@ -93,10 +91,10 @@ def fit(
     order: tuple[Hashable, ...] = ()
     if method == "likelihood":
         order, most = plan(sets, dict(enumerate(sizes)))
-        if most > LARGEST_TABLE:
+        if most > MAX_TABLE:
             raise SpecError(
-                f"fit: the partition function needs a table of {float(most):.4g} numbers, {8e-9 * most:,.3g} GB; at most "
-                f"{LARGEST_TABLE:,} are supported; use method='pseudo', or method='conditional' with a label"
+                f"fit: the partition function needs a table of {float(most):.4g} entries, {8e-9 * most:,.3g} GB; at most "
+                f"{MAX_TABLE:,} are supported; use method='pseudo', or method='conditional' with a label"
             )
         loss = _likelihood(codes, sets, sizes, share, order)
     else:
@@ -123,11 +121,11 @@ def fit_counts(
     see `fit`. Outputs are not normalized. A potential of zero, with α = 0, is exp(−10,000).
 
     Args:
-        x, cliques, states, label, sample_weight, outside: as in `fit`.
+        x, cliques, states, label, sample_weight, outside: see `fit`.
         smoothing: pseudo-count α, at least 0.
 
     Raises:
-        DataError: x has other values than state numbers.
+        DataError: x has other values than state indices.
 
     Example:
         >>> model = fit_counts([[0, 0], [0, 0], [0, 1], [1, 1]], [(0, 1)], smoothing=0)

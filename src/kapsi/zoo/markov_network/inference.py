@@ -23,7 +23,7 @@ from kapsi.zoo.markov_network.model import Table, head_of, tables_of
 def log_partition(model: Model, values: Sequence[float] | None = None) -> Tensor:
     """Return log Z = log Σ_x exp(output(x)) of each output, `(n,)` in float64; differentiable in the parameters.
 
-    Exact, by variable elimination with tables of at most 2²⁴ = 16.8 million numbers; a Gaussian network is integrated. For a
+    Exact, by variable elimination with tables of at most 2²⁴ = 16.8 million entries; a Gaussian network is integrated. For a
     network with a label, the log-partition function is `log_partition(model).logsumexp(0)`.
 
     Args:
@@ -57,7 +57,7 @@ def normalized(model: Model, values: Sequence[float] | None = None) -> Model:
     """Return the network with outputs log p(x), or log p(x, label): a column of ones of κ has the weight −log Z.
 
     Args:
-        model, values: as in `log_partition`; a column of ones is added if necessary.
+        model, values: see `log_partition`; a column of ones is added if necessary.
 
     Raises:
         SpecError: as in `log_partition`; Z is zero.
@@ -90,7 +90,7 @@ def log_marginal(model: Model, x: Any) -> Tensor:
 
     Args:
         model: a discrete Markov network, normalized or not.
-        x: state numbers, `(rows, m)`, NaN for missing values.
+        x: state indices, `(rows, m)`, NaN for missing values.
 
     Raises:
         SpecError: as in `log_partition`.
@@ -107,11 +107,11 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
 
     Args:
         model: a discrete Markov network; a label is summed out.
-        x: state numbers, `(rows, m)`, NaN for missing values.
-        targets: numbers of inputs; their values in x are ignored.
+        x: state indices, `(rows, m)`, NaN for missing values.
+        targets: indices of inputs; their values in x are ignored.
 
     Raises:
-        SpecError: another model, or a table of more than 16.8 million numbers.
+        SpecError: another model, or a table of more than 16.8 million entries.
         DataError: a row with observations of probability zero.
 
     Example:
@@ -121,7 +121,7 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
         tensor([[0.6667, 0.3333]], dtype=torch.float64)
     """
     head, rows = _prepare("log_posterior", model, x)
-    chosen = check_numbers("log_posterior", "targets as numbers of inputs", targets, head.in_features)
+    chosen = check_numbers("log_posterior", "targets as indices of inputs", targets, head.in_features)
     rows = rows.clone()
     rows[:, chosen] = math.nan
     return posterior("log_posterior", _sum_out("log_posterior", head, rows, chosen))

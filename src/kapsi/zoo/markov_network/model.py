@@ -20,7 +20,7 @@ from kapsi.zoo.base import finite_tensor, forbid, model_of, one_head
 from kapsi.zoo.graphical import LOG_ZERO, Outside, check_label, check_sizes, check_table, network_head, split_tables
 
 Cliques: TypeAlias = Sequence[Sequence[int]]
-"""Sets of node numbers, with a factor each."""
+"""Sets of node indices, with a factor each."""
 
 Kind: TypeAlias = Literal["counts", "exponential", "gaussian"]
 
@@ -48,7 +48,7 @@ def spec(
     - `gaussian`: log φ_C is quadratic in x_C. κ is `CombinatorialProduct`: the nodes, their squares and the products of two nodes
       of a clique, each once; ψ has Λμ, −Λᵢᵢ/2 and −Λᵢⱼ of the precision matrix Λ.
 
-    With a label, the label is no input, and there is an output for each of its states: a clique with the label has indicators of
+    With a label, the label is not an input, and each of its states has an output: a clique with the label has indicators of
     the other nodes, and ψ has a row of the table per state.
 
     Args:
@@ -58,10 +58,10 @@ def spec(
         nodes: number of nodes, for `exponential` and `gaussian`.
         label: the predicted node, for `counts`; the inputs are all other nodes in order.
         constant: add a column of ones to κ, with −log Z as a possible entry of ψ.
-        outside: treatment of inputs other than state numbers, as in `CombinatorialState`.
+        outside: treatment of inputs other than state indices, as in `CombinatorialState`.
 
     Raises:
-        SpecError: invalid numbers, a node in no clique, or tables of more than 16.7 million numbers.
+        SpecError: invalid numbers, a node in no clique, or tables of more than 16.7 million entries.
 
     Example:
         >>> triangle = spec([(0, 1), (1, 2), (0, 2)], states=(2, 2, 3))
@@ -176,7 +176,7 @@ def _discrete(
     subsets = [tuple(i - (label is not None and i > label) for i in clique if i != label) for clique in cliques]
     sizes = tuple(size for node, size in enumerate(states) if node != label)
     if not sizes:
-        raise SpecError("spec: expected a node beside the label, as an input")
+        raise SpecError("spec: expected a node other than the label, as an input")
     kappa = CombinatorialState(subsets=(*subsets, ()) if constant else tuple(subsets), states=sizes, outside=outside)
     return one_head(HeadSpec(kappa, Dense(), ZeroRemainder()), len(sizes), 1 if label is None else states[label])
 
@@ -210,7 +210,7 @@ def check_cliques(
     try:
         sets = tuple(tuple(operator.index(i) for i in clique) for clique in cliques)
     except TypeError:
-        refuse(where, "cliques as sets of numbers of nodes, such as [(0, 1), (1, 2)]", cliques)
+        refuse(where, "cliques as sets of indices of nodes, such as [(0, 1), (1, 2)]", cliques)
     for clique in sets:
         if not clique or not 0 <= min(clique) <= max(clique) < nodes or len(set(clique)) < len(clique):
             raise SpecError(

@@ -24,7 +24,7 @@ from kapsi.zoo.naive_bayes.model import check_variance, spec
 
 
 def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
-    """Return a fitted naive Bayes of scikit-learn as a model in float64, with outputs in the order of `classes_`.
+    """Return a fitted scikit-learn naive Bayes classifier as a model in float64, with outputs in the order of `classes_`.
 
     Outputs are the joint log-likelihoods; `kapsi.predict_log_proba(model, x)` equals `estimator.predict_log_proba(x)`. The
     parameters of `GaussianNB` become those of its densities, all others a dense ψ.
@@ -101,7 +101,7 @@ def _category_matrix(tables: Any, categories: int, where: str) -> Tensor:
 
 
 def _rows(data: str, seed: int) -> tuple[Any, Any, Any]:
-    """Return a data set of scikit-learn in random order, and random row weights."""
+    """Return a scikit-learn data set in random order, and random row weights."""
     x, y = sklearn_rows(data, seed)
     generator = np.random.default_rng(seed)
     generator.permutation(len(x))  # drawn for the order

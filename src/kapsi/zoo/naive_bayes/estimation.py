@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, KapsiError, SpecError, check_choice, check_integer, check_number, refuse
-from kapsi.expansion.density import LARGEST_INPUT, SMOOTHING
+from kapsi.expansion.density import MAX_INPUT, SMOOTHING
 from kapsi.expansion.simple import Binarize
 from kapsi.features import features_of
-from kapsi.modules import LARGEST_TRAINED, Model
+from kapsi.modules import MAX_TRAINED, Model
 from kapsi.training.rows.stored import as_column
 from kapsi.zoo.base import finite_tensor, forbid, model_of
 from kapsi.zoo.naive_bayes.model import DENSITIES, check_variance, spec
@@ -32,7 +32,7 @@ Numbers: TypeAlias = Sequence[float] | Tensor | Any
 
 
 class _WeightedRows(NamedTuple):
-    """Rows of a fit in float64: x `(rows, m)`, dense or sparse; class numbers and weights `(rows,)`; the number of classes."""
+    """Rows of a fit in float64: x `(rows, m)`, dense or sparse; class labels and weights `(rows,)`; the number of classes."""
 
     x: Tensor
     y: Tensor
@@ -73,7 +73,7 @@ def _rows(where: str, x: Any, y: Any, sample_weight: Any, classes: int | None, s
         weight = _numbers(where, "sample_weight", sample_weight, len(inputs)).to(inputs.device)
     forbid(
         where,
-        (not whole, "expected y as class numbers 0, 1, …; np.unique(y, return_inverse=True) converts other labels"),
+        (not whole, "expected y as class labels 0, 1, …; np.unique(y, return_inverse=True) converts other labels"),
         (
             classes is None and count > len(labels),
             f"y goes up to class {largest:,}, and class {absent:,} has no rows; renumber the classes",
@@ -95,11 +95,11 @@ def _inputs(where: str, x: Any, sparse: bool) -> Tensor:
     forbid(where, (empty, f"expected inputs of shape (rows, m) with at least one row, got {shape}"), error=DataError)
     inputs: Tensor = rows.cut(0, len(rows)).double()
     dense = inputs.layout == torch.strided
-    finite = bool(((inputs if dense else inputs.values()).abs() <= LARGEST_INPUT).all())
+    finite = bool(((inputs if dense else inputs.values()).abs() <= MAX_INPUT).all())
     forbid(
         where,
         (not dense and not sparse, "sparse inputs are not supported; use x.to_dense(), or x.toarray()"),
-        (not finite, f"the inputs must be finite, and at most {LARGEST_INPUT:g} in size"),
+        (not finite, f"the inputs must be finite, and at most {MAX_INPUT:g} in size"),
         error=DataError,
     )
     return inputs
@@ -141,7 +141,7 @@ class GaussianStatistics:
     Attributes:
         weight: total weight of the rows of each class, `(classes,)`.
         mean: `(classes, m)`.
-        variance: with smoothing, `(classes, m)`.
+        variance: smoothed variances, `(classes, m)`.
         smoothing: share of the largest variance of an input in a batch, added to all variances; combined over batches as in
             scikit-learn, by the mean over batches weighted by previous rows.
 
@@ -212,7 +212,7 @@ class CountStatistics:
         kind: `multinomial` or `bernoulli`.
         weight: total weight of the rows of each class, `(classes,)`.
         count: weighted sums of the inputs, or of the indicators of inputs above the threshold, `(classes, m)`.
-        threshold: of `bernoulli`; None for binary inputs.
+        threshold: threshold for `bernoulli`; None for binary inputs.
     """
 
     kind: Literal["multinomial", "bernoulli"]
@@ -296,10 +296,10 @@ Statistics: TypeAlias = GaussianStatistics | CountStatistics
 def _shape(where: str, inputs: int, classes: int) -> tuple[int, int]:
     for name, value in (("inputs", inputs), ("classes", classes)):
         check_integer(f"{where}: {name}", value, 1)
-    if classes * inputs > LARGEST_TRAINED:
+    if classes * inputs > MAX_TRAINED:
         raise SpecError(
-            f"{where}: {classes:,} classes × {inputs:,} inputs are {classes * inputs:,} numbers; "
-            f"at most {LARGEST_TRAINED:,} are supported"
+            f"{where}: {classes:,} classes × {inputs:,} inputs are {classes * inputs:,} parameters; "
+            f"at most {MAX_TRAINED:,} are supported"
         )
     return classes, inputs
 
@@ -318,7 +318,7 @@ def partial_fit(statistics: Statistics, x: Any, y: Any, *, sample_weight: Any = 
     Args:
         statistics: `GaussianStatistics.none(inputs, classes)` or `CountStatistics.none(inputs, classes, kind)` for the first batch,
             afterwards the previous result.
-        x, y, sample_weight: as in `fit_gaussian`; a batch may lack some classes.
+        x, y, sample_weight: see `fit_gaussian`; a batch may lack some classes.
     """
     if not isinstance(statistics, GaussianStatistics | CountStatistics):
         raise SpecError(
@@ -349,7 +349,7 @@ def fit_gaussian(
 
     Args:
         x: inputs `(rows, m)`, a tensor or an array.
-        y: class numbers `(rows,)`, from 0 up; each class needs rows.
+        y: class labels `(rows,)`, from 0 up; each class needs rows.
         sample_weight: nonnegative weights of the rows, `(rows,)`; default: equal weights.
         smoothing: share of the largest variance of an input, added to all variances, 0 to 1; the only variance of inputs constant
             within a class.
@@ -385,7 +385,7 @@ def fit_multinomial(
 
     Args:
         x: nonnegative counts `(rows, m)`: a tensor, an array, a SciPy matrix or a `torch.sparse_csr` tensor.
-        y, sample_weight, priors, classes: as in `fit_gaussian`.
+        y, sample_weight, priors, classes: see `fit_gaussian`.
         alpha: pseudo-count, above 0, or one per input.
         fit_prior: False for equal priors.
 
@@ -418,7 +418,7 @@ def fit_bernoulli(
 
     Args:
         x: inputs `(rows, m)`, as in `fit_multinomial`; sparse inputs need θ ≥ 0.
-        y, sample_weight, priors, classes: as in `fit_gaussian`.
+        y, sample_weight, priors, classes: see `fit_gaussian`.
         threshold: θ, in units of x; None for binary inputs.
         alpha: pseudo-count of rows with and of rows without, above 0, or one per input.
         fit_prior: False for equal priors.
@@ -442,7 +442,7 @@ def fit_naive(
 
     Args:
         kind: `normal`, `cauchy`, `laplace`, `exponential`, `gamma` or `chi_squared`.
-        x, y, priors, classes, learnable: as in `fit_gaussian`.
+        x, y, priors, classes, learnable: see `fit_gaussian`.
         **options: `smoothing` of `normal`, `floor` of `exponential`, `gamma` and `chi_squared`.
 
     Example:
