@@ -31,6 +31,7 @@ from kapsi.errors import (
     unknown,
 )
 from kapsi.installed import load_installed
+from kapsi.migrate import RENAMED_OPTIONS
 
 Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
 """Draw a tensor of a shape from a generator, or from torch's default generator."""
@@ -493,7 +494,10 @@ def _check_names(cls: type, names: Iterable[Any], where: str = "") -> None:
         few = f"; {name} is an option of {', '.join(owners)}" if 0 < len(owners) <= 3 else ""
         hint = "" if few else did_you_mean(str(name), fields)
         allowed = f"{hint}it has {', '.join(fields)}{few}" if fields else f"it has no options{few}"
-        allowed = cls.owner_of(str(name)) or allowed if issubclass(cls, Spec) else allowed
+        if issubclass(cls, Spec):
+            allowed = cls.owner_of(str(name)) or allowed
+        elif name in (renamed := RENAMED_OPTIONS.get(getattr(cls, "name", ""), {})):
+            allowed = f"it is called {renamed[name]} now"
         raise SpecError(f"{where}{cls.__name__} has no option {name!r}; {allowed}")
 
 

@@ -98,6 +98,12 @@ def _function(kind: Any, known: Mapping[str, Mapping[str, str]], data: Mapping[s
     return {"kind": kind, **options} if options else kind
 
 
+def is_run_of_0_1(data: Any) -> bool:
+    """Return whether plain data are the complete configuration of a run of 0.1 (`config.yaml`)."""
+    training = data.get("training") if isinstance(data, Mapping) else None
+    return isinstance(training, Mapping) and {*MINI_BATCH_OPTIONS, *TRAINING_OPTIONS, *TABLE_OPTIONS} <= training.keys()
+
+
 def migrate_run(data: Any) -> Any:
     """Return the plain data of a run's configuration of 0.1 (`config.yaml`) in the current form."""
     if not isinstance(data, Mapping):

@@ -11,6 +11,7 @@ import typer
 from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
 from kapsi.cli.options import Overwrite, TableFile, setting
 from kapsi.errors import SpecError, check_choice, did_you_mean
+from kapsi.migrate import is_run_of_0_1, migrate_run
 
 if TYPE_CHECKING:
     from kapsi.data.tabular import TableProblem
@@ -167,6 +168,7 @@ def read_configuration(path: str) -> tuple[ModelSpec | None, TrainConfig]:
     from kapsi.training.config import TrainConfig
 
     data = parse_yaml(read_text(path, "specification"), path)
+    data = migrate_run(data) if is_run_of_0_1(data) else data
     if not isinstance(data, dict) or not {"table", "model", "training"} & set(data):
         return from_dict(data, ModelSpec, path), TrainConfig()
     for key in data:
