@@ -51,7 +51,7 @@ MAX_MATERIALIZED_WEIGHTS = 2**30
 
 @dataclass(frozen=True)
 class Rule:
-    """One identity: a condition, the product `(..., n)` or `(..., channels, n)`, and a description for people."""
+    """One identity: a condition, the product `(..., n)` or `(..., channels, n)`, and a human-readable description."""
 
     fits: Callable[[Any, Any], bool]
     apply: Callable[[Any, Any], Tensor]
@@ -96,7 +96,7 @@ def _added_blocks(features: Features, weights: KroneckerWeights) -> Tensor:
 
 
 def _block_sums(features: Features, start: int, width: int, count: int) -> Tensor:
-    """Return the sums of blocks of `width` columns, `(..., count)`; the first column of the features is number `start`."""
+    """Return the sums of blocks of `width` columns, `(..., count)`; the first column of the features has index `start`."""
     if features.sparse:
         entries = entries_of(features)
         return entries.grouped((entries.indices + start) // width, count)
@@ -161,10 +161,10 @@ def _low_rank(features: Features, weights: LowRankWeights) -> Tensor:
 def _check_entries(count: int, features: Features, weights: KroneckerWeights) -> None:
     """Raise a `SpecError` if weights on a grid other than κ's have too many entries for sparse inputs."""
     if count > MAX_MATERIALIZED_WEIGHTS:
-        own = f", here {features.grid[0]:,} × {features.grid[1]:,}" if isinstance(features, OuterFeatures) else ""
+        natural = f", here {features.grid[0]:,} × {features.grid[1]:,}" if isinstance(features, OuterFeatures) else ""
         raise SpecError(
             f"Kronecker weights on the grid {weights.grid[0]:,} × {weights.grid[1]:,} would have {count:,} entries for these "
-            f"sparse inputs; at most {MAX_MATERIALIZED_WEIGHTS:,} are allowed; leave `columns` out to use κ's own grid{own}, "
+            f"sparse inputs; at most {MAX_MATERIALIZED_WEIGHTS:,} are allowed; leave `columns` out to use κ's own grid{natural}, "
             "or use fewer rows at a time"
         )
 
@@ -365,7 +365,7 @@ def contract_sum(features: Features, weights: Weights, bias: Tensor | None = Non
 
 
 def describe(features: Features, weights: Weights, route: Route = None) -> str:
-    """Return a description of the product of a pair for people."""
+    """Return a human-readable description of the product of a pair."""
     if route == "dense":
         return "dense: κ and ψ materialized, one matrix product"
     if route == "structured":

@@ -51,7 +51,7 @@ class RunError(FileError):
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, at most 60 letters on one line: plain values and dataclasses; of other objects the type."""
+    """Return a value for a message, at most 60 characters on one line; objects other than plain values and dataclasses by type."""
     if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print 4,300 digits
         return "an integer beyond float64"
     plain = value is None or type(value).__module__ == "builtins" or dataclasses.is_dataclass(value)
@@ -91,7 +91,7 @@ def did_you_mean(word: str, choices: Iterable[str], *, quoted: bool = True) -> s
 
 
 def unknown(what: str, name: Any, choices: Iterable[str]) -> str:
-    """Return the message on an unknown name: a suggestion for a typo, and all choices.
+    """Return the message about an unknown name, with a suggestion for a typo and all choices.
 
     Example:
         >>> unknown("role", "expansio", ["expansion", "fusion"])
@@ -106,7 +106,7 @@ def unknown(what: str, name: Any, choices: Iterable[str]) -> str:
 
 
 def attempt(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of a user; an exception becomes a `SpecError` with the name of the function."""
+    """Call a user function; its exceptions become a `SpecError` that names the function."""
     try:
         return function(*arguments)
     except KapsiError:

@@ -31,7 +31,7 @@ class HeadReport(NamedTuple):
         bytes: new memory of a forward pass of the batch, in bytes.
         largest: elements of the largest new tensor.
         shape: shape of the largest new tensor.
-        operations: of a forward pass of the batch: 2 for each multiplication and addition of a matrix product, 1 for each
+        operations: work of a forward pass of the batch, 2 for each multiplication and addition of a matrix product, 1 for each
             new element of other operations; views are free.
     """
 
@@ -58,7 +58,7 @@ class _Work(TorchDispatchMode):
         self.restart()
 
     def restart(self) -> None:
-        """Reset the counts; existing tensors stay known."""
+        """Reset the counts, but not the record of known tensors."""
         self.bytes = self.largest = self.operations = 0
         self.shape: tuple[int, ...] = ()
 

@@ -78,7 +78,7 @@ class Param:
             raise SpecError(f"Param({problem}")
 
     def _problem(self) -> str:
-        """Return the end of a message on the first argument that does not fit, empty if all fit."""
+        """Return the end of a message about the first invalid argument, empty if all are valid."""
         shape, init = self.shape, self.init
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
             return f"shape={shape!r}): expected a tuple of integers of at least 0"
@@ -217,10 +217,10 @@ class Function:
 @functools.cache
 def _check_definition(cls: Any) -> None:
     """Raise a `SpecError` for an incomplete class at the first instance, before a file with it is written."""
-    own = cls.__dict__.get("__dataclass_params__")
+    params = cls.__dict__.get("__dataclass_params__")
     registered: Any = ROLES.get(cls.role, {}).get(cls.__dict__.get("name", ""))
     missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
-    if own is None or not own.frozen:
+    if params is None or not params.frozen:
         problem = "a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
     elif {"name", "kind"} & {field.name for field in options_of(cls)}:
         problem = "no option may be called name or kind; rename the field"

@@ -87,7 +87,7 @@ def _sections(cls: type[Function]) -> dict[str, list[str]]:
 
 
 def _lineage(cls: type[Function]) -> list[dict[str, list[str]]]:
-    """Return the sections of a class and of its bases, own sections first."""
+    """Return the sections of a class and of its bases, those of the class first."""
     return [_sections(base) for base in cls.__mro__ if issubclass(base, Function) and base is not Function]
 
 
@@ -141,7 +141,7 @@ class Option:
 
     Attributes:
         name: name in specifications and constructors.
-        kind: type of the values: `integer`, `number`, `text`, `true or false`, a role, or choices, also within lists.
+        kind: type of the values, one of `integer`, `number`, `text`, `true or false`, a role, or choices, also within lists.
         default: the default in the notation of a specification, None for a required option.
         minimum, maximum: inclusive range, None for an open end.
         choices: allowed strings, empty without choices.
@@ -327,7 +327,7 @@ class Entry:
 
     @property
     def citation(self) -> str:
-        """Return a short form of the source: numbers of papers and sections, or the text before the first comma."""
+        """Return a short form of the source: numbers of papers and sections, or the part before the first comma."""
         source = self.source or ""
         return ", ".join(dict.fromkeys(_CITATION.findall(source))) or re.split(r"[,;]", source)[0]
 
@@ -352,7 +352,7 @@ class Entry:
 
     @property
     def example(self) -> str:
-        """Return the function as YAML: in a specification if its role belongs to a layer, otherwise by itself."""
+        """Return the function as YAML: in a specification if its role belongs to a layer, otherwise alone."""
         import yaml
 
         shown = yaml.safe_dump(to_dict(self.function), default_flow_style=True, sort_keys=False, width=math.inf).strip()
@@ -360,8 +360,8 @@ class Entry:
             return f"widths: [null, null]\nlayers:\n  - heads: [{{}}, {{}}]\n    fusion: {shown}"
         if self.role not in TITLES:
             return shown
-        place = {"process": "before"}.get(self.role, self.role)
-        return f"widths: [null, null]\nlayers:\n  - heads:\n      - {place}: {shown}"
+        option = {"process": "before"}.get(self.role, self.role)
+        return f"widths: [null, null]\nlayers:\n  - heads:\n      - {option}: {shown}"
 
     # -------------------------------------------------------------------------------- as text
 
@@ -386,7 +386,7 @@ class Entry:
         return "\n".join((first, *lines))
 
     def text(self, width: int = 100) -> str:
-        """Return everything known, as text of lines up to a width.
+        """Return the complete description, with lines up to a width.
 
         Example:
             >>> import kapsi as kp

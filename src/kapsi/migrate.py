@@ -92,7 +92,7 @@ def migrate_training(data: Any) -> Any:
 
 
 def _function(kind: Any, known: Mapping[str, Mapping[str, str]], data: Mapping[str, Any]) -> Any:
-    """Return a function as a mapping with its own options, or its name if it has none."""
+    """Return a function as a mapping with its options, or its name if it has none."""
     renamed = known.get(kind, {}) if isinstance(kind, str) else {}
     options = {new: data[old] for old, new in renamed.items() if old in data}
     return {"kind": kind, **options} if options else kind

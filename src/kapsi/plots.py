@@ -421,8 +421,8 @@ def _draw_curves(matplotlib: Any, axes: Any, shown: Curves) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _draw_map(axes: Any, shown: Maps, place: int) -> None:
-    array = shown.maps[place].numpy()
+def _draw_map(axes: Any, shown: Maps, index: int) -> None:
+    array = shown.maps[index].numpy()
     largest = float(abs(array).max()) or 1.0
     axes.imshow(
         array,
@@ -433,7 +433,7 @@ def _draw_map(axes: Any, shown: Maps, place: int) -> None:
         extent=shown.extent,
         interpolation="nearest",
     )
-    axes.set_title(shown.labels[place].replace(", ", "\n"), fontsize=7.5)
+    axes.set_title(shown.labels[index].replace(", ", "\n"), fontsize=7.5)
     axes.spines[["top", "right"]].set_visible(True)
     if shown.extent is None:
         axes.set(xticks=[], yticks=[], xlabel=f"±{largest:.2g}")

@@ -26,7 +26,7 @@ class Process(Function, role="process"):
 
     Attributes:
         random: whether training draws random numbers.
-        fixed: whether the step is a constant function of each row: nothing random, trained or stored.
+        fixed: whether the step is a fixed function of each row, without random, trained or stored values.
     """
 
     random: ClassVar[bool] = False

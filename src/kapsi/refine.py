@@ -33,8 +33,8 @@ def refine(model: Model, intervals: int) -> Model:
         intervals: number of intervals of the new grids, a multiple of the present number of each spline.
 
     Raises:
-        SpecError: a model without a spline; no multiple; a head without an exact refinement: constant, masked or generated
-            ψ, a Kronecker kind off κ's natural grid, a spline with values used by other parts of a `Nested`, processing after
+        SpecError: a model without a spline; not a multiple; a head without an exact refinement: constant, masked or generated ψ,
+            a Kronecker kind off κ's natural grid, a spline with values used by other parts of a `Nested`, processing after
             κ, a spline in a remainder. The message names the head.
 
     Source: grid extension of Kolmogorov–Arnold networks (arXiv 2404.19756), here exact; knot insertion: de Boor, A Practical

@@ -205,7 +205,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
 
     Args:
         expansion: κ′, also calibrated by `kapsi.calibrate`.
-        reconciliation: ψ′, with initial values scaled as in a head.
+        reconciliation: the reconciliation ψ′, with initial values scaled as in a head.
         remainder: π′, zero by default.
 
     Source: arXiv 2407.04819, "Complementary Expansion based Remainder".

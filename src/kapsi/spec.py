@@ -263,18 +263,18 @@ def parse_yaml(text: str, where: str) -> Any:
     except SpecError:  # a ValueError
         raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        place, problem = "", f"not YAML: {error}"  # such as a date without such a day
+        line, problem = "", f"not YAML: {error}"  # such as a date without such a day
         if isinstance(error, RecursionError):
             problem = "nested too deeply"
         elif "int_max_str_digits" in str(error):
             problem = "not YAML: a number of thousands of digits"
         elif isinstance(error, yaml.YAMLError):
             mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-            place = f", line {mark.line + 1}" if mark else ""
+            line = f", line {mark.line + 1}" if mark else ""
             problem = (
                 f"not YAML: {getattr(error, 'problem', None) or getattr(error, 'reason', None) or 'cannot be read'}"
             )
-        raise SpecError(f"{where}{place}: {problem}") from None
+        raise SpecError(f"{where}{line}: {problem}") from None
 
 
 def to_yaml(data: Any, *, unicode: bool = False) -> str:
@@ -341,7 +341,7 @@ def _resolvers(yaml: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """Return the text of a file; errors have one line."""
+    """Return the content of a text file; error messages have one line."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -367,7 +367,7 @@ def load_spec(path: str | Path) -> ModelSpec:
 
 
 def save_spec(spec: ModelSpec, path: str | Path) -> None:
-    """Write a specification as YAML, or as JSON to a file with the suffix `.json`; written aside and renamed."""
+    """Write a specification as YAML, or as JSON to a file with the suffix `.json`, by a temporary sibling."""
     data = to_dict(spec)
     text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else to_yaml(data)
     with atomic(path) as temporary, plain(path, "write the file"):

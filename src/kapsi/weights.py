@@ -60,7 +60,7 @@ class Weights(ABC):
 
     @property
     def can_stack(self) -> bool:
-        """Return whether the stacked tensors of equal heads are the channels of one head: nothing but tensors differs.
+        """Return whether the stacked tensors of equal heads are the channels of one head, that is, only tensors differ.
 
         False by default: weights of third parties may differ by channel in more than tensors, as a hypernet's do.
         """
@@ -342,7 +342,7 @@ class ConstantWeights(Weights):
 
 
 class ActingWeights(Weights):
-    """Weights with an action on κ(x) of their own, for reconciliations without a rule in `contract`."""
+    """Weights that define their product with κ(x), for reconciliations without a rule in `contract`."""
 
     @abstractmethod
     def act(self, features: Features) -> Tensor:
@@ -354,4 +354,4 @@ class ActingWeights(Weights):
 
     @abstractmethod
     def describe(self, features: Features) -> str:
-        """Return a description of the action for people."""
+        """Return a human-readable description of the action."""

@@ -18,7 +18,7 @@ class BundledTable:
     Args:
         file: name of the file in this folder.
         target: name of the column of classes.
-        title: description of one line.
+        title: one-line description.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""A cache of arrays on disk, in a folder of the user; damaged or outdated files are recomputed."""
+"""A cache of arrays on disk, in a user folder; damaged or outdated files are recomputed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ VERSION = 1
 
 def cache_folder() -> Path:
     """Return the cache folder: `KAPSI_CACHE`, else `$XDG_CACHE_HOME/kapsi`, else `~/.cache/kapsi`."""
-    own, shared = os.environ.get("KAPSI_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own).expanduser()
+    folder, shared = os.environ.get("KAPSI_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if folder:
+        return Path(folder).expanduser()
     return (Path(shared) if shared else Path.home() / ".cache") / "kapsi"
 
 

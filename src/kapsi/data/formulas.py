@@ -280,7 +280,7 @@ def _fold(steps: Iterable[FormulaStep], apply: Callable[[FormulaStep, list[T]], 
 
 
 def _bits(step: FormulaStep, bits: list[float]) -> float:
-    """Return a bound on the bits of the numbers in sympy's result of a step, from those of the operands."""
+    """Return a bound on the bits of the numbers in sympy's result of a step, from the bounds of the operands."""
     if step.kind == "number":
         # The same for 0.001 and 1000: a power may invert the number.
         return max(1.0, abs(math.log2(abs(step.constant or 1.0))))
@@ -381,7 +381,7 @@ class _Parser:
     # grammar
 
     def _operand(self, token: _Token) -> bool:
-        """Read a token at the place of an operand; return whether an operand must follow."""
+        """Read a token at the position of an operand; return whether an operand must follow."""
         if self.pending and self.pending[-1].kind == "function" and token.text != "(":
             raise self._unexpected(f"'(' after {self.pending[-1].text}")
         if token.kind in ("number", "constant", "variable"):

@@ -285,7 +285,7 @@ def _has_columns(schema: Any, data: PublicData, where: str) -> None:
         _reject(where, f"column 'label' is of the type {schema.field('label').type}; it must hold integers")
     names = _class_names(schema)
     if names is not None and names != data.classes:
-        _reject(where, f"the classes are {list(names)[:10]}; those of {data.name} are {list(data.classes)}")
+        _reject(where, f"the classes are {list(names)[:10]}; {data.name} has {list(data.classes)}")
 
 
 def _class_names(schema: Any) -> tuple[str, ...] | None:
@@ -406,13 +406,13 @@ def _quick_and_quiet(datasets: Any, huggingface_hub: Any, *, offline: bool) -> I
 
 
 def _offline_reason() -> str | None:
-    """Return the reason not to use the hub, None if the hub may be used."""
+    """Return why the hub must not be used, or None."""
     value = os.environ.get(OFFLINE, "")
     return None if value in ("", "0") else value if " " in value else f"while {OFFLINE} is set"
 
 
 def _silence(huggingface_hub: Any, repository: str) -> str | None:
-    """Return the reason why the hub does not answer, by a single request; None if it answers."""
+    """Send one request and return why the hub does not answer, or None."""
     constants = huggingface_hub.constants
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"

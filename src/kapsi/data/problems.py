@@ -38,7 +38,7 @@ _PAPER = (
 ALIASES: Mapping[str, str] = MappingProxyType({f"F.{number}": name for number, name in enumerate(_PAPER.split())})
 
 MAX_REDRAWN = 0.5
-JUDGED = 1000  # smallest number of rows to estimate the share of non-finite values from
+JUDGED = 1000  # minimum number of rows to estimate the share of non-finite values from
 MAX_ROUNDS = 200
 MAX_ROWS = 10**9
 RANGE_END = re.compile(rf"[-+]?{NUMBER}")
@@ -221,10 +221,10 @@ class FunctionProblem:
         """Return training x and y, test x and y: the first `train` rows of `sample`, and the rest.
 
         Args:
-            rows: number of rows in all, 2,000 as in the paper.
+            rows: total number of rows; default: 2,000, as in the paper.
             train: number of training rows, 1 to rows − 1; half as in the paper.
             seed: seed, at least 0.
-            noise: normal noise as in `draw`, in the targets of both parts.
+            noise: normal noise in the targets of both parts, see `draw`.
 
         Raises:
             FormulaError: an argument is out of range.

@@ -28,7 +28,7 @@ class Refinement:
     """An expansion on a finer grid, with the old expansion as a linear map of the new: κ_old(x) = M κ_new(x).
 
     Args:
-        expansion: κ_new.
+        expansion: the new expansion κ_new.
         tensors: all tensors of κ_new.
         columns: multiplies rows `(..., D)` by M, to `(..., D′)`.
         grid: multiplies rows `(..., q)` by N, to `(..., q′)`, if M = N ⊗ I acts on the first axis of κ's grid alone;
@@ -101,7 +101,7 @@ class Expansion(Function, role="expansion"):
 
         Args:
             tensors: current values.
-            in_features: m.
+            in_features: number of inputs m.
             intervals: number of intervals of the new grid.
 
         Raises:
@@ -168,7 +168,7 @@ class KnownDerivatives(OwnDerivatives):
 
 
 def class_labels(where: str, y: Tensor | None, rows: Tensor) -> Tensor | None:
-    """Return y as class labels `(rows,)` on the device of the rows; None for other targets than whole numbers.
+    """Return y as class labels `(rows,)` on the device of the rows; None for targets other than integers.
 
     Raises:
         DataError: a label is not finite.

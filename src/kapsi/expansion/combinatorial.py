@@ -216,7 +216,7 @@ class StateCombinations(Combinations):
         if entries > MAX_MATERIALIZED:
             raise SpecError(
                 f"{type(self).__name__}: the tables would have {float(entries):.4g} entries, at most {MAX_MATERIALIZED:,} are "
-                "made; choose smaller combinations, or fewer states"
+                "allowed; choose smaller combinations, or fewer states"
             )
         return factors
 
@@ -311,7 +311,7 @@ class CombinatorialCategorical(StateCombinations, name="combinatorial_categorica
         subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes; the order within a
             tuple is the order of the axes of its table; () has a single entry. D is then their number. Overrides the order.
         states: k, number of states of each input, 1 to 100,000, or one number for all.
-        outside: treatment of invalid state indices: `nearest`: the nearest valid state; `error`: a ValueError in eager
+        outside: treatment of invalid state indices. `nearest`: the nearest valid state; `error`: a ValueError in eager
             mode, NaN in a compiled or exported model.
         learnable: train the parameter `tables`.
 

@@ -29,7 +29,7 @@ class PrincipalComponents(Expansion, name="principal_components", aliases=("pca"
     become zero.
 
     Args:
-        count: largest number of components, 1 to 1,000,000; None: all.
+        count: maximum number of components, 1 to 1,000,000; None: all.
         whiten: calibrate to components of unit variance.
         learnable: train μ and V.
 

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SMOOTHING = 1e-9
-"""Fraction of the variance of an input added to fitted variances, as in sklearn's GaussianNB."""
+"""Fraction of the variance of an input added to fitted variances, as in scikit-learn's GaussianNB."""
 
 MAX_INPUT = 1e150
 """Fits clamp inputs to this size, so that sums of squares stay finite in float64."""
@@ -56,7 +56,7 @@ class NaiveDensity(ElementWise):
 
     `kapsi.calibrate` fits by maximum likelihood. Without labels, the data of each input are divided by rank into `count`
     groups of equal size, and each setting is fitted to a group, in ascending order. With labels, y of shape `(rows,)` or
-    `(rows, 1)` of whole numbers in any type, the settings are class-major in ascending order: each class has count /
+    `(rows, 1)` of integers in any type, the settings are class-major in ascending order: each class has count /
     classes settings, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no labels.
     A constant group gets a deviation of 3·10⁻⁵ times the deviation of the input; of the widest input, if the input is
     constant; and 1 if all are constant.

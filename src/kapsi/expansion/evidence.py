@@ -26,7 +26,7 @@ class LogCountScale(ElementWise, name="log_count_scale"):
     discriminative columns least. Inputs scaled by `|r|` are as good as by r, since weights have either sign.
 
     The scales are a buffer `scale` `(m,)`, one until `kapsi.calibrate` sets them from rows with class labels; without
-    labels, with a single class, or with targets other than whole numbers they stay. Sparse inputs stay sparse.
+    labels, with a single class, or with non-integer targets they stay. Sparse inputs stay sparse.
 
     Args:
         offset: b, 0 to 10⁶. With 0 an uninformative column vanishes; with larger values all scales approach one.
@@ -67,8 +67,8 @@ class LogCountScale(ElementWise, name="log_count_scale"):
         if len(classes) < 2:
             return {}
         counts = _rows_with(x, codes, len(classes))
-        own, other = counts + self.smoothing, counts.sum(0) - counts + self.smoothing
-        ratio = (own / own.sum(1, keepdim=True)).log() - (other / other.sum(1, keepdim=True)).log()
+        inside, outside = counts + self.smoothing, counts.sum(0) - counts + self.smoothing
+        ratio = (inside / inside.sum(1, keepdim=True)).log() - (outside / outside.sum(1, keepdim=True)).log()
         scale = (self.offset + ratio.abs().mean(0)) / (self.offset + 1)
         return {"scale": scale.to(params["scale"].dtype)}
 

@@ -36,7 +36,7 @@ class CombinatorialState(StateCombinations, name="combinatorial_state"):
         subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes and in any order; () is
             a column of ones. Overrides the order.
         states: k, number of states of each input, 1 to 100,000, or one number for all.
-        outside: treatment of invalid state indices: `nearest`: the nearest valid state; `error`: a ValueError in eager
+        outside: treatment of invalid state indices. `nearest`: the nearest valid state; `error`: a ValueError in eager
             mode, NaN in a compiled or exported model.
 
     Raises:

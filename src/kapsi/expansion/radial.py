@@ -117,9 +117,9 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
         centers: G, their number for each input, 1 to 100,000.
         low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
-        placement: of centers in calibration: `uniform`: evenly over the range of the data; `quantile`: with equal fractions
+        placement: how calibration places centers. `uniform`: evenly over the range of the data; `quantile`: with equal fractions
             of the data around each, and widths from the distances to neighbors.
-        extrapolation: farther than a width beyond all centers. `formula`: as everywhere; `linear`: tangents of the bumps.
+        extrapolation: values farther than a width beyond all centers. `formula`: unchanged; `linear`: tangents of the bumps.
         learnable: train centers and widths.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".
@@ -149,9 +149,9 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
         centers: G, their number for each input, 1 to 100,000.
         low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
-        placement: of centers in calibration: `uniform`: evenly over the range of the data; `quantile`: with equal fractions
+        placement: how calibration places centers. `uniform`: evenly over the range of the data; `quantile`: with equal fractions
             of the data around each, and widths from the distances to neighbors.
-        extrapolation: farther than a width beyond all centers. `formula`: as everywhere; `linear`: tangents of the bumps.
+        extrapolation: values farther than a width beyond all centers. `formula`: unchanged; `linear`: tangents of the bumps.
         learnable: train centers and widths.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".

@@ -24,7 +24,7 @@ class UniformBasis(OwnDerivatives):
         rate: intervals per unit of x, in the shape of `low`.
         intervals: number of intervals.
         degree: degree of the splines.
-        outside: behavior beyond the range: `linear`, `clamp` or `zero`.
+        outside: behavior beyond the range, `linear`, `clamp` or `zero`.
         before: number of the intervals below the lower end.
 
     Returns:

@@ -41,7 +41,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
     Args:
         leaves: D, of all trees together, at least as many as trees, to 10,000,000.
         trees: number of trees, 1 to 1,000,000.
-        depth: largest number of splits on a path, at least the depth of balanced trees, to 1,000.
+        depth: maximum number of splits on a path, at least the depth of balanced trees, to 1,000.
         single: round inputs to float32 before comparisons, as scikit-learn's trees do.
         missing: treat NaN as missing and send it to a branch given by `missing_left`; False: a NaN spoils its row.
 

@@ -197,8 +197,8 @@ class ConcatenatedFeatures(Features):
     def moments(self) -> tuple[Tensor, Tensor]:
         shares = [size / self.columns for size in self.sizes]
         moments = [part.moments() for part in self.parts]
-        mean = add(share * own for share, (own, _) in zip(shares, moments, strict=True))
-        within_and_between = (variance + (own - mean).square() for own, variance in moments)
+        mean = add(share * part_mean for share, (part_mean, _) in zip(shares, moments, strict=True))
+        within_and_between = (variance + (part_mean - mean).square() for part_mean, variance in moments)
         return mean, add(share * part for share, part in zip(shares, within_and_between, strict=True))
 
     def materialize(self) -> Features:

@@ -117,8 +117,8 @@ class _PairProduct(OwnDerivatives):
                 torch.mm(upstream, block.mT, out=grad_matrix[:, columns])
             if grad_x is not None:
                 grad_block = rows[:, columns].mT @ upstream
-                own = slice(first, first + len(squares))
-                grad_x[own].addcmul_(grad_block[squares], inputs[own], value=2)
+                block_rows = slice(first, first + len(squares))
+                grad_x[block_rows].addcmul_(grad_block[squares], inputs[block_rows], value=2)
                 grad_block[squares] = 0
                 for two, rest, part in _products(first, grad_block, m):
                     grad_x[two] += (part * doubled[rest]).sum(1)

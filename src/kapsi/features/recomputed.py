@@ -26,7 +26,7 @@ class RecomputedFeatures(Features):
         make: κ, a function of x and the tensors.
         x: the inputs.
         tensors: further arguments of κ, without gradients.
-        width: D.
+        width: number of columns D.
     """
 
     make: Callable[..., Tensor]

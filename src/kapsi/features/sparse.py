@@ -150,7 +150,7 @@ class SparseFeatures(Features):
         starts: index of the first entry of each row, and the number of entries, `(rows + 1)`, int64.
         indices: the column of each entry, `(entries)`, int64, distinct within a row.
         values: the entries, row by row, `(entries)`.
-        width: D.
+        width: number of columns D.
 
     Example:
         >>> x = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]]).to_sparse_csr()

@@ -137,9 +137,9 @@ class Head(nn.Module):
             function: Any = spec.expansion
             advice = "Identity and Taylor do, and Extended and Nested made of these; use x.to_dense()"
         elif spec.before or len(spec.after) > self._fold:
-            step, place = (spec.before[0], "before") if spec.before else (spec.after[self._fold], "after")
+            step, option = (spec.before[0], "before") if spec.before else (spec.after[self._fold], "after")
             function, but = (
-                f"{step} in `{place}`",
+                f"{step} in `{option}`",
                 "" if spec.before else " other than a layer norm without affine part",
             )
             advice = f"use x.to_dense(), or a head without processing there{but}"
@@ -170,7 +170,7 @@ class Head(nn.Module):
             x: inputs, `(..., m)`; with κ of `Identity` and `Taylor` also a `torch.sparse_csr` tensor `(rows, m)` without a
                 gradient; neither x nor κ(x) is made dense.
             features: κ(x), if known already.
-            route: `"dense"` or `"structured"` as in `kapsi.contract`, for comparisons.
+            route: `"dense"` or `"structured"`, for comparisons; see `kapsi.contract`.
         """
         y = contract_sum(self.expand(x) if features is None else features, self.weights(), self.bias, route=route)
         return y + self.remainder(x) if self._has_remainder else y
@@ -223,7 +223,7 @@ class Head(nn.Module):
         return output_rms(self.spec.expansion, measured.expand(x), weights)
 
     def _checked_weights(self, psi: Store) -> Weights:
-        """Return ψ(w), called and checked as the function of a user."""
+        """Call ψ as a user function and return ψ(w), checked."""
         where = f"Head({self.in_features} → {self.out_features}): {type(self.spec.reconciliation).__name__}"
         weights = attempt(where, self.spec.reconciliation, psi, self.out_features, self.factors)
         shape = (self.out_features, self.factors[0] * self.factors[1])
@@ -274,7 +274,7 @@ class Head(nn.Module):
                 raise
 
     def validate(self) -> None:
-        """Raise a `SpecError` if the values of tensors, such as those of a file, are not allowed."""
+        """Raise a `SpecError` if values of tensors, for example from a file, are not allowed."""
         self.spec.expansion.validate(self.store("expansion"))
         self.spec.reconciliation.validate(self.psi)
         self.spec.remainder.validate(self.pi)
@@ -288,7 +288,7 @@ class Head(nn.Module):
 
 
 def _declared(function: Function, *sizes: Any) -> Params:
-    """Return the parameters declared by a function, called and checked as the function of a user."""
+    """Call a user function that declares parameters, and return them, checked."""
     where = f"{type(function).__name__}.params"
     params = attempt(where, cast(Any, function).params, *sizes)
     try:
@@ -301,7 +301,7 @@ def _declared(function: Function, *sizes: Any) -> Params:
 def check_trained(
     spec: HeadSpec, psi: Params, pi: Params, out_features: int, factors: tuple[int, int], dtype: torch.dtype | None
 ) -> None:
-    """Raise a `SpecError` if ψ or π declares more numbers than can be trained."""
+    """Raise a `SpecError` if ψ or π declares more parameters than can be trained."""
     size = (dtype or torch.get_default_dtype()).itemsize
     for function, params, channels in ((spec.reconciliation, psi, spec.channels), (spec.remainder, pi, 1)):
         declared = [param for _, param in flatten(params)]
@@ -380,9 +380,9 @@ def check_layout(where: str, x: Tensor, in_features: int, sparse: bool) -> None:
 
 def check_width(where: str, name: str, value: Any) -> int:
     """Return a number of features, after a check."""
-    place = f"{where}({name}={value!r})"
+    argument = f"{where}({name}={value!r})"
     wanted = f"an integer of at least 1, at most {MAX_TENSOR:,}"
-    return check_integer(place, value, 1, MAX_TENSOR, wanted=wanted)
+    return check_integer(argument, value, 1, MAX_TENSOR, wanted=wanted)
 
 
 def check_dtype(where: str, dtype: Any) -> None:

@@ -30,8 +30,8 @@ class Layer(nn.Module):
     Heads with equal κ share the tensors and the evaluation of κ, except if κ or its processing is trained or random.
 
     Args:
-        in_features: m.
-        out_features: n.
+        in_features: number of inputs m.
+        out_features: number of outputs n.
         spec: heads, fusion and processing.
         seed, device, dtype: see `Head`.
     """
@@ -114,7 +114,7 @@ class Layer(nn.Module):
         Args:
             x: inputs, `(..., m)`.
             features: result of `fixed_features(x)`.
-            route: as in `Head.forward`; with a route heads are not fused.
+            route: see `Head.forward`; with a route heads are not fused.
         """
         if len(self._owners) == 1 and self._is_sum():
             for head in self.heads:
@@ -245,7 +245,7 @@ def _has_hooks(head: Head) -> bool:
 
 
 def _can_share(head: Head) -> bool:
-    """Return whether other heads may use κ of a head: nothing in κ is trained or random."""
+    """Return whether other heads may use κ of a head: no part of κ is trained or random."""
     steps = (*head.spec.before, *head.spec.after)
     trained = (
         head.kappa.trainable()

@@ -85,7 +85,7 @@ class Model(nn.Module):
         Args:
             x: inputs, `(..., m)`.
             features: κ(x) of the first layer, if known, from `Layer.fixed_features`.
-            route: as in `Head.forward`, for all heads: `model(x, route="dense")` computes without structure.
+            route: the route of all heads, see `Head.forward`; `model(x, route="dense")` computes without structure.
         """
         for layer in self.layers:
             x = layer(x) if features is None and route is None else layer(x, features, route=route)
@@ -99,10 +99,10 @@ class Model(nn.Module):
                 yield name, module
 
     def freeze(self, *patterns: str, frozen: bool = True) -> list[str]:
-        """Freeze parameters, or with `frozen=False` train them again; saved with the model.
+        """Freeze parameters, or with `frozen=False` unfreeze them; saved with the model.
 
         Args:
-            *patterns: names of parameters or modules, as in `named_parameters()`, with `*` for any text:
+            *patterns: names of parameters or modules from `named_parameters()`, with `*` for any text:
                 `"layers.0"`, `"*.psi"`, `"layers.*.bias"`.
             frozen: False to train again.
 
@@ -129,7 +129,7 @@ class Model(nn.Module):
         return matched
 
     def summary(self) -> str:
-        """Return a table for people: a line per head, and totals."""
+        """Return a human-readable table: one line per head, and totals."""
         rows: list[tuple[str, ...]] = [
             ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
         ]
@@ -160,12 +160,12 @@ class ExpansionModule(nn.Module):
     """An expansion as a module, x → κ(x), for `nn.Sequential` and other torch models.
 
     Args:
-        in_features: m, at least 1.
-        expansion: κ, materialized.
+        in_features: number of inputs m, at least 1.
+        expansion: the expansion κ.
         seed, device, dtype: see `Head`.
 
     Attributes:
-        out_features: D.
+        out_features: number of columns D of κ(x).
         kappa: the store of the tensors of κ; `kapsi.calibrate` sets the tensors from data.
 
     Raises:

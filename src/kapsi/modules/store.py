@@ -142,15 +142,15 @@ class Store(nn.Module):
         for name, value in values.items():
             if name not in self._declared:
                 raise SpecError(f"{where}: {unknown('tensor', name, self._declared)}")
-            target, place = self[name], f"{where}.{name}"
+            target, path = self[name], f"{where}.{name}"
             if isinstance(target, Store) and isinstance(value, Mapping):
-                pairs += target.matched(value, place)
+                pairs += target.matched(value, path)
                 continue
             tensor, problem = None, f"expected a mapping of tensors, got {type(value).__name__}"
             if isinstance(target, Tensor):
                 tensor, problem = self._as_tensor(target, value)
             if tensor is None or problem:
-                raise SpecError(f"{place}: {problem}")
+                raise SpecError(f"{path}: {problem}")
             pairs.append((target, tensor))
         return pairs
 
@@ -183,5 +183,5 @@ class Store(nn.Module):
         raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")
 
     def extra_repr(self) -> str:
-        own = [(name, p) for name, p in self._declared.items() if isinstance(p, Param)]
-        return ", ".join(f"{name}{'' if p.trainable else ' (buffer)'}: {tuple(self[name].shape)}" for name, p in own)
+        params = [(name, p) for name, p in self._declared.items() if isinstance(p, Param)]
+        return ", ".join(f"{name}{'' if p.trainable else ' (buffer)'}: {tuple(self[name].shape)}" for name, p in params)

@@ -73,7 +73,7 @@ class Reconciliation(Function, role="reconciliation"):
 
         Args:
             tensors: current values, with or without a leading channel axis.
-            out_features: n.
+            out_features: number of outputs n.
             factors: current grid (q, t) of κ.
             change: the new basis.
 

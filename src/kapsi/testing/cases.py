@@ -91,14 +91,14 @@ def layer_with(*functions: Function) -> LayerSpec:
     return LayerSpec(tuple(heads))
 
 
-def model_with(*functions: Function, seed: int = 0, dtype: torch.dtype | None = torch.float64, **place: Any) -> Model:
+def model_with(*functions: Function, seed: int = 0, dtype: torch.dtype | None = torch.float64, **options: Any) -> Model:
     """Return a small model around functions of one role, in evaluation mode, with 3 inputs and 4 outputs.
 
     Args:
         *functions: see `layer_with`; a function with as many outputs as inputs gets 4 of both.
         seed: seed of the initial values.
         dtype: type of the tensors.
-        **place: `device="meta"` for a model without values.
+        **options: further arguments of `Model`; `device="meta"` for a model without values.
     """
     layer = layer_with(*functions)
     # Some functions need as many outputs as inputs, an eye as many outputs as columns.
@@ -106,11 +106,11 @@ def model_with(*functions: Function, seed: int = 0, dtype: torch.dtype | None = 
     choices = [((3, 4), layer), ((4, 4), layer)] + [((4, 4), plain)] * (functions[0].role == "reconciliation")
     for widths, chosen in choices[:-1]:
         try:
-            return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **place).eval()
+            return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **options).eval()
         except SpecError:
             continue
     widths, chosen = choices[-1]
-    return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **place).eval()
+    return Model(ModelSpec(widths, (chosen,)), seed=seed, dtype=dtype, **options).eval()
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -92,7 +92,7 @@ def row_independence(function: Function) -> None:
 
 @law("function")
 def not_a_number(function: Function) -> None:
-    """A NaN in the input spoils its own row and no other."""
+    """A NaN in the input affects only its row."""
     model = perturbed_model(function)
     x = inputs(5, model.in_features)
     expected = model(x)
@@ -153,12 +153,12 @@ def meta_device(function: Function) -> None:
 
 @law("function")
 def same_seed(function: Function) -> None:
-    """The same seed gives the same model and leaves torch's global generator alone, the default without a seed."""
+    """Equal seeds give equal models and leave torch's global generator unchanged; it is the default without a seed."""
     state = torch.get_rng_state()
     first, second, other = (model_with(function, seed=seed) for seed in (0, 0, 1))
-    require(torch.equal(state, torch.get_rng_state()), "torch's global generator moved in spite of a seed")
+    require(torch.equal(state, torch.get_rng_state()), "a build with a seed changed torch's global generator")
     for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        assert_equal(a, b, f"{name} of two models of one seed")
+        assert_equal(a, b, f"{name} of two models with equal seeds")
     drawn = [name for name, a in first.state_dict().items() if not torch.equal(a, other.state_dict()[name])]
     require(bool(drawn) or not any(True for _ in first.parameters()), "two seeds give the same model")
 

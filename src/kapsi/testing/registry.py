@@ -19,11 +19,11 @@ EVERY_ROLE = "every role"
 
 @dataclass(frozen=True)
 class Law:
-    """One law: a plain function that raises for a case in violation.
+    """One law: a plain function that raises if a case violates it.
 
     Args:
         name: used in messages and tests.
-        over: kind of a case: one `function`, all examples of a `class`, or a `pair` of an expansion and a reconciliation.
+        over: extent of a case, one `function`, all examples of a `class`, or a `pair` of an expansion and a reconciliation.
         roles: the roles concerned.
         rule: the law itself.
     """

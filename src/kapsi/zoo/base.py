@@ -111,7 +111,7 @@ def check_estimator(estimator: Any, classes: Iterable[type], where: str, hint: s
 
 
 def forbid(where: str, *problems: tuple[bool, str], error: type[KapsiError] = SpecError) -> None:
-    """Raise an error with the text of the first present problem."""
+    """Raise an error with the message of the first problem present."""
     for present, text in problems:
         if present:
             raise error(f"{where}: {text}")

@@ -48,7 +48,7 @@ def integers(values: Any) -> tuple[int, ...] | None:
 
 
 def check_numbers(where: str, wanted: str, values: Any, count: int) -> list[int]:
-    """Return distinct numbers from 0 to count − 1.
+    """Return distinct indices from 0 to count − 1.
 
     Args:
         where: prefix of error messages.
@@ -63,7 +63,7 @@ def check_numbers(where: str, wanted: str, values: Any, count: int) -> list[int]
 
 
 def check_label(where: str, label: Any, nodes: int) -> int | None:
-    """Return the number of the label node, or None."""
+    """Return the index of the label node, or None."""
     if label is None:
         return None
     return check_numbers(where, "the label as the number of a node", [label], nodes)[0]
@@ -138,7 +138,7 @@ def check_codes(
 
 
 def joint_states(codes: Tensor, nodes: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Return the number of the joint state of some nodes for each row; the last node varies fastest."""
+    """Return the index of the joint state of some nodes for each row; the last node varies fastest."""
     number = torch.zeros(len(codes), dtype=torch.int64)
     for i in nodes:
         number = number * sizes[i] + codes[:, i]
@@ -297,7 +297,7 @@ def log_sums(
 
 
 def _observed(subset: Sequence[Any], table: Tensor, pattern: Sequence[bool], codes: Tensor) -> LogFactor:
-    """Return a factor at the observed states of the rows: of the rows and the missing inputs."""
+    """Select the observed states of each row in a factor; its axes are the rows and the missing inputs."""
     seen = [axis for axis, i in enumerate(subset) if not pattern[i]]
     free = [axis for axis, i in enumerate(subset) if pattern[i]]
     names = tuple(subset[axis] for axis in free)

@@ -46,7 +46,7 @@ class ParityRow(NamedTuple):
 
 
 def run(seed: int = 0, only: str | None = None) -> list[ParityRow]:
-    """Run the parity cases and return a row each, sorted by family.
+    """Run the parity cases and return one row per case, sorted by family.
 
     Errors and missing libraries are reported in their rows; the other cases still run.
 

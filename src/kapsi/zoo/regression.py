@@ -121,7 +121,7 @@ def factorization_machine(bias: float, linear: Any, factors: Any) -> Model:
     `model.freeze("layers.0.heads.1.psi")` fixes the diagonal together with the linear part.
 
     Args:
-        bias: b.
+        bias: the intercept b.
         linear: w, `(m,)`.
         factors: v, `(m, rank)`.
 
@@ -333,7 +333,7 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
         x: inputs, `(rows, m)`.
         y: class labels `(rows,)`, from 0.
         c: C, above 0.
-        epochs: largest number of steps.
+        epochs: maximum number of steps.
 
     Returns:
         The model.

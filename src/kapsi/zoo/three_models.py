@@ -175,7 +175,7 @@ def _iris() -> tuple[Tensor, Tensor]:
 
 
 def _edges(x: Tensor) -> Tensor:
-    """Return the inner edges of bins with about equally many rows, `(4, bins − 1)`."""
+    """Return the inner edges of bins with nearly equal numbers of rows, `(4, bins − 1)`."""
     return torch.quantile(x, torch.arange(1, BINS, dtype=torch.float64) / BINS, dim=0).T.contiguous()
 
 

@@ -48,7 +48,7 @@ def spec(
         outputs: n, at least 1.
         leaves: total number of leaves, at least `trees`.
         trees: number of trees.
-        depth: largest number of splits on a path.
+        depth: maximum number of splits on a path.
         single: round inputs to float32 before comparisons, as scikit-learn's trees except histogram-based boosting.
         missing: treat NaN as missing, with a direction at each split.
         constant: add a constant c, the initial score of boosting.
@@ -263,7 +263,7 @@ def _model_of_trees(
 
 
 def _round_down(threshold: Tensor) -> Tensor:
-    """Return the largest float32 numbers not above: x ≤ θ is equivalent for float32 x, in models of both dtypes."""
+    """Round down to float32: x ≤ θ is equivalent for float32 x, in models of both dtypes."""
     near = threshold.float()
     below = torch.nextafter(near, torch.full_like(near, -torch.inf))
     return torch.where(near.double() > threshold, below, near).double()

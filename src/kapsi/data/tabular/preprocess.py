@@ -172,7 +172,7 @@ class Preprocessing:
         """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
 
         Raises:
-            TableError: as `check`.
+            TableError: see `check`.
         """
         features, _ = self.check(features if rows is None else features.take(rows))
         parts = [column.transform(features.columns[column.name]) for column in self.columns]

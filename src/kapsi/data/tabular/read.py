@@ -115,7 +115,7 @@ def _header_width(text: str, delimiter: str) -> int:
 
 
 def _ragged(text: str, delimiter: str, width: int) -> str:
-    """Return a message on the first row whose number of fields differs from the header, empty without one."""
+    """Return a message about the first row whose number of fields differs from the header, or an empty string."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     line = 1
     try:

@@ -25,12 +25,12 @@ NUMBER = r"^[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity
 
 
 def table_error(where: str, text: str) -> TableError:
-    """Return an error of one line; names of files and messages of libraries may hold line breaks."""
+    """Return a one-line error; file names and messages of libraries may contain line breaks."""
     return TableError(" ".join(f"{where}: {text}".splitlines()))
 
 
 def reject(where: str, text: str) -> NoReturn:
-    """Raise a `TableError` of one line."""
+    """Raise a one-line `TableError`."""
     raise table_error(where, text)
 
 
@@ -76,7 +76,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Typed columns of a file, all of one length.
+    """Typed columns of a file, all of equal length.
 
     Args:
         name: name of the file, for messages.
@@ -104,7 +104,7 @@ class Table:
         return Table(self.name, {n: Column(self.columns[n].kind, self.columns[n].values[rows]) for n in names})
 
     def require(self, name: str, role: str) -> None:
-        """Reject a name without a column; `role` begins the message."""
+        """Reject a name without a column; the message starts with `role`."""
         if name not in self.columns:
             near = nearest(name, self.columns)
             hint = f" (nearest: {listed(near)})" if near else ""

@@ -23,7 +23,7 @@ def write_table(path: str | Path, columns: Columns) -> None:
 
     Args:
         path: file to write, in an existing folder.
-        columns: values by column name, all of one length; None and NaN are missing.
+        columns: values by column name, all of equal length; None and NaN are missing.
 
     Raises:
         TableError: folder, suffix or columns do not fit.
@@ -44,7 +44,7 @@ def csv_text(columns: Columns) -> str:
     """Return the text of the CSV file that `write_table` writes.
 
     Args:
-        columns: values by column name, all of one length; None and NaN are missing.
+        columns: values by column name, all of equal length; None and NaN are missing.
 
     Raises:
         TableError: the columns do not fit.

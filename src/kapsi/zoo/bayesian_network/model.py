@@ -58,7 +58,7 @@ def spec(
         states: number of states of each node; None for a linear Gaussian network.
         label: the predicted node; the inputs are all other nodes in order.
         conditional: nodes with tables of conditional probabilities, or True for all nodes.
-        outside: treatment of inputs other than state indices, as in `CombinatorialCategorical`.
+        outside: treatment of inputs other than state indices, see `CombinatorialCategorical`.
 
     Raises:
         SpecError: a cycle, invalid numbers, or a table of more than 16.7 million entries.

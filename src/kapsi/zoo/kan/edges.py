@@ -87,7 +87,7 @@ def edge_functions(model: Model, x: Tensor) -> list[Edges]:
 
 
 def checked_rows(model: Any, x: Any, where: str, least: int = 1) -> Tensor:
-    """Return input rows, at least `least`, in the type and on the device of a model."""
+    """Return at least `least` input rows in the type and on the device of a model."""
     if not isinstance(model, Model):
         raise SpecError(f"{where}: expected a kapsi Model, got {type(model).__name__}")
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:

@@ -32,7 +32,7 @@ def update_grid(model: Model, x: Tensor) -> Model:
     representable on both grids are kept exactly.
 
     Args:
-        model: as in `kapsi.calibrate`; only heads with a `BSpline` as κ change. ψ must be dense, of low rank, a Kronecker kind
+        model: see `kapsi.calibrate`; only heads with a `BSpline` as κ change. ψ must be dense, of low rank, a Kronecker kind
             supported by `kapsi.refine`, or masked by whole edges.
         x: inputs, `(rows, m)`.
 

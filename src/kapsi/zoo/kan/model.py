@@ -29,7 +29,7 @@ def spec(
 
     Args:
         widths: numbers of nodes, from the inputs to the outputs.
-        intervals, degree, low, high, knots, extrapolation: options of the splines, as in `BSpline`. `extended` is the formula of
+        intervals, degree, low, high, knots, extrapolation: options of the splines, see `BSpline`. `extended` is the formula of
             the KAN paper: splines end at their knots; only the base function continues.
         base: σ, the name of an activation; None: no remainder.
         bias: add a bias to each node.

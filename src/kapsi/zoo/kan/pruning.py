@@ -32,11 +32,11 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
     and outputs stay.
 
     Args:
-        model: splines and identity expansions with a dense or masked ψ, further as in `edge_functions`; not changed.
+        model: splines and identity expansions with a dense or masked ψ, see also `edge_functions`; not changed.
         x: inputs, at least two rows.
         edges: largest score in `attribution` of removed edges, at least 0.
         nodes: largest score of removed hidden nodes, at least 0.
-        fixed: keep removed edges at zero in training: a pruned layer gets masked ψ, and its linear remainder becomes a separate
+        fixed: keep removed edges at zero in training; a pruned layer gets masked ψ, and its linear remainder becomes a separate
             head with κ = identity after the activation. False: dense ψ with zeros, as required by `kapsi.refine`.
 
     Returns:

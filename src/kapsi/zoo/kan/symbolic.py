@@ -33,9 +33,9 @@ class _EdgeFunction:
 
     Attributes:
         text: template of the formula, with {} for the argument.
-        complexity: each unit must reduce the unexplained variance to a quarter.
-        value: f.
-        slope: f′.
+        complexity: cost in units; each unit must reduce the unexplained variance to a quarter.
+        value: the function f.
+        slope: the derivative f′.
         search: starting points.
         domain: allowed arguments.
         power: p of a function with f(s z) = s^p f(z) for s > 0; a is 1 or −1 then.

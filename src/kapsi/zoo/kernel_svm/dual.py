@@ -33,7 +33,7 @@ MAX_BLOCK = 2**21
 """Elements of the largest block of the kernel besides the cache: a few arrays of 16 MiB in float64."""
 
 FLAT = 1e-12
-"""Curvature in place of zero or negative curvature, as of equal rows or indefinite kernels."""
+"""Replaces zero or negative curvature, which equal rows and indefinite kernels cause."""
 
 INNER = 0.1
 """Violation of a working set, relative to the whole problem, that ends its steps."""
@@ -53,9 +53,9 @@ class DualOptions(Spec):
     """Options of the dual solver.
 
     Args:
-        kernel, gamma, degree, coef0: kernel, as in `kapsi.KernelMap`; γ is a number.
+        kernel, gamma, degree, coef0: the kernel, see `kapsi.KernelMap`; γ is a number.
         tolerance: largest violation of the optimality conditions, in units of outputs.
-        iterations: largest number of steps of two coefficients; None: ten million, or 100 a variable if larger.
+        iterations: maximum number of steps of two coefficients; None: ten million, or 100 per variable if larger.
         cache: memory of cached kernel rows, in MiB; at least 4 rows are cached.
     """
 
@@ -68,7 +68,7 @@ class DualOptions(Spec):
     cache: float = option(200.0, minimum=1e-9, maximum=2**24)
 
     def similarity(self, x: Tensor, z: Tensor) -> Numbers:
-        """Return the kernel of rows with each other, `(len(x), len(z))`."""
+        """Return the kernel matrix of x and z, `(len(x), len(z))`."""
         gamma = torch.tensor(self.gamma, dtype=torch.float64)
         values: Numbers = similarity(self.kernel, x, z, gamma, self.degree, self.coef0).numpy()
         return values
@@ -96,7 +96,7 @@ class DualSolution:
 
     Attributes:
         coefficients: β of each row, `(rows,)`.
-        bias: b.
+        bias: the intercept b.
         objective: minimized objective of the dual.
         iterations: steps of two coefficients.
         violation: violation of the optimality conditions.
@@ -156,12 +156,12 @@ class _KernelRows:
         self.clock = 0
 
     def block(self, rows: NDArray[np.int64]) -> Numbers:
-        """Return the kernel of rows with each other."""
+        """Return the kernel matrix of some rows."""
         picked = self.x[torch.from_numpy(rows)]
         return self.options.similarity(picked, picked)
 
     def product(self, rows: NDArray[np.int64], weights: NDArray[Any]) -> Numbers:
-        """Return Σ weights_r K_r over different rows r, `(all rows,)`."""
+        """Return Σ weights_r K_r over distinct rows r, `(all rows,)`."""
         self.clock += 1
         total = np.zeros(len(self.x))
         step = max(1, MAX_BLOCK // len(self.x))
@@ -331,7 +331,7 @@ def _minimize(
         block: kernel matrix of the variables, `(size, size)`.
         beta, score, low, high: coefficients, F and bounds.
         tolerance: violation that ends the steps.
-        limit: largest number of steps.
+        limit: maximum number of steps.
     """
     beta = beta.copy()
     up, down = _candidates(beta, score, low, high)

@@ -71,7 +71,7 @@ def spec(
 
     Args:
         kernel: `linear` ⟨x, z⟩, `polynomial` (γ⟨x, z⟩ + c₀)^d, `rbf` exp(−γ‖x − z‖²), `sigmoid` tanh(γ⟨x, z⟩ + c₀).
-        in_features: m.
+        in_features: number of inputs m.
         classes: number of classes; 1 for regression.
         features: feature map; None: `explicit` for linear and polynomial kernels, else `centers`.
         count: number of centers, landmarks or frequencies.

@@ -66,7 +66,7 @@ def fit_dual(
         gamma: γ: a number above 0, `scale` for 1/(m · variance of x) or `auto` for 1/m.
         degree, coef0: d and c₀.
         epsilon: ε of regression, in units of y, at least 0; None: 0.1.
-        class_weight: weights of the classes, by number or in order; `balanced`: rows/(n · rows of the class).
+        class_weight: weights of the classes, by label or in order; `balanced`: rows/(n · rows of the class).
         sample_weight: weights of the rows, at least 0.
         tolerance, iterations, cache: see `DualOptions`.
         on_step: callback after each working set.
@@ -137,13 +137,13 @@ def fit_primal(
         x: inputs, `(rows, m)`, finite.
         y: class labels 0 to n − 1, each with rows.
         model: a `spec(kernel, m, n, decision="classes")`; ‖W‖ is the norm in the space of the kernel for all maps except `centers`.
-        C, class_weight, sample_weight: as in `fit_dual`.
+        C, class_weight, sample_weight: see `fit_dual`.
         loss: `hinge` or `squared_hinge`.
-        epochs: largest number of epochs; None: 200 of five steps each for the squared hinge, 2,000 of one step for the plain hinge.
+        epochs: maximum number of epochs; None: 200 of five steps each for the squared hinge, 2,000 of one step for the plain hinge.
         seed: seed of the initial values, and of the frequencies of `RandomFourier`.
 
     Raises:
-        SpecError: options out of range, or a model of other widths.
+        SpecError: options out of range, or a model with other widths.
         DataError: data of another shape, or not finite.
 
     Example:

@@ -151,7 +151,7 @@ def fit_gaussian(
         cliques: sets of nodes, covering all nodes.
         sample_weight: weights of the rows, `(rows,)`; default: ones.
         tolerance: largest difference of correlations in a clique at convergence.
-        steps: most rounds over all cliques.
+        steps: maximum number of rounds over all cliques.
 
     Raises:
         DataError: a constant input, or a clique of collinear nodes, for instance with as many nodes as rows.

@@ -58,7 +58,7 @@ def spec(
         nodes: number of nodes, for `exponential` and `gaussian`.
         label: the predicted node, for `counts`; the inputs are all other nodes in order.
         constant: add a column of ones to κ, with −log Z as a possible entry of ψ.
-        outside: treatment of inputs other than state indices, as in `CombinatorialState`.
+        outside: treatment of inputs other than state indices, see `CombinatorialState`.
 
     Raises:
         SpecError: invalid numbers, a node in no clique, or tables of more than 16.7 million entries.

@@ -163,7 +163,7 @@ class GaussianStatistics:
 
     @classmethod
     def none(cls, inputs: int, classes: int, smoothing: float = SMOOTHING) -> GaussianStatistics:
-        """Return the statistics of no rows."""
+        """Return zero-initialized statistics."""
         shape = _shape("GaussianStatistics", inputs, classes)
         check_number("GaussianStatistics: smoothing", smoothing, 0, 1)
         zeros = torch.zeros(shape, dtype=torch.float64)
@@ -227,7 +227,7 @@ class CountStatistics:
     def none(
         cls, inputs: int, classes: int, kind: Literal["multinomial", "bernoulli"], threshold: float | None = 0.0
     ) -> CountStatistics:
-        """Return the statistics of no rows."""
+        """Return zero-initialized statistics."""
         shape = _shape("CountStatistics", inputs, classes)
         check_choice("CountStatistics: kind", kind, ("multinomial", "bernoulli"))
         if threshold is not None:
