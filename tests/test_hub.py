@@ -192,7 +192,7 @@ def replaced(**options):
             replaced(labels=["0", "1", "0", "1"], label=pa.string()),
             "column 'label' is of the type string; it must hold integers",
         ),
-        (replaced(metadata=NAMES), r"the classes are \['pos', 'neg'\]; those of imdb are \['neg', 'pos'\]"),
+        (replaced(metadata=NAMES), r"the classes are \['pos', 'neg'\]; imdb has \['neg', 'pos'\]"),
         (replaced(texts=["a", None, "b", None]), "2 values of 'text' are missing, the first in row 2"),
         (replaced(labels=[0, 1, 0, None]), "1 values of 'label' are missing, the first in row 4"),
         (replaced(labels=[0, 1, 2, 0]), "label 2 in row 3; labels are 0 to 1$"),

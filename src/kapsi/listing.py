@@ -258,7 +258,7 @@ class Entry:
 
     @cached_property
     def example_size(self) -> int | None:
-        """Return D or l for the example of `sizes`; None if the example does not fit."""
+        """Return D or l for the example of `sizes`; None if the function does not accept the example."""
         function = self.function
         try:
             if isinstance(function, Expansion):

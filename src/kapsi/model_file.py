@@ -99,7 +99,7 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
         device: device of the tensors; default: the CPU.
 
     Raises:
-        SpecError: not a model file, damaged, of a newer version, or with tensors that do not fit the specification.
+        SpecError: not a model file, damaged, of a newer version, or with tensors that do not match the specification.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -360,7 +360,7 @@ def load_spec(path: str | Path) -> ModelSpec:
     """Return the model specification of a YAML or JSON file (JSON is YAML).
 
     Raises:
-        SpecError: the file cannot be read, or the content does not fit; the message names the path.
+        SpecError: the file cannot be read, or its content is invalid; the message names the path.
     """
     spec: ModelSpec = from_dict(parse_yaml(read_text(path, "specification"), str(path)), ModelSpec, str(path))
     return spec

@@ -229,7 +229,7 @@ def parse(text: str, variables: Iterable[str]) -> Formula:
         variables: allowed names; a variable may be named pi, but not like a function.
 
     Raises:
-        FormulaError: the text or a name does not fit; the message names the column.
+        FormulaError: the formula or a name is invalid; the message names the column.
 
     Example:
         >>> parse("2*E_n/I", ["E_n", "I"]).evaluate([[3.0, 2.0]])

@@ -104,7 +104,7 @@ class FunctionProblem:
         output: name of the value in the source.
 
     Raises:
-        FormulaError: the formula or a variable does not fit.
+        FormulaError: the formula or a variable is invalid.
 
     Example:
         >>> problem = FunctionProblem("mine", "x*sin(y)", (Variable("x", 0, 1), Variable("y", -1, 1)))
@@ -325,7 +325,7 @@ def problem_from(formula: str, variables: Sequence[str], name: str = "f") -> Fun
     """Return the problem of a user-defined formula with variables `name:low:high`.
 
     Raises:
-        FormulaError: the formula or a variable does not fit.
+        FormulaError: the formula or a variable is invalid.
 
     Example:
         >>> problem_from("x+y", ["x:0:1", "y:-1:1"]).inputs

@@ -67,7 +67,7 @@ class TextData:
                 transformed.
 
         Raises:
-            DataError: no words are left, or an option does not fit.
+            DataError: no words are left, or an option is invalid.
         """
         from importlib.metadata import version
 
@@ -126,7 +126,7 @@ class TextData:
             if rows is not None:
                 train = vectorizer.transform(itertools.islice(texts, len(again)))
             test = vectorizer.transform(texts)
-        except (ValueError, TypeError) as error:  # no words are left, or an option does not fit
+        except (ValueError, TypeError) as error:  # no words are left, or an option is invalid
             raise DataError(
                 f"{self.name}: no TF-IDF columns ({one_line(error)}); change ngrams, min_df or max_df"
             ) from None

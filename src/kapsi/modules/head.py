@@ -128,7 +128,7 @@ class Head(nn.Module):
         return DenseFeatures((self.after[1:] if self._fold else self.after)(values))
 
     def check_inputs(self, x: Tensor) -> None:
-        """Raise a `DataError` if inputs do not fit the head, before anything is computed."""
+        """Raise a `DataError` if inputs do not match the head, before any computation."""
         check_tensor("Head", x, self.in_features, sparse=True)
         if x.layout == torch.strided:
             return

@@ -32,7 +32,7 @@ class Model(nn.Module):
         device, dtype: where and in which type to create the tensors.
 
     Raises:
-        SpecError: a part does not fit; the message names the part.
+        SpecError: a part is invalid; the message names it.
 
     Example:
         >>> import torch, kapsi as kp

@@ -126,7 +126,7 @@ class Store(nn.Module):
                 self[name].reset(generator)
 
     def assign(self, values: Mapping[str, Any], where: str = "Store") -> None:
-        """Set some tensors, in place: all of them, or none if a name or a shape does not fit.
+        """Set some tensors in place; an invalid name or shape leaves all unchanged.
 
         Args:
             values: new values by name, tensors or arguments of `torch.as_tensor`; mappings for nested functions.
@@ -155,7 +155,7 @@ class Store(nn.Module):
         return pairs
 
     def _as_tensor(self, target: Tensor, value: Any) -> tuple[Tensor | None, str]:
-        """Return new values of a tensor in its shape, and the problem of values that do not fit."""
+        """Return new values of a tensor in its shape, and the problem of invalid values."""
         shape = tuple(target.shape)
         try:
             # Python numbers have 64 bits; keep all of them.

@@ -221,7 +221,7 @@ def log_table(where: str, name: str, factor: Any, names: Mapping[Hashable, Seque
 
 
 def network_head(where: str, model: Any, kinds: type[Expansion] | tuple[type[Expansion], ...], wanted: str) -> Head:
-    """Return the head of a network: a single layer and head, an expansion on given subsets, a dense ψ, and nothing else."""
+    """Return the head of a network: a single layer and head, an expansion on given subsets, and a dense ψ."""
     head = plain_head(model)
     known = (
         head is not None

@@ -80,7 +80,7 @@ def make_problem(
         drop: names of columns to leave out.
 
     Raises:
-        TableError: the target or a feature column does not fit.
+        TableError: the target or a feature column is invalid.
     """
     where = table.name
     if task not in TASKS:

@@ -26,7 +26,7 @@ def write_table(path: str | Path, columns: Columns) -> None:
         columns: values by column name, all of equal length; None and NaN are missing.
 
     Raises:
-        TableError: folder, suffix or columns do not fit.
+        TableError: folder, suffix or columns are invalid.
         FileError: the file cannot be written.
     """
     path = Path(path)
@@ -47,7 +47,7 @@ def csv_text(columns: Columns) -> str:
         columns: values by column name, all of equal length; None and NaN are missing.
 
     Raises:
-        TableError: the columns do not fit.
+        TableError: the columns are invalid.
     """
     return _encode(columns, "CSV", ",").decode("utf-8")
 

@@ -176,7 +176,7 @@ class Formulas:
         """Return the formula of each output as a Python expression with NumPy functions, one per line.
 
         Args:
-            digits: significant digits of the numbers, 1 to 17.
+            digits: significant digits of the constants, 1 to 17.
             whole: substitute hidden nodes, up to 10,000 characters in all. False, and longer formulas: a line for each hidden
                 node, `h1_1 = …`, `h1_2 = …`.
 
