@@ -469,7 +469,7 @@ def test_the_command_checks_a_data_set(tmp_path, capsys) -> None:
         "pos        2     1",
         "rows       4     2",
     ]
-    assert "holds: texts of 7 characters on average" in out
+    assert "holds: documents of 7 characters on average" in out
     assert out.splitlines()[-1] == "data: imdb (4 training rows, 2 test rows, 2 classes)"
     assert err.splitlines() == [
         f"note: imdb: {n} of the 25,000 rows of the split {s!r} (a subset)" for n, s in ((4, "train"), (2, "test"))

@@ -131,7 +131,7 @@ def test_wrong_options_are_errors() -> None:
     with pytest.raises(SpecError, match="rows_train"):
         ablation.run(Run("a", "row", "kapsi", 0, options={"rows_train": 3}, procedure="ablation", metric="accuracy"))
     for options, message in (
-        ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: is set beside expansion"),
+        ({"expansion": "taylor", "head": {"expansion": "fourier"}}, "head.expansion: is the same option as expansion"),
         ({"train": {"solver": "sgd"}}, "train.solver: is adamw for all layers"),
         ({"train": {"starts": 3}}, "restarts is an option of the solver levenberg_marquardt"),
         ({"train": {"class_weights": [1.0, 2.0]}}, "class_weights"),

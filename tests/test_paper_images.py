@@ -243,11 +243,11 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
                 "grid": {"train.epochs": [1]},
                 "tune": {"train.solver.max_grad_norm": 1.0},
             },
-            "tune: is for a selection with a refit",
+            "tune: needs a selection with a refit",
         ),
         (
             {"refit": False, "held_out": 9, "grid": {"train.epochs": [1]}, "tune_rows": 9},
-            "tune_rows: is for a selection with a refit",
+            "tune_rows: needs a selection with a refit",
         ),
         ({"classifier": "svm_rbf", "flip_test": True}, "svm_rbf has no probabilities"),
         ({"classifier": "mlp", "activation": "rellu"}, "did you mean 'relu'"),
@@ -327,7 +327,7 @@ def test_gaussian_naive_bayes_of_sparse_rows_is_that_of_all_of_them(monkeypatch)
     dense = fit("naive_bayes_gaussian", x, y, options=options)
     sparse = fit("naive_bayes_gaussian", scipy.sparse.csr_matrix(x), y, options=options)
     assert np.array_equal(dense.predict(x), sparse.predict(scipy.sparse.csr_matrix(x)))
-    with pytest.raises(SpecError, match="the 30 rows to fit are of one class"):
+    with pytest.raises(SpecError, match="the 30 rows to fit are all of one class"):
         fit("svm_linear", x[:30], np.zeros(30, dtype=np.int64))
 
 

@@ -237,7 +237,7 @@ def test_seeds_that_are_none(text) -> None:
 
 
 def reached(found: experiments.Experiment) -> set[str]:
-    """Return the names by which the rows of an experiment are looked up among the paper's numbers."""
+    """Return the names by which the rows of an experiment are looked up in the paper's results."""
     also = load_expected(found).also
     return {name for row in found.rows for name in (row.name, also.get(row.name, ""), row.name.removeprefix("D."))}
 
@@ -956,7 +956,7 @@ def test_a_line_whose_key_is_that_of_another_run_does_not_count(tmp_path) -> Non
     (tmp_path / "tiny.jsonl").write_text("\n".join([json.dumps(first), *lines[1:], ""]), encoding="utf-8")
     store = ResultStore(tmp_path, "tiny")
     assert len(store.read()) == len(lines) - 1
-    assert "line 1: is no result (its key belongs to another" in store.notes[0]
+    assert "line 1: is not a result (its key belongs to another" in store.notes[0]
 
 
 def test_lock_files_that_cannot_be_created_do_not_block(tmp_path, monkeypatch) -> None:
@@ -1008,23 +1008,23 @@ def test_the_list_of_experiments(tmp_path, capsys, monkeypatch) -> None:
         (["{path}", "--report", "x.pdf"], "--report x.pdf"),
         (["{path}", "--report", "folder.md"], "folder.md: is a folder"),
         (["{path}", "--format", "htm"], "htm"),
-        (["{path}", "--summary", "--output", "nowhere"], "nowhere: there is no folder of results"),
-        (["{path}", "--into", "README.md"], "--into: goes with --summary"),
-        (["--summary"], "of which experiments"),
-        (["--only", "a"], "--only: of which experiments"),
-        (["--seeds", "3"], "--seeds: of which experiments"),
-        (["--quick"], "--quick: of which experiments"),
+        (["{path}", "--summary", "--output", "nowhere"], "nowhere: no results folder"),
+        (["{path}", "--into", "README.md"], "--into needs --summary"),
+        (["--summary"], "--summary needs experiment names"),
+        (["--only", "a"], "--only needs experiment names"),
+        (["--seeds", "3"], "--seeds needs experiment names"),
+        (["--quick"], "--quick needs experiment names"),
         (["--output", "tiny.yaml"], "tiny.yaml: is a file, expected a folder of results"),
-        (["{path}", "--summary", "--only", "a"], "--only: does not go with --summary"),
-        (["{path}", "--summary", "--report", "x.md"], "--report: does not go with --summary"),
-        (["{path}", "--summary", "--again"], "--again: does not go with --summary"),
-        (["{path}", "--summary", "--jobs", "7"], "--jobs: does not go with --summary"),
-        (["{path}", "--summary", "--folder", "."], "--folder: does not go with --summary"),
-        (["{path}", "--summary", "--format", "markdown"], "--format: does not go with --summary"),
+        (["{path}", "--summary", "--only", "a"], "--only cannot be combined with --summary"),
+        (["{path}", "--summary", "--report", "x.md"], "--report cannot be combined with --summary"),
+        (["{path}", "--summary", "--again"], "--again cannot be combined with --summary"),
+        (["{path}", "--summary", "--jobs", "7"], "--jobs cannot be combined with --summary"),
+        (["{path}", "--summary", "--folder", "."], "--folder cannot be combined with --summary"),
+        (["{path}", "--summary", "--format", "markdown"], "--format cannot be combined with --summary"),
         (["{path}", "--summary", "--into", ""], "--into: expected the name of a Markdown file"),
-        (["--jobs", "3"], "--jobs: of which experiments"),
-        (["--folder", "."], "--folder: of which experiments"),
-        (["--format", "html"], "--format: of which experiments"),
+        (["--jobs", "3"], "--jobs needs experiment names"),
+        (["--folder", "."], "--folder needs experiment names"),
+        (["--format", "html"], "--format needs experiment names"),
         (["{path}", "--output", ""], "--output"),
     ],
 )

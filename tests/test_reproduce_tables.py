@@ -85,11 +85,11 @@ def test_means_deviations_and_factors_are_those_of_numpy(tmp_path) -> None:
         for method in ("kapsi", "mlp"):
             scores = SCORES.get((line.row.name, method))
             if scores is None:
-                assert method not in line.own
+                assert method not in line.statistics
             elif np.isfinite(scores).all():
-                assert line.own[method].mean == pytest.approx(np.mean(scores), rel=1e-15)
-                assert line.own[method].std == pytest.approx(np.std(scores), rel=1e-12)
-            assert (scores is None) or line.own[method].count == 3
+                assert line.statistics[method].mean == pytest.approx(np.mean(scores), rel=1e-15)
+                assert line.statistics[method].std == pytest.approx(np.std(scores), rel=1e-12)
+            assert (scores is None) or line.statistics[method].count == 3
     a, b, c = table.lines
     # The better of the two columns of the paper's own method.
     assert (a.reference, b.reference, c.reference) == (1e-2, 5e-3, 1e-2)
@@ -98,7 +98,7 @@ def test_means_deviations_and_factors_are_those_of_numpy(tmp_path) -> None:
     assert c.factor == pytest.approx(1e-2 / 0.2)
     assert (table.done, table.named) == (3, 3)
     assert table.cpu_seconds == 18 * 3.0
-    found = a.own["kapsi"]
+    found = a.statistics["kapsi"]
     assert (found.parameters, found.seconds, found.cpu_seconds, found.total) == (62, 2.0, 3.0, 9.0)
     assert found.validation == pytest.approx(2 * found.mean)
     assert found.best_epoch == pytest.approx(found.mean / 2)
@@ -221,15 +221,15 @@ def test_other_configurations_seeds_and_settings_are_told_apart(tmp_path) -> Non
     elsewhere = {**own[0].machine, "cpu": "another <processor>"}
     other = made(experiment, {("a", "kapsi"): [9.0] * 3, ("b", "kapsi"): [4.0] * 3}, machine=elsewhere)
     table = build(experiment, EXPECTED, [*stale, *other, *further, *own])
-    assert table.lines[0].own["kapsi"].mean == 1.0
-    assert table.lines[1].own["kapsi"].mean == 4.0
-    assert (table.lines[0].own["kapsi"].mark, table.lines[1].own["kapsi"].mark) == ("", "ᵃ")
+    assert table.lines[0].statistics["kapsi"].mean == 1.0
+    assert table.lines[1].statistics["kapsi"].mean == 4.0
+    assert (table.lines[0].statistics["kapsi"].mark, table.lines[1].statistics["kapsi"].mark) == ("", "ᵃ")
     assert [setting.count for setting in table.settings] == [3, 3]
     assert "2 results of other configurations in the store are not shown" in table.notes
     assert "1 results of other seeds in the store are not shown" in table.notes
     assert "3 results of other versions or machines in the store are not shown" in table.notes
     assert "ᵃ kapsi" in as_text(table)
-    assert build(experiment, EXPECTED, [*own, *further], seeds=[100]).lines[0].own["kapsi"].mean == 7.0
+    assert build(experiment, EXPECTED, [*own, *further], seeds=[100]).lines[0].statistics["kapsi"].mean == 7.0
 
 
 def test_marks_go_by_the_number_of_results(tmp_path) -> None:
@@ -238,7 +238,7 @@ def test_marks_go_by_the_number_of_results(tmp_path) -> None:
     elsewhere = {**own[0].machine, "cpu": "another <processor>"}
     other = made(experiment, {("b", "kapsi"): [4.0] * 3, ("c", "kapsi"): [4.0] * 3}, machine=elsewhere)
     table = build(experiment, EXPECTED, [*own, *other])
-    assert [line.own["kapsi"].mark for line in table.lines] == ["ᵃ", "", ""]
+    assert [line.statistics["kapsi"].mark for line in table.lines] == ["ᵃ", "", ""]
     assert [setting.count for setting in table.settings] == [6, 3]
     assert "ᵃ" in as_text(table)
     assert "ᵃ" not in overview([table])
@@ -258,7 +258,7 @@ def test_of_equal_results_the_last_counts(tmp_path) -> None:
     experiment = tiny(tmp_path)
     twice = made(experiment, {("a", "kapsi"): [1.0]}) + made(experiment, {("a", "kapsi"): [2.0]})
     table = build(experiment, EXPECTED, twice)
-    assert (table.lines[0].own["kapsi"].mean, table.lines[0].own["kapsi"].count) == (2.0, 1)
+    assert (table.lines[0].statistics["kapsi"].mean, table.lines[0].statistics["kapsi"].count) == (2.0, 1)
 
 
 def test_what_is_left_out_is_named_with_its_reason(tmp_path) -> None:
@@ -349,7 +349,7 @@ def test_a_grid_has_best_median_and_mean_by_value(tmp_path) -> None:
     assert "<h2>By psi</h2>" in as_html(table)
 
 
-# ------------------------------------------------------------------------------------------------ the paper's numbers
+# ------------------------------------------------------------------------------------------------ the paper's results
 
 
 def test_the_numbers_of_the_paper_are_as_printed() -> None:
@@ -386,7 +386,7 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
         load_expected(experiment)
     with pytest.raises(SpecError, match=r"expected: there is no 'nowhere.csv'; there are composite-variants.csv"):
         load_expected(replace(experiment, expected="nowhere.csv"))
-    without = r"compare\.paper: 'rpn_x' is a column of the paper's numbers; give expected"
+    without = r"compare\.paper: 'rpn_x' is a column of the paper's results; give expected"
     with pytest.raises(SpecError, match=without):
         load_expected(replace(experiment, expected=None))
 

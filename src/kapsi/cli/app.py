@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, 2 for an error of the user, 130 after an interrupt.
 
     Args:
-        arguments: arguments without the name of the program; default: arguments of the process.
+        arguments: command-line arguments without the program name, by default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _raise_on_sigterm()

@@ -52,7 +52,7 @@ def new_file(output: str, overwrite: bool) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Write rows of text in aligned columns; `right` lists the columns to align to the right."""
+    """Write rows of strings in aligned columns; `right` lists the columns to align to the right."""
     for line in text_table(rows, right):
         typer.echo(line)
 
@@ -98,7 +98,7 @@ class Bar:
     """Progress of the fits of a table on a terminal: loss, metrics, steps per second and remaining time.
 
     Args:
-        bar: progress display of rich.
+        bar: the rich progress display.
         parts: number of parts of the rows, fitted one after the other.
         epochs: epochs of a part that is fitted once; None for a search with several fits per part.
     """

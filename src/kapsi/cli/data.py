@@ -21,7 +21,7 @@ ABOUT = {
     "feynman_dimensionless": "the paper's F.0 to F.26 without dimensions, D.I.6.2 to D.III.17.37",
 }
 ROWS, SEED, NOISE, TARGET = 2000, 0, 0.0, "target"
-WRITTEN_AT_ONCE = 50_000  # rows of text
+WRITTEN_AT_ONCE = 50_000  # rows of a CSV file
 FLAGS = ("--overwrite", "--help")
 OPTIONS = (*FLAGS, *(f"--{name}" for name in ("variable", "rows", "seed", "noise", "target", "output", "folder")))
 
@@ -30,14 +30,20 @@ def formula_last(arguments: list[str]) -> list[str]:
     """Return the arguments with a formula such as `-x**2` after `--`, as options start with a dash."""
     if arguments[:1] != ["data"] or "--" in arguments:
         return arguments
-    kept, formulas, is_value, own = ["data"], [], False, False
+    kept, formulas, is_value, after_formula = ["data"], [], False, False
     for word in arguments[1:]:
         # -rows is a typo for --rows.
-        if own and not is_value and word[:1] == "-" and word[:2] not in ("-", "--") and f"-{word}" not in OPTIONS:
+        if (
+            after_formula
+            and not is_value
+            and word[:1] == "-"
+            and word[:2] not in ("-", "--")
+            and f"-{word}" not in OPTIONS
+        ):
             formulas.append(word)
             continue
         kept.append(word)
-        own = own or (word == "formula" and not is_value)
+        after_formula = after_formula or (word == "formula" and not is_value)
         is_value = not is_value and word[:2] == "--" and "=" not in word and word not in FLAGS
     return [*kept, "--", *formulas] if formulas else arguments
 
@@ -194,12 +200,12 @@ def _draw(
 
     names = [variable.name for variable in problem.variables]
     if not target.strip() or not target.isprintable() or target.strip() in names:
-        why = "is a variable of the function" if target.strip() in names else "is no name"
+        why = "is a variable of the function" if target.strip() in names else "is not a valid name"
         raise FormulaError(f"data: --target {target!r} {why}; give the target's column another name")
     if output is not None:
         new_file(output, overwrite)
     drawn = problem.draw(rows, seed=seed, noise=noise)
-    columns = {name: drawn.x[:, place] for place, name in enumerate(names)} | {target: drawn.y}
+    columns = {name: drawn.x[:, i] for i, name in enumerate(names)} | {target: drawn.y}
     if output is None:
         header = csv_text({name: [] for name in columns})
         typer.echo(header, nl=False)

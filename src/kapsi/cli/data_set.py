@@ -29,7 +29,7 @@ def show_all() -> None:
     from kapsi.data.hub import DATASETS
 
     rows = [(name, f"bundled: {entry.title}") for name, entry in BUNDLED.items()]
-    kinds = {"images": "images", "text": "texts"}
+    kinds = {"images": "images", "text": "documents"}
     rows += [
         (
             name,
@@ -120,7 +120,7 @@ def _check(name: str, folder: str | None) -> None:
     else:
         text = load_text(name, folder)
         words = sum(map(len, text.train_text)) / len(text.train_text)
-        what = f"texts of {words:,.0f} characters on average"
+        what = f"documents of {words:,.0f} characters on average"
         source, found, labels = text.source, text.notes, (text.train_y, text.test_y)
     notes(found)
     counts = [[int((part == number).sum()) for number in range(len(entry.classes))] for part in labels]

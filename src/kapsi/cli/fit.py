@@ -27,7 +27,7 @@ Edits: TypeAlias = list[tuple[str, Any]]
 Target: TypeAlias = Annotated[str, typer.Option(metavar="COLUMN", help="The column to learn.", show_default=False)]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
-    typer.Option(help="auto: texts, booleans and at most 20 distinct integers are classes."),
+    typer.Option(help="auto: strings, booleans and at most 20 distinct integers are classes."),
 ]
 RunFolder: TypeAlias = Annotated[
     str | None,
@@ -80,7 +80,9 @@ EpochLog: TypeAlias = Annotated[
 ]
 Devices: TypeAlias = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Processes per machine; under torchrun its own number.", min=1, show_default=False),
+    typer.Option(
+        metavar="N", help="Processes per machine. Under torchrun the launcher sets this.", min=1, show_default=False
+    ),
 ]
 Nodes: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Machines; several need torchrun.", min=1, show_default=False)

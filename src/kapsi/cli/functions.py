@@ -86,7 +86,7 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
             continue
         try:
             lines = draw(plots.picture(entry.function), width, getattr(sys.stdout, "encoding", None))
-        except (SpecError, DataError) as error:  # too wide to draw; the text above is complete
+        except (SpecError, DataError) as error:  # too wide to draw; the description above is complete
             lines = [f"no picture: {error}"]
         typer.echo("\n".join(["", *lines]))
     if picture is not None:

@@ -12,7 +12,7 @@ def parity(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Show rows with this text in model, quantity, data or library only; case is ignored.",
+            help="Show only rows with this string in model, quantity, data or library; case is ignored.",
             show_default=False,
         ),
     ] = None,

@@ -8,7 +8,7 @@ from kapsi.errors import FileError
 
 
 def predict(run: Run, table: TableFile, output: Output) -> None:
-    """Predict the rows of a table: original labels with probabilities, or numbers."""
+    """Predict the rows of a table: original labels with probabilities, or real values."""
     import os
 
     import typer

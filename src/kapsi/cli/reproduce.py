@@ -1,4 +1,4 @@
-"""`kapsi reproduce`: run the paper's experiments and compare them with the paper's numbers."""
+"""`kapsi reproduce`: run the paper's experiments and compare them with the paper's results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help="Experiments: names, all, or own YAML files. Without one, list them.",
+            help="Experiment names, `all`, or your own YAML files. Without one, list the experiments.",
             show_default=False,
         ),
     ] = None,
@@ -51,33 +51,33 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of the results.  [default: results, with --quick a temporary folder]",
+            help="Folder of the results.  \\[default: results, with --quick a temporary folder]",
             show_default=False,
         ),
     ] = None,
     folder: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Folder of the data sets.  [default: KAPSI_DATA, or the hub]", show_default=False
+            metavar="DIR", help="Folder of the data sets.  \\[default: KAPSI_DATA, or the hub]", show_default=False
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
             metavar="SEEDS",
-            help="A count, a range such as 0-4 or a list such as 100,101.  [default: the experiment's]",
+            help="A count, a range such as 0-4 or a list such as 100,101.  \\[default: the experiment's]",
             show_default=False,
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of processes.  [default: 1, with --quick 2]", show_default=False),
+        typer.Option(metavar="N", help="Number of processes.  \\[default: 1, with --quick 2]", show_default=False),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only rows and methods with this text in their name, or row:method; several with commas.",
+            help="Only rows and methods whose name contains this, or row:method; separate several by commas.",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +103,7 @@ def reproduce(
         ),
     ] = None,
 ) -> None:
-    """Run the paper's experiments without stored results, and show tables beside the paper's numbers."""
+    """Run the paper's experiments (runs already stored are skipped), and compare the results with the paper's."""
     from kapsi.paper.runner import check_jobs
     from kapsi.paper.short_forms import read_seeds
 
@@ -119,19 +119,21 @@ def reproduce(
     if jobs is None:
         jobs = min(2, os.cpu_count() or 1) if quick else 1
     check_jobs(jobs, "--jobs")
-    _check_texts(output, into, summary)
+    _check_targets(output, into, summary)
     if not names:
         options = {"--summary": summary, "--seeds": seeds is not None, "--quick": quick, **only_running}
-        _refuse(options, "of which experiments? write kapsi reproduce all {}")
+        _refuse(options, "needs experiment names; for all: kapsi reproduce all {}")
         _list(output or "results")
         return
     if summary:
-        _refuse(only_running, "does not go with --summary, which runs nothing and writes whole pages; leave it out")
+        _refuse(
+            only_running, "cannot be combined with --summary, which runs nothing and writes whole pages; leave it out"
+        )
         _summarize(_experiments(names), output or "results", chosen_seeds, quick, into)
         return
     experiments = _experiments(names)
     if folder is not None and not os.path.isdir(folder):
-        raise FileError(f"--folder {folder}: there is no such folder")
+        raise FileError(f"--folder {folder}: no such folder")
     check_report(report, experiments)
     if shown is Format.HTML and len(experiments) > 1:
         raise SpecError("--format html: shows one experiment; --summary writes a page for each")
@@ -160,16 +162,16 @@ def _refuse(options: Mapping[str, bool], problem: str) -> None:
     """Raise a `SpecError` for the first option set."""
     for name, is_set in options.items():
         if is_set:
-            raise SpecError(f"{name}: {problem.format(name)}")
+            raise SpecError(f"{name} {problem.format(name)}")
 
 
-def _check_texts(output: str | None, into: str | None, summary: bool) -> None:
+def _check_targets(output: str | None, into: str | None, summary: bool) -> None:
     """Check the options that name a file or a folder."""
     for name, value, kind in (("--into", into, "Markdown file"), ("--output", output, "folder")):
         if value is not None and not value.strip():
             raise SpecError(f"{name}: expected the name of a {kind}, got nothing")
     if into is not None and not summary:
-        raise SpecError("--into: goes with --summary, which writes the overview")
+        raise SpecError("--into needs --summary, which writes the overview")
 
 
 def check_report(report: str | None, experiments: Sequence[Experiment]) -> None:
@@ -293,16 +295,16 @@ def _show_failures(report: RunReport) -> None:
         else:
             others.setdefault((run.experiment, failure.message), {})[f"{run.row} {run.method} seed {run.seed}"] = None
     if report.elsewhere:
-        places = list(dict.fromkeys(f"{run.experiment} {run.row} {run.method}" for run in report.elsewhere))
-        note(f"another process runs {_few(places)}; the same command shows them later")
+        names = list(dict.fromkeys(f"{run.experiment} {run.row} {run.method}" for run in report.elsewhere))
+        note(f"another process runs {_few(names)}; the same command shows them later")
     for message, rows in missing.items():
         note(f"skipped {_few(list(rows))}: {message}")
     for (experiment, message), runs in others.items():
         note(f"failed: {experiment}: {_few(list(runs))}: {message}")
 
 
-def _few(places: Sequence[str]) -> str:
-    return ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 @contextlib.contextmanager
@@ -372,7 +374,7 @@ def _summarize(
     from kapsi.paper.render import overview, readme
 
     if not os.path.isdir(output):
-        raise FileError(f"{output}: there is no folder of results; run kapsi reproduce first, or give its --output")
+        raise FileError(f"{output}: no results folder; run kapsi reproduce first, or give its --output")
     if into is not None:
         _check_into(into, output, experiments)
     tables = {e.name: _table(e, load_expected(e), output, seeds, quick) for e in experiments}
@@ -440,7 +442,7 @@ def _command(result: ResultTable, quick: bool) -> str:
 
 
 def _between(path: str, text: str) -> str:
-    """Return a Markdown file with the text between its marks replaced."""
+    """Return a Markdown file with the section between its marks replaced."""
     from kapsi.spec import read_text
 
     content = read_text(path, "Markdown file")
@@ -461,5 +463,5 @@ def _link(page: str, folder: str) -> str:
 def _write(path: str, text: str) -> None:
     from kapsi.files import atomic, plain
 
-    with atomic(path) as beside, plain(path, "write the file"):
-        beside.write_text(text, encoding="utf-8")
+    with atomic(path) as temporary, plain(path, "write the file"):
+        temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The numbers printed in the paper, one CSV file for each table."""
+"""The results printed in the paper, one CSV file per table."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ LABELS: Mapping[str, str] = {
     "rpn_combinatorial_normal": "RPN combinatorial normal",
 }
 """Headings of the paper's columns."""
-# Prefixes of the columns of the paper's own methods.
-_OWN = ("rpn", "ext_lorr", "nstd_lorr")
+# Prefixes of the columns of methods proposed in the paper.
+_PROPOSED = ("rpn", "ext_lorr", "nstd_lorr")
 _PARTS = ("mean", "std", "parameters")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """Numbers printed for a method in a row; None if not printed."""
+    """Results printed for a method and a row, each None if not printed."""
 
     mean: float | None = None
     std: float | None = None
@@ -51,12 +51,12 @@ class Printed:
 
 @dataclass(frozen=True)
 class Expected:
-    """The paper's numbers of an experiment.
+    """The paper's results of an experiment.
 
     Attributes:
         columns: prefixes in the order of the file.
-        rows: row: prefix: numbers.
-        also: further name: row.
+        rows: printed results by row name and column prefix.
+        also: row names by alternative name.
     """
 
     columns: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Expected:
     also: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, row: str, column: str) -> Printed:
-        """Return printed numbers, all None if there are none. A dimensionless function has the numbers of the original function."""
+        """Return the printed results, all None if there are none. A dimensionless function has those of the original function."""
         for name in (row, self.also.get(row, ""), row.removeprefix("D.")):
             if name in self.rows:
                 return self.rows[name].get(column, Printed())
@@ -72,12 +72,12 @@ class Expected:
 
     def compared(self, experiment: Experiment) -> tuple[str, ...]:
         """Return the reference columns of the headline."""
-        own = tuple(column for column in self.columns if column.startswith(_OWN))
-        return experiment.compare.paper or own or self.columns
+        proposed = tuple(column for column in self.columns if column.startswith(_PROPOSED))
+        return experiment.compare.paper or proposed or self.columns
 
 
 def load_expected(experiment: Experiment) -> Expected:
-    """Return the paper's numbers of an experiment, empty without a file.
+    """Return the paper's results of an experiment, empty without a file.
 
     Raises:
         SpecError: no such file or column, or an invalid file.
@@ -87,7 +87,7 @@ def load_expected(experiment: Experiment) -> Expected:
     if experiment.expected is None:
         for where, column in used:
             raise SpecError(
-                f"{experiment.name}.yaml: {where}: {column!r} is a column of the paper's numbers; give expected, or leave it out"
+                f"{experiment.name}.yaml: {where}: {column!r} is a column of the paper's results; give expected, or leave it out"
             )
         return Expected()
     require_known(
@@ -100,8 +100,8 @@ def load_expected(experiment: Experiment) -> Expected:
 
 
 def _read(path: Path) -> Expected:
-    """Return the numbers of a CSV file."""
-    reader = csv.DictReader(io.StringIO(read_text(path, "file with the paper's numbers")))
+    """Return the results in a CSV file."""
+    reader = csv.DictReader(io.StringIO(read_text(path, "file with the paper's results")))
     columns: list[str] = []
     for name in reader.fieldnames or ():
         prefix, _, part = name.rpartition("_")

@@ -90,7 +90,7 @@ class Run(Spec):
         for name, value, allowed in (("metric", self.metric, (metric,)), ("protocol", self.protocol, protocols)):
             if value not in allowed:
                 raise SpecError(
-                    f"{self.where}: the procedure {self.procedure} has no {name} {value}; take {' or '.join(allowed)}"
+                    f"{self.where}: the procedure {self.procedure} has no {name} {value}; use {' or '.join(allowed)}"
                 )
 
     def configuration(self) -> dict[str, Any]:
@@ -131,12 +131,15 @@ def _method_options(value: Any, where: str) -> Any:
         value = {name: {} for name in read_names(value, where)}
     if not isinstance(value, Mapping):
         return value
-    return {name: coerce(MethodOptions, {} if own is None else own, f"{where}.{name}") for name, own in value.items()}
+    return {
+        name: coerce(MethodOptions, {} if options is None else options, f"{where}.{name}")
+        for name, options in value.items()
+    }
 
 
 @dataclass(frozen=True)
 class MethodOptions(Spec):
-    """Options of a method in a row, or with `--quick`."""
+    """Options of a method for a row, or for `--quick`."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -148,7 +151,7 @@ class TableRow(Spec):
     Args:
         name: unique in the experiment.
         options: options of the row.
-        procedure: of the row, None for the procedure of the experiment.
+        procedure: the row's procedure, None for the procedure of the experiment.
         threads: number of threads, None for the default of the experiment.
         methods: further options by method, with the highest precedence.
         axes: position in a grid of rows.
@@ -164,13 +167,13 @@ class TableRow(Spec):
 
 @dataclass(frozen=True)
 class Method(Spec):
-    """A method: a column of the table.
+    """A method, which is a column of the table.
 
     Args:
         name: unique in the experiment.
         label: heading of the column, the name by default.
         headline: whether this method is compared with the paper.
-        paper: prefix of the method's columns among the paper's numbers.
+        paper: prefix of the method's columns in the paper's results.
         protocol: None for the protocol of the experiment.
         procedure: None for the procedure of the row or the experiment.
         options: options of the method.
@@ -209,7 +212,7 @@ class Exclusion(Spec):
         reason: a single line.
         method: names of methods, all by default.
         rows: names of rows, all by default.
-        where: of a grid, values by axis; all axes must match.
+        where: allowed grid values by axis; all axes must match.
     """
 
     reason: str = option(read=one_line)
@@ -240,9 +243,9 @@ class PaperComparison(Spec):
 
     Args:
         paper: prefixes of the paper's columns, the better counts. Empty: all columns with a prefix `rpn`, or all columns.
-        instead: row: method whose result on the same rows replaces the paper's number.
+        instead: by row, the method whose result on the same data replaces the paper's.
         reason: why these rows are compared differently.
-        factors: the counts "at least so many times lower" of the summary, above 1.
+        factors: thresholds above 1; the summary counts the rows "at least 10 times lower".
     """
 
     paper: tuple[str, ...] = option((), read=read_names)
@@ -276,7 +279,7 @@ class RunPlan(NamedTuple):
     """Runs of an experiment.
 
     Attributes:
-        runs: in order of execution.
+        runs: the runs in order of execution.
         unused: parts of `only` without a matching row or method.
     """
 
@@ -291,12 +294,12 @@ class Experiment(Spec):
     Args:
         name: name of the file without suffix.
         title: heading of the table.
-        source: place in the paper.
+        source: table or section of the paper.
         metric: `mse` (lower is better) or `accuracy` (higher is better).
         procedure: key of `PROCEDURES`.
         rows: a list of names, {name: {options, procedure, threads, methods}}, {functions: group} or {grid: axes}.
         methods: {name: {label, options, …}}, in the order of the columns.
-        expected: file with the paper's numbers, None if there is none.
+        expected: file with the paper's results, None if there is none.
         seeds: a count, a range or a list.
         protocol: default of the methods.
         options: defaults of every run.
@@ -379,7 +382,7 @@ class Experiment(Spec):
         return self.metric == "accuracy"
 
     def row(self, name: str) -> TableRow:
-        """Return a row by name."""
+        """Return the row with a name."""
         rows = {row.name: row for row in self.rows}
         require_known([name], rows, f"{self.name}: rows")
         return rows[name]
@@ -391,18 +394,18 @@ class Experiment(Spec):
         return methods[name]
 
     def methods_of(self, row: TableRow) -> list[Method]:
-        """Return the methods of a row, without exclusions."""
+        """Return the methods run for a row."""
         return [method for method in self.methods if self._has(row, method) and self._reason(row, method) is None]
 
     def _has(self, row: TableRow, method: Method) -> bool:
         return method.rows is None or row.name in method.rows
 
     def _reason(self, row: TableRow, method: Method) -> str | None:
-        """Return the reason for leaving out a row with a method."""
+        """Return why a method is left out for a row."""
         return next((excluded.reason for excluded in self.exclude if excluded.matches(row, method)), None)
 
     def headline(self, row: TableRow) -> Method | None:
-        """Return the method of a row compared with the paper: the marked one, or the first."""
+        """Return the method compared with the paper for a row: the marked method, or the first."""
         methods = self.methods_of(row)
         return next((method for method in methods if method.headline), methods[0] if methods else None)
 
@@ -418,8 +421,8 @@ class Experiment(Spec):
 
     def run(self, row: TableRow, method: Method, seed: int, *, quick: bool = False, folder: str | None = None) -> Run:
         """Return a run with merged options: experiment, row, method, method in this row, quick; the last wins."""
-        own = row.methods.get(method.name, MethodOptions())
-        layers = [self.options, row.options, method.options, own.options]
+        method_options = row.methods.get(method.name, MethodOptions())
+        layers = [self.options, row.options, method.options, method_options.options]
         if quick:
             layers += [self.quick.options, self.quick.methods.get(method.name, MethodOptions()).options]
         options: dict[str, Any] = {}
@@ -469,7 +472,7 @@ class Experiment(Spec):
         count = sum(len(by_method[method.name]) for _, method in pairs)
         if count > MAX_RUNS:
             raise SpecError(
-                f"{self.name}: has {count:,} runs, at most {MAX_RUNS:,} are allowed; take fewer rows or seeds"
+                f"{self.name}: has {count:,} runs, at most {MAX_RUNS:,} are allowed; use fewer rows or seeds"
             )
         order = dict.fromkeys(itertools.chain.from_iterable(by_method[method.name] for _, method in pairs))
         runs = [
@@ -494,7 +497,7 @@ class Experiment(Spec):
         return texts
 
     def _is_quick(self, row: TableRow, method: Method) -> bool:
-        """Return whether a row with a method is run with `--quick`."""
+        """Return whether a method is run for a row with `--quick`."""
         if self.quick.rows and row.name not in self.quick.rows:
             return False
         return method.name in self.quick.methods if self.quick.methods else method == self.headline(row)
@@ -513,7 +516,7 @@ def _selects(text: str, row: str, method: str, names: set[str]) -> bool:
 
 
 def _matches(text: str, name: str, names: set[str]) -> bool:
-    """Return whether a name contains a text; a final digit does not match the beginning of a longer number."""
+    """Return whether a name contains a string; a final digit does not match the beginning of a longer number."""
     if text in names:
         return name == text
     pattern = re.escape(text.casefold()) + (r"(?!\d)" if text[-1:].isdigit() else "")
@@ -532,7 +535,7 @@ _ORDER = (
 
 def shipped() -> list[str]:
     """Return the names of the experiments in this package, in the order of the paper."""
-    order = {name: place for place, name in enumerate(_ORDER)}
+    order = {name: i for i, name in enumerate(_ORDER)}
     return sorted((path.stem for path in FOLDER.glob("*.yaml")), key=lambda name: (order.get(name, len(order)), name))
 
 
@@ -550,7 +553,7 @@ def load(path: str | Path) -> Experiment:
     """Return the experiment of a YAML file; unknown keys, types and names are errors.
 
     Raises:
-        SpecError: unreadable or invalid file; the message names the place, the given value and the allowed values.
+        SpecError: unreadable or invalid file; the message names the key, the given value and the allowed values.
     """
     if not isinstance(path, str | Path) or not str(path).strip() or str(path) == ".":
         raise SpecError(f"load({path!r}): expected the name of a YAML file")

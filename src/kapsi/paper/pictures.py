@@ -69,7 +69,7 @@ def pictures(table: ResultTable, results: Iterable[Result] = ()) -> list[Picture
 def _svg(figure: Any) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    # Without the version of matplotlib, files do not change with every release.
+    # The matplotlib version is left out, so that files do not change with every release.
     lines = buffer.getvalue().splitlines()
     return (
         "\n".join(line.rstrip() for line in lines if "Matplotlib v" not in line and "matplotlib.org" not in line) + "\n"
@@ -96,13 +96,13 @@ def _known(values: Sequence[float | None], log: bool) -> list[float]:
     ]
 
 
-def _own_with_errors(lines: Sequence[Line], log: bool) -> tuple[list[float], list[list[float]]]:
+def _scores_with_errors(lines: Sequence[Line], log: bool) -> tuple[list[float], list[list[float]]]:
     """Return means of the headline, and lower and upper error bars."""
-    own = _known([line.result.mean if line.result else None for line in lines], log)
+    scores = _known([line.result.mean if line.result else None for line in lines], log)
     upper = [line.result.std if line.result and math.isfinite(line.result.std) else 0.0 for line in lines]
     # Lower error bars must stay above zero on a log axis.
-    lower = [min(s, 0.9 * value) if log and value == value else s for value, s in zip(own, upper, strict=True)]
-    return own, [lower, upper]
+    lower = [min(s, 0.9 * value) if log and value == value else s for value, s in zip(scores, upper, strict=True)]
+    return scores, [lower, upper]
 
 
 # ------------------------------------------------------------------------------------------------ kinds
@@ -114,16 +114,16 @@ def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]
     log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, max(6.0, 0.24 * len(lines) + 2.5), 3.6)
     axes = figure.add_subplot()
-    places = np.arange(len(lines))
+    positions = np.arange(len(lines))
     for number, column in enumerate(table.compared):
         values = _known([line.paper[column].mean if column in line.paper else None for line in lines], log)
         label = f"{LABELS.get(column, column)} (paper)"
-        axes.plot(places, values, MARKERS[(number + 1) % len(MARKERS)], color=THEIRS, mfc="none", ms=5, label=label)
-    own, errors = _own_with_errors(lines, log)
+        axes.plot(positions, values, MARKERS[(number + 1) % len(MARKERS)], color=THEIRS, mfc="none", ms=5, label=label)
+    scores, errors = _scores_with_errors(lines, log)
     label = next((_literal(line.headline.label) for line in lines if line.headline is not None), "kapsi")
-    axes.errorbar(places, own, yerr=errors, fmt="o", color=OURS, ms=5, lw=1, label=label)
+    axes.errorbar(positions, scores, yerr=errors, fmt="o", color=OURS, ms=5, lw=1, label=label)
     axes.set_yscale(_scale(table))
-    axes.set_xticks(places, [_literal(line.row.name) for line in lines], rotation=90)
+    axes.set_xticks(positions, [_literal(line.row.name) for line in lines], rotation=90)
     axes.set(ylabel=METRIC_NAMES[table.experiment.metric], xlim=(-0.7, len(lines) - 0.3))
     axes.set_title(_literal(table.experiment.title))
     axes.grid(axis="x", lw=0.3, alpha=0.6)
@@ -139,15 +139,15 @@ def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     log = not table.experiment.higher_is_better
     figure = _figure(matplotlib, 4.2 * len(names) + 1.0, 3.6)
     handles: dict[str, Any] = {}
-    for place, axis in enumerate(names):
+    for i, axis in enumerate(names):
         lines = [line for line in table.lines if axis in line.row.axes and len(line.row.axes) == 1]
-        axes = figure.add_subplot(1, len(names), place + 1)
+        axes = figure.add_subplot(1, len(names), i + 1)
         x = [line.row.axes[axis] for line in lines]
         numbers = all(isinstance(value, int | float) for value in x)
         if not numbers:
             x, texts = list(range(len(x))), [_literal(value) for value in x]
-        own, errors = _own_with_errors(lines, log)
-        axes.errorbar(x, own, yerr=errors, fmt="o-", color=OURS, ms=4, label="kapsi")
+        scores, errors = _scores_with_errors(lines, log)
+        axes.errorbar(x, scores, yerr=errors, fmt="o-", color=OURS, ms=4, label="kapsi")
         for number, column in enumerate(table.compared):
             values = _known([line.paper[column].mean if column in line.paper else None for line in lines], log)
             marker = MARKERS[(number + 1) % len(MARKERS)]
@@ -182,7 +182,7 @@ def _sweep(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
 
 
 def _parameters(line: Line, columns: Sequence[str]) -> int | None:
-    """Return the paper's number of parameters in a row, from the first compared column with a number."""
+    """Return the paper's number of parameters for a row, from the first compared column with a number."""
     counts = [line.paper[column].parameters for column in columns if column in line.paper]
     return next((count for count in counts if count is not None), None)
 
@@ -204,8 +204,8 @@ def _learning(
     colors = matplotlib.colormaps["tab10"]
     log = not table.experiment.higher_is_better
     handles: dict[str, Any] = {}
-    for place, line in enumerate(lines):
-        axes = figure.add_subplot(down, across, place + 1)
+    for i, line in enumerate(lines):
+        axes = figure.add_subplot(down, across, i + 1)
         for number, method in enumerate(table.methods):
             with_curves = [result for result in results.get((line.row.name, method.name), ()) if result.curves]
             for name, style in (("train", ":"), ("test", "-")):
@@ -220,9 +220,9 @@ def _learning(
                 handles.setdefault(f"{_literal(method.label)}, {name}", drawn)
         axes.set_yscale(_scale(table))
         axes.set_title(_literal(line.row.name))
-        if place >= len(lines) - across:
+        if i >= len(lines) - across:
             axes.set_xlabel("iteration")
-        if place % across == 0:
+        if i % across == 0:
             axes.set_ylabel("mean squared error" if log else "accuracy")
     figure.legend(list(handles.values()), list(handles), loc="outside right upper")
     figure.suptitle(_literal(table.experiment.title), fontsize=10)
@@ -261,8 +261,8 @@ def _bars(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     heights = [0.3 * len(group) + 0.8 for group in groups]
     figure = _figure(matplotlib, 7.0, sum(heights))
     grid = figure.add_gridspec(len(names), 1, height_ratios=heights)
-    for place, (axis, group) in enumerate(zip(names, groups, strict=True)):
-        axes = figure.add_subplot(grid[place])
+    for i, (axis, group) in enumerate(zip(names, groups, strict=True)):
+        axes = figure.add_subplot(grid[i])
         y = np.arange(len(group))[::-1]
         for number, part in enumerate(("best", "median", "mean")):
             label = "max" if part == "best" and table.experiment.higher_is_better else part
@@ -272,7 +272,7 @@ def _bars(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
         axes.set_xscale(_scale(table))
         axes.set_title(f"by {axis}")
         axes.set_ylim(-0.7, len(group) - 0.3)
-        if place == 0:
+        if i == 0:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_xlabel(METRIC_NAMES[table.experiment.metric])
     return [(f"{table.experiment.title}: max, median and mean by function", "-bars", figure)]
@@ -298,7 +298,7 @@ def _maps(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
     low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
     shades = matplotlib.colormaps["viridis_r" if log else "viridis"].with_extremes(bad="#dddddd")
     drawn, panels_drawn = None, []
-    for place, (panel, lines) in enumerate(panels):
+    for i, (panel, lines) in enumerate(panels):
         array = np.full((len(y_names), len(x_names)), np.nan)
         for line in lines:
             if line.result is None or down not in line.row.axes or across not in line.row.axes:
@@ -306,13 +306,13 @@ def _maps(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
             (value,) = _known([line.result.mean], log)
             at = y_names.index(str(line.row.axes[down])), x_names.index(str(line.row.axes[across]))
             array[at] = math.log10(value) if log and value == value else value
-        axes = figure.add_subplot(rows, columns, place + 1)
+        axes = figure.add_subplot(rows, columns, i + 1)
         drawn = axes.imshow(array, cmap=shades, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
         axes.set_title(_literal(panel))
         axes.set_xticks(range(len(x_names)), list(map(_literal, x_names)), rotation=90, fontsize=6)
         axes.set_yticks(
             range(len(y_names)),
-            list(map(_literal, y_names)) if place % columns == 0 else [""] * len(y_names),
+            list(map(_literal, y_names)) if i % columns == 0 else [""] * len(y_names),
             fontsize=6,
         )
         panels_drawn.append(axes)

@@ -1,4 +1,4 @@
-"""Tables of experiments as text, Markdown and HTML, and the overview of all experiments."""
+"""Tables of experiments as plain text, Markdown and HTML, and the overview of all experiments."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.4f}" if metric == "accuracy" else f"{value:.3g}"
 
 
-def _own(metric: str, own: Statistic | None) -> str:
-    if own is None:
+def _cell(metric: str, statistic: Statistic | None) -> str:
+    if statistic is None:
         return ""
-    text = _score(metric, own.mean)
-    if own.count > 1 and math.isfinite(own.mean):
-        text += f" ± {own.std:.4f}" if metric == "accuracy" else f" ± {own.std:.2g}"
-    return text + own.mark
+    text = _score(metric, statistic.mean)
+    if statistic.count > 1 and math.isfinite(statistic.mean):
+        text += f" ± {statistic.std:.4f}" if metric == "accuracy" else f" ± {statistic.std:.2g}"
+    return text + statistic.mark
 
 
 def _printed(metric: str, printed: Printed, digits: int = 4) -> str:
@@ -106,7 +106,7 @@ def _count(value: int | None) -> str:
 
 def _seeds(table: ResultTable, method: Method) -> str:
     """Return the number of seeds of a method, or the range over the rows."""
-    counts = {line.own[method.name].count for line in table.lines if method.name in line.own}
+    counts = {line.statistics[method.name].count for line in table.lines if method.name in line.statistics}
     low, high = min(counts), max(counts)
     return f"{low} seed{'s' * (low != 1)}" if low == high else f"{low} to {high} seeds"
 
@@ -124,7 +124,7 @@ def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> 
     columns += _paper_columns(table, lines)
     for method in table.methods:
         below = _seeds(table, method) + (", best epoch on test" if _on_test(table, method) else "")
-        cells = tuple(_own(metric, line.own.get(method.name)) for line in lines)
+        cells = tuple(_cell(metric, line.statistics.get(method.name)) for line in lines)
         columns.append(_TextColumn(method.label, below, cells, True, 0 if method.name in headlines else 5))
     columns.append(_TextColumn("better", "", tuple(_better(metric, line) for line in lines), True, 1))
     one_label = [m.label for m in table.experiment.methods if m.name in headlines and table.methods and not several]
@@ -137,14 +137,14 @@ def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> 
             columns.append(_TextColumn(f"parameters of {LABELS.get(name, name)}", "paper", counts, True, 7))
         for method in table.methods:
             if several or method.name not in headlines:
-                own = [line.own.get(method.name) for line in lines]
+                statistics = [line.statistics.get(method.name) for line in lines]
                 headings = (f"parameters of {method.label}", ""), f"CPU time of {method.label}"
-                columns += _cost_columns(own, *headings, (7, 7))
+                columns += _cost_columns(statistics, *headings, (7, 7))
     return [column for column in columns if any(column.cells) or not column.heading]
 
 
 def _paper_columns(table: ResultTable, lines: Sequence[Line]) -> list[_TextColumn]:
-    """Return the columns of printed numbers."""
+    """Return the columns of the paper's results."""
     columns = []
     for name in table.columns:
         means = [mean for line in lines if (mean := line.paper[name].mean) is not None]
@@ -222,7 +222,7 @@ def as_text(table: ResultTable, width: int = 120) -> str:
 
     dropped: list[str] = []
     while len(columns) > 2 and sum(wide(column) + 2 for column in columns) - 2 > width:
-        worst = max(range(len(columns)), key=lambda place: (columns[place].rank, place))
+        worst = max(range(len(columns)), key=lambda i: (columns[i].rank, i))
         if columns[worst].rank == 0:
             break
         column = columns.pop(worst)
@@ -293,7 +293,7 @@ def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) ->
 
 
 def _markdown(text: str) -> str:
-    """Escape text for Markdown."""
+    """Escape a string for Markdown."""
     for letter in "\\`*_[]|<>~&$":
         text = text.replace(letter, f"\\{letter}")
     return " ".join(text.split())
@@ -354,13 +354,13 @@ def as_html(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) -> str
     return "\n".join([head, *text, "</body></html>", ""])
 
 
-def _html_cell(table: ResultTable, line: Line, column: _TextColumn, place: int) -> str:
+def _html_cell(table: ResultTable, line: Line, column: _TextColumn, index: int) -> str:
     """Return a cell, colored in the column `better`."""
     kind = ""
     if column.heading == "better" and line.factor is not None:
         good = line.factor >= (0 if table.experiment.higher_is_better else 1)
         kind = f' class="{"better" if good else "worse"}"'
-    return f"<td{kind}>{html.escape(column.cells[place])}</td>"
+    return f"<td{kind}>{html.escape(column.cells[index])}</td>"
 
 
 def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -377,7 +377,7 @@ def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
     """Return a Markdown table of all experiments: rows, comparison with the paper, cost.
 
     Args:
-        tables: of all experiments.
+        tables: the tables of all experiments.
         link: prefix of the links to the pages, as in "results/"; None for no links.
     """
     text = [
@@ -399,7 +399,7 @@ def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
 
 
 def _against(table: ResultTable) -> tuple[str, str]:
-    """Return the numbers of rows with an MSE at least 100 times lower than the paper, and not higher."""
+    """Return the number of rows with an MSE at least 100 times lower than the paper, and not higher."""
     pairs = printed_factors(table)
     if table.experiment.metric != "mse" or not pairs or _is_sweep(table):
         return "", ""
@@ -420,8 +420,8 @@ def _scores(table: ResultTable) -> str:
     if _is_sweep(table):
         printed = [mean for line in lines for column in table.compared if (mean := line.paper[column].mean) is not None]
         paper = f" ({_score(metric, best(printed))})" if printed else ""
-        own = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
-        return f"best {_score(metric, best(own))}{paper}" if own else ""
+        scores = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
+        return f"best {_score(metric, best(scores))}{paper}" if scores else ""
     if len(lines) > MAX_SCORES:
         return ""
     texts = []
@@ -435,7 +435,7 @@ def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
     """Return the overview page of all experiments.
 
     Args:
-        tables: of all experiments.
+        tables: the tables of all experiments.
         commands: the command of each experiment.
     """
     text = [

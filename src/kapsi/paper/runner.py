@@ -98,11 +98,11 @@ def run_experiments(
     session.show(None, 0)
     try:
         if jobs == 1 or len(session.todo) <= 1:
-            for place, run in enumerate(session.todo):
-                session.show(run, place)
+            for done, run in enumerate(session.todo):
+                session.show(run, done)
                 if session.begin(run):
                     session.end(run, _do(run, PROCEDURES[run.procedure]))
-                session.show(run, place + 1)
+                session.show(run, done + 1)
         else:
             _Pool(min(jobs, len(session.todo))).work(session)
         session.recheck_elsewhere()
@@ -111,9 +111,9 @@ def run_experiments(
             store.close()
     report = session.report
     # Processes end in any order; the report follows the order of the runs.
-    places = {_place(run): place for place, run in enumerate(session.todo)}
-    report.done.sort(key=lambda result: places[_place(result)])
-    report.failures.sort(key=lambda failure: places[_place(failure.run)])
+    order = {_key(run): i for i, run in enumerate(session.todo)}
+    report.done.sort(key=lambda result: order[_key(result)])
+    report.failures.sort(key=lambda failure: order[_key(failure.run)])
     return report
 
 
@@ -127,7 +127,7 @@ class _Session:
         self.stores: dict[str, ResultStore] = {}
         self.keys: dict[str, set[str]] = {}
         self.planned: set[str] = set()
-        # Message by row: with missing data, further runs of a row would repeat the failure.
+        # Messages by row: with missing data, further runs of the row would repeat the failure.
         self.missing: dict[tuple[str, str], str] = {}
 
     def add(self, experiment: Experiment, runs: Sequence[Run]) -> None:
@@ -197,9 +197,9 @@ def _check(todo: Sequence[Run]) -> None:
     seen: set[tuple[str, str, str]] = set()
     with _threads(1):
         for run in todo:
-            place = (run.experiment, run.row, run.method)
-            if place not in seen:
-                seen.add(place)
+            key = (run.experiment, run.row, run.method)
+            if key not in seen:
+                seen.add(key)
                 importlib.import_module(PROCEDURES[run.procedure]).read_options(run)
 
 
@@ -208,10 +208,10 @@ def _require_writable(folder: str | Path) -> None:
     with plain(folder, "write the results"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise FileError(f"{show(folder)}: cannot write the results: the folder is read-only; give another --output")
+        raise FileError(f"{show(folder)}: cannot write the results: the folder is read-only; use another --output")
 
 
-def _place(run: Run | Result) -> tuple[str, str, str, int]:
+def _key(run: Run | Result) -> tuple[str, str, str, int]:
     return run.experiment, run.row, run.method, run.seed
 
 
@@ -234,8 +234,8 @@ def _do(run: Run, module: str) -> Result | Failure:
         return Failure(run, "out of memory")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-        return Failure(run, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{place}")
+        location = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        return Failure(run, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{location}")
 
 
 def _cpu_seconds() -> float:
@@ -246,7 +246,7 @@ def _cpu_seconds() -> float:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Set the threads of torch and the linear algebra libraries, and restore the previous number."""
+    """Set the number of threads used by torch and the linear algebra libraries, and restore it afterwards."""
     import threadpoolctl
     import torch
 

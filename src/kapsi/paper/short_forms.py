@@ -53,7 +53,7 @@ def _copied(value: Any) -> Any:
 
 
 def one_line(value: Any, where: str) -> Any:
-    """Return a text with single spaces; refuse empty texts and control characters."""
+    """Return a string with single spaces; refuse empty strings and control characters."""
     if not isinstance(value, str):
         return value
     text = " ".join(value.split())
@@ -63,7 +63,7 @@ def one_line(value: Any, where: str) -> Any:
 
 
 def read_lines(value: Any, where: str) -> Any:
-    """Return single-line texts; a text stands for a list."""
+    """Return a tuple of single-line strings; a string stands for a list of one."""
     lines = [value] if isinstance(value, str) else value
     return (
         [one_line(line, f"{where}[{i}]") for i, line in enumerate(lines)] if isinstance(lines, list | tuple) else lines
@@ -71,7 +71,7 @@ def read_lines(value: Any, where: str) -> Any:
 
 
 def row_name(value: Any, where: str) -> str:
-    """Return the name of a row, a number as text."""
+    """Return the name of a row; a number becomes a string."""
     name = _as_text(value)
     if not (isinstance(name, str) and name.isprintable() and name == " ".join(name.split()) and 0 < len(name) <= 100):
         refuse(where, "a name of one line, at most 100 characters", value)
@@ -79,12 +79,12 @@ def row_name(value: Any, where: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Convert a number to text: YAML reads the name 1 as a number."""
+    """Convert a number to a string, since YAML reads the name 1 as a number."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def read_names(value: Any, where: str) -> Any:
-    """Return a list of names; a name stands for a list, and numbers are converted to text."""
+    """Return a list of names; a name stands for a list of one, and numbers become strings."""
     if value is None or isinstance(value, tuple):
         return value
     names = [_as_text(name) for name in value] if isinstance(value, list) else [_as_text(value)]
@@ -100,11 +100,11 @@ def read_named(kind: type[Any], rows: bool = False) -> Callable[[Any, str], Any]
         value = read_rows(value, where) if rows else value
         if not isinstance(value, Mapping):
             return value
-        entries = {name: {} if own is None else own for name, own in value.items()}
-        for name, own in entries.items():
-            if not isinstance(own, Mapping):
-                refuse(f"{where}.{name}", "a mapping", own)
-        return tuple(coerce(kind, {"name": name, **own}, f"{where}.{name}") for name, own in entries.items())
+        entries = {name: {} if options is None else options for name, options in value.items()}
+        for name, options in entries.items():
+            if not isinstance(options, Mapping):
+                refuse(f"{where}.{name}", "a mapping", options)
+        return tuple(coerce(kind, {"name": name, **options}, f"{where}.{name}") for name, options in entries.items())
 
     return read
 
@@ -207,8 +207,8 @@ def _group(name: Any, where: str) -> list[str]:
 def _grid(value: Any, where: str) -> list[dict[str, Any]]:
     """Return the product of the axes of a grid; several grids are concatenated."""
     rows: list[dict[str, Any]] = []
-    for place, axes in enumerate(value if isinstance(value, list) else [value]):
-        here = f"{where}[{place}]" if isinstance(value, list) else where
+    for i, axes in enumerate(value if isinstance(value, list) else [value]):
+        here = f"{where}[{i}]" if isinstance(value, list) else where
         if not (isinstance(axes, Mapping) and axes and all(isinstance(axis, str) for axis in axes)):
             refuse(here, "{axis: values}", axes)
         values = [_axis(entries, f"{here}.{axis}", axis) for axis, entries in axes.items()]
@@ -216,8 +216,8 @@ def _grid(value: Any, where: str) -> list[dict[str, Any]]:
             raise SpecError(f"{here}: has more than {MAX_ROWS:,} rows")
         for point in itertools.product(*values):
             options: dict[str, Any] = {}
-            for _, own in point:
-                options = merged(options, own)
+            for _, point_options in point:
+                options = merged(options, point_options)
             position = {axis: entry for axis, (entry, _) in zip(axes, point, strict=True)}
             words = [*position, *position.values()] if len(position) == 1 else position.values()
             rows.append(
@@ -240,7 +240,7 @@ def _axis(value: Any, where: str, axis: str) -> list[tuple[Any, dict[str, Any]]]
     if not value or not isinstance(value, list | Mapping):
         refuse(where, "a list, a mapping or a range such as 1..10", value)
     if isinstance(value, Mapping):
-        return [(row_name(name, where), own or {axis: name}) for name, own in value.items()]
+        return [(row_name(name, where), options or {axis: name}) for name, options in value.items()]
     for i, entry in enumerate(value):
         row_name(entry, f"{where}[{i}]")
         if isinstance(entry, float) and not math.isfinite(entry):

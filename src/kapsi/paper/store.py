@@ -1,8 +1,8 @@
 """Results as JSON lines, a file for each experiment, with atomic appends.
 
-A line holds experiment, row, method, protocol, seed, the configuration (a hash of its canonical JSON and a short text), versions,
+A line holds experiment, row, method, protocol, seed, the configuration (a hash of its canonical JSON and a short form), versions,
 machine, start, seconds and CPU seconds, score, validation, parameters, extra and curves. Non-finite numbers, unknown to JSON, are
-the texts "nan", "inf" and "-inf".
+the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kapsi.paper.experiment import Outcome, Run
 FORMAT = 2
 """2 since the option names of 0.2; `results/convert_0_1.py` converts format 1."""
 MAX_SHORT = 200
-# Parts of the machine with a possible effect on numbers; memory is recorded only.
+# Parts of the machine with a possible effect on results; memory is only recorded.
 _DECISIVE = ("cpu", "cores", "accelerator", "os")
 
 
@@ -117,12 +117,12 @@ class Result:
     """A line of a store: a run and the outcome.
 
     Attributes:
-        experiment, row, method, protocol, seed: of the run.
+        experiment, row, method, protocol, seed: what was run.
         configuration: `{"hash": …, "short": …, "threads": …}`.
         versions, machine: see `versions` and `machine`.
         started: date and time with zone, ISO 8601.
-        seconds, cpu_seconds: of the whole run.
-        score, validation, parameters, extra, curves: of the outcome.
+        seconds, cpu_seconds: wall-clock and CPU time of the whole run.
+        score, validation, parameters, extra, curves: fields of the outcome.
         fit_seconds: CPU seconds counted by the procedure, None if not counted.
     """
 
@@ -239,7 +239,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _plain(data: Any) -> Any:
-    """Convert data for JSON: numbers of numpy and torch to Python's, non-finite ones to texts."""
+    """Convert data for JSON: NumPy and torch scalars become Python scalars, non-finite values strings."""
     if data is None or isinstance(data, str | bool | int):
         return data
     if isinstance(data, float):
@@ -295,7 +295,7 @@ class ResultStore:
             try:
                 results.append(Result.from_data(json.loads(line)))
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
-                self.notes.append(f"{self.path}, line {number}: is no result ({one_line(error)[:80]}); skipped")
+                self.notes.append(f"{self.path}, line {number}: is not a result ({one_line(error)[:80]}); skipped")
         return results
 
     def append(self, result: Result) -> None:

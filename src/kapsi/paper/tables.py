@@ -1,4 +1,4 @@
-"""The table of an experiment: stored results beside the paper's numbers, and their comparison."""
+"""The table of an experiment: stored results next to the paper's, and their comparison."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kapsi.paper.store import Result, configuration_hash, here
 
 @dataclass(frozen=True)
 class Statistic:
-    """Statistics over the seeds of a method in a row.
+    """Statistics over the seeds of a method for a row.
 
     Attributes:
-        mean, std: of the scores; population standard deviation (divided by the number of seeds).
+        mean, std: mean and population standard deviation (divided by the number of seeds) of the scores.
         count: number of seeds.
-        validation: mean, None if a seed has none.
+        validation: mean validation score, None if it is missing for any seed.
         parameters: largest number of any seed.
         seconds, cpu_seconds: mean per seed.
         total: CPU seconds of all seeds.
@@ -71,19 +71,19 @@ class Line:
     """A row of a table.
 
     Attributes:
-        row: of the experiment.
+        row: the experiment row on this line.
         headline: the compared method.
-        paper: column: printed numbers.
-        own: method: statistics of stored results.
+        paper: printed results by column.
+        statistics: statistics of stored results by method.
         reference: reference score of the headline, None if there is none.
         reference_name: label of the reference.
-        factor: for errors, reference divided by headline; for accuracies, headline minus reference.
+        factor: reference divided by headline for errors, headline minus reference for accuracies.
     """
 
     row: TableRow
     headline: Method | None
     paper: Mapping[str, Printed]
-    own: Mapping[str, Statistic]
+    statistics: Mapping[str, Statistic]
     reference: float | None = None
     reference_name: str = ""
     factor: float | None = None
@@ -91,7 +91,7 @@ class Line:
     @property
     def result(self) -> Statistic | None:
         """Statistics of the headline method."""
-        return self.own.get(self.headline.name) if self.headline is not None else None
+        return self.statistics.get(self.headline.name) if self.headline is not None else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ResultTable:
     @property
     def cpu_seconds(self) -> float:
         """CPU time of all results shown."""
-        return sum(own.total for line in self.lines for own in line.own.values())
+        return sum(statistic.total for line in self.lines for statistic in line.statistics.values())
 
     def summary(self) -> list[str]:
         """Return the comparisons, a line each, and the best row of a sweep."""
@@ -166,11 +166,11 @@ class ResultTable:
             texts.append(self._verdict(f"{methods} on the same rows{reason}", pairs))
         for method in self.methods:
             pairs = [
-                (line, _factor(line.result.mean, line.own[method.name].mean, self.experiment.higher_is_better))
+                (line, _factor(line.result.mean, line.statistics[method.name].mean, self.experiment.higher_is_better))
                 for line in self.lines
                 if line.result is not None
                 and line.headline is not None
-                and method.name in line.own
+                and method.name in line.statistics
                 and method.name != line.headline.name
             ]
             if pairs:
@@ -179,12 +179,12 @@ class ResultTable:
         return [*texts, best] if best else texts
 
     def best(self) -> str:
-        """Return the best row of a sweep, here and in the paper, or an empty text."""
+        """Return the best row of a sweep, here and in the paper, or an empty string."""
         best = max if self.experiment.higher_is_better else min
-        own = [(line.result.mean, line) for line in self.lines if line.result and math.isfinite(line.result.mean)]
-        if not own or not any(line.row.axes for line in self.lines):
+        scores = [(line.result.mean, line) for line in self.lines if line.result and math.isfinite(line.result.mean)]
+        if not scores or not any(line.row.axes for line in self.lines):
             return ""
-        score, line = best(own, key=lambda pair: pair[0])
+        score, line = best(scores, key=lambda pair: pair[0])
         parameters = line.result.parameters if line.result is not None else None
         size = f", {parameters:,} parameters" if parameters is not None else ""
         printed = [
@@ -231,7 +231,7 @@ def count(pairs: Sequence[tuple[Line, float]], least: float) -> int:
 
 
 def printed_factors(table: ResultTable) -> list[tuple[Line, float]]:
-    """Return the rows compared with printed numbers, with their factors."""
+    """Return the rows compared with printed results, with their factors."""
     instead = table.experiment.compare.instead
     return [(line, line.factor) for line in table.lines if line.factor is not None and line.row.name not in instead]
 
@@ -240,24 +240,24 @@ def _protocol(experiment: Experiment, method: Method) -> str:
     return " (best epoch on test)" if (method.protocol or experiment.protocol) == "paper" else ""
 
 
-def _factor(own: float, reference: float, higher_is_better: bool) -> float:
-    """Return own − reference for accuracies, reference / own for errors; non-finite values are worst."""
-    if not math.isfinite(own):
+def _factor(score: float, reference: float, higher_is_better: bool) -> float:
+    """Return score − reference for accuracies, reference / score for errors; non-finite values are worst."""
+    if not math.isfinite(score):
         return -math.inf if higher_is_better else 0.0
     if higher_is_better:
-        return own - reference if math.isfinite(reference) else math.inf
+        return score - reference if math.isfinite(reference) else math.inf
     if not math.isfinite(reference):
         return math.inf
-    if own == 0:
+    if score == 0:
         return math.inf if reference > 0 else 1.0
-    return reference / own
+    return reference / score
 
 
 def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
-    """Return the statistics over the seeds of a method in a row.
+    """Return the statistics over the seeds of a method for a row.
 
     Args:
-        results: of different seeds, not empty.
+        results: results of different seeds, not empty.
         mark: footnote mark of the setting.
     """
     scores = np.array([result.score for result in results], dtype=np.float64)
@@ -298,7 +298,7 @@ def build(
 
     Args:
         experiment: the experiment.
-        expected: the paper's numbers.
+        expected: the paper's results.
         results: stored results; the last of each key counts.
         seeds: other seeds than the experiment's.
         quick: show results of `--quick`.
@@ -309,10 +309,10 @@ def build(
     selected_rows = None if only_rows is None else set(only_rows)
     rows = [row for row in experiment.active_rows() if selected_rows is None or row.name in selected_rows]
     names = {row.name for row in rows}
-    shown = {place: group for place, group in shown.items() if place[0] in names}
+    shown = {key: group for key, group in shown.items() if key[0] in names}
     settings = _settings([result for group in shown.values() for result in group])
     marks = {setting: mark.mark for setting, mark in settings.items()}
-    stored = {place: statistic(group, marks[group[0].setting]) for place, group in shown.items()}
+    stored = {key: statistic(group, marks[group[0].setting]) for key, group in shown.items()}
     compared = expected.compared(experiment)
     lines = tuple(_line(experiment, expected, compared, row, stored) for row in rows)
     present = {method for _, method in stored}
@@ -340,7 +340,7 @@ def build(
 
 
 def _left_out(experiment: Experiment, rows: set[str] | None) -> list[str]:
-    """Return a line for each reason with the exclusions; a row without any method is listed by name only."""
+    """Return a line for each reason with the exclusions; a row without any method is listed by its name alone."""
     methods: dict[tuple[str, str], list[str]] = {}
     for row, method, reason in experiment.excluded():
         if rows is None or row in rows:
@@ -348,12 +348,12 @@ def _left_out(experiment: Experiment, rows: set[str] | None) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for (reason, row), names in methods.items():
         labels = [experiment.method(name).label for name in names]
-        places = [row] if len(names) == len(experiment.methods) else [f"{row} with {label}" for label in labels]
-        reasons.setdefault(reason, []).extend(places)
+        excluded = [row] if len(names) == len(experiment.methods) else [f"{row} with {label}" for label in labels]
+        reasons.setdefault(reason, []).extend(excluded)
     lines = []
-    for reason, places in reasons.items():
-        rest = f" and {len(places) - 4} more" if len(places) > 4 else ""
-        lines.append(f"left out: {', '.join(places[:4])}{rest}: {reason}")
+    for reason, excluded in reasons.items():
+        rest = f" and {len(excluded) - 4} more" if len(excluded) > 4 else ""
+        lines.append(f"left out: {', '.join(excluded[:4])}{rest}: {reason}")
     return lines
 
 
@@ -368,14 +368,14 @@ def _select(
     experiment: Experiment, results: Iterable[Result], seeds: Sequence[int] | None, quick: bool
 ) -> tuple[dict[tuple[str, str], list[Result]], int, int]:
     """Return the results shown, the number of results with current configurations, and the number of these with other seeds."""
-    by_place: dict[tuple[str, str], list[Result]] = {}
+    by_method: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        by_place.setdefault((result.row, result.method), []).append(result)
+        by_method.setdefault((result.row, result.method), []).append(result)
     shown: dict[tuple[str, str], list[Result]] = {}
     used, other_seeds = 0, 0
     for row in experiment.rows:
         for method in experiment.methods_of(row):
-            stored = by_place.get((row.name, method.name), [])
+            stored = by_method.get((row.name, method.name), [])
             if not stored:
                 continue
             default = experiment.quick.seeds if quick else method.seeds or experiment.seeds
@@ -395,8 +395,8 @@ def _of_one_setting(results: list[Result]) -> list[Result]:
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.setting, []).append(result)
-    own = groups.get(here())
-    return own or max(groups.values(), key=lambda group: (len(group), max(result.started for result in group)))
+    current = groups.get(here())
+    return current or max(groups.values(), key=lambda group: (len(group), max(result.started for result in group)))
 
 
 _MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
@@ -406,17 +406,17 @@ def _settings(results: list[Result]) -> dict[str, Setting]:
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.setting, []).append(result)
-    own = here()
+    current = here()
     # By number: pages have the same marks on every machine.
-    order = sorted(groups, key=lambda setting: (-len(groups[setting]), setting != own, setting))
+    order = sorted(groups, key=lambda setting: (-len(groups[setting]), setting != current, setting))
     return {
         setting: Setting(
-            "" if place == 0 else _MARKS[(place - 1) % len(_MARKS)],
+            "" if i == 0 else _MARKS[(i - 1) % len(_MARKS)],
             groups[setting][0].versions,
             groups[setting][0].machine,
             len(groups[setting]),
         )
-        for place, setting in enumerate(order)
+        for i, setting in enumerate(order)
     }
 
 
@@ -428,7 +428,7 @@ def _line(
     stored: Mapping[tuple[str, str], Statistic],
 ) -> Line:
     paper = {column: expected.get(row.name, column) for column in expected.columns}
-    own = {
+    statistics = {
         method.name: stored[row.name, method.name] for method in experiment.methods if (row.name, method.name) in stored
     }
     headline = experiment.headline(row)
@@ -437,18 +437,18 @@ def _line(
     instead = experiment.compare.instead.get(row.name)
     if instead is not None:
         name = experiment.method(instead).label
-        reference = own[instead].mean if instead in own else None
+        reference = statistics[instead].mean if instead in statistics else None
     else:
         printed = [(paper[column].mean, LABELS.get(column, column)) for column in compared]
         known = [(mean, label) for mean, label in printed if mean is not None]
         if known:
             best = max if experiment.higher_is_better else min
             reference, name = best(known, key=lambda pair: pair[0])
-    result = own.get(headline.name) if headline is not None else None
+    result = statistics.get(headline.name) if headline is not None else None
     factor = (
         None if reference is None or result is None else _factor(result.mean, reference, experiment.higher_is_better)
     )
-    return Line(row, headline, paper, own, reference, name, factor)
+    return Line(row, headline, paper, statistics, reference, name, factor)
 
 
 def _axes(experiment: Experiment, lines: Sequence[Line]) -> tuple[AxisValue, ...]:

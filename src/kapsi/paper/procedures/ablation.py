@@ -1,7 +1,7 @@
 """Ablation: a layer of an expansion, a reconciliation and a remainder, all with their defaults.
 
 Every combination has the same training: rows, order of rows, optimizer, learning rate and number of epochs; the last epoch counts.
-Without a selection, no rows are held out. Data-dependent expansions are calibrated on the training rows, without labels: their
+Without model selection, no rows are held out. Data-dependent expansions are calibrated on the training rows, without labels: their
 defaults are the same for every number of classes.
 """
 
@@ -104,7 +104,7 @@ def read_options(run: Run) -> AblationOptions:
     head = coerce(Mapping[str, Any], given.get("head", {}), f"{where}.head")
     axes = {name: given.pop(name) for name in ("expansion", "reconciliation", "remainder") if name in given}
     for name in axes.keys() & head.keys():
-        raise SpecError(f"{where}.head.{name}: is set beside {name}, the same option; leave one out")
+        raise SpecError(f"{where}.head.{name}: is the same option as {name}; leave one out")
     refuse(given.get("train"), f"{where}.train", loss="is the cross-entropy for all layers, leave it out")
     options: AblationOptions = coerce(AblationOptions, {**given, "head": {**head, **axes}}, where)
     if options.train.solver != "auto" and not isinstance(options.train.solver, AdamW):
@@ -116,9 +116,7 @@ def read_options(run: Run) -> AblationOptions:
     except (SpecError, DataError) as error:
         raise SpecError(f"{where}.head: {error}") from None
     if not trained_count(model):
-        raise SpecError(
-            f"{where}.head: the layer has no trainable parameters; take another reconciliation or remainder"
-        )
+        raise SpecError(f"{where}.head: the layer has no trainable parameters; use another reconciliation or remainder")
     return options
 
 
@@ -128,7 +126,7 @@ def _training(options: AblationOptions, seed: int) -> TrainConfig:
 
 
 def _predicted(model: Model, x: Tensor) -> Tensor:
-    """Return class numbers `(rows,)`, and −1 for non-finite outputs."""
+    """Return integer class labels `(rows,)`, −1 for non-finite outputs."""
     rows = max(1, min(MAX_BATCH, MAX_ELEMENTS // max(1, _elements(model))))
     model.eval()
     parts = []
@@ -140,6 +138,6 @@ def _predicted(model: Model, x: Tensor) -> Tensor:
 
 
 def _elements(model: Model) -> int:
-    """Return the elements of the layer's largest tensor for each row."""
+    """Return the number of elements per row of the layer's largest tensor."""
     few, many = (torch.Size(explain(model, batch=batch)[0].shape).numel() for batch in (64, 128))
     return -(-(many - few) // 64)

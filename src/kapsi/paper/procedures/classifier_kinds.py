@@ -1,4 +1,4 @@
-"""Base of all kinds of classifiers, and the classical ones of scikit-learn."""
+"""Base of all kinds of classifiers, and the classical scikit-learn classifiers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kapsi.training.records import Epoch
 
 Labels = npt.NDArray[np.int64]
 LabeledRows: TypeAlias = tuple[Any, Labels]
-"""Inputs `(rows, m)`, an array or a SciPy matrix, and class numbers `(rows,)` from 0."""
+"""Inputs `(rows, m)`, an array or a SciPy matrix, and integer class labels `(rows,)` from 0."""
 Augmentation = Callable[[Tensor], Tensor]
 """Random changes of a batch of inputs, `(b, m)` to `(b, m)`, with torch's default generator, seeded by the engine."""
 EpochCallback = Callable[[Epoch, Callable[[Any], Labels]], None]
@@ -32,8 +32,8 @@ class FittedClassifier:
     """A selected and fitted classifier.
 
     Attributes:
-        predict: class numbers `(rows,)` of inputs `(rows, m)`.
-        parameters: numbers trained, or kept of the training rows.
+        predict: maps inputs `(rows, m)` to integer class labels `(rows,)`.
+        parameters: number of values trained, or stored from the training rows.
         kind: name in `KINDS`.
         chosen: option and value of each axis of the grid.
         validation: mean accuracy of the selected candidate on held-out rows; None without a selection.
@@ -65,11 +65,11 @@ class ClassifierTask:
     Attributes:
         x, y: training rows.
         classes: number of classes.
-        seed: of initial values and the order of rows.
+        seed: seed of initial values and the order of rows.
         where: prefix of error messages.
         validation: rows for early stopping.
         augment: random changes of each batch.
-        on_epoch: called after each epoch.
+        on_epoch: callback after each epoch.
     """
 
     x: Any
@@ -97,11 +97,11 @@ class ClassifierKind(Spec):
 
 @dataclass(frozen=True)
 class LinearSVM(ClassifierKind):
-    """`svm_linear`: a linear support vector machine of scikit-learn.
+    """`svm_linear`: scikit-learn's linear support vector machine.
 
     Args:
         C: weight of the losses relative to the L2 penalty.
-        solver: `liblinear`, each class against the rest and squared hinge; `libsvm`, each class against each and hinge.
+        solver: `liblinear` (one-vs-rest, squared hinge) or `libsvm` (one-vs-one, hinge).
         max_iter: largest number of iterations; null: 1,000 for `liblinear`, no limit for `libsvm`.
     """
 
@@ -124,11 +124,11 @@ class LinearSVM(ClassifierKind):
 
 @dataclass(frozen=True)
 class KernelSVM(ClassifierKind):
-    """`svm_rbf`: a support vector machine of scikit-learn with a Gaussian kernel.
+    """`svm_rbf`: scikit-learn's support vector machine with a Gaussian kernel.
 
     Args:
         C: weight of the losses relative to the penalty.
-        gamma: γ of exp(−γ‖x − x′‖²), or a rule of scikit-learn.
+        gamma: γ of exp(−γ‖x − x′‖²), or the name of a scikit-learn rule.
     """
 
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
@@ -146,7 +146,7 @@ class KernelSVM(ClassifierKind):
 
 @dataclass(frozen=True)
 class GaussianNaiveBayes(ClassifierKind):
-    """`naive_bayes_gaussian`: Gaussian naive Bayes of scikit-learn.
+    """`naive_bayes_gaussian`: scikit-learn's Gaussian naive Bayes.
 
     Args:
         var_smoothing: share of the largest variance added to all variances.
@@ -161,7 +161,7 @@ class GaussianNaiveBayes(ClassifierKind):
         if isinstance(task.x, np.ndarray):
             model.fit(task.x, task.y)
             return FittedClassifier(_predictions(model), 2 * model.theta_.size + model.class_prior_.size)
-        model.var_smoothing = 0.0  # added below: partial_fit would take the largest variance of each part
+        model.var_smoothing = 0.0  # added below: partial_fit would use the largest variance of each part
         for begin in range(0, len(task.y), DENSE_ROWS):
             part = slice(begin, begin + DENSE_ROWS)
             model.partial_fit(task.x[part].toarray(), task.y[part], classes=np.arange(task.classes))
@@ -177,7 +177,7 @@ class GaussianNaiveBayes(ClassifierKind):
 
 @dataclass(frozen=True)
 class MultinomialNaiveBayes(ClassifierKind):
-    """`naive_bayes_multinomial`: multinomial naive Bayes of scikit-learn, for inputs of at least 0.
+    """`naive_bayes_multinomial`: scikit-learn's multinomial naive Bayes, for inputs of at least 0.
 
     Args:
         alpha: added to each count.
@@ -194,7 +194,7 @@ class MultinomialNaiveBayes(ClassifierKind):
 
 @dataclass(frozen=True)
 class LogisticRegression(ClassifierKind):
-    """`logistic_regression`: logistic regression of scikit-learn.
+    """`logistic_regression`: scikit-learn's logistic regression.
 
     Args:
         C: weight of the losses relative to the L2 penalty.

@@ -84,9 +84,7 @@ class SearchOptions(Spec):
                 raise SpecError(f"grid.{path}: expected a list of values to try, got an empty one")
         only_tuning = "tune" if self.tune else "tune_rows" if self.tune_rows is not None else None
         if only_tuning and self.variants is None and (self.fits_once or not self.grid):
-            problem = (
-                "is for a selection with a refit" if self.fits_once else "is for the selection, and there is no grid"
-            )
+            problem = "needs a selection with a refit" if self.fits_once else "needs a selection, and there is no grid"
             raise SpecError(f"{only_tuning}: {problem}; leave it out")
         for path, other in itertools.product((*self.grid, *self.tune), self.grid):
             if other.startswith(f"{path}.") or (path == other and path in self.tune):
@@ -115,7 +113,7 @@ class ClassifierSearch:
     Attributes:
         kind: key of `KINDS`.
         candidates: not empty.
-        options: of the selection.
+        options: options of the selection.
         where: prefix of error messages.
         selects: whether there is a selection: a grid or early stopping.
     """
@@ -149,12 +147,12 @@ class ClassifierSearch:
         """Select by the mean accuracy over the splits, the first of equal candidates, and fit the selected candidate to all rows.
 
         Args:
-            rows: of the last fit.
-            splits: of the rows; unused without a selection, unless `refit` is false.
+            rows: rows of the last fit.
+            splits: splits of the rows; unused without a selection, unless `refit` is false.
             classes: number of classes.
-            seed: of initial values, dropout and the order of rows.
+            seed: seed of initial values, dropout and the order of rows.
             augment: random changes of the inputs of each batch, for networks.
-            on_epoch: called after each epoch of the last fit, for networks.
+            on_epoch: callback after each epoch of the last fit of a network.
 
         Raises:
             SpecError: a grid or early stopping without a split, or `refit: false` without a single split.
@@ -196,29 +194,29 @@ class ClassifierSearch:
         options = self.options
         accuracies = np.zeros((len(self.candidates), len(splits)))
         best: FittedClassifier | None = None
-        for place, split in enumerate(splits):
+        for j, split in enumerate(splits):
             (x, y), held_out = split()
             count = min(options.tune_rows or len(y), len(y))
             self._require_classes(y[:count])
             validation = held_out if options.early_stopping else None
-            own = replace(task, x=x[:count], y=y[:count], validation=validation, on_epoch=None)
+            part = replace(task, x=x[:count], y=y[:count], validation=validation, on_epoch=None)
             for i, candidate in enumerate(self.candidates):
-                fitted = candidate.tuned.fit(own)
-                accuracies[i, place] = (fitted.predict(held_out[0]) == held_out[1]).mean()
+                fitted = candidate.tuned.fit(part)
+                accuracies[i, j] = (fitted.predict(held_out[0]) == held_out[1]).mean()
                 if options.fits_once and (i == 0 or accuracies[i, 0] > accuracies[:i, 0].max()):
                     best = replace(fitted, rows=count)
         return (accuracies.mean(1) if splits else np.zeros(1)), best
 
     def _require_classes(self, y: Labels) -> None:
         if len(np.unique(y)) < 2:
-            raise SpecError(f"{self.where}: the {len(y)} rows to fit are of one class; take more of them")
+            raise SpecError(f"{self.where}: the {len(y)} rows to fit are all of one class; use more rows")
 
 
 def divided(options: Mapping[str, Any], cls: type[Spec]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of a specification, and the others."""
     names = names_of(cls)
-    own = {name: value for name, value in options.items() if name in names}
-    return own, {name: value for name, value in options.items() if name not in names}
+    known = {name: value for name, value in options.items() if name in names}
+    return known, {name: value for name, value in options.items() if name not in names}
 
 
 def names_of(cls: type[Spec]) -> tuple[str, ...]:
@@ -250,18 +248,18 @@ def read(
     require_known([kind], KINDS, f"{where}.classifier")
     cls = KINDS[kind]
     require_known(options or {}, (*names_of(cls), *names_of(SearchOptions), *also), f"{where}: options of {kind}")
-    selection, own = divided(options or {}, SearchOptions)
+    selection, others = divided(options or {}, SearchOptions)
     selection = {name: value for name, value in selection.items() if value is not None}
     search: SearchOptions = coerce(SearchOptions, selection, where)
     if search.variants is not None:
         return _variants(kind, search, merged({}, options or {}), where, also)
-    _refuse_training(own, search, where)
+    _refuse_training(others, search, where)
     if search.early_stopping and not cls.in_epochs:
         raise SpecError(f"{where}.early_stopping: {kind} is not trained in epochs, leave it out")
     candidates = []
     for values in itertools.product(*search.grid.values()):
         chosen = dict(zip(search.grid, values, strict=True))
-        final = _with(own, chosen, f"{where}.grid")
+        final = _with(others, chosen, f"{where}.grid")
         kinds = [coerce(cls, final, where)]
         if search.tune:
             kinds.insert(0, coerce(cls, _with(final, search.tune, f"{where}.tune"), where))
@@ -269,10 +267,10 @@ def read(
     return ClassifierSearch(kind, tuple(candidates), search, where, bool(search.grid) or search.early_stopping)
 
 
-def _refuse_training(own: Mapping[str, Any], search: SearchOptions, where: str) -> None:
-    """Refuse training options without effect, in the options, the grid and `tune`."""
+def _refuse_training(options: Mapping[str, Any], search: SearchOptions, where: str) -> None:
+    """Refuse training options that have no effect, in the options, the grid and `tune`."""
     others = {} if search.early_stopping else {"patience": "is for early_stopping; set that, or leave it out"}
-    refuse(own.get("train"), f"{where}.train", **others)
+    refuse(options.get("train"), f"{where}.train", **others)
     refuse(search.tune.get("train"), f"{where}.tune.train", **others)
     for training in search.grid.get("train", ()):
         refuse(training, f"{where}.grid.train", **others)
@@ -290,12 +288,12 @@ def _variants(
     common.pop("variants")
     candidates: list[ClassifierCandidate] = []
     searches = []
-    for name, own in search.variants.items():
+    for name, options in search.variants.items():
         here = f"{where}.variants.{name}"
         for shared in ("tune_rows", "refit", "early_stopping", "variants"):
-            if shared in own:
-                raise SpecError(f"{here}.{shared}: is the same for all variants; set it beside them")
-        searches.append(read(kind, merged(common, own), here, also))
+            if shared in options:
+                raise SpecError(f"{here}.{shared}: is the same for all variants; set it next to variants")
+        searches.append(read(kind, merged(common, options), here, also))
         if not searches[-1].selects:
             raise SpecError(f"{here}: give a grid, of one value at least, so that variants can be compared")
         candidates += [replace(c, chosen={"variant": name, **c.chosen}) for c in searches[-1].candidates]

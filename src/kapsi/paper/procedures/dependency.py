@@ -32,7 +32,7 @@ class DependencyOptions(Spec):
 
     Args:
         model: key of `MODELS`, by default the name of the method.
-        table: by default the name of the row.
+        table: name of the table, by default the name of the row.
         strongest: number of combinations of inputs in the graph of the RPN, with the largest positive and negative entries each.
         folds: number of folds; there are 50 rows of each species.
     """

@@ -33,8 +33,8 @@ def dry_run(
     """Raise a `SpecError` if a model cannot be trained with a configuration.
 
     Args:
-        spec: with all widths.
-        config: of the training.
+        spec: model specification without null widths.
+        config: training options.
         where: prefix of the message.
         classes: number of classes of the targets, None for regression.
         sparse: use sparse inputs.
@@ -69,11 +69,11 @@ def _problem(spec: ModelSpec, config: TrainConfig, classes: int | None, sparse: 
 
 
 NO_EFFECT = {"seed": "is the seed of the run; set the seeds of the experiment instead"}
-"""Training options with another place in an experiment."""
+"""Training options set elsewhere in an experiment."""
 
 
 def refuse(options: Any, where: str, **others: str) -> None:
-    """Refuse training options without effect.
+    """Refuse training options that have no effect.
 
     Args:
         options: plain data.
@@ -81,7 +81,7 @@ def refuse(options: Any, where: str, **others: str) -> None:
         others: further names with the reason.
 
     Raises:
-        SpecError: an option without effect is set.
+        SpecError: an option that has no effect is set.
     """
     for name, reason in {**NO_EFFECT, **others}.items():
         if isinstance(options, Mapping) and name in options:

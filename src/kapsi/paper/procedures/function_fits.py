@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DISTANCE_WEIGHT = 0.1
 """Weight of the squared distance to the nearest other fit on the reference inputs, relative to the validation error."""
 MAX_PEER_ERROR = 100
-"""Largest validation error, relative to a fit's own, of other fits it is compared with on the reference inputs.
+"""Largest validation error, relative to a fit's error, of other fits compared with it on the reference inputs.
 
 A fit much better than all others is far from them because they are wrong.
 """
@@ -54,8 +54,8 @@ class Trial:
 
     Attributes:
         candidate: specification and training.
-        number: of the trial within the candidate.
-        seed: of initial values and restarts.
+        number: index of the trial within the candidate.
+        seed: seed of initial values and restarts.
         model: the model.
         error: validation error.
         epochs: number of epochs so far.
@@ -157,7 +157,7 @@ class FunctionFits:
 
     Args:
         run: experiment, row and seed.
-        options: of the procedure.
+        options: options of the procedure.
         training, test: rows from `draw`.
     """
 
@@ -223,9 +223,9 @@ class FunctionFits:
         """Return the trial with the lowest criterion; later candidates must improve by a factor `min_improvement`."""
         best: Trial | None = None
         for candidate in self.options.candidates:
-            own = min((trial for trial in trials if trial.candidate is candidate), key=Trial.loss, default=None)
-            if own and (best is None or best.failed or own.loss() * self.options.min_improvement < best.loss()):
-                best = own
+            lowest = min((trial for trial in trials if trial.candidate is candidate), key=Trial.loss, default=None)
+            if lowest and (best is None or best.failed or lowest.loss() * self.options.min_improvement < best.loss()):
+                best = lowest
         return cast(Trial, best)
 
     @torch.no_grad()
@@ -244,9 +244,9 @@ class FunctionFits:
         if len(known) < 3:
             return
         outputs = [self._reference_outputs(trial) for trial in known]
-        for trial, own in zip(known, outputs, strict=True):
+        for trial, output in zip(known, outputs, strict=True):
             distances = [
-                float((own - theirs).square().mean())
+                float((output - theirs).square().mean())
                 for other, theirs in zip(known, outputs, strict=True)
                 if other is not trial and other.error <= MAX_PEER_ERROR * trial.error
             ]
@@ -288,7 +288,7 @@ class FunctionFits:
         return drift / trial.error, refitted
 
     def as_paper(self) -> Outcome:
-        """Train a model on all training rows; record the lowest test error of all epochs besides the last."""
+        """Train a model on all training rows; record the lowest test error of all epochs before the last."""
         (trial,) = self._trials(self.training.x, [])
         self._train(trial, self.training, trial.candidate.training, curves=True)
         if trial.failed:
@@ -334,7 +334,7 @@ class FunctionFits:
                 if candidate.after is not None:
                     source = min((t for t in fitted if t.candidate.name == candidate.after), key=lambda t: t.error)
                     model.layers[0].load_state_dict(source.model.layers[0].state_dict())
-                _place(model, x, candidate.place, self.options.calibrate, mirrored=i % 2 == 1)
+                _place_outputs(model, x, candidate.place, self.options.calibrate, mirrored=i % 2 == 1)
                 yield Trial(candidate, i, seed, model)
 
     def _train(
@@ -401,7 +401,7 @@ def _solve_last_layer(model: Model, rows: FunctionRows) -> None:
 
 
 @torch.no_grad()
-def _place(
+def _place_outputs(
     model: Model, x: Tensor, ranges: tuple[tuple[float, float] | None, ...], calibrated: bool, *, mirrored: bool = False
 ) -> None:
     """Calibrate layer by layer, and map the outputs of hidden layers to ranges, mirrored or not."""

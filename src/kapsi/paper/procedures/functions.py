@@ -47,7 +47,7 @@ MAX_ROWS = 10_000_000
 Targets = Literal["standard", "scaled", "raw"]
 NETWORKS: Mapping[str, Callable[..., ModelSpec]] = {"mlp": mlp.spec, "kan": kan.spec}
 SHARED = ("trials", "targets", "rounds", "least_squares_init")
-"""Options of all candidates, unless a candidate has its own."""
+"""Options of all candidates, unless a candidate overrides them."""
 DEFAULT_TRAINING = {"loss": "mse", "solver": {"kind": "levenberg_marquardt"}}
 
 
@@ -60,16 +60,16 @@ class FunctionCandidate(Spec):
         model: specification; widths at the ends may be null.
         mlp: arguments of `kapsi.zoo.mlp.spec`.
         kan: arguments of `kapsi.zoo.kan.spec`.
-        trials: number of models fitted, each with own initial values and calibration.
+        trials: number of models fitted, each with different initial values and calibration.
         training: further restarts within a trial are compared by the training error.
         place: for each hidden layer the range [low, high] of the outputs over the training rows before the first step, or null for
             the drawn values. A basis on [−1, 1] starts on [−1, 1], a logarithm above zero. Every second trial is mirrored.
         after: name of an earlier candidate; the first layer starts as in the best fit after the first phase.
-        targets: as in `FunctionOptions`.
+        targets: see `FunctionOptions`.
         rounds: parts of a fit; splines of hidden layers are moved to their current data in between.
         warm: training before the first phase, for example a few epochs of AdamW before Gauss–Newton steps; null for none.
         least_squares_init: start the last layer as the least-squares solution for the other layers. Drawn values pull the layers
-            below away from their place: a model with arcsin in κ, exact for arcsin(x + y) and close at the start, ended
+            below with ranges placed elsewhere: a model with arcsin in κ, exact for arcsin(x + y) and close at the start, ended
             at an error of 6e-4 without and of 1e-31 with this option.
     """
 
@@ -101,7 +101,7 @@ class FunctionCandidate(Spec):
         return cast(ModelSpec, self.model)
 
     def sized(self, inputs: int) -> FunctionCandidate:
-        """Return the candidate with a specification for so many inputs, checked against the other options."""
+        """Return the candidate with its specification for `inputs` inputs, checked against the other options."""
         kind = next(kind for kind in ("model", "mlp", "kan") if getattr(self, kind) is not None)
         options = getattr(self, kind)
         try:
@@ -140,7 +140,7 @@ class SuccessiveHalving(Spec):
     """A short first phase.
 
     Args:
-        epochs: of each trial.
+        epochs: number of epochs of each trial.
         keep: number of trials continued, over all candidates.
     """
 
@@ -177,7 +177,7 @@ class FunctionOptions(Spec):
         target_error: validation error, as a share of the variance of the targets, that ends the search, 0 to 0.01.
         refit: changes of the training for the refit on all training rows; null for no refit.
         parameters: largest number of trainable parameters of a candidate; null: any.
-        curves: record errors after each epoch, also of test rows; without effect on the selection.
+        curves: record errors after each epoch, also on test rows; the selection is not affected.
     """
 
     function: str
@@ -272,7 +272,7 @@ def read_options(run: Run) -> FunctionOptions:
             if config is not None:
                 dry_run(candidate.spec, config, f"{where}.candidates.{candidate.name}.training")
     if run.protocol == "paper" and sum(candidate.trials for candidate in options.candidates) != 1:
-        raise SpecError(f"{where}.candidates: the protocol paper takes one candidate and one trial")
+        raise SpecError(f"{where}.candidates: the protocol paper allows one candidate and one trial")
     return options
 
 

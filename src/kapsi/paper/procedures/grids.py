@@ -24,13 +24,13 @@ RIDGE = 1e-7
 
 @torch.no_grad()
 def regrid(model: Model, x: Tensor) -> Model:
-    """Move the grids of all splines outside of the first layer to the data, in place, layer by layer.
+    """Move the grids of all splines outside of the first layer to the data, in place and layer by layer.
 
     Range or knots come from `kapsi.calibrate`; the coefficients from least squares to the old functions. A spline may be κ or part
     of an extended κ, with a dense or low-rank ψ; other heads are unchanged.
 
     Args:
-        model: in float64.
+        model: a model in float64.
         x: inputs, `(rows, m)`.
 
     Source: the grid update of arXiv 2404.19756.

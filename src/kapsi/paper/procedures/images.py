@@ -29,7 +29,7 @@ Pixels = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ImageOptions(Spec):
-    """Options of the procedure `images`, besides the options of the selection and of the kind of classifier.
+    """Options of the procedure `images`, in addition to the options of the selection and of the kind of classifier.
 
     Args:
         data: data set, by default the name of the row.
@@ -40,7 +40,7 @@ class ImageOptions(Spec):
         flip: flip training images horizontally at random.
         mix: largest share of another image of the batch mixed in without changing the class, 0 to 0.5.
         flip_test: average the log-probabilities of a test image and the mirror image.
-        limit_train, limit_test: numbers of rows; 0: all.
+        limit_train, limit_test: maximum numbers of rows; 0 for all.
     """
 
     data: Literal["mnist", "cifar10"]
@@ -119,8 +119,8 @@ def read_options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
     """Return the options of the data, and the candidates."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
-    own, others = divided(run.options, ImageOptions)
-    options: ImageOptions = coerce(ImageOptions, {"data": run.row, **own}, where)
+    known, others = divided(run.options, ImageOptions)
+    options: ImageOptions = coerce(ImageOptions, {"data": run.row, **known}, where)
     search = read(options.classifier, others, where, names_of(ImageOptions))
     kind, paper = search.kind, run.protocol == "paper"
     other_loss = any(
@@ -144,7 +144,7 @@ def read_options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
         ),
         (
             not search.options.refit and (paper or not options.held_out),
-            ".refit: no rows are held out, and all are fitted once; leave it out, or set held_out",
+            ".refit: no rows are held out, and all rows are fitted once; leave it out, or set held_out",
         ),
         (
             search.selects and (paper or not options.held_out),
@@ -190,7 +190,7 @@ def _augmentation(options: ImageOptions, shape: tuple[int, int, int]) -> Augment
 
 
 def _predicted(fitted: FittedClassifier, x: Pixels, options: ImageOptions, shape: tuple[int, int, int]) -> Labels:
-    """Return class numbers of the test rows."""
+    """Return the integer class labels of the test rows."""
     if not options.flip_test or fitted.scores is None:
         return fitted.predict(x)
     mirrored = np.ascontiguousarray(x.reshape(-1, *shape)[..., ::-1]).reshape(len(x), -1)
@@ -235,7 +235,7 @@ def mixed(images: Tensor, share: float) -> Tensor:
 
 
 def shifted(images: Tensor, pixels: int) -> Tensor:
-    """Return images, each shifted by up to `pixels` along each axis; new pixels take the value of the corner.
+    """Return images, each shifted by up to `pixels` along each axis; new pixels get the value of the corner.
 
     Args:
         images: (b, channels, height, width).

@@ -69,7 +69,7 @@ class Network(Spec):
             )
 
     def spec(self, in_features: int, out_features: int) -> ModelSpec:
-        """Return the specification for these numbers of inputs and outputs."""
+        """Return the specification for the numbers of inputs and outputs."""
         hidden = self.hidden
         if self.layers is not None and len(hidden) != self.layers - 1:
             hidden = hidden * (self.layers - 1)
@@ -101,7 +101,7 @@ class EpochKind(ClassifierKind):
     in_epochs: ClassVar[bool] = True
 
     def spec(self, inputs: int, outputs: int) -> ModelSpec:
-        """Return the specification of the model for these numbers of inputs and outputs."""
+        """Return the specification of the model for the numbers of inputs and outputs."""
         raise NotImplementedError
 
     def config(self, seed: int) -> TrainConfig:
@@ -132,7 +132,7 @@ class NetworkClassifier(EpochKind):
     Args:
         train: training.
         network: the layers.
-        layers, heads: of the network, as axes of a grid of rows.
+        layers, heads: numbers of layers and heads, as axes of a grid of rows.
         calibrate: set grids and other buffers from the rows before the fit.
     """
 
@@ -145,8 +145,8 @@ class NetworkClassifier(EpochKind):
         self._network()
 
     def _network(self) -> Network:
-        own = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
-        return replace(self.network, **own)
+        changed = {name: value for name in ("layers", "heads") if (value := getattr(self, name)) is not None}
+        return replace(self.network, **changed)
 
     def spec(self, inputs: int, outputs: int) -> ModelSpec:
         return self._network().spec(inputs, outputs)
@@ -159,7 +159,7 @@ class ModelClassifier(EpochKind):
     Args:
         train: training.
         model: the specification.
-        calibrate: as in `NetworkClassifier`.
+        calibrate: see `NetworkClassifier`.
     """
 
     model: ModelSpec
@@ -198,9 +198,9 @@ class KANClassifier(EpochKind):
     Args:
         train: training.
         hidden: widths of the hidden layers.
-        intervals, degree, low, high: of the splines.
+        intervals, degree, low, high: grid and degree of the splines.
         calibrate: set the ranges of the splines from the rows before the fit.
-        centered: on sparse inputs, use φ(x) − φ(0) instead of φ(x) in the first layer.
+        centered: whether to use φ(x) − φ(0) instead of φ(x) in the first layer on sparse inputs.
     """
 
     hidden: tuple[int, ...] = (64,)

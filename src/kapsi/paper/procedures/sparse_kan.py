@@ -1,12 +1,12 @@
 """A Kolmogorov–Arnold network on sparse inputs: the same function as on dense inputs, at the cost of the non-zero entries.
 
-A word absent from a text has the value 0 and the edges φ(0), the same for all texts. The first layer is therefore
+A word absent from a document has the value 0 and the edges φ(0), the same for all documents. The first layer is therefore
 
     y_o = Σ_i φ_oi(0) + Σ_{i: x_i ≠ 0} (φ_oi(x_i) − φ_oi(0)),
 
-with the sum over all inputs computed once a step instead of once a row. The identity is exact.
+with the sum over all inputs computed once per step instead of once per row. The identity is exact.
 
-The first sum can make the network hard to train: a step of Adam changes each term by about the learning rate η, and the sum
+The first sum can make the network hard to train: an Adam step changes each term by about the learning rate η, and the sum
 of terms of equal sign by η times the number of inputs, ten thousand and more. `centered` drops the sum,
 y_o = Σ_i (φ_oi(x_i) − φ_oi(0)): the same set of functions up to a constant.
 """

@@ -60,9 +60,9 @@ class TabularCandidate:
     """A model with an L2 penalty.
 
     Attributes:
-        name: in results.
-        spec: with all widths.
-        training: with the penalty.
+        name: name in the results.
+        spec: model specification without null widths.
+        training: training options, including the penalty.
     """
 
     name: str
@@ -85,7 +85,7 @@ class SelectionRule(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class TabularOptions(Spec):
-    """Options of the procedure `tabular`, besides the options of the classifier.
+    """Options of the procedure `tabular`, in addition to the options of the classifier.
 
     Args:
         table: name of a bundled table, by default the name of the row.
@@ -108,9 +108,9 @@ class TabularModel(Spec):
     """A model with several L2 penalties, each a candidate.
 
     Args:
-        name: in results; by default the position in the list.
+        name: name in the results, by default the position in the list.
         model: specification; widths at the ends may be null.
-        training: of the model.
+        training: training options of the model.
         penalties: L2 penalties, from strong to weak; none: the penalty of the training.
     """
 
@@ -129,7 +129,7 @@ class TabularModels(Spec):
     """Models for selection.
 
     Args:
-        candidates: from simple to flexible.
+        candidates: candidates ordered from simple to flexible.
         training: default of the candidates.
         rule: rule of the selection.
     """
@@ -153,7 +153,7 @@ class BinnedNetworks(Spec):
     Args:
         bins: numbers of bins.
         penalties: L2 penalties of a Markov network.
-        restarts: of the structure search of a Bayesian network.
+        restarts: number of restarts of the structure search of a Bayesian network.
     """
 
     bins: tuple[int, ...] = (3,)
@@ -169,8 +169,8 @@ def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetwor
     """Return the options of the procedure and of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
-    own, others = classifiers.divided(run.options, TabularOptions)
-    options: TabularOptions = coerce(TabularOptions, {"table": run.row, **own}, where)
+    known, others = classifiers.divided(run.options, TabularOptions)
+    options: TabularOptions = coerce(TabularOptions, {"table": run.row, **known}, where)
     x, y, classes = _table(options.table)
     if options.folds > len(y):
         raise SpecError(
@@ -202,7 +202,7 @@ def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetwor
 
 @functools.cache
 def _table(name: str) -> tuple[Floats, Labels, int]:
-    """Return inputs, class numbers and the number of classes of a bundled table."""
+    """Return inputs, integer class labels and the number of classes of a bundled table."""
     table, target = bundled(name)
     problem = make_problem(table, target, task="classification")
     x = np.stack([column.numbers for key, column in table.columns.items() if key != target], 1)
@@ -331,8 +331,8 @@ def _models(fold: _Fold, models: TabularModels) -> _FoldResult:
                 values[held_out] = _log_probabilities(model, fold.x[held_out], fold.classes)
         wrong = np.stack([values.argmax(1) != fold.y for values in logs]).astype(np.float64)
         losses = np.stack([-values[np.arange(len(fold.y)), fold.y] for values in logs])
-        place = select(wrong if models.rule.by == "accuracy" else losses, best=models.rule.rule == "best")
-        best, accuracy = candidates[place], 1 - float(wrong[place].mean())
+        index = select(wrong if models.rule.by == "accuracy" else losses, best=models.rule.rule == "best")
+        best, accuracy = candidates[index], 1 - float(wrong[index].mean())
     model = fitted(best, fold.x, fold.y, fold.seed)
     predicted = _log_probabilities(model, fold.test_x, fold.classes).argmax(1)
     return fold.result(predicted, best.name, model.parameters, accuracy)
@@ -342,7 +342,7 @@ def select(losses: Floats, *, best: bool = False) -> int:
     """Return the index of the first candidate not significantly worse than the best, or of the best.
 
     Args:
-        losses: of each candidate and row, `(candidates, rows)`.
+        losses: loss per candidate and row, `(candidates, rows)`.
         best: select the lowest mean, the first of equal ones.
 
     Example:
@@ -417,7 +417,7 @@ def fitted(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> _Sca
 
 
 def _log_probabilities(model: _ScaledModel, x: Floats, classes: int) -> Floats:
-    """Return log-probabilities; for a class number as output, minus the distance to each class."""
+    """Return log-probabilities; for a predicted class label, minus the distance to each class."""
     outputs = model.outputs(x)
     if outputs.shape[1] == classes and classes > 1:
         shifted = outputs - outputs.max(1, keepdims=True)
@@ -503,7 +503,7 @@ def _network(
         parents = bayesian_network.hill_climb(joint, states=states, restarts=restarts)
         model = bayesian_network.fit_discrete(joint, parents, states=states, label=label)
         # Free parameters of a node: the number of states minus 1, for each state of the parents.
-        count = sum((states[i] - 1) * math.prod(states[p] for p in own) for i, own in enumerate(parents))
+        count = sum((states[i] - 1) * math.prod(states[p] for p in indices) for i, indices in enumerate(parents))
     else:
         cliques = [(i, j, label) for i, j in itertools.combinations(range(label), 2)]
         model = markov_network.fit(joint, cliques, method="conditional", states=states, label=label, penalty=penalty)

@@ -1,8 +1,8 @@
-"""Texts as sparse TF-IDF columns: classifiers of IMDB, SST-2 and AG News, selected on held-out training rows.
+"""Documents as sparse TF-IDF columns: classifiers of IMDB, SST-2 and AG News, selected on held-out training rows.
 
 Steps of a run:
 
-1. Convert texts to sparse TF-IDF columns with the vocabulary and document frequencies of all training texts.
+1. Convert documents to sparse TF-IDF columns with the vocabulary and document frequencies of all training documents.
 2. Hold out training rows in folds, drawn by the seed; fit candidates to the other rows, and select the best mean accuracy.
 3. Fit the selected candidate to all training rows, with a single evaluation of the test rows.
 
@@ -36,11 +36,11 @@ from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
 
 COLUMNS = 840
-"""Columns in the dry run of the options; the real number is known after reading the texts."""
+"""Columns in the dry run of the options; the real number is known after reading the documents."""
 BLOCK = 100
 """Rows of a held-out block."""
 MIN_WORDS = 8
-"""Words of the shortest held-out sentence: most shorter texts are phrases of a sentence outside of the data."""
+"""Words of the shortest held-out sentence: most shorter ones are phrases of a sentence outside of the data."""
 Indices = npt.NDArray[np.int64]
 
 
@@ -53,19 +53,19 @@ class Fold(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Spec):
-    """Options of the procedure `text`, besides the options of the selection and of the kind of classifier.
+    """Options of the procedure `text`, in addition to the options of the selection and of the kind of classifier.
 
     Args:
         data: data set, by default the name of the row.
         classifier: key of `classifiers.KINDS`; `kan` is `SparseKAN` here.
         ngrams: smallest and largest number of words of a column.
-        min_df: smallest number of training texts with a word, or their share for a float; rarer words are dropped.
+        min_df: smallest number (integer) or share (float) of training documents with a word; rarer words are dropped.
         stop_words: `english` drops the words of the English list; null keeps all words.
         folds: number of folds held out in turn.
         held_out: number or share, at most half, of the training rows in each fold.
         unit: held out as `rows`, whole `sentences` with all their phrases, or `blocks` of 100 consecutive rows.
         most_rows: largest number of training rows, drawn by the seed, for methods of limited size.
-        limit_train, limit_test: numbers of rows, the first ones; null: all.
+        limit_train, limit_test: numbers of leading rows to use; null for all.
     """
 
     data: Literal["imdb", "sst2", "ag_news"]
@@ -94,8 +94,8 @@ class TextOptions(Spec):
 def read_options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
     """Return the options of the data, and the candidates."""
     run.expects("accuracy", "validation")
-    own, others = classifiers.divided(run.options, TextOptions)
-    options: TextOptions = coerce(TextOptions, {"data": run.row, **own}, run.where)
+    known, others = classifiers.divided(run.options, TextOptions)
+    options: TextOptions = coerce(TextOptions, {"data": run.row, **known}, run.where)
     search = classifiers.read(options.classifier, others, run.where, classifiers.names_of(TextOptions))
     if search.options.fits_once and options.folds > 1:
         raise SpecError(
@@ -104,13 +104,13 @@ def read_options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
     try:
         search.dry_run(COLUMNS, len(DATASETS[options.data].classes), sparse=True)
     except (SpecError, DataError) as error:
-        if str(COLUMNS) not in str(error):  # the columns of the texts may fit
+        if str(COLUMNS) not in str(error):  # the columns of the documents may fit
             raise
     return options, search
 
 
 def run(run: Run) -> Outcome:
-    """Fit a classifier to the texts of a row, with a single evaluation of the test rows.
+    """Fit a classifier to the documents of a row, and evaluate it once on the test rows.
 
     Options: `TextOptions`, the selection, and the kind (`procedures.classifiers.read`).
 
@@ -181,7 +181,7 @@ def hold_out(
     """Return the fitted and the held-out rows of each fold.
 
     Args:
-        texts: with the training rows.
+        texts: documents and labels, including the training rows.
         pool: indices of available rows, in random order.
         options: `folds`, `held_out` and `unit`.
         generator: draws sentences or blocks.
@@ -225,7 +225,7 @@ def hold_out(
 
 
 def sentences(words: Sequence[Sequence[str]]) -> Indices:
-    """Return the indices of whole sentences: texts of at least 8 words outside of any other text.
+    """Return the indices of whole sentences: documents of at least 8 words not contained in any other.
 
     Example:
         >>> whole = "it is a good film after all ,".split()
@@ -244,5 +244,5 @@ def sentences(words: Sequence[Sequence[str]]) -> Indices:
 
 
 def _phrases(words: Sequence[str]) -> set[str]:
-    """Return all sequences of consecutive words of a text."""
+    """Return all sequences of consecutive words of a document."""
     return {" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
