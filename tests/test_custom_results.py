@@ -149,7 +149,7 @@ def test_log_loss_of_several_and_of_soft_targets():
 @pytest.mark.parametrize("metric", ["f1", "auc"])
 def test_f1_and_auc_are_of_one_target_of_zeros_and_ones(metric):
     with pytest.raises(
-        kp.SpecError, match=f"metrics: {metric} takes one target of zeros and ones, got 2; leave it out"
+        kp.SpecError, match=f"metrics: {metric} needs one target of zeros and ones, got 2; leave it out"
     ):
         kp.fit(model(2), (X, ONES), loss="bernoulli", metrics=metric, epochs=1)
     with pytest.raises(kp.DataError, match=f"metrics: {metric} needs targets 0 or 1, not between"):
@@ -239,10 +239,10 @@ def test_a_class_without_dataclass_is_refused_by_name():
     [
         (
             lambda self, p: None,
-            "odd.optimizer must return an optimizer of torch with steps without a closure; got NoneType",
+            "odd.optimizer must return a torch optimizer whose steps need no closure; got NoneType",
         ),
-        (lambda self, p: torch.optim.SGD, "odd.optimizer must return an optimizer .*; got type"),
-        (lambda self, p: torch.optim.LBFGS(p), "odd.optimizer must return an optimizer .*; got LBFGS"),
+        (lambda self, p: torch.optim.SGD, "odd.optimizer must return a torch optimizer .*; got type"),
+        (lambda self, p: torch.optim.LBFGS(p), "odd.optimizer must return a torch optimizer .*; got LBFGS"),
         (lambda self: None, "odd.optimizer failed: TypeError"),
     ],
 )

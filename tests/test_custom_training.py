@@ -251,10 +251,10 @@ def test_metrics_that_do_not_fit_are_refused():
         return (prediction > target).double().mean()
 
     for options, message in (
-        ({"metrics": "accuracy"}, "accuracy is a metric of classes, and mse predicts numbers"),
+        ({"metrics": "accuracy"}, "accuracy is a metric for classes, and mse predicts real values"),
         ({"metrics": "rmsee"}, "no metric is called 'rmsee'; did you mean 'rmse'"),
         ({"metrics": ["mae", "mae"]}, "each metric may appear once"),
-        ({"monitor": "mae"}, "monitor 'mae' is no metric of this run; choose from loss, rmse, r2, or add it"),
+        ({"monitor": "mae"}, "monitor 'mae' is not a metric of this run; use loss, rmse, r2, or add it"),
         ({"metrics": fraction, "monitor": "fraction"}, "set its attribute greater_is_better to True or False"),
     ):
         with pytest.raises(kp.SpecError, match=message):
@@ -356,9 +356,7 @@ def test_a_run_stopped_by_a_callback_continues_without_it_or_with_more_epochs(tm
     recorder = Recorder(stop_epoch=3)
     assert fit(model(), callbacks=recorder) == first
     assert recorder.epochs == recorder.ended == []
-    assert said == [
-        "the run is finished: stopped by a callback in epoch 3; to continue, leave callbacks out or raise epochs"
-    ]
+    assert said == ["the run ended in epoch 3: stopped by a callback; to continue, leave callbacks out or raise epochs"]
     recorder = Recorder(stop_epoch=5)
     assert [r.number for r in fit(model(), 10, recorder)] == [1, 2, 3, 4, 5]
     assert [r.number for r in recorder.epochs] == [4, 5]
@@ -387,7 +385,7 @@ def test_what_is_no_callback_is_refused(callback):
 @pytest.mark.parametrize(
     ("callback", "message"),
     [
-        (lambda: 1, "<lambda> must take one argument, the record of on_epoch"),
+        (lambda: 1, "<lambda> must accept one argument, the record of on_epoch"),
         (lambda record: np.array([1, 2]), "<lambda> must return a true value to stop training or None, got ndarray"),
         (lambda record: torch.ones(2), "<lambda> must return a true value to stop training or None, got Tensor"),
         (Recorder, r"got the class Recorder; call it: Recorder\(\)"),

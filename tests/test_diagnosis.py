@@ -47,16 +47,16 @@ def test_inputs_targets_and_weights_come_first() -> None:
     batch = batch_of()
     spoil(batch.x, NAN, INF, -INF)
     assert said(model_of(), batch).startswith(
-        "the inputs are not finite (1 of 18 numbers is nan and 2 infinite, the largest"
+        "the inputs are not finite (1 of 18 values is nan and 2 infinite, the largest"
     )
     batch = batch_of()
     spoil(batch.y, INF)
     assert said(model_of(), batch).startswith(
-        "the targets are not finite (1 of 12 numbers is infinite, the largest finite is"
+        "the targets are not finite (1 of 12 values is infinite, the largest finite is"
     )
     batch = batch_of(weight=torch.full((6,), NAN))
     assert said(model_of(), batch).startswith(
-        "the weights of the rows are not finite (6 of 6 numbers are nan, none is finite)"
+        "the weights of the rows are not finite (6 of 6 values are nan, none is finite)"
     )
 
 
@@ -86,7 +86,7 @@ def test_the_tensor_that_is_damaged_is_named(spec, store, name, path, layer, hea
     tensor = tensor if isinstance(tensor, torch.Tensor) else tensor["matrix"]
     spoil(tensor, NAN, 0.5, INF)
     text = said(model, batch_of())
-    place = f"layers.{layer}.heads.{which}.{path} is not finite (1 of {tensor.numel()} numbers is nan and 1 infinite, "
+    place = f"layers.{layer}.heads.{which}.{path} is not finite (1 of {tensor.numel()} values is nan and 1 infinite, "
     assert text.startswith(place)
     assert "so is the loss" in text
     assert "start again from finite weights" in text
@@ -95,11 +95,11 @@ def test_the_tensor_that_is_damaged_is_named(spec, store, name, path, layer, hea
 def test_the_bias_and_the_affine_part_of_a_norm() -> None:
     model = model_of()
     spoil(model.layers[1].heads[0].bias, NAN)
-    assert said(model, batch_of()).startswith("layers.1.heads.0.bias is not finite (1 of 2 numbers is nan")
+    assert said(model, batch_of()).startswith("layers.1.heads.0.bias is not finite (1 of 2 values is nan")
     model = model_of(before=(kp.BatchNorm(affine=True),))
     spoil(model.layers[0].heads[0].before[0].weight, INF)
     assert said(model, batch_of()).startswith(
-        "layers.0.heads.0.before.0.weight is not finite (1 of 3 numbers is infinite"
+        "layers.0.heads.0.before.0.weight is not finite (1 of 3 values is infinite"
     )
 
 
@@ -107,7 +107,7 @@ def test_the_bias_and_the_affine_part_of_a_norm() -> None:
 @pytest.mark.parametrize("large", [False, True])
 def test_columns_of_kappa_that_overflow_are_told(reconciliation, large, monkeypatch) -> None:
     if large:  # only the one row that matters fits
-        monkeypatch.setattr("kapsi.training.diagnosis.LARGEST_FORMED", 45)
+        monkeypatch.setattr("kapsi.training.diagnosis.MAX_ELEMENTS", 45)
     model = model_of(kp.Taylor(3), reconciliation=reconciliation)
     batch = batch_of()
     batch.x[2] = 1e20
@@ -134,7 +134,7 @@ def test_a_product_that_overflows_is_the_output_of_the_head_and_a_sum_that_of_th
             head.psi["matrix"].zero_()
             head.bias.fill_(2e38)
     text = said(model, batch_of())
-    assert text.startswith("the output of layers.0 is not finite (12 of 12 numbers are infinite, none is finite)")
+    assert text.startswith("the output of layers.0 is not finite (12 of 12 values are infinite, none is finite)")
 
 
 def test_the_loss_of_a_row_that_overflows() -> None:
@@ -142,10 +142,10 @@ def test_the_loss_of_a_row_that_overflows() -> None:
     batch = batch_of()
     batch.y[1, 0] = 3e38
     text = said(model, batch)
-    assert text.startswith("the mse losses of the rows are not finite (1 of 6 numbers is infinite, ")
+    assert text.startswith("the mse losses of the rows are not finite (1 of 6 values is infinite, ")
     batch = batch_of()
     batch.y[:] = 1.2e19
-    assert said(model, batch).startswith("the sum of the mse losses is not finite, the largest of a row is 1.44e+38")
+    assert said(model, batch).startswith("the sum of the mse losses is not finite, the largest per row is 1.44e+38")
 
 
 class Root(nn.Module):
@@ -166,8 +166,8 @@ def test_a_gradient_that_is_not_finite_where_the_loss_is() -> None:
     batch = batch_of()
     batch.x[4, 1] = 0.0
     text = said(model, batch, "gradient")
-    assert text.startswith("the gradient of 1.weight is not finite (1 of 3 numbers is nan, the largest finite is ")
-    assert "; the gradient of 0.weight is not finite (3 of 9 numbers are nan" in text
+    assert text.startswith("the gradient of 1.weight is not finite (1 of 3 values is nan, the largest finite is ")
+    assert "; the gradient of 0.weight is not finite (3 of 9 values are nan" in text
     expected = float(MSE.rows(model(batch.x), batch.y).mean().detach())
     assert f"the loss was {expected:.3g}; lower learning_rate, set max_grad_norm, or scale the inputs" in text
     assert all(p.grad is None for p in model.parameters())
@@ -179,7 +179,7 @@ def test_the_gradients_that_are_there_are_looked_at_first() -> None:
         p.grad = torch.zeros_like(p)
     spoil(model.layers[1].heads[0].psi["matrix"].grad, NAN, INF, 2.5)
     text = said(model, batch, "gradient")
-    assert text.startswith("the gradient of layers.1.heads.0.psi.matrix is not finite (1 of 32 numbers is nan and ")
+    assert text.startswith("the gradient of layers.1.heads.0.psi.matrix is not finite (1 of 32 values is nan and ")
     assert "1 infinite, the largest finite is 2.5); the loss was " in text
     assert "1 more" not in text
     for p in model.parameters():
@@ -225,15 +225,13 @@ def test_any_module_is_looked_into() -> None:
 
     batch, net = batch_of(), Net()
     batch.x[0, 0] = 0.0
-    assert said(net, batch).startswith("the output of logarithm is not finite (1 of 18 numbers is infinite, ")
+    assert said(net, batch).startswith("the output of logarithm is not finite (1 of 18 values is infinite, ")
 
     class Between(nn.Sequential):
         def forward(self, x):
             return self[0](x.square().log())
 
-    assert said(Between(nn.Linear(3, 2)), batch).startswith(
-        "an input of 0 is not finite (1 of 18 numbers is infinite, "
-    )
+    assert said(Between(nn.Linear(3, 2)), batch).startswith("an input of 0 is not finite (1 of 18 values is infinite, ")
 
     class Bare(nn.Module):
         def forward(self, x):
@@ -248,10 +246,10 @@ def test_sparse_inputs() -> None:
     x = torch.eye(3).to_sparse_csr()
     batch = Batch(x, torch.zeros(3, 2), None, 3)
     spoil(model.layers[0].heads[0].psi["matrix"], NAN)
-    assert said(model, batch).startswith("layers.0.heads.0.psi.matrix is not finite (1 of 48 numbers is nan")
+    assert said(model, batch).startswith("layers.0.heads.0.psi.matrix is not finite (1 of 48 values is nan")
     x.values()[1] = INF
     assert said(model, batch).startswith(
-        "the inputs are not finite (1 of 3 numbers is infinite, the largest finite is 1)"
+        "the inputs are not finite (1 of 3 values is infinite, the largest finite is 1)"
     )
 
 

@@ -480,8 +480,8 @@ X, Y = numbers(10)
         ((X * math.inf, Y), {}, "must be finite"),
         ((X, Y * math.nan), {}, "must be finite"),
         ((X, Y.long()), {"loss": "mse"}, "mse needs targets of a floating-point type"),
-        ((X, Y), {"loss": "cross_entropy"}, "cross_entropy needs class numbers"),
-        ((X, Y.long()[:, None]), {}, r"cross_entropy needs class numbers of shape \(rows,\)"),
+        ((X, Y), {"loss": "cross_entropy"}, "cross_entropy needs integer class labels"),
+        ((X, Y.long()[:, None]), {}, r"cross_entropy needs integer class labels of shape \(rows,\)"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(data, config, message):
@@ -514,8 +514,8 @@ def test_frozen_parameters_stay_and_are_not_held_down():
 
 def test_kept_features_change_nothing(monkeypatch):
     found = []
-    for limit in (lbfgs.LARGEST_KEPT, 0):
-        monkeypatch.setattr(lbfgs, "LARGEST_KEPT", limit)
+    for limit in (lbfgs.MAX_KEPT, 0):
+        monkeypatch.setattr(lbfgs, "MAX_KEPT", limit)
         model = model_of(kp.rpn([3, 1], kp.BSpline(), bias=True))
         assert (lbfgs.fixed_features(model, numbers()[0]) is None) == (limit == 0)
         fit(model, numbers(), TrainConfig(solver="lbfgs", l2=0.01, epochs=10))

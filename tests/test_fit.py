@@ -30,14 +30,14 @@ CLASSES = (Y[:, 0] > 0).long()
     [
         ((X, Y[:, 0]), "the model has 2 outputs"),
         ((X, Y.T.reshape(40, 1, 2)), "the model has 2 outputs"),
-        ((X[:, :2], Y), "the model takes 3 inputs"),
+        ((X[:, :2], Y), "the model has 3 inputs"),
         ((X, Y[:10]), "40 rows of inputs"),
         ((X.double(), Y.double()), "they must agree"),
         ((X, Y.double()), "they must agree"),
         ((X.long(), Y), "floating-point type"),
-        ((X, CLASSES + 1), "classes are whole numbers 0 to 1"),
-        ((X, CLASSES - 1), "classes are whole numbers 0 to 1"),
-        ((X, CLASSES.bool()), "classes are whole numbers 0 to 1"),
+        ((X, CLASSES + 1), "class labels are integers from 0 to 1"),
+        ((X, CLASSES - 1), "class labels are integers from 0 to 1"),
+        ((X, CLASSES.bool()), "class labels are integers from 0 to 1"),
         (X, "a pair of tensors"),
         ((X, Y, Y, Y), "a pair of tensors"),
         ((X, Y, Y), "weights"),
@@ -51,7 +51,7 @@ def test_data_that_do_not_fit(pair, said) -> None:
     with pytest.raises(kp.KapsiError, match=said):
         kp.fit(model(), pair)
     with pytest.raises(kp.KapsiError, match=said):
-        kp.fit(model(), (X, CLASSES if "classes" in said else Y), validation=pair)
+        kp.fit(model(), (X, CLASSES if "class labels" in said else Y), validation=pair)
 
 
 def test_what_is_not_a_configuration() -> None:
@@ -134,7 +134,7 @@ def mlp(outputs: int = 2) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"data": (X, torch.tensor([0, 1] * 19 + [2, 2]))}, "whole numbers 0 to 1 .* got torch.int64 from 0 to 2"),
+        ({"data": (X, torch.tensor([0, 1] * 19 + [2, 2]))}, "integers from 0 to 1 .* got torch.int64 from 0 to 2"),
         ({"data": (X, CLASSES), "validation": (X, CLASSES + 1)}, "got torch.int64 from 1 to 2"),
         ({"data": (X, CLASSES), "class_weights": (1.0, 2.0, 3.0)}, "3 weights for 2 classes"),
         ({"data": (X, Y), "validation": (X, Y[:, :1])}, "the model has 2 outputs"),
@@ -171,7 +171,7 @@ class Detached(nn.Module):
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (nn.LazyLinear(2), "parameters without a size yet"),
+        (nn.LazyLinear(2), "uninitialized parameters"),
         (Detached(), "depend on no trained parameter"),
         (nn.LSTM(3, 2), "it returned tuple"),
         (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), "it returned shape \\(4,\\)"),

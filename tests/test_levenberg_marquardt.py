@@ -152,7 +152,7 @@ def test_gradient_and_matrix_are_those_of_the_objective(name, chunk, monkeypatch
     weight = torch.rand(len(x), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
     solver = solver_for(model, (x, y, weight), loss=name, l2=0.3, smoothness=0.02)
     if chunk:
-        monkeypatch.setattr(jacobian, "LARGEST_JACOBIAN", chunk * vector(model).numel() * 2)
+        monkeypatch.setattr(jacobian, "MAX_JACOBIAN", chunk * vector(model).numel() * 2)
     assert solver.objective.keep_jacobian == (chunk is None)
     theta = vector(model)
     point = solver.objective.expand(theta.unsqueeze(0))
@@ -405,9 +405,9 @@ def test_a_start_that_is_not_finite_is_dropped() -> None:
 )
 def test_resuming_is_exact(dtype, way, monkeypatch) -> None:
     if way == "chunks":
-        monkeypatch.setattr(jacobian, "LARGEST_JACOBIAN", 3_000)
+        monkeypatch.setattr(jacobian, "MAX_JACOBIAN", 3_000)
     if way == "conjugate":
-        monkeypatch.setattr(jacobian, "LARGEST_DIRECT", 5)
+        monkeypatch.setattr(jacobian, "MAX_DIRECT", 5)
     x, y = data(dtype=dtype)
     model = spline_model(dtype=dtype)
     if way == "rows":  # row by row, as the models that are not taken layer by layer
@@ -464,7 +464,7 @@ def test_conjugate_gradients_find_the_same_optimum(monkeypatch) -> None:
     direct, conjugate = (nn.Sequential(nn.Linear(3, 2)).double() for _ in range(2))
     conjugate.load_state_dict(direct.state_dict())
     first = run(solver_for(direct, (x, y), loss="cross_entropy", l2=0.01), 60)
-    monkeypatch.setattr(jacobian, "LARGEST_DIRECT", 2)
+    monkeypatch.setattr(jacobian, "MAX_DIRECT", 2)
     solver = solver_for(conjugate, (x, y), loss="cross_entropy", l2=0.01)
     second = run(solver, 60)
     assert not solver.objective.direct

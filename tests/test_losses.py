@@ -211,7 +211,7 @@ def test_r2_of_a_constant_target():
     ("loss", "outputs", "said"),
     [
         ("gaussian", 3, "predict: gaussian needs 2 outputs for each target"),
-        ("cross_entropy", 1, "predict: cross_entropy needs one output a class"),
+        ("cross_entropy", 1, "predict: cross_entropy needs one output per class"),
         (["mse"], 1, "loss: expected a loss, got"),
     ],
 )

@@ -806,14 +806,14 @@ def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
         return work.method.__name__
 
     assert way(20) == "Stored"
-    monkeypatch.setattr(ridge, "LARGEST_STORED", 100)
+    monkeypatch.setattr(ridge, "MAX_STORED", 100)
     assert (way(8), way(20)) == ("Stored", "Streamed")
-    monkeypatch.setattr(ridge, "LARGEST_STORED", 0)
+    monkeypatch.setattr(ridge, "MAX_STORED", 0)
     assert (way(8), way(20)) == ("Dual", "Streamed")
     several = Group()
     several.size = 2
     assert way(8, several) == "Streamed"
-    monkeypatch.setattr(ridge, "LARGEST_COLUMNS", 10)
+    monkeypatch.setattr(ridge, "MAX_COLUMNS", 10)
     assert way(8) == "Dual"
     model = made([3, 2], kp.Taylor(2), bias=True)
     assert ridge.reason_not_closed(model, 8) is None
@@ -827,7 +827,7 @@ def test_sizes_decide_how_it_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_systems_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kapsi.training.solvers.blocks.LARGEST_SYSTEM", 25)
+    monkeypatch.setattr("kapsi.training.solvers.blocks.MAX_SYSTEM", 25)
     x = numbers(20, 3)
     with pytest.raises(kp.SpecError, match=r"3 outputs × 13 columns give a linear system of 39 unknowns; at most 25"):
         solve(made([3, 3], kp.Taylor(2), bias=True), (x, classes(20, 3)), "cross_entropy")

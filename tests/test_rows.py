@@ -371,9 +371,9 @@ def test_wrong_class_weights(loss, weights, said) -> None:
 def test_weights_of_a_wrong_shape() -> None:
     x, y = table()
     for weight in (torch.ones(COUNT, 1), torch.ones(COUNT - 1), torch.tensor(1.0)):
-        with pytest.raises(DataError, match="expected one weight a row"):
+        with pytest.raises(DataError, match="expected one weight per row"):
             make_rows((x, y, weight))
-    with pytest.raises(DataError, match="expected one weight a row"):
+    with pytest.raises(DataError, match="expected one weight per row"):
         bound(make_rows(Items(x, y, torch.ones(COUNT, 2))))
 
 
@@ -399,15 +399,25 @@ Z = torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(2))
             "cross_entropy",
             "inputs are torch.float64, targets torch.int64 and the model torch.float32",
         ),
-        (X[:, :2], Z, "mse", r"the model takes 3 inputs, got x of shape \(103, 2\)"),
+        (X[:, :2], Z, "mse", r"the model has 3 inputs, got x of shape \(103, 2\)"),
         (X, Z[:, 0], "mse", r"the model has 2 outputs, .* got targets of shape \(103,\)"),
         (X, Z.T.reshape(COUNT, 1, 2), "mse", "the model has 2 outputs"),
         (X, Y, "mse", "mse needs targets of a floating-point type, got torch.int64"),
-        (X, Z[:, 0], "cross_entropy", r"cross_entropy needs class numbers of shape \(rows,\), got torch.float32"),
-        (X, Y[:, None], "cross_entropy", r"class numbers of shape \(rows,\), got torch.int64 of shape \(103, 1\)"),
-        (X, Y, "cross_entropy", r"classes are whole numbers 0 to 1 \(int64\), .*from 0 to 2"),
-        (X, Y - 1, "cross_entropy", "classes are whole numbers 0 to 1"),
-        (X, Y > 0, "cross_entropy", "classes are whole numbers 0 to 1"),
+        (
+            X,
+            Z[:, 0],
+            "cross_entropy",
+            r"cross_entropy needs integer class labels of shape \(rows,\), got torch.float32",
+        ),
+        (
+            X,
+            Y[:, None],
+            "cross_entropy",
+            r"integer class labels of shape \(rows,\), got torch.int64 of shape \(103, 1\)",
+        ),
+        (X, Y, "cross_entropy", r"class labels are integers from 0 to 1 \(int64\), .*from 0 to 2"),
+        (X, Y - 1, "cross_entropy", "class labels are integers from 0 to 1"),
+        (X, Y > 0, "cross_entropy", "class labels are integers from 0 to 1"),
         (X.index_fill(0, torch.tensor(7), math.inf), Z, "mse", r"must be finite; the inputs of row 7 \(counted"),
         (X, Z.index_fill(0, torch.tensor(9), math.nan), "mse", r"must be finite; the targets of row 9 \(counted"),
     ],
@@ -435,7 +445,7 @@ def test_class_numbers_above_the_outputs(make, kind) -> None:
     x, y = table()
     y = y.clone()
     y[50] = 3
-    with pytest.raises(kp.KapsiError, match="classes are whole numbers 0 to 2"):
+    with pytest.raises(kp.KapsiError, match="class labels are integers from 0 to 2"):
         list(bound(make(kind, x, y)).batches(10, seed=0, epoch=1))
 
 
@@ -527,9 +537,9 @@ def test_images_stay_images() -> None:
 def test_a_model_that_does_not_say_its_sizes() -> None:
     for loss, y in (("mse", Z), ("gaussian", Z), ("cross_entropy", Y), ("hinge", Y)):
         bound(make_rows((X, y)), loss, outputs=None, in_features=None)
-    with pytest.raises(kp.KapsiError, match="needs class numbers"):
+    with pytest.raises(kp.KapsiError, match="needs integer class labels"):
         bound(make_rows((X, Z)), "cross_entropy", outputs=None, in_features=None)
-    with pytest.raises(kp.KapsiError, match="whole numbers"):
+    with pytest.raises(kp.KapsiError, match="class labels are integers"):
         bound(make_rows((X, Y - 1)), "cross_entropy", outputs=None, in_features=None)
 
 
@@ -676,7 +686,7 @@ def test_numbers_are_held_out_without_regard_to_them(make) -> None:
 def test_no_share_of_a_stream_is_held_out(make, kind) -> None:
     with pytest.raises(
         SpecError,
-        match=r"fit: a .* is read in its own order and cannot be split; give validation rows, such as validation=\(x, y\)",
+        match=r"fit: a .* is read in a fixed order and cannot be split; give validation rows, such as validation=\(x, y\)",
     ):
         make(kind).divide(0.2, 0)
 
@@ -861,7 +871,7 @@ def one(folder, **columns):
         ({"a": [1.0, 2.0], "y": [0, 1]}, {"columns": ["a", "y"]}, "column 'y' is given more than once"),
         ({"a": [1.0, 2.0], "y": [0, 1]}, {"weight": "y"}, "column 'y' is given more than once"),
         ({"a": [1.0, 2.0], "y": [0, 1]}, {"target": []}, "expected at least one column"),
-        ({"y": [0, 1]}, {}, "has no column beside y"),
+        ({"y": [0, 1]}, {}, "has no column besides y"),
         ({"a": pa.array([], pa.float64()), "y": pa.array([], pa.int64())}, {}, "the table has no rows"),
     ],
 )

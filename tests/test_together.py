@@ -208,9 +208,7 @@ def test_a_resumed_training_has_the_same_bits(two, strategy):
 
 
 def test_a_divided_model_is_for_mini_batches(two):
-    assert (
-        "ridge needs the whole model on each process; take adamw or sgd, or strategy ddp" in two["fsdp", 0]["refused"]
-    )
+    assert "ridge needs the whole model on each process; use adamw or sgd, or strategy ddp" in two["fsdp", 0]["refused"]
 
 
 @pytest.mark.parametrize("way", ["devices", pytest.param("launcher", marks=pytest.mark.slow)])

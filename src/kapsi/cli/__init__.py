@@ -1,6 +1,6 @@
-"""The command line: thin verbs over the library, one file a verb.
+"""The command line: thin commands over the library, one file per command.
 
-Results go to standard output, notes and progress to standard error. A mistake of the user is one line on standard error
+Results go to standard output, notes and progress to standard error. A user error is one line on standard error
 and exit code 2.
 """
 

@@ -1,4 +1,4 @@
-"""The application: commands, exit codes and messages of errors."""
+"""The application: commands, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, 2 for an error of the user, 130 after an interrupt.
+    """Run the command line and return the exit code: 0, 2 for a user error, 130 after an interrupt.
 
     Args:
         arguments: command-line arguments without the program name, by default `sys.argv[1:]`.

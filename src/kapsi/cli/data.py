@@ -30,20 +30,14 @@ def formula_last(arguments: list[str]) -> list[str]:
     """Return the arguments with a formula such as `-x**2` after `--`, as options start with a dash."""
     if arguments[:1] != ["data"] or "--" in arguments:
         return arguments
-    kept, formulas, is_value, after_formula = ["data"], [], False, False
+    kept, formulas, is_value, seen = ["data"], [], False, False
     for word in arguments[1:]:
         # -rows is a typo for --rows.
-        if (
-            after_formula
-            and not is_value
-            and word[:1] == "-"
-            and word[:2] not in ("-", "--")
-            and f"-{word}" not in OPTIONS
-        ):
+        if seen and not is_value and word[:1] == "-" and word[:2] not in ("-", "--") and f"-{word}" not in OPTIONS:
             formulas.append(word)
             continue
         kept.append(word)
-        after_formula = after_formula or (word == "formula" and not is_value)
+        seen = seen or (word == "formula" and not is_value)
         is_value = not is_value and word[:2] == "--" and "=" not in word and word not in FLAGS
     return [*kept, "--", *formulas] if formulas else arguments
 

@@ -27,7 +27,7 @@ def setting(text: str, example: str) -> tuple[str, Any]:
 
     Args:
         text: the option, `path=value`.
-        example: a setting for the message of an error.
+        example: an example for error messages.
     """
     from kapsi.spec import parse_yaml
 

@@ -133,7 +133,7 @@ def reproduce(
         return
     experiments = _experiments(names)
     if folder is not None and not os.path.isdir(folder):
-        raise FileError(f"--folder {folder}: no such folder")
+        raise FileError(f"--folder {folder}: there is no such folder")
     check_report(report, experiments)
     if shown is Format.HTML and len(experiments) > 1:
         raise SpecError("--format html: shows one experiment; --summary writes a page for each")

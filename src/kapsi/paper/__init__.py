@@ -1,1 +1,1 @@
-"""The paper's experiments as data, its printed numbers, and their reproduction and comparison."""
+"""The paper's experiments as data, the paper's results, and their reproduction and comparison."""

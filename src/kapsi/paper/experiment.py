@@ -131,10 +131,7 @@ def _method_options(value: Any, where: str) -> Any:
         value = {name: {} for name in read_names(value, where)}
     if not isinstance(value, Mapping):
         return value
-    return {
-        name: coerce(MethodOptions, {} if options is None else options, f"{where}.{name}")
-        for name, options in value.items()
-    }
+    return {name: coerce(MethodOptions, {} if raw is None else raw, f"{where}.{name}") for name, raw in value.items()}
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ class TableRow(Spec):
     """A row of an experiment's table.
 
     Args:
-        name: unique in the experiment.
+        name: name, unique in the experiment.
         options: options of the row.
         procedure: the row's procedure, None for the procedure of the experiment.
         threads: number of threads, None for the default of the experiment.
@@ -170,12 +167,12 @@ class Method(Spec):
     """A method, which is a column of the table.
 
     Args:
-        name: unique in the experiment.
+        name: name, unique in the experiment.
         label: heading of the column, the name by default.
         headline: whether this method is compared with the paper.
         paper: prefix of the method's columns in the paper's results.
-        protocol: None for the protocol of the experiment.
-        procedure: None for the procedure of the row or the experiment.
+        protocol: protocol, None for the protocol of the experiment.
+        procedure: procedure, None for the procedure of the row or the experiment.
         options: options of the method.
         rows: names of the rows of this method, None for all.
         seeds: seeds of this method, None for the seeds of the experiment.
@@ -209,7 +206,7 @@ class Exclusion(Spec):
     """Runs left out, with the reason.
 
     Args:
-        reason: a single line.
+        reason: the reason, in a single line.
         method: names of methods, all by default.
         rows: names of rows, all by default.
         where: allowed grid values by axis; all axes must match.
@@ -242,7 +239,7 @@ class PaperComparison(Spec):
     """Reference of the headline method.
 
     Args:
-        paper: prefixes of the paper's columns, the better counts. Empty: all columns with a prefix `rpn`, or all columns.
+        paper: prefixes of the paper's columns; the better result counts. Empty for all columns with a prefix `rpn`, or all columns.
         instead: by row, the method whose result on the same data replaces the paper's.
         reason: why these rows are compared differently.
         factors: thresholds above 1; the summary counts the rows "at least 10 times lower".

@@ -30,7 +30,7 @@ class Failure:
 
     Attributes:
         run: the run.
-        message: a single line.
+        message: the reason, in a single line.
         missing: whether the data of the run are missing or damaged.
     """
 
@@ -48,7 +48,7 @@ class RunReport:
         skipped: number of runs with a stored result.
         elsewhere: runs claimed by another process.
         failures: runs without a result.
-        notes: about the store.
+        notes: notes on the store.
     """
 
     done: list[Result] = field(default_factory=list)
@@ -70,7 +70,7 @@ def run_experiments(
     again: bool = False,
     progress: ProgressCallback | None = None,
 ) -> RunReport:
-    """Do the runs of experiments without a stored result, and store each result at once.
+    """Run all runs without a stored result, and store each result at once.
 
     Several processes may share a folder: a run claimed or finished by another process is skipped.
 

@@ -14,7 +14,7 @@ HOOKS = ("on_step", "on_epoch", "on_end")
 
 
 class Callback:
-    """Optional base of callbacks: any object with some of these methods will do, and any callable serves as `on_epoch`.
+    """Optional base of callbacks; any object with some of these methods is a callback, and any callable is an `on_epoch`.
 
     Example:
         >>> import torch, kapsi as kp
@@ -63,7 +63,7 @@ class Callbacks:
                 )
             for name, method in methods.items():
                 if not _takes_one_argument(method):
-                    raise SpecError(f"callbacks: {name_of(method)} must take one argument, the record of {name}")
+                    raise SpecError(f"callbacks: {name_of(method)} must accept one argument, the record of {name}")
                 self._hooks[name].append(method)
 
     def on_step(self, record: Step) -> bool:

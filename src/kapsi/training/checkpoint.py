@@ -59,14 +59,14 @@ class Checkpoints:
 
     Args:
         folder: folder of the checkpoints, created by the first checkpoint.
-        steps: steps between checkpoints, at least 1; None for none by steps.
-        minutes: minutes between checkpoints, at least 0; None for none by time.
+        steps: number of steps between checkpoints, at least 1; None to write none by steps.
+        minutes: minutes between checkpoints, at least 0; None to write none by time.
         keep: number of checkpoints kept, at least 1.
         resume: resume from the last undamaged checkpoint, if any; a finished run returns the saved records. The weights
             come from the checkpoint, whatever the initial weights of the model. Without `resume` a folder with checkpoints
             is an error.
-        say: called with a line of text for the user, for example a warning of a damaged checkpoint.
-        context: further plain data, by readable names; a resumed run must have equal data.
+        say: called with a message to the user, for example a warning of a damaged checkpoint.
+        context: further plain data by readable names, which must be equal in a resumed run.
         least: seconds of work before an interrupt writes a checkpoint.
 
     Raises:
@@ -99,9 +99,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | Path):
-            refuse("Checkpoints(folder)", "the path of a folder, as text or a Path", self.folder)
+            refuse("Checkpoints(folder)", "the path of a folder, as a string or a Path", self.folder)
         if not callable(self.say):
-            refuse("Checkpoints(say)", "a callable for a line of text, such as print", self.say)
+            refuse("Checkpoints(say)", "a callable for a message, such as print", self.say)
         self.folder = Path(self.folder)
         check_integer("Checkpoints.keep", self.keep, 1)
         if self.steps is not None:
@@ -234,9 +234,9 @@ def _write(path: Path, saved: Saved) -> None:
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in saved.tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        tensors[name] = own.clone() if own.numel() and own.untyped_storage().data_ptr() in seen else own
-        seen.add(own.untyped_storage().data_ptr())
+        whole = tensor.detach().cpu().contiguous()
+        tensors[name] = whole.clone() if whole.numel() and whole.untyped_storage().data_ptr() in seen else whole
+        seen.add(whole.untyped_storage().data_ptr())
     data = json.dumps(saved.data)
     metadata = {
         "format": FORMAT,
@@ -244,9 +244,9 @@ def _write(path: Path, saved: Saved) -> None:
         "data": data,
         "checksum": _digest(data, tensors),
     }
-    with atomic(path) as beside:
+    with atomic(path) as temporary:
         try:
-            save_file(tensors, beside, metadata)
+            save_file(tensors, temporary, metadata)
         except SafetensorError as error:  # a full disk
             raise FileError(
                 f"{show(path)}: cannot write the checkpoint: {one_line(error)}; make room, then resume from the previous one"

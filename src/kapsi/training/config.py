@@ -19,22 +19,22 @@ class TrainConfig(Spec):
     """How a model is trained; options of a loss or a solver belong to that function.
 
     Args:
-        loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) with a value per
-            row or a mean as result; `auto`: `mse` for numbers, `cross_entropy` for class numbers.
-        solver: a solver, by name, as a mapping (of `adamw` without `kind`), or as an object; `auto`: by size and loss, the
-            records give the reason.
-        epochs: largest number: passes for mini-batch solvers, five iterations each for `lbfgs`, a single iteration each otherwise.
-        metrics: metrics to record, in place of `accuracy`, or `rmse` and `r2`; plain callables (prediction, target) too.
-        monitor: `loss`, or the name of a metric: the quantity for early stopping and best weights. Needs validation rows.
+        loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) returning a value per
+            row or a mean; `auto` is `mse` for real-valued targets and `cross_entropy` for integer class labels.
+        solver: a solver, by name, as a mapping (without `kind` for `adamw`), or as an object; `auto` chooses by size and
+            loss, and the records give the reason.
+        epochs: maximum number; an epoch is a pass for mini-batch solvers, five iterations for `lbfgs`, one iteration otherwise.
+        metrics: metrics to record instead of `accuracy`, or `rmse` and `r2`; also plain callables (prediction, target).
+        monitor: `loss` or the name of a metric, for early stopping and best weights. Needs validation rows.
         patience: epochs without an improvement before training stops. Needs validation rows.
         seconds: time after which training ends with the epoch, or with the step for solvers on all rows.
-        class_weights: weights of the classes, or `balanced`: each class counts the same.
-        l2: λ of the penalty λ‖w‖²/2, added to the mean loss; w are the parameters of ψ and, with 1/100 of the weight, of π;
-            none for biases. None: no penalty in `kapsi.fit`, except for `ridge`; for tables, chosen on validation rows.
-        l1: factor of the sum of absolute values, of the same parameters with the same weights.
-        smoothness: factor of the squared second differences of a spline's coefficients, along the grid.
-        group_l1: factor of the norms of edges: all weights between one input and one output of a head.
-        seed: of initial values, splits and the order of rows.
+        class_weights: weights of the classes, or `balanced` for the same total weight of every class.
+        l2: λ of the penalty λ‖w‖²/2 added to the mean loss. Parameters of κ and ψ have weight 1, tensors of π with more than
+            one axis 0.01, biases 0. None: no penalty in `kapsi.fit`, except for `ridge`; for tables, chosen on validation rows.
+        l1: factor of the sum of absolute values, with the same weights of parameters.
+        smoothness: factor of the squared second differences of spline coefficients along the grid.
+        group_l1: factor of the sum of the norms of edges; an edge is all weights between one input and one output of a head.
+        seed: seed of initial values, splits and the order of rows.
     """
 
     loss: Loss | Literal["auto"] = "auto"
@@ -80,21 +80,21 @@ def _owner(name: str) -> str:
         if current is not None and owners:
             names = [kind.name for kind in owners]
             several = f"s {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f" {names[0]}"
-            own = next((kind for kind in owners if is_own(kind)), owners[0])
-            return f"{current} is an option of the {role}{several}: {role}={_example(own, current)}"
+            owner = next((kind for kind in owners if is_builtin(kind)), owners[0])
+            return f"{current} is an option of the {role}{several}: {role}={_example(owner, current)}"
     return ""
 
 
-def is_own(kind: type[Function]) -> bool:
-    """Return whether a function is of this package."""
+def is_builtin(kind: type[Function]) -> bool:
+    """Return whether a function belongs to kapsi."""
     return kind.__module__.startswith("kapsi.")
 
 
 def _example(kind: type[Function], option: str) -> str:
-    """Return a call with an option, as text for a user."""
+    """Return an example call with an option, for messages."""
     field = next(field for field in options_of(kind) if field.name == option)
     value = {"learning_rate": 0.01}.get(option, field.default)
-    package = "kp." if is_own(kind) else ""
+    package = "kp." if is_builtin(kind) else ""
     return f"{package}{kind.__name__}({option}={'…' if value is None or value is dataclasses.MISSING else repr(value)})"
 
 

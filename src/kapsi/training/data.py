@@ -32,10 +32,10 @@ def make_rows(data: Data, *, where: str = "fit") -> Rows:
 
     Args:
         data: data of one of these kinds, with items and batches (x, y) or (x, y, weight).
-        where: beginning of error messages.
+        where: prefix of error messages.
 
     Raises:
-        DataError: another kind of data, or no rows.
+        DataError: an unsupported kind of data, or no rows.
 
     Example:
         >>> import torch

@@ -13,10 +13,10 @@ from kapsi.modules import Head, Store
 from kapsi.training.losses import Loss
 from kapsi.training.rows.base import Batch
 
-LARGEST_FORMED = 2**24
+MAX_ELEMENTS = 2**24
 """Largest number of elements of κ(x) to form; of larger ones only rows with non-finite outputs, as many as fit."""
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 """Number of parameters whose gradients are reported in full."""
 
 SMALLER_STEPS = "lower learning_rate, set max_grad_norm, or "
@@ -30,22 +30,22 @@ FRESH = f"start again from finite weights{SMALLER_AGAIN}"
 class _Found(Exception):
     """Ends a forward pass at the first non-finite tensor."""
 
-    def __init__(self, place: str, advice: str) -> None:
-        super().__init__(place)
-        self.place, self.advice = place, advice
+    def __init__(self, location: str, advice: str) -> None:
+        super().__init__(location)
+        self.location, self.advice = location, advice
 
 
 def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: int, *, mini_batch: bool = True) -> str:
     """Return the cause of a non-finite loss or gradient in one line; never raise.
 
     The rows go through the model once more. The report names the first non-finite tensor of the forward pass: inputs, κ(x), a
-    tensor of κ, ψ or π, the output of a head, a layer or another module, the loss of a row; if all are finite, the gradients of
+    tensor of κ, ψ or π, the output of a head, a layer or another module, the loss per row; if all are finite, the gradients of
     parameters, from the output backward. The mode of the model, buffers, gradients and random generators stay unchanged.
 
     Args:
         model: any module from inputs to outputs, with the weights before the step.
         batch: the rows.
-        loss: of a row.
+        loss: the per-row loss function.
         statistic: the non-finite quantity: `loss`, `gradient` or `output`.
         step: number of the step.
         mini_batch: whether the solver has a learning rate and a largest norm of gradients.
@@ -55,7 +55,7 @@ def diagnose(model: nn.Module, batch: Batch, loss: Loss, statistic: str, step: i
         >>> model = kp.Model(kp.rpn([2, 1]), seed=0)
         >>> batch = Batch(torch.tensor([[1.0, 2.0], [3.0, torch.nan]]), torch.zeros(2), None, 2)
         >>> diagnose(model, batch, kp.MSE(), "loss", 7)
-        'step 7: the inputs are not finite (1 of 4 numbers is nan, the largest finite is 3); remove or correct these rows'
+        'step 7: the inputs are not finite (1 of 4 values is nan, the largest finite is 3); remove or correct these rows'
     """
     try:
         with _unchanged(model), torch.enable_grad():
@@ -84,7 +84,7 @@ def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
     try:
         output = model(batch.x)
     except _Found as found:
-        return f"{found.place}; {_lossless(statistic)}{found.advice}"
+        return f"{found.location}; {_lossless(statistic)}{found.advice}"
     finally:
         for hook in hooks:
             hook.remove()
@@ -96,7 +96,7 @@ def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
         return f"the {loss.name} losses of the rows are not finite ({_count(losses)}), while {most}; {STEADIER}"
     mean = losses.sum() / len(batch.y)
     if not _finite(mean):
-        largest = f"the largest of a row is {float(losses.detach().max()):.3g}"
+        largest = f"the largest per row is {float(losses.detach().max()):.3g}"
         return f"the sum of the {loss.name} losses is not finite, {largest}; {STEADIER}"
     return _of_gradients(model, mean, statistic)
 
@@ -146,12 +146,12 @@ class _Watch:
         self._look_at_tensors(head, self.prefix)
 
     def _look_at_columns(self, head: Head, x: Any, output: Tensor) -> None:
-        """Check κ(x), if small enough to form."""
+        """Check κ(x), if small enough to be materialized."""
         columns = head.factors[0] * head.factors[1]
-        if not isinstance(x, Tensor) or columns > LARGEST_FORMED:
+        if not isinstance(x, Tensor) or columns > MAX_ELEMENTS:
             return
         with torch.no_grad():
-            most = LARGEST_FORMED // columns
+            most = MAX_ELEMENTS // columns
             if x.numel() // max(1, x.shape[-1]) > most:
                 if x.layout != torch.strided or x.dim() != 2:
                     return
@@ -179,8 +179,8 @@ def _unwatched(head: Head) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, own in zip(modules, hooks, strict=True):
-            module._forward_hooks = own
+        for module, original in zip(modules, hooks, strict=True):
+            module._forward_hooks = original
 
 
 # ------------------------------------------------------------------------------------------------ the backward pass
@@ -194,7 +194,7 @@ def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
     for there in (True, False):
         if there:
             gradients = [p.grad for _, p in named]
-        elif any(hasattr(p, "to_local") for _, p in named):  # all processes would have to take part
+        elif any(hasattr(p, "to_local") for _, p in named):  # all processes would have to participate
             break
         else:
             # Not by backward(), whose hooks would exchange gradients between processes.
@@ -203,8 +203,8 @@ def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
         pairs = [(name, g) for name, g in pairs if g.numel()]
         bad = [(name, g) for name, g in pairs if not _finite(g)][::-1]  # from the output backward
         if bad:
-            shown = "; ".join(f"the gradient of {name} is not finite ({_count(g)})" for name, g in bad[:MOST_NAMES])
-            more = f"; and {len(bad) - MOST_NAMES} more" if len(bad) > MOST_NAMES else ""
+            shown = "; ".join(f"the gradient of {name} is not finite ({_count(g)})" for name, g in bad[:MAX_NAMES])
+            more = f"; and {len(bad) - MAX_NAMES} more" if len(bad) > MAX_NAMES else ""
             return f"{shown}{more}; {was}; {STEADIER}"
         if not pairs or statistic != "gradient":
             continue
@@ -216,7 +216,7 @@ def _of_gradients(model: nn.Module, mean: Tensor, statistic: str) -> str:
     return f"the {statistic} is not finite, but it is finite when these rows are run again: {others}; {was}{largest}; {STEADIER}"
 
 
-# ------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------------ values
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -231,12 +231,12 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _count(tensor: Tensor) -> str:
-    """Return the counts of NaN and infinite numbers, and the largest finite number, as text."""
+    """Return a description of the counts of NaN and infinite values and the largest finite value."""
     values = _local(tensor)
     finite = torch.isfinite(values)
     nan, infinite = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     counts = [f"{n:,} {{}}{word}" for n, word in ((nan, "nan"), (infinite, "infinite")) if n]
-    first = counts[0].format(f"of {values.numel():,} numbers {'is' if (nan or infinite) == 1 else 'are'} ")
+    first = counts[0].format(f"of {values.numel():,} values {'is' if (nan or infinite) == 1 else 'are'} ")
     shown = " and ".join([first, *(text.format("") for text in counts[1:])])
     largest = (
         f"the largest finite is {float(values[finite].abs().max()):.3g}" if bool(finite.any()) else "none is finite"

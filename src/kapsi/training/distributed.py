@@ -23,7 +23,7 @@ class GroupError(KapsiError):
 
 
 def is_lost(error: RuntimeError) -> bool:
-    """Return whether an error of torch is about a lost process; Gloo has no class of its own for it."""
+    """Return whether a torch error reports a lost process; Gloo has no separate class for it."""
     known = isinstance(error, torch.distributed.DistError)
     return known or any(
         word in str(error).lower() for word in ("gloo", "connection closed", "connection reset", "nccl")
@@ -59,7 +59,7 @@ class Group:
     # ------------------------------------------------------------------------------------------- the model
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
-        """Prepare a model for training, in place, and return the callable for its forward pass.
+        """Prepare a model for training in place, and return the callable for its forward pass.
 
         All processes start with the parameters and buffers of the first process. Call it before creating an optimizer: the
         parameters may be new tensors. Gradients after `backward` are means over the processes, so each process scales the
@@ -73,7 +73,7 @@ class Group:
         return cast("Callable[..., Tensor]", model if self.device is None else model.to(self.device))
 
     def unwrap(self, model: nn.Module) -> None:
-        """Undo `wrap`: restore the model's own, whole parameters with their current values."""
+        """Undo `wrap`: restore the model's original, whole parameters with their current values."""
 
     def accumulating(self, call: Callable[..., Tensor], on: bool) -> contextlib.AbstractContextManager[None]:
         """Return a context for forward and backward passes; with `on=True` gradients add up locally without communication.
@@ -119,7 +119,7 @@ class Group:
         return flag
 
     def broadcast(self, value: Plain) -> Plain:
-        """Return the value of the first process: numbers, texts, lists and dictionaries."""
+        """Return the value of the first process, made of numbers, strings, lists and dictionaries."""
         return value
 
     def barrier(self) -> None:
@@ -186,7 +186,7 @@ class Replicated(Group):
             parts = [torch.cat([gradient.flatten() for gradient in gradients])]
         works = [torch.distributed.all_reduce(part, async_op=True) for part in parts]
         if not buffer.is_cuda:
-            # Otherwise `copy_back` runs in a thread of Gloo: a thread holding Python objects can abort the exit of Python.
+            # Otherwise `copy_back` runs in a Gloo thread, and a thread holding Python objects can abort the exit of Python.
             for work in works:
                 work.wait()
 
@@ -236,7 +236,7 @@ class Replicated(Group):
         return result
 
     def max(self, number: float) -> float:
-        # A maximum may ignore NaN: exchange a flag beside it.
+        # A maximum may ignore NaN: exchange a flag, too.
         pair = torch.tensor(
             [-float("inf") if number != number else number, float(number != number)], dtype=torch.float64
         )
@@ -405,7 +405,7 @@ class _Snapshot:
                 parameter.data = group.full_tensor(sharded.detach())
                 parameter.requires_grad_(sharded.requires_grad)
                 module._parameters[name] = parameter
-        # A module in this table of torch cannot be sharded again.
+        # A module in this torch table cannot be sharded again.
         known = getattr(_composable_state, "_module_state_mapping", {})
         for module, kind, _, hooks in self.modules:
             known.pop(module, None)

@@ -21,7 +21,7 @@ from kapsi.function import catalogue
 from kapsi.modules import Model
 from kapsi.training.callbacks import Callbacks
 from kapsi.training.checkpoint import Checkpoints
-from kapsi.training.config import TrainConfig, configured, is_own
+from kapsi.training.config import TrainConfig, configured, is_builtin
 from kapsi.training.data import Rows, make_rows
 from kapsi.training.diagnosis import diagnose
 from kapsi.training.distributed import Group
@@ -31,7 +31,7 @@ from kapsi.training.penalties import Penalties
 from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_a_time, widest
 from kapsi.training.records import Epoch, Step
 from kapsi.training.resolve import REQUESTED, Resolved, check_at_once, resolve, resolve_loss
-from kapsi.training.resume import Position, Recorder, tensors_of
+from kapsi.training.resume import Progress, Recorder, tensors_of
 from kapsi.training.solvers import NotFinite, Solver, SolverRun, Task
 from kapsi.training.threads import SMALL_ELEMENTS, threads_for
 
@@ -68,12 +68,12 @@ def train(
     """Train a model in place and yield a record after each epoch; keep the weights of the last epoch.
 
     Args:
-        model, data, config, solver, loss, epochs, metrics, callbacks, checkpoints, group, **options: as for `fit`.
+        model, data, config, solver, loss, epochs, metrics, callbacks, checkpoints, group, **options: see `fit`.
         validation: rows to evaluate after each epoch, or a share of the data, 0 < share < 1.
 
     Raises:
         SpecError: an unsuitable model, or invalid options.
-        DataError: data without a fit to the model and the loss.
+        DataError: data that do not match the model or the loss.
         KapsiError: a loss or a gradient is not finite; the message names the layer. The model keeps the weights before the step.
 
     Example:
@@ -114,15 +114,15 @@ def fit(
     Args:
         model: maps `(rows, m)` to `(rows, n)`: a `kapsi.Model`, or another module.
         data: inputs and targets, and weights of the rows if any: `(x, y)` or `(x, y, weight)` of tensors, arrays, sparse
-            matrices or memory maps; a data set or a loader of torch; `kapsi.ParquetRows`. Targets are class
-            numbers `(rows,)`, or numbers `(rows,)` or `(rows, k)`.
+            matrices or memory maps; a torch data set or loader; `kapsi.ParquetRows`. Targets are integer
+            class labels `(rows,)`, or real values `(rows,)` or `(rows, k)`.
         config: all options as an object; the arguments below replace its fields.
-        solver: a solver, a name, or a mapping of options: `kp.AdamW(learning_rate=0.01)`.
-        loss: a loss, a name or options, or a callable (output, target) with a value per row or a mean as result.
-        epochs: largest number of epochs.
+        solver: a solver such as `kp.AdamW(learning_rate=0.01)`, a name, or a mapping of options.
+        loss: a loss, a name or options, or a callable (output, target) returning a value per row or a mean.
+        epochs: maximum number of epochs.
         validation: rows for early stopping, of any kind of data; or a share of the data. Without validation training
             ends with the last epoch.
-        metrics: metrics to record, in place of the default metrics of the loss.
+        metrics: metrics to record instead of the default metrics of the loss.
         callbacks: objects with `on_step`, `on_epoch` or `on_end`, or callables for each `Epoch`; see `Callback`.
         checkpoints: folder and frequency of checkpoints, to resume after a kill.
         group: the processes in the training, from `kapsi.open_group`.
@@ -130,7 +130,7 @@ def fit(
 
     Raises:
         SpecError: an unsuitable model, or invalid options.
-        DataError: data without a fit to the model and the loss.
+        DataError: data that do not match the model or the loss.
         KapsiError: a loss or a gradient is not finite; the model then has the best weights so far, the initial ones if no
             epoch was better.
 
@@ -148,7 +148,7 @@ def fit(
     with run.interruptible():
         for _ in run.epochs():
             pass
-    return run.at.records
+    return run.progress.records
 
 
 # ------------------------------------------------------------------------------------------------ checks
@@ -168,7 +168,7 @@ def _check_model(model: nn.Module) -> Tensor:
     _expect(model, nn.Module, "a model")
     reason = None
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
-        raise SpecError("fit: the model has parameters without a size yet; run it once, with model(x[:2])")
+        raise SpecError("fit: the model has uninitialized parameters; run it once, with model(x[:2])")
     like = next((p for p in model.parameters() if p.requires_grad and p.numel()), None)
     if any(p.is_inference() for p in model.parameters()):
         reason = "was made in torch.inference_mode and cannot be trained; make it outside"
@@ -180,7 +180,7 @@ def _check_model(model: nn.Module) -> Tensor:
 
 
 def _check_effects(config: TrainConfig, has_validation: bool, keeps_best: bool) -> None:
-    """Raise a `SpecError` for options without effect."""
+    """Raise a `SpecError` for options that have no effect."""
     where = "fit" if keeps_best else "train"
     if config.patience != TrainConfig.patience and not (has_validation and keeps_best):
         reason = "has no effect without validation rows; give validation=…" if keeps_best else "is for kapsi.fit"
@@ -204,7 +204,7 @@ def _check_metrics(metrics: Sequence[Metric], monitor: str, loss: Loss, outputs:
     found = next((metric for metric in metrics if metric.name == monitor), None)
     if found is None:
         known = ", ".join(("loss", *(metric.name for metric in metrics)))
-        raise SpecError(f"fit: monitor {monitor!r} is no metric of this run; choose from {known}, or add it to metrics")
+        raise SpecError(f"fit: monitor {monitor!r} is not a metric of this run; use {known}, or add it to metrics")
     if isinstance(found, CallableMetric) and not hasattr(found.function, "greater_is_better"):
         raise SpecError(
             f"fit: monitor {monitor!r} is a plain callable; set its attribute greater_is_better to True or False"
@@ -259,7 +259,7 @@ class _TrainingRun:
         self.monitored = _check_metrics(self.metrics, config.monitor, self.loss, self.outputs)
         self._dry_run()
         self.solver = self._start()
-        self.at = Position()
+        self.progress = Progress()
         self.interrupted = self.cut_short = self.resumed_finished = False
         self.first: dict[str, Tensor] = self._weights() if keeps_best else {}
         self.best = self.first
@@ -288,10 +288,10 @@ class _TrainingRun:
             held = make_rows(validation)
         model = self.model
         device = like.device if self.group.device is None else self.group.device
-        own = isinstance(model, Model)
-        self.outputs: int = cast(int, model.out_features) if own else _count_outputs(model, rows, like.dtype, device)
+        known = isinstance(model, Model)
+        self.outputs: int = cast(int, model.out_features) if known else _count_outputs(model, rows, like.dtype, device)
         settings: dict[str, Any] = {
-            "in_features": model.in_features if own else None,
+            "in_features": model.in_features if known else None,
             "outputs": self.outputs,
             "dtype": like.dtype,
             "device": device,
@@ -301,8 +301,8 @@ class _TrainingRun:
 
     def _dry_run(self) -> None:
         """Call third-party losses and metrics on a few rows, to refuse unsuitable results before the first step."""
-        loss, metrics = self.loss, [m for m in self.metrics if not (m.gathered or is_own(type(m)))]
-        custom = isinstance(loss, CallableLoss) or not is_own(type(loss))
+        loss, metrics = self.loss, [m for m in self.metrics if not (m.gathered or is_builtin(type(m)))]
+        custom = isinstance(loss, CallableLoss) or not is_builtin(type(loss))
         if not custom and not metrics:
             return
         for rows in (self.rows, *([] if self.validation is None else [self.validation])):
@@ -331,7 +331,7 @@ class _TrainingRun:
         model, group, solver = self.model, self.group, chosen.solver
         if group.sharded and not solver.distributed:
             able = " or ".join(kind.name for kind in catalogue("solver") if cast(Any, kind).distributed)
-            raise SpecError(f"fit: {solver.name} needs the whole model on each process; take {able}, or strategy ddp")
+            raise SpecError(f"fit: {solver.name} needs the whole model on each process; use {able}, or strategy ddp")
         if isinstance(model, Model) and self.rows.in_memory:
             shape = tuple(next(iter(self.rows.chunks(1))).x.shape)
             if len(shape) != 2:
@@ -339,7 +339,7 @@ class _TrainingRun:
                 raise SpecError(f"fit: expected inputs of shape (rows, m), got (rows, {inner}); use x.flatten(0, -2)")
         call = solver.prepare(model, group)
         task = Task(model, self.rows, self.loss, Penalties(model, chosen.config), chosen.config, group, call)
-        run = solver.start(task) if is_own(type(solver)) else attempt(f"{solver.name}.start", solver.start, task)
+        run = solver.start(task) if is_builtin(type(solver)) else attempt(f"{solver.name}.start", solver.start, task)
         if not isinstance(run, SolverRun):
             raise SpecError(f"{solver.name}.start must return a SolverRun, got {type(run).__name__}")
         if run.at_once and chosen.reason == REQUESTED:
@@ -350,40 +350,41 @@ class _TrainingRun:
 
     def epochs(self) -> Iterator[Epoch]:
         """Train, and yield a record after each epoch."""
-        started = time.monotonic() - self.at.seconds
+        started = time.monotonic() - self.progress.seconds
         try:
-            while self.at.over is None:
+            while self.progress.stop_reason is None:
                 record = self._epoch(started)
                 # The yielded model has the evaluated weights, and keeps them if no further epoch is requested.
                 with self.solver.evaluating():
                     yield self._keep(record)
             self._finish()
         finally:
-            self._leave()
+            self._cleanup()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def _epoch(self, started: float) -> Epoch:
-        at, config, number = self.at, self.chosen.config, self.at.number + 1
+        progress, config, number = self.progress, self.chosen.config, self.progress.number + 1
         try:
             with threads_for(self._elements()), self.group.guard():
                 self._steps(number, started)
         except NotFinite as error:
             self._raise(error)
-        at.seconds = time.monotonic() - started
+        progress.seconds = time.monotonic() - started
         report = self.solver.report()
         if self.group.any(self.interrupted):
-            at.over = INTERRUPTED
+            progress.stop_reason = INTERRUPTED
             if self.recorder is not None:
-                self.recorder.write_interrupt(self.solver, at, self.best)
+                self.recorder.write_interrupt(self.solver, progress, self.best)
         elif self.callbacks.of_steps and self.group.any(self.cut_short):
-            at.over = CUT_SHORT
+            progress.stop_reason = CUT_SHORT
         validation_loss, metrics = self._evaluate(report.loss)
         measure = self._measure(report.loss if validation_loss is None else validation_loss, metrics)
-        best = measure < at.lowest
-        at.over = at.over or report.ended or self._limit(config, number, 0 if best else at.since + 1)
-        never_finite = not (math.isfinite(measure) or math.isfinite(at.lowest))
-        if at.over not in (None, INTERRUPTED) and validation_loss is not None and never_finite:
+        best = measure < progress.lowest
+        stale = 0 if best else progress.stale_epochs + 1
+        progress.stop_reason = progress.stop_reason or report.ended or self._limit(config, number, stale)
+        never_finite = not (math.isfinite(measure) or math.isfinite(progress.lowest))
+        if progress.stop_reason not in (None, INTERRUPTED) and validation_loss is not None and never_finite:
             self._raise_validation(measure)
         return Epoch(
             number,
@@ -391,26 +392,26 @@ class _TrainingRun:
             validation_loss,
             best,
             metrics,
-            at.seconds,
+            progress.seconds,
             report.learning_rate,
             self.chosen.solver.name,
             self.chosen.reason,
             report.details or {},
-            at.over,
+            progress.stop_reason,
         )
 
     def _steps(self, number: int, started: float) -> None:
         """Take the steps of an epoch, up to an interrupt."""
-        at, length = self.at, self.solver.length()
-        for _ in self.solver.steps(number, at.step):
-            at.step += 1
-            at.taken += 1
-            at.seconds = time.monotonic() - started
+        progress, length = self.progress, self.solver.length()
+        for _ in self.solver.steps(number, progress.step):
+            progress.step += 1
+            progress.steps_taken += 1
+            progress.seconds = time.monotonic() - started
             if self.callbacks.of_steps:
-                record = Step(number, at.step, length, self.solver.step_loss(), at.seconds)
+                record = Step(number, progress.step, length, self.solver.step_loss(), progress.seconds)
                 self.cut_short |= self.callbacks.on_step(record)
-            if self.recorder is not None and self.recorder.is_due(at.taken):
-                self.recorder.write(self.solver, at, self.best)
+            if self.recorder is not None and self.recorder.is_due(progress.steps_taken):
+                self.recorder.write(self.solver, progress, self.best)
             if (self.interrupted or self.cut_short) and self.group.size == 1:
                 break
 
@@ -430,53 +431,53 @@ class _TrainingRun:
         value = metrics[self.monitored.name]
         return -value if self.monitored.greater_is_better else value
 
-    def _limit(self, config: TrainConfig, number: int, since: int) -> str | None:
-        """Return the limit reached after `number` epochs, the last `since` without improvement, or None."""
-        if config.seconds is not None and self.group.any(self.at.seconds >= config.seconds):
+    def _limit(self, config: TrainConfig, number: int, stale: int) -> str | None:
+        """Return the limit reached after `number` epochs, the last `stale` without improvement, or None."""
+        if config.seconds is not None and self.group.any(self.progress.seconds >= config.seconds):
             return f"{config.seconds:g} seconds are over"
-        if self.keeps_best and self.validation is not None and since >= config.patience:
+        if self.keeps_best and self.validation is not None and stale >= config.patience:
             return f"the validation {config.monitor} was no better for {config.patience} epochs"
         return ALL_EPOCHS if number >= config.epochs else None
 
     def _keep(self, record: Epoch) -> Epoch:
         """Record an epoch, and call the callbacks."""
-        at = self.at
-        at.number, at.step = record.number, 0
-        at.records.append(record)
-        at.since = 0 if record.best else at.since + 1
+        progress = self.progress
+        progress.number, progress.step = record.number, 0
+        progress.records.append(record)
+        progress.stale_epochs = 0 if record.best else progress.stale_epochs + 1
         if record.best:
             loss = record.loss if record.validation_loss is None else record.validation_loss
-            at.lowest = self._measure(loss, record.metrics)
+            progress.lowest = self._measure(loss, record.metrics)
             if self.keeps_best:
                 self.best = self._weights()
-        if self.group.any(self.callbacks.on_epoch(record)) and at.over is None:
-            at.over = STOPPED
-            record = at.records[-1] = record._replace(ended=STOPPED)
+        if self.group.any(self.callbacks.on_epoch(record)) and progress.stop_reason is None:
+            progress.stop_reason = STOPPED
+            record = progress.records[-1] = record._replace(ended=STOPPED)
         return record
 
     # -------------------------------------------------------------------------------- the end
 
     def _finish(self) -> None:
         """Write the end of the run, and give the model its final weights."""
-        if not self.at.records:
+        if not self.progress.records:
             return
-        if self.recorder is not None and self.at.over != INTERRUPTED:
-            self.recorder.finish(self.solver, self.at, self.best)
-        self._place_final()
+        if self.recorder is not None and self.progress.stop_reason != INTERRUPTED:
+            self.recorder.finish(self.solver, self.progress, self.best)
+        self._load_final_weights()
         if not self.resumed_finished:
-            self.callbacks.on_end(self.at.records)
+            self.callbacks.on_end(self.progress.records)
 
-    def _place_final(self) -> None:
+    def _load_final_weights(self) -> None:
         with self.solver.evaluating():
             final = self._weights()
         # Without validation rows a complete last epoch counts.
-        whole = self.validation is None and self.at.over not in (INTERRUPTED, CUT_SHORT)
-        self._place(final if whole or not self.keeps_best else self.best)
+        whole = self.validation is None and self.progress.stop_reason not in (INTERRUPTED, CUT_SHORT)
+        self._load_weights(final if whole or not self.keeps_best else self.best)
 
-    def _leave(self) -> None:
+    def _cleanup(self) -> None:
         """Leave a usable model behind, however the run ended."""
-        if self.keeps_best and self.at.over is None:  # an error, or a second interrupt
-            self._place(self.best)
+        if self.keeps_best and self.progress.stop_reason is None:  # an error, or a second interrupt
+            self._load_weights(self.best)
         if self.chosen.solver.mini_batch:
             self.group.unwrap(self.model)
         if self.keeps_best:
@@ -484,17 +485,17 @@ class _TrainingRun:
 
     def _raise(self, error: NotFinite) -> NoReturn:
         """Raise an error with the cause of a non-finite loss or gradient."""
-        at = self.at
-        text = self._diagnose(error.batch, error.statistic, at.taken + 1)
-        if self.keeps_best and at.records:  # diverged, perhaps from the first epoch on
-            self._place(self.first)
+        progress = self.progress
+        text = self._diagnose(error.batch, error.statistic, progress.steps_taken + 1)
+        if self.keeps_best and progress.records:  # diverged, perhaps from the first epoch on
+            self._load_weights(self.first)
             with self.group.evaluating(self.model):
                 rows = self.validation or self.rows
                 measure = self._measure(*evaluate(self.model, rows, self.loss, self.group, self.metrics))
             # The mean over the steps of the first epoch may be the same loss, in another rounding.
-            if not measure > at.lowest + 1e-6 * abs(at.lowest):
+            if not measure > progress.lowest + 1e-6 * abs(progress.lowest):
                 self.best = self.first
-        raise KapsiError(f"training stopped in epoch {at.number + 1}: {text}") from None
+        raise KapsiError(f"training stopped in epoch {progress.number + 1}: {text}") from None
 
     def _diagnose(self, batch: Any, statistic: str, step: int) -> str:
         return diagnose(self.model, batch, self.loss, statistic, step, mini_batch=self.chosen.solver.mini_batch)
@@ -511,10 +512,10 @@ class _TrainingRun:
                     with torch.no_grad():
                         losses = self.loss.rows(self.model(batch.x), batch.y)
                     if not bool(torch.isfinite(losses).all()):
-                        where = f"; {self._diagnose(batch, 'loss', self.at.taken)}"
+                        where = f"; {self._diagnose(batch, 'loss', self.progress.steps_taken)}"
                         break
-        self.at.over = None  # the model gets back its initial weights
-        number = self.at.number + 1
+        self.progress.stop_reason = None  # the model gets back its initial weights
+        number = self.progress.number + 1
         epochs = f"the {number} epochs" if number > 1 else "the only epoch"
         raise KapsiError(f"the {monitored} was {value:g} after {epochs}, and never finite{where}")
 
@@ -529,7 +530,7 @@ class _TrainingRun:
     def _weights(self) -> dict[str, Tensor]:
         return {name: self.group.full_tensor(t.detach()).clone() for name, t in tensors_of(self.model).items()}
 
-    def _place(self, weights: dict[str, Tensor]) -> None:
+    def _load_weights(self, weights: dict[str, Tensor]) -> None:
         for name, tensor in tensors_of(self.model).items():
             self.group.assign(tensor, weights[name])
 
@@ -539,27 +540,28 @@ class _TrainingRun:
         if saved is None:
             return
         parts = recorder.parts(saved)
-        self._place(parts["model"])
+        self._load_weights(parts["model"])
         self.solver.restore((parts["solver"], saved.data["solver"]))
         if self.keeps_best:
             self.best = parts["best"]
-        self.at, limits = recorder.position(saved)
-        at, config = self.at, self.chosen.config
-        before, stopped = replace(config, **limits), at.over in (STOPPED, CUT_SHORT)
+        self.progress, limits = recorder.position(saved)
+        progress, config = self.progress, self.chosen.config
+        number, stale = progress.number, progress.stale_epochs
+        before, stopped = replace(config, **limits), progress.stop_reason in (STOPPED, CUT_SHORT)
         if stopped and self.callbacks.any and config == before:
             recorder.checkpoints.say(
-                f"the run is finished: {at.over} in epoch {at.number}; to continue, leave callbacks out or raise epochs"
+                f"the run ended in epoch {number}: {progress.stop_reason}; to continue, leave callbacks out or raise epochs"
             )
         elif stopped:
-            at.over = None
+            progress.stop_reason = None
         # Limits may have changed; an unfinished epoch is completed first, unless there are too many already.
-        if at.over is None or at.over == self._limit(before, at.number, at.since):
-            over = self._limit(config, at.number, at.since)
-            at.over = over if not at.step or over == ALL_EPOCHS else None
-        if at.over is None and at.records:
-            at.records[-1] = at.records[-1]._replace(ended=None)
-        if at.over is not None:
-            self._place_final()
+        if progress.stop_reason is None or progress.stop_reason == self._limit(before, number, stale):
+            limit = self._limit(config, number, stale)
+            progress.stop_reason = limit if not progress.step or limit == ALL_EPOCHS else None
+        if progress.stop_reason is None and progress.records:
+            progress.records[-1] = progress.records[-1]._replace(ended=None)
+        if progress.stop_reason is not None:
+            self._load_final_weights()
             self.resumed_finished = True
 
     # -------------------------------------------------------------------------------- interrupts

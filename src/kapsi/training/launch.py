@@ -49,9 +49,9 @@ def open_group(
     `timeout` seconds.
 
     Args:
-        devices: processes per node, one for each device; None for the number of the launcher, or 1.
-        nodes: machines; None for the number of the launcher, or 1.
-        strategy: `ddp` (every process holds the whole model) or `fsdp` (the processes shard the model); None for `ddp`. Without
+        devices: processes per node, one per device; None for the launcher's number, or 1.
+        nodes: number of machines; None for the launcher's number, or 1.
+        strategy: `ddp` (every process holds the whole model) or `fsdp` (the processes shard the model); None for `ddp`. It has no
             effect for a single process.
         accelerator: `cpu`, or `auto` for CUDA devices if there are any.
         timeout: seconds to wait for other processes, also at the start.
@@ -179,7 +179,7 @@ def _connect(size: int, cuda: bool, timeout: float) -> None:
     """Initialize `torch.distributed` until the process ends."""
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # Statistics on the CPU are exchanged beside gradients on CUDA.
+    # Statistics are exchanged on the CPU, in addition to gradients on CUDA.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
         torch.distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))

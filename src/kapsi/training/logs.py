@@ -16,7 +16,7 @@ from kapsi.files import append_line, finite, plain, resolve, show
 from kapsi.training.records import Epoch
 
 LogName = Literal["csv", "tensorboard"]
-"""Names of the logs beside `metrics.jsonl` in a run folder."""
+"""Names of the logs in a run folder other than `metrics.jsonl`."""
 
 
 class Log(ABC):
@@ -31,7 +31,7 @@ class Log(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the log; without effect if closed."""
+        """Close the log; do nothing if it is closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -41,12 +41,12 @@ class Log(ABC):
 
 
 class JsonLines(Log):
-    """A log with one JSON object a line: all fields of a record; NaN and infinities are null.
+    """A log with one JSON object per line, holding all fields of a record; NaN and infinities are null.
 
     The first record removes incomplete lines (left by a killed process), and records from its epoch on.
 
     Args:
-        target: path of the file, with missing folders created, or an open text file, not closed by `close`.
+        target: path of the file, with missing folders created, or an open text file, which `close` leaves open.
 
     Raises:
         FileError: the file cannot be read or written.
@@ -83,7 +83,7 @@ class JsonLines(Log):
 
 
 class CsvLog(Log):
-    """A CSV log with one row of numbers for each epoch.
+    """A CSV log with one row per epoch.
 
     The first record fixes the columns: number, loss, validation_loss, best, metrics, seconds, learning_rate, details of the
     solver (prefixed with `details.` if the name is taken). Missing values are empty, further values of later records ignored.
@@ -138,7 +138,7 @@ class CsvLog(Log):
 
 
 class TensorBoard(Log):
-    """TensorBoard curves over epochs: losses, metrics, learning rate, details of the solver; only finite numbers have points.
+    """TensorBoard curves over epochs: losses, metrics, learning rate, details of the solver; only finite values have points.
 
     Args:
         folder: folder of the event files.
@@ -219,7 +219,7 @@ def _number(line: bytes) -> float:
 
 
 def _fields(line: bytes) -> list[str]:
-    """Return the fields of a CSV line; an empty list if the line is not text."""
+    """Return the fields of a CSV line; an empty list if the line is not valid text."""
     try:
         return next(csv.reader([line.decode()]), [])
     except (UnicodeDecodeError, csv.Error):
@@ -233,7 +233,7 @@ def _still_open(handle: Any, where: str) -> Any:
 
 
 def _flat(epoch: Epoch) -> dict[str, Any]:
-    """Return the numbers of a record by column name."""
+    """Return the values of a record by column name."""
     fixed = {"number", "loss", "validation_loss", "best", "seconds", "learning_rate"}
 
     def named(prefix: str, values: Mapping[str, float], taken: set[str]) -> Iterator[tuple[str, float]]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function, catalogue, option
 
-LARGEST_LOG_VARIANCE = 30.0
+MAX_LOG_VARIANCE = 30.0
 """Log-variances are clamped to ± 30: e³⁰ times a squared error is still finite in float32."""
 
 
@@ -30,8 +30,8 @@ def columns_of(target: Tensor) -> Tensor:
 class Loss(Function, role="loss"):
     """The loss of one row, a function of the row's outputs and its target; a subclass must define `rows`.
 
-    A loss of numbers has targets of the shape of the outputs, and the outputs as decisions. A loss of classes sets
-    `classes`, with class numbers as targets and the largest output as decision.
+    For a regression loss, targets have the shape of the outputs, and decisions are the outputs. A classification loss sets
+    `classes`; targets are integer class labels, and the largest output is the decision.
 
     Example:
         >>> from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Loss(Function, role="loss"):
     """
 
     classes: ClassVar[bool] = False
-    """Targets are class numbers, `(rows,)`."""
+    """Targets are integer class labels, `(rows,)`."""
     discrete: ClassVar[bool] = False
     """Decisions are classes, or zeros and ones; implied by `classes`."""
     separable: ClassVar[bool] = False
@@ -53,9 +53,9 @@ class Loss(Function, role="loss"):
     closed_form: ClassVar[bool] = False
     """The minimum over the parameters of a linear model has a closed form (least squares)."""
     gauss_newton: ClassVar[bool] = False
-    """`auto` takes damped Gauss–Newton steps for small problems."""
+    """`auto` uses damped Gauss–Newton steps for small problems."""
     shift_invariant: ClassVar[bool] = False
-    """Adding a number to all outputs of a row changes nothing."""
+    """Adding a constant to all outputs of a row changes nothing."""
     unbounded: ClassVar[bool] = False
     """Without a penalty there is no minimum if a linear model separates the classes."""
     outputs_per_target: ClassVar[int] = 1
@@ -66,7 +66,7 @@ class Loss(Function, role="loss"):
         """Return the loss of each row, `(rows,)`, differentiable in the outputs `(rows, n)`."""
 
     def mean(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean of `rows`; override for a faster operation of torch."""
+        """Return the mean of `rows`; override for a faster torch operation."""
         return self.rows(output, target).mean()
 
     def dry_run(self, output: Tensor, target: Tensor, weighted: bool) -> None:
@@ -78,7 +78,7 @@ class Loss(Function, role="loss"):
         check_values(where, attempt(where, self.mean, output, target), output, "a scalar", ((),))
 
     def decide(self, output: Tensor) -> Tensor:
-        """Return predictions: numbers `(rows, k)`, or class numbers `(rows,)`."""
+        """Return predictions: real values `(rows, k)`, or integer class labels `(rows,)`."""
         return output.argmax(1) if self.classes else output
 
     def log_probabilities(self, output: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Loss(Function, role="loss"):
     def class_count(self, outputs: int, where: str = "fit") -> int:
         """Return the number of classes for a number of outputs."""
         if outputs < 2:
-            raise SpecError(f"{where}: {self.name} needs one output a class, at least 2; the model has {outputs}")
+            raise SpecError(f"{where}: {self.name} needs one output per class, at least 2; the model has {outputs}")
         return outputs
 
     def check_outputs(self, outputs: int, where: str) -> None:
@@ -148,7 +148,7 @@ class Loss(Function, role="loss"):
     def _check_classes(self, target: Tensor, outputs: int, where: str) -> None:
         if target.is_floating_point() or target.dim() != 1:
             shape = f"{target.dtype} of shape {tuple(target.shape)}"
-            raise DataError(f"{where}: {self.name} needs class numbers of shape (rows,), got {shape}")
+            raise DataError(f"{where}: {self.name} needs integer class labels of shape (rows,), got {shape}")
         count, values = self.class_count(outputs, where), str(target.dtype)
         if target.dtype in (torch.int64, torch.int32, torch.uint8):
             if not len(target):
@@ -158,7 +158,7 @@ class Loss(Function, role="loss"):
                 return
             values += f" from {low} to {high}"
         raise DataError(
-            f"{where}: classes are whole numbers 0 to {count - 1} (int64), one a row, for {outputs} outputs; got {values}"
+            f"{where}: class labels are integers from 0 to {count - 1} (int64), one per row, for {outputs} outputs; got {values}"
         )
 
     @classmethod
@@ -180,17 +180,17 @@ def check_values(where: str, values: Any, output: Tensor, wanted: str, shapes: t
 
 
 def losses_with(method: str) -> str:
-    """Return the names of the losses with a method of their own."""
+    """Return the names of the losses that override a method."""
     kinds = (kind for kind in catalogue("loss") if issubclass(kind, Loss))
     return ", ".join(kind.name for kind in kinds if getattr(kind, method) is not getattr(Loss, method))
 
 
-# ------------------------------------------------------------------------------------------------ numbers
+# ------------------------------------------------------------------------------------------------ regression
 
 
 @dataclass(frozen=True)
 class MSE(Loss, name="mse"):
-    """Mean squared error: (y − f)², the mean over outputs."""
+    """Mean squared error: (y − f)², averaged over outputs."""
 
     separable: ClassVar[bool] = True
     closed_form: ClassVar[bool] = True
@@ -214,7 +214,7 @@ class MSE(Loss, name="mse"):
 
 @dataclass(frozen=True)
 class Huber(Loss, name="huber"):
-    """Huber loss: e²/2 up to |e| = δ, δ(|e| − δ/2) beyond, the mean over outputs.
+    """Huber loss: e²/2 up to |e| = δ, δ(|e| − δ/2) beyond, averaged over outputs.
 
     Args:
         delta: δ > 0, in the unit of the target.
@@ -242,7 +242,7 @@ class Gaussian(Loss, name="gaussian"):
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, 1)
-        log_variance = log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
+        log_variance = log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE)
         squares = (columns_of(target) - mean).square() * torch.exp(-log_variance)
         return 0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(1)
 
@@ -251,8 +251,8 @@ class Gaussian(Loss, name="gaussian"):
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = output.chunk(2, 1)
-        inside = log_variance.abs() <= LARGEST_LOG_VARIANCE
-        precision = torch.exp(-log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE))
+        inside = log_variance.abs() <= MAX_LOG_VARIANCE
+        precision = torch.exp(-log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE))
         error = mean - columns_of(target)
         gradient = torch.cat([precision * error, 0.5 * (1 - precision * error.square()) * inside], 1)
         # Fisher's information: 1/σ² for the mean, 1/2 for the log-variance.
@@ -362,12 +362,12 @@ class Bernoulli(Loss, name="bernoulli"):
 
 @dataclass(frozen=True)
 class CallableLoss(Loss):
-    """The loss of a plain callable `(output, target)`, with a value per element or row as result, or a mean for rows
+    """The loss of a plain callable `(output, target)`, returning a value per element or row, or a mean for rows
     without weights.
 
     Args:
-        function: called with outputs `(rows, n)` and targets of the same shape, or class numbers `(rows,)`; differentiable.
-        of_classes: whether the targets are class numbers.
+        function: called with outputs `(rows, n)` and targets of the same shape, or integer class labels `(rows,)`; differentiable.
+        of_classes: whether the targets are integer class labels.
     """
 
     function: Callable[..., Any]
@@ -402,7 +402,7 @@ class CallableLoss(Loss):
 
 
 def value_or_mean(values: Any, count: int, weighted: bool) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Return the allowed results of a plain callable, as text and as shapes: values per row, or a mean without weights."""
+    """Return the allowed results of a plain callable, in words and as shapes: values per row, or a mean without weights."""
     if not weighted:
         return f"one value per row, ({count},), or their mean", ((), (count,))
     mean = isinstance(values, Tensor) and values.dim() == 0

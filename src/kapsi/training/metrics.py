@@ -35,12 +35,12 @@ class Metric(Function, role="metric"):
 
     greater_is_better: ClassVar[bool] = False
     discrete: ClassVar[bool | None] = None
-    """Whether predictions have to be classes (True) or numbers (False); None for both."""
+    """Whether predictions must be classes (True) or real values (False); None for both."""
     gathered: ClassVar[bool] = False
     """Whether `sums` needs all rows at once, because sums of parts do not add up."""
 
     def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the value of each row, `(rows,)`, from the decisions of the loss."""
+        """Return the value per row, `(rows,)`, from the decisions of the loss."""
         raise SpecError(f"the metric {self.name} defines neither rows nor sums and value")
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
@@ -50,7 +50,7 @@ class Metric(Function, role="metric"):
         return torch.stack([w.sum(), w @ values])
 
     def value(self, sums: list[float]) -> float:
-        """Return the metric from sums over all rows."""
+        """Return the metric computed from sums over all rows."""
         return sums[1] / sums[0]
 
     def dry_run(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> None:
@@ -68,9 +68,9 @@ class Metric(Function, role="metric"):
     def check_loss(self, loss: Loss, outputs: int = 1) -> None:
         """Raise a `SpecError` if predictions of a loss, or of several outputs, do not have this metric."""
         if self.discrete is not None and self.discrete != (loss.classes or loss.discrete):
-            kind, other = ("classes", "numbers") if self.discrete else ("numbers", "classes")
+            kind, other = ("classes", "real values") if self.discrete else ("real values", "classes")
             raise SpecError(
-                f"metrics: {self.name} is a metric of {kind}, and {loss.name} predicts {other}; leave it out"
+                f"metrics: {self.name} is a metric for {kind}, and {loss.name} predicts {other}; leave it out"
             )
 
     @classmethod
@@ -80,7 +80,7 @@ class Metric(Function, role="metric"):
 
 @dataclass(frozen=True)
 class Accuracy(Metric, name="accuracy"):
-    """Share of rows whose class is predicted; of several zeros and ones a row, the share of correct ones."""
+    """Fraction of rows with the correct class; for several zeros and ones per row, the fraction of correct ones."""
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = True
@@ -92,7 +92,7 @@ class Accuracy(Metric, name="accuracy"):
 
 @dataclass(frozen=True)
 class RMSE(Metric, name="rmse"):
-    """Root mean squared error, in the unit of the target; the mean over several targets is below the root."""
+    """Root mean squared error, in the unit of the target; squares are averaged over targets before the root (not so in sklearn)."""
 
     discrete: ClassVar[bool | None] = False
 
@@ -105,7 +105,7 @@ class RMSE(Metric, name="rmse"):
 
 @dataclass(frozen=True)
 class MAE(Metric, name="mae"):
-    """Mean absolute error, in the unit of the target; the mean over several targets."""
+    """Mean absolute error, in the unit of the target, averaged over targets."""
 
     discrete: ClassVar[bool | None] = False
 
@@ -115,7 +115,7 @@ class MAE(Metric, name="mae"):
 
 @dataclass(frozen=True)
 class R2(Metric, name="r2"):
-    """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both averaged over several targets.
+    """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both sums over all targets (unlike `r2_score`).
 
     For constant targets: 1 for exact predictions, otherwise 0.
     """
@@ -143,7 +143,7 @@ class R2(Metric, name="r2"):
 class LogLoss(Metric, name="log_loss"):
     """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308.
 
-    For targets from 0 to 1 the mean over the targets of −y log p − (1 − y) log(1 − p).
+    For targets from 0 to 1, −y log p − (1 − y) log(1 − p), averaged over targets.
     """
 
     discrete: ClassVar[bool | None] = True
@@ -167,9 +167,9 @@ class LogLoss(Metric, name="log_loss"):
 
 @dataclass(frozen=True)
 class F1(Metric, name="f1"):
-    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, the mean over the classes for more.
+    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, averaged over the classes for more.
 
-    Targets are class numbers, or zeros and ones of one output.
+    Targets are integer class labels, or zeros and ones for one output.
     """
 
     greater_is_better: ClassVar[bool] = True
@@ -201,9 +201,9 @@ class F1(Metric, name="f1"):
 
 @dataclass(frozen=True)
 class AUC(Metric, name="auc"):
-    """Area under the ROC curve; for more than two classes the mean over each class against the rest.
+    """Area under the ROC curve; for more than two classes averaged one-vs-rest.
 
-    Targets are class numbers, or zeros and ones of one output.
+    Targets are integer class labels, or zeros and ones for one output.
     """
 
     greater_is_better: ClassVar[bool] = True
@@ -232,7 +232,7 @@ class AUC(Metric, name="auc"):
 
 def _check_single(metric: Metric, loss: Loss, outputs: int) -> None:
     if outputs > 1 and not loss.classes:
-        raise SpecError(f"metrics: {metric.name} takes one target of zeros and ones, got {outputs}; leave it out")
+        raise SpecError(f"metrics: {metric.name} needs one target of zeros and ones, got {outputs}; leave it out")
 
 
 def _check_probabilities(metric: Metric, loss: Loss) -> None:
@@ -244,7 +244,7 @@ def _check_probabilities(metric: Metric, loss: Loss) -> None:
 
 
 def _labels(metric: Metric, target: Tensor, loss: Loss) -> Tensor:
-    """Return class numbers, `(rows,)`; refuse targets between 0 and 1."""
+    """Return integer class labels, `(rows,)`; refuse targets between 0 and 1."""
     labels = target.long().reshape(-1)
     if not loss.classes and not torch.equal(labels.to(target.dtype), target.reshape(-1)):
         raise DataError(f"metrics: {metric.name} needs targets 0 or 1, not between; leave it out")
@@ -253,11 +253,11 @@ def _labels(metric: Metric, target: Tensor, loss: Loss) -> Tensor:
 
 @dataclass(frozen=True)
 class CallableMetric(Metric):
-    """The metric of a plain callable `(prediction, target)`, with a value per element or row as result, or a mean for rows
+    """The metric of a plain callable `(prediction, target)`, returning a value per element or row, or a mean for rows
     without weights.
 
     Args:
-        function: called once with the decisions of all rows, numbers `(rows, k)` or class numbers `(rows,)`, and targets of the
+        function: called once with the decisions of all rows, values `(rows, k)` or class labels `(rows,)`, and targets of the
             same shape. The attribute `greater_is_better`, if present, allows early stopping.
     """
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 REMAINDER_SHARE = 0.01
 """Weight of the remainder in the penalty: π carries the plain part of the function, ψ the rest."""
 
-LARGEST_FORMED = 2**24
-"""Largest number of elements of a ψ formed in every step for a penalty: 128 MiB in float64."""
+MAX_ELEMENTS = 2**24
+"""Maximum number of elements of a ψ materialized in every step for a penalty: 128 MiB in float64."""
 
-LARGEST_MATRIX = 5_000
-"""Largest number of parameters for the matrix of the quadratic penalties: 200 MB in float64."""
+MAX_MATRIX = 5_000
+"""Maximum number of parameters for the matrix of the quadratic penalties: 200 MB in float64."""
 
 COLUMNS_AT_ONCE = 64
 """Columns of the matrix computed at a time."""
@@ -47,7 +47,7 @@ class _GridColumns:
 
 @dataclass(frozen=True)
 class _Pair:
-    """A pair of κ and ψ, of a head or of a remainder with an expansion."""
+    """κ and ψ of a head, or of a remainder with an expansion."""
 
     name: str
     expansion: Expansion
@@ -91,21 +91,21 @@ class Penalties:
 
     λ/2 Σ weight·‖p‖² + l1 Σ weight·|p| + smoothness Σ (c_{g+2} − 2c_{g+1} + c_g)² + group_l1 Σ ‖edge‖
 
-    The weight of a parameter is 1 in κ and ψ of a head, 0.01 in π for tensors of more than one axis, and 0 for all other
-    parameters of a kapsi model. Elsewhere the weight is 1 for parameters of more than one axis. Frozen parameters have none.
+    Parameters of κ and ψ of a head have weight 1, tensors of π with more than one axis 0.01, and biases and all other
+    parameters of a kapsi model 0. In other modules, tensors with more than one axis have weight 1. Frozen parameters have none.
 
     c are the coefficients of a B-spline along the grid, of a head (summed over channels) or a remainder: κ is a `BSpline`, has a
     `BSpline` as a part of `Extended`, or ends with a `BSpline` in `Nested`. An edge is all weights of ψ, over columns of κ and
     channels, between an input and an output of a head or remainder; the norm of an edge has the gradient 0 at 0.
 
-    A model sharded among processes must be sharded before.
+    Shard a model among processes before creating its penalties.
 
     Args:
         model: model with the penalized parameters.
-        config: with `l2`, `l1`, `smoothness` and `group_l1`.
+        config: training options `l2`, `l1`, `smoothness` and `group_l1`.
 
     Raises:
-        SpecError: no parameter for a penalty, or a ψ too large to be formed.
+        SpecError: no parameter for a penalty, or a ψ too large to be materialized.
 
     Attributes:
         any: whether a penalty is above zero.
@@ -197,14 +197,14 @@ class Penalties:
             SpecError: not all penalties are quadratic.
         """
         _check_quadratic("hessian_vector", self.only_quadratic)
-        place = {id(p): i for i, p in enumerate(self.parameters)}
+        index = {id(p): i for i, p in enumerate(self.parameters)}
         product = [torch.zeros_like(v) for v in vector]
         for parameter, weight in self.quadratic:
-            i = place[id(parameter)]
+            i = index[id(parameter)]
             product[i] = (self.strength * weight) * vector[i]
         for part, _ in self._splines:
             (parameter,) = part.trained()
-            i = place[id(parameter)]
+            i = index[id(parameter)]
             product[i] = product[i] + self._smooth_product(parameter)(vector[i])
         return product
 
@@ -232,7 +232,7 @@ class Penalties:
         Smoothness is quadratic in each tensor of a multilinear ψ (`LowRank`, for instance); H p is the gradient.
 
         Raises:
-            SpecError: L1 or group sparsity, more than 5,000 numbers, or a ψ without `multilinear`.
+            SpecError: L1 or group sparsity, more than 5,000 parameters, or a ψ without `multilinear`.
         """
         _check_quadratic("block", not self._edges and not (self._l1 and self.quadratic))
         size = parameter.numel()
@@ -256,7 +256,7 @@ class Penalties:
             if not part.reconciliation.multilinear:
                 raise SpecError(
                     f"TrainConfig(smoothness={self._smoothness}): {part.name}: {part.reconciliation} is not linear in each "
-                    "tensor; take another ψ, or a gradient solver (adamw, sgd, lbfgs)"
+                    "tensor; use another ψ, or a gradient solver (adamw, sgd, lbfgs)"
                 )
 
         def roughness(values: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class Penalties:
 def _check_quadratic(where: str, quadratic: bool) -> None:
     if not quadratic:
         raise SpecError(
-            f"Penalties.{where}: l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; take a "
+            f"Penalties.{where}: l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; use a "
             "gradient solver (adamw, sgd, lbfgs), or l2, and smoothness of a dense or masked ψ"
         )
 
@@ -279,8 +279,8 @@ def _like(parameters: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _check_matrix(count: int) -> None:
-    if count > LARGEST_MATRIX:
-        raise SpecError(f"Penalties: a matrix of {count:,} parameters; at most {LARGEST_MATRIX:,}; use hessian_vector")
+    if count > MAX_MATRIX:
+        raise SpecError(f"Penalties: a matrix of {count:,} parameters; at most {MAX_MATRIX:,}; use hessian_vector")
 
 
 # ------------------------------------------------------------------------------------------------ penalized parameters
@@ -320,14 +320,14 @@ def _parts(model: nn.Module) -> Iterator[_Pair]:
 
 
 def _check_formed(part: _Pair, option: str, *, but: type[Weights] | tuple[type[Weights], ...]) -> None:
-    """Raise a `SpecError` if a penalty needs a formed ψ of too many elements."""
+    """Raise a `SpecError` if a penalty materializes a ψ of too many elements."""
     with torch.no_grad():
         weights = part.weights()
     size = (weights.channels or 1) * part.out_features * weights.columns
-    if size > LARGEST_FORMED and not isinstance(weights, but):
+    if size > MAX_ELEMENTS and not isinstance(weights, but):
         raise SpecError(
-            f"TrainConfig({option}): {part.name}: the {size:,} entries of {part.reconciliation} would be formed in every step, "
-            f"at most {LARGEST_FORMED:,} are allowed; take fewer basis functions, or {option.split('=')[0]}=0"
+            f"TrainConfig({option}): {part.name}: {part.reconciliation} would materialize {size:,} entries in every step, "
+            f"at most {MAX_ELEMENTS:,} are allowed; use fewer basis functions, or {option.split('=')[0]}=0"
         )
 
 
@@ -345,7 +345,7 @@ def _splines(parts: list[_Pair], factor: float) -> list[tuple[_Pair, list[_GridC
     if not splines:
         raise SpecError(
             f"TrainConfig(smoothness={factor}): the model has no trained ψ on a BSpline of at least three functions; "
-            "take a BSpline as expansion, or smoothness=0"
+            "use a BSpline as expansion, or smoothness=0"
         )
     return splines
 
@@ -389,18 +389,18 @@ def _edges(parts: list[_Pair], factor: float) -> list[_Pair]:
     """Return the pairs, all with edges."""
     option = f"group_l1={factor}"
     if not parts:
-        raise SpecError(f"TrainConfig({option}): the model has no trained ψ of a kapsi head; take group_l1=0, or l1")
+        raise SpecError(f"TrainConfig({option}): the model has no trained ψ of a kapsi head; set group_l1=0, or l1")
     for part in parts:
         if not part.expansion.element_wise():
             raise SpecError(
                 f"TrainConfig({option}): {part.name}: the columns of {part.expansion} depend on several inputs, so there are no "
-                "edges; take an element-wise κ, such as Identity, BSpline, Chebyshev, Fourier, GaussianRBF, or Extended and Nested "
+                "edges; use an element-wise κ, such as Identity, BSpline, Chebyshev, Fourier, GaussianRBF, or Extended and Nested "
                 "made of them, or group_l1=0"
             )
         mixing = [step for step in part.steps if not isinstance(step, Activation | BatchNorm | Dropout)]
         if mixing:
             raise SpecError(
-                f"TrainConfig({option}): {part.name}: {mixing[0]} mixes inputs, so there are no edges; take activations, "
+                f"TrainConfig({option}): {part.name}: {mixing[0]} mixes inputs, so there are no edges; use activations, "
                 "BatchNorm and Dropout before and after κ only, or group_l1=0"
             )
         _check_formed(part, option, but=DenseWeights)

@@ -22,8 +22,8 @@ from kapsi.training.rows.stored import as_column
 LossLike: TypeAlias = Loss | str | Mapping[str, Any]
 """A loss, a name, or options with a kind."""
 
-MOST_ROWS = 65_536
-MOST_ELEMENTS = 2**26
+MAX_ROWS = 65_536
+MAX_ELEMENTS = 2**26
 """Largest number of elements of κ(x) in a forward pass: 256 MiB in float32."""
 
 
@@ -34,7 +34,7 @@ def widest(model: nn.Module) -> int:
 
 def rows_at_a_time(model: nn.Module) -> int:
     """Return the number of rows of a forward pass."""
-    return max(1, min(MOST_ROWS, MOST_ELEMENTS // widest(model)))
+    return max(1, min(MAX_ROWS, MAX_ELEMENTS // widest(model)))
 
 
 @contextlib.contextmanager
@@ -51,13 +51,13 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def outputs_of(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:
-    """Return the outputs of a model; turn errors of torch into one line.
+    """Return the outputs of a model; turn torch errors into one line.
 
     Args:
         call: the model, or a compiled or wrapped form.
         model: the model.
         x: inputs.
-        where: begins messages.
+        where: prefix of error messages.
 
     Raises:
         SpecError: the model fails.
@@ -81,8 +81,8 @@ def evaluate(
 
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
-        rows: bound to the loss.
-        loss: of a row.
+        rows: rows bound to the loss.
+        loss: the per-row loss function.
         group: the processes with the rows.
         metrics: default metrics of the loss if None.
     """
@@ -127,16 +127,16 @@ def _summed(parts: list[Tensor] | None, count: int, device: torch.device, group:
 
 def _gathered(pieces: list[Tensor], group: Group) -> Tensor:
     """Return the rows of all processes, in the order of the processes."""
-    own = torch.cat(pieces)
+    local = torch.cat(pieces)
     if group.size == 1:
-        return own
-    counts = torch.zeros(group.size, dtype=torch.float64, device=own.device)
-    counts[group.rank] = len(own)
+        return local
+    counts = torch.zeros(group.size, dtype=torch.float64, device=local.device)
+    counts[group.rank] = len(local)
     begins = [0, *group.sum(counts).cumsum(0).long().tolist()]
-    # float64 holds class numbers and outputs exactly.
-    rows = torch.zeros(begins[-1], *own.shape[1:], dtype=torch.float64, device=own.device)
-    rows[begins[group.rank] : begins[group.rank + 1]] = own.double()
-    return group.sum(rows).to(own.dtype)
+    # float64 holds integer class labels and outputs exactly.
+    rows = torch.zeros(begins[-1], *local.shape[1:], dtype=torch.float64, device=local.device)
+    rows[begins[group.rank] : begins[group.rank + 1]] = local.double()
+    return group.sum(rows).to(local.dtype)
 
 
 @torch.no_grad()
@@ -176,10 +176,10 @@ def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_siz
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
         x: inputs, `(rows, m)`: a tensor, an array, a sparse matrix or a memory map.
-        loss: the loss of training, by name or as an object: class numbers `(rows,)` for `cross_entropy`, `hinge`,
+        loss: the loss of training, by name or as an object: integer class labels `(rows,)` for `cross_entropy`, `hinge`,
             `squared_hinge` and `bernoulli` with one output (0 or 1 for each of several), means for `gaussian`. None: the
             outputs, as for `mse` and `huber`.
-        batch_size: rows at a time; as memory allows by default.
+        batch_size: number of rows at a time, by default as many as memory allows.
 
     Example:
         >>> import torch, kapsi as kp
@@ -198,7 +198,7 @@ def predict_log_proba(
     """Return the log-probabilities of the classes, `(rows, classes)`, from a model's logits.
 
     Args:
-        model, x, batch_size: as for `predict`.
+        model, x, batch_size: see `predict`.
         loss: `cross_entropy`, or `bernoulli`: two columns for one output; for several outputs the log-probabilities of 1.
 
     Raises:

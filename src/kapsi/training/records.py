@@ -1,4 +1,4 @@
-"""Records of training, for each step and for each epoch."""
+"""Records of training, per step and per epoch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Step(NamedTuple):
         epoch: number of the epoch, from 1.
         step: number of the step in the epoch, from 1.
         steps: number of steps of an epoch, None for streams of unknown length.
-        loss: training loss of the step, None for solvers with a report at the end of an epoch only.
-        seconds: since training began, over all interruptions.
+        loss: training loss of the step, None for solvers that report only at the end of an epoch.
+        seconds: time since training began, without interruptions.
     """
 
     epoch: int
@@ -27,18 +27,18 @@ class Epoch(NamedTuple):
     """The record of an epoch.
 
     Attributes:
-        number: 1 for the first.
+        number: number of the epoch, from 1.
         loss: mean loss on the training rows, without penalties; the mean over the epoch for mini-batches, at the end otherwise.
         validation_loss: mean loss on the validation rows, None without validation rows.
         best: whether this is the best epoch so far, by the monitored quantity.
         metrics: requested metrics, by default `accuracy`, or `rmse` and `r2`; of the validation rows if any, otherwise of the
             training rows: requested metrics, or `rmse` for the loss `mse`.
-        seconds: since training began, over all interruptions.
-        learning_rate: at the end of the epoch, None for solvers without one.
+        seconds: time since training began, without interruptions.
+        learning_rate: learning rate at the end of the epoch, None for solvers without one.
         solver: name of the solver.
-        reason: reason for the choice of the solver.
-        details: further numbers of the solver, for instance the damping or the chosen L2 penalty.
-        ended: reason for the end of training, None for all but the last epoch.
+        reason: why this solver was chosen.
+        details: further values reported by the solver, such as the damping or the chosen L2 penalty.
+        ended: why training ended, None for all but the last epoch.
     """
 
     number: int

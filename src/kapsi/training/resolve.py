@@ -17,7 +17,7 @@ from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solv
 REQUESTED = "requested"
 
 SMALL_PRODUCT = 50_000_000
-"""Largest rows × parameters for quasi-Newton steps on all rows: a step takes milliseconds, and training converges."""
+"""Maximum rows × parameters for quasi-Newton steps on all rows: a step takes milliseconds, and training converges."""
 
 SMALL_SYSTEM = 1_000
 """Largest number of parameters P for damped Gauss–Newton steps, with P × P systems."""
@@ -35,7 +35,7 @@ class Described(Protocol):
 
     @property
     def classes(self) -> bool:
-        """Whether targets are class numbers by their type."""
+        """Whether targets are integer class labels by their type."""
 
     @property
     def in_memory(self) -> bool:
@@ -57,12 +57,12 @@ class RowsInfo:
 
 
 class Resolved(NamedTuple):
-    """A configuration without `auto`.
+    """A configuration with every `auto` resolved.
 
     Attributes:
-        config: with loss and solver in place.
+        config: training options with loss and solver resolved.
         loss, solver: the loss and the solver in `config`.
-        reason: reason for the choice of the solver.
+        reason: why this solver was chosen.
         fallback: solver if the chosen solver refuses the model; None for a requested solver.
     """
 
@@ -74,11 +74,11 @@ class Resolved(NamedTuple):
 
 
 def resolve_loss(loss: Loss | Literal["auto"], classes: bool) -> Loss:
-    """Return the loss, with `auto` replaced.
+    """Return the loss, with `auto` resolved.
 
     Args:
-        loss: of a configuration.
-        classes: whether the targets are class numbers by their type.
+        loss: the configured loss.
+        classes: whether the targets are integer class labels by their type.
     """
     if isinstance(loss, CallableLoss):
         return replace(loss, of_classes=classes)
@@ -102,7 +102,7 @@ def resolve(
     group: Group | None = None,
     selecting: bool = False,
 ) -> Resolved:
-    """Return a configuration with every `auto` replaced, for one model and its training rows.
+    """Return a configuration with every `auto` resolved, for one model and its training rows.
 
     A single fit uses `ridge` for linear models, otherwise `levenberg_marquardt`, `lbfgs` or `adamw`, by size. The search for a
     penalty and a number of epochs (`selecting`) needs many comparable fits in small steps with early stopping: `lbfgs`, or
@@ -111,7 +111,7 @@ def resolve(
     Args:
         config: the configuration; requested losses and solvers stay.
         model: the model, possibly on the meta device.
-        rows: number, targets and storage of the training rows.
+        rows: properties of the training rows.
         group: the processes in the training.
         selecting: whether penalty and number of epochs are chosen on validation rows.
     """

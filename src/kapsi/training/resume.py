@@ -36,42 +36,42 @@ FREE = ("epochs", "patience", "seconds")
 
 
 @dataclass
-class Position:
-    """The position of a run.
+class Progress:
+    """The progress of a run.
 
     Attributes:
-        number: completed epochs.
-        step: steps of the epoch at hand.
-        taken: steps since the beginning.
-        records: of the completed epochs.
+        number: number of completed epochs.
+        step: number of steps in the current epoch.
+        steps_taken: number of steps since the start of training.
+        records: records of the completed epochs.
         lowest: best value of the monitored quantity, negated if greater is better.
-        since: epochs without an improvement.
-        seconds: duration so far, over all interruptions.
-        over: reason for the end of training, None before.
+        stale_epochs: number of epochs since the best epoch.
+        seconds: training time so far, without interruptions.
+        stop_reason: why training ended, None before.
     """
 
     number: int = 0
     step: int = 0
-    taken: int = 0
+    steps_taken: int = 0
     records: list[Epoch] = field(default_factory=list)
     lowest: float = math.inf
-    since: int = 0
+    stale_epochs: int = 0
     seconds: float = 0.0
-    over: str | None = None
+    stop_reason: str | None = None
 
 
 class Recorder:
     """Writes checkpoints of a run, and restores the run from the last checkpoint.
 
     Args:
-        checkpoints: folder and frequency.
+        checkpoints: folder and frequency of checkpoints.
         model: the model.
-        config: without `auto`.
+        config: training options, with every `auto` resolved.
         solver: the solver of the configuration.
         rows: training and validation rows.
-        group: the processes.
+        group: the processes in the training.
         keeps_best: whether the weights of the best epoch are part of the state.
-        threads: number of threads of a step.
+        threads: number of threads per step.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Recorder:
     ) -> None:
         self.checkpoints, self.model, self.config, self.solver = checkpoints, model, config, solver
         self.group, self.keeps_best, self.threads = group, keeps_best, threads
-        self.plain = _plain(config)  # before plain callables change attributes of their own
+        self.plain = _plain(config)  # before plain callables change their attributes
         # Rows in memory are compared completely, at little cost.
         self.described = [
             None if part is None else part.described | ({"contents": contents(part)} if part.in_memory else {})
@@ -105,24 +105,24 @@ class Recorder:
             return taken % ASK_EVERY == 0 and self.group.any(due)
         return due and self.group.first
 
-    def write(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+    def write(self, run: SolverRun, progress: Progress, best: dict[str, Tensor]) -> None:
         """Write a checkpoint."""
-        saved = self._saved(run, at, best, None)
+        saved = self._saved(run, progress, best, None)
         if self.group.first:
             self.checkpoints.write(saved)
 
-    def write_interrupt(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+    def write_interrupt(self, run: SolverRun, progress: Progress, best: dict[str, Tensor]) -> None:
         """Write a checkpoint of an interrupted run, if there is enough work to save."""
         if self.checkpoints.worth():
-            self.write(run, at, best)
+            self.write(run, progress, best)
 
-    def finish(self, run: SolverRun, at: Position, best: dict[str, Tensor]) -> None:
+    def finish(self, run: SolverRun, progress: Progress, best: dict[str, Tensor]) -> None:
         """Write the end of the run."""
-        saved = self._saved(run, at, best, at.over)  # all processes gather the parts of a shared model
+        saved = self._saved(run, progress, best, progress.stop_reason)  # all processes gather a shared model
         if self.group.first:
             self.checkpoints.finish(saved)
 
-    def _saved(self, run: SolverRun, at: Position, best: dict[str, Tensor], over: str | None) -> Saved:
+    def _saved(self, run: SolverRun, progress: Progress, best: dict[str, Tensor], reason: str | None) -> Saved:
         whole = {name: self.group.full_tensor(tensor.detach()) for name, tensor in tensors_of(self.model).items()}
         tensors = {f"model.{name}": tensor for name, tensor in whole.items()}
         state, plain = run.state()
@@ -134,19 +134,19 @@ class Recorder:
             "python": platform.python_version(),
             "identity": self._identity(),
             "machine": self._machine(),
-            "number": at.number,
-            "step": at.step,
-            "taken": at.taken,
-            "records": [record._asdict() for record in at.records],
-            "lowest": at.lowest,
-            "since": at.since,
-            "seconds": at.seconds,
-            "over": over,
+            "number": progress.number,
+            "step": progress.step,
+            "taken": progress.steps_taken,
+            "records": [record._asdict() for record in progress.records],
+            "lowest": progress.lowest,
+            "since": progress.stale_epochs,
+            "seconds": progress.seconds,
+            "over": reason,
             "keeps_best": self.keeps_best,
             "context": self.checkpoints.context,
             "solver": plain,
         }
-        return Saved(at.taken, tensors, data)
+        return Saved(progress.steps_taken, tensors, data)
 
     # -------------------------------------------------------------------------------- the identity of a run
 
@@ -192,24 +192,25 @@ class Recorder:
         if bool(data["keeps_best"]) != self.keeps_best:
             differing.append("train instead of fit")
         if differing:
-            raise SpecError(f"{where}: is of another run: {'; '.join(dict.fromkeys(differing))}; take another folder")
+            raise SpecError(f"{where}: is of another run: {'; '.join(dict.fromkeys(differing))}; use another folder")
         other = list(differences(self._machine(), data["machine"]))
         if other:
             self.checkpoints.say(f"{where}: continues with {'; '.join(other)}; the last digits may differ")
         return saved
 
     @staticmethod
-    def position(saved: Saved) -> tuple[Position, dict[str, Any]]:
+    def position(saved: Saved) -> tuple[Progress, dict[str, Any]]:
         """Return the position of a checkpoint, and the limits of the run at that time."""
         data = saved.data
-        names = ("number", "step", "taken", "lowest", "since", "seconds", "over")
+        keys = ("number", "step", "taken", "lowest", "since", "seconds", "over")
+        number, step, taken, lowest, since, seconds, over = (data[key] for key in keys)
         records = [Epoch(**record) for record in data["records"]]
         limits = {name: data["identity"]["limits"][name] for name in FREE}
-        return Position(**{name: data[name] for name in names}, records=records), limits
+        return Progress(number, step, taken, records, lowest, since, seconds, over), limits
 
     @staticmethod
     def parts(saved: Saved) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of a checkpoint: of the model, the solver, and the best weights."""
+        """Return the tensors of a checkpoint for the model, the solver and the best weights."""
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "solver": {}, "best": {}}
         for name, tensor in saved.tensors.items():
             part, _, rest = name.partition(".")

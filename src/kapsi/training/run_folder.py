@@ -49,7 +49,7 @@ class NewRun:
 
     Attributes:
         folder: temporary folder for the files of the run, without sub-folders.
-        manifest: entries of run.json beside the format, the version and the list of files.
+        manifest: entries of run.json in addition to the format, the version and the list of files.
 
     Raises:
         RunError: the path is in use or cannot be written, at the beginning or at the end.
@@ -209,7 +209,7 @@ def _lock(target: Path) -> AbstractContextManager[None]:
 
 
 def _peek(folder: Path) -> dict[str, Any] | None:
-    """Return the content of run.json, an empty dictionary if damaged, None if the folder is no kapsi run."""
+    """Return the content of run.json, an empty dictionary if damaged, None if the folder is not a kapsi run."""
     file = folder / _MANIFEST
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
@@ -272,7 +272,7 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 
 
 def _verify(target: Path) -> tuple[dict[str, Any], str]:
-    """Return the content of run.json, and the first problem of the run or an empty text."""
+    """Return the content of run.json, and the first problem of the run or an empty string."""
 
     def damaged(problem: str) -> tuple[dict[str, Any], str]:
         return {}, f"damaged run: {problem}; restore it from a copy, or fit again with --overwrite"

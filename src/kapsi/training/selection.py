@@ -33,14 +33,14 @@ CROSS_VALIDATED_ROWS = 5_000
 """Largest number of rows with cross-validation: a single validation part of a small table is too noisy."""
 
 INNER_FOLDS = 3
-LEAST_EPOCHS = 6
+MIN_EPOCHS = 6
 
 
 class PenaltyScore(NamedTuple):
     """The score of a penalty.
 
     Attributes:
-        l2: λ.
+        l2: the penalty λ.
         loss: mean loss on the validation rows.
         epochs: number of epochs to the best loss, the median over the folds.
         chosen: whether this penalty is selected.
@@ -53,15 +53,15 @@ class PenaltyScore(NamedTuple):
 
 
 Split: TypeAlias = tuple[Tensor, Tensor]
-"""Row numbers of training rows and of validation rows."""
+"""Row indices of training rows and of validation rows."""
 
 
 class Fits:
     """Successive fits with shared callbacks, checkpoints and processes.
 
     Args:
-        callbacks: as for `kapsi.fit`.
-        checkpoints: of all fits, a numbered folder for each.
+        callbacks: see `kapsi.fit`.
+        checkpoints: checkpoints of all fits, in a numbered folder per fit.
         group: the processes in the training.
     """
 
@@ -108,7 +108,7 @@ def choose_penalty(
         data: inputs and targets.
         splits: training rows and validation rows, one pair or several.
         config: training options; `l2` is ignored.
-        penalties: in descending order.
+        penalties: L2 penalties in descending order.
         fits: runs the fits.
 
     Returns:
@@ -211,7 +211,7 @@ def _fit_selected(
     records = []
     last = next(i for i, choice in enumerate(choices) if choice.chosen)
     for choice in choices[: last + 1] if _continues(model) else choices[last : last + 1]:
-        epochs = min(config.epochs, max(choice.epochs, LEAST_EPOCHS))
+        epochs = min(config.epochs, max(choice.epochs, MIN_EPOCHS))
         again = fits(model, data, replace(resolved, l2=choice.l2, epochs=epochs))
         records += [epoch._replace(number=len(records) + i) for i, epoch in enumerate(again, 1)]
     return model, records, choices if config.l2 is None else []

@@ -42,9 +42,9 @@ class AblationOptions(Spec):
     Args:
         data: data set of images.
         head: expansion, reconciliation, remainder, and the processing around the expansion.
-        train: training; the loss is the cross-entropy, the solver AdamW.
-        train_rows: number of training rows, the first ones; null for all.
-        test_rows: number of test rows, the first ones; null for all.
+        train: training options; the loss is the cross-entropy, the solver AdamW.
+        train_rows: number of leading training rows; null for all.
+        test_rows: number of leading test rows; null for all.
     """
 
     data: Literal["mnist", "cifar10"] = "mnist"

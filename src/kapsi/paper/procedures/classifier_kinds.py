@@ -102,7 +102,7 @@ class LinearSVM(ClassifierKind):
     Args:
         C: weight of the losses relative to the L2 penalty.
         solver: `liblinear` (one-vs-rest, squared hinge) or `libsvm` (one-vs-one, hinge).
-        max_iter: largest number of iterations; null: 1,000 for `liblinear`, no limit for `libsvm`.
+        max_iter: maximum number of iterations; null for 1,000 with `liblinear` and no limit with `libsvm`.
     """
 
     C: float = option(1.0, minimum=1e-12, maximum=1e12)
@@ -180,7 +180,7 @@ class MultinomialNaiveBayes(ClassifierKind):
     """`naive_bayes_multinomial`: scikit-learn's multinomial naive Bayes, for inputs of at least 0.
 
     Args:
-        alpha: added to each count.
+        alpha: smoothing constant added to each count.
     """
 
     alpha: float = option(1.0, minimum=1e-10, maximum=1e12)
@@ -198,7 +198,7 @@ class LogisticRegression(ClassifierKind):
 
     Args:
         C: weight of the losses relative to the L2 penalty.
-        max_iter: largest number of iterations.
+        max_iter: maximum number of iterations.
     """
 
     C: float = option(1.0, minimum=1e-12, maximum=1e12)

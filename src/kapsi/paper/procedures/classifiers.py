@@ -59,7 +59,7 @@ class SearchOptions(Spec):
     Args:
         grid: values by option, nested options with dots as in `train.epochs`; the candidates are the product. Without a grid,
             the only candidate is fitted once, to all rows.
-        tune_rows: number of rows for the fits of the selection, the first ones; null: all.
+        tune_rows: number of leading rows for the fits of the selection; null for all.
         tune: options of the candidates during the selection, for example fewer epochs.
         refit: refit the selected candidate on all rows.
         early_stopping: stop networks by the validation loss; without a refit.
@@ -112,7 +112,7 @@ class ClassifierSearch:
 
     Attributes:
         kind: key of `KINDS`.
-        candidates: not empty.
+        candidates: the candidates, at least one.
         options: options of the selection.
         where: prefix of error messages.
         selects: whether there is a selection: a grid or early stopping.
@@ -233,7 +233,7 @@ def read(
         kind: key of `KINDS`.
         options: options of the kind and of the selection (`SearchOptions`); plain data.
         where: prefix of error messages.
-        also: options read elsewhere, for the list of known ones.
+        also: options read elsewhere, to be accepted here.
 
     Raises:
         SpecError: unknown kind or option, or an invalid value.

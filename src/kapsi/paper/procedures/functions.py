@@ -56,7 +56,7 @@ class FunctionCandidate(Spec):
     """A model, given by `model`, `mlp` or `kan`, and the training.
 
     Args:
-        name: unique in the run.
+        name: name, unique in the run.
         model: specification; widths at the ends may be null.
         mlp: arguments of `kapsi.zoo.mlp.spec`.
         kan: arguments of `kapsi.zoo.kan.spec`.
@@ -156,18 +156,18 @@ class FunctionOptions(Spec):
         function: name of the problem, by default the name of the row.
         rows: number of rows drawn.
         train: number of training rows, by default half of the rows.
-        noise: as in `FunctionProblem.split`.
+        noise: see `FunctionProblem.split`.
         validation: share of the training rows used for validation, 0.05 to 0.5.
         edge: share of the validation rows at the extreme of a random direction, 0 to 1.
         tails: share of the validation rows with the highest and the lowest targets, 0 to 1 − edge.
         inputs: `unit` scales to [−1, 1] by the range of the training rows; `raw` does not.
         targets: `standard`: mean 0 and deviation 1 over the training rows; `scaled`: mean absolute value 1, with zero fixed, for
             outputs of constant sign; `raw`.
-        calibrate: set grids and other buffers from the training rows before a fit.
+        calibrate: whether to set grids and other buffers from the training rows before a fit.
         candidates: {name: candidate}, not empty, under the protocol `paper` a single candidate; null removes a candidate.
         trials, rounds, least_squares_init: defaults of the candidates, as in `FunctionCandidate`.
         training: default of the candidates.
-        successive_halving: null for none.
+        successive_halving: a short first phase; null for none.
         min_improvement: factor by which a candidate must lower the validation error of the candidates above, 1 to 1,000. Close to
             poles all errors are alike, and the simplest model is the safest.
         reference_inputs: number of random inputs, uniform in the range of the training rows, for the comparison of fits; 0: none.
@@ -176,8 +176,8 @@ class FunctionOptions(Spec):
             (1); needs reference_inputs.
         target_error: validation error, as a share of the variance of the targets, that ends the search, 0 to 0.01.
         refit: changes of the training for the refit on all training rows; null for no refit.
-        parameters: largest number of trainable parameters of a candidate; null: any.
-        curves: record errors after each epoch, also on test rows; the selection is not affected.
+        parameters: maximum number of trainable parameters of a candidate; null for any.
+        curves: whether to record errors after each epoch, also on test rows; the selection is not affected.
     """
 
     function: str

@@ -44,11 +44,11 @@ class Network(Spec):
 
     Args:
         hidden: widths of the hidden layers; a single width applies to all hidden layers if `layers` is set.
-        layers: number of layers, including the last; null: by the length of `hidden`.
+        layers: number of layers, including the last; null for the length of `hidden` plus one.
         heads: number of equal heads in each layer.
         head: head of each layer.
-        first: another head of the first layer.
-        last: another head of the last layer.
+        first: head of the first layer, if different.
+        last: head of the last layer, if different.
         output: processing after every layer but the last.
         input: processing of the inputs; dropout there acts on κ and π alike.
     """
@@ -93,7 +93,7 @@ class EpochKind(ClassifierKind):
     """Base of the kinds trained in epochs.
 
     Args:
-        train: training; the default loss is the cross-entropy.
+        train: training options; the default loss is the cross-entropy.
     """
 
     train: TrainConfig = TrainConfig()
@@ -130,7 +130,7 @@ class NetworkClassifier(EpochKind):
     """`network`: a network of equal layers.
 
     Args:
-        train: training.
+        train: training options.
         network: the layers.
         layers, heads: numbers of layers and heads, as axes of a grid of rows.
         calibrate: set grids and other buffers from the rows before the fit.
@@ -157,7 +157,7 @@ class ModelClassifier(EpochKind):
     """`model`: a model by specification; widths at the ends may be null.
 
     Args:
-        train: training.
+        train: training options.
         model: the specification.
         calibrate: see `NetworkClassifier`.
     """
@@ -174,7 +174,7 @@ class MLPClassifier(EpochKind):
     """`mlp`: a multilayer perceptron, `kapsi.zoo.mlp`.
 
     Args:
-        train: training.
+        train: training options.
         hidden: widths of the hidden layers.
         activation: name of the activation after each hidden layer.
         dropout: share of hidden values set to zero in training, 0 to 1.
@@ -196,7 +196,7 @@ class KANClassifier(EpochKind):
     """`kan`: a Kolmogorov–Arnold network, `kapsi.zoo.kan`; on sparse inputs `SparseKAN`, the same function.
 
     Args:
-        train: training.
+        train: training options.
         hidden: widths of the hidden layers.
         intervals, degree, low, high: grid and degree of the splines.
         calibrate: set the ranges of the splines from the rows before the fit.

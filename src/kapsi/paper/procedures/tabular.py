@@ -75,7 +75,7 @@ class SelectionRule(Spec):
     """Rule for selecting a candidate.
 
     Args:
-        by: loss on the held-out rows.
+        by: criterion on the held-out rows.
         rule: `one_standard_error`, the first candidate not significantly worse than the best; `best`.
     """
 
@@ -130,7 +130,7 @@ class TabularModels(Spec):
 
     Args:
         candidates: candidates ordered from simple to flexible.
-        training: default of the candidates.
+        training: default training options of the candidates.
         rule: rule of the selection.
     """
 

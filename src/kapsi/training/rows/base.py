@@ -20,12 +20,12 @@ from kapsi.training.losses import Loss
 ClassWeights: TypeAlias = tuple[float, ...] | Literal["balanced"] | None
 
 RowLabel: TypeAlias = Callable[[int], str]
-"""Returns the name of a row in messages, by its index in a tensor."""
+"""Returns the name of a row for messages, by its index in a tensor."""
 
 CHECKED_AT_ONCE = 2**22
-"""Numbers checked at once: temporary arrays stay small."""
+"""Number of values checked at a time, so that temporary arrays stay small."""
 
-LARGEST_SCALE = 1e300
+MAX_SCALE = 1e300
 """Largest inverse of a mean weight."""
 
 FINGERPRINTED = 64
@@ -38,8 +38,8 @@ class Batch(NamedTuple):
     Attributes:
         x: inputs, `(b, m)`, or a `torch.sparse_csr` tensor.
         y: targets, `(b,)` or `(b, k)`.
-        weight: `(b,)`, of mean one over all rows (not over the batch), or None for equal weights.
-        count: rows of the whole batch over all processes, the divisor of sums of losses.
+        weight: row weights `(b,)`, with mean one over all rows (not over the batch), or None for equal weights.
+        count: number of rows of the whole batch over all processes, the divisor of sums of losses.
     """
 
     x: Tensor
@@ -61,7 +61,7 @@ class Parts(NamedTuple):
 
 
 class Convertible(NamedTuple):
-    """Whether types may be converted: types of arrays, files and Python numbers, not the types of tensors."""
+    """Whether types may be converted: the types of arrays, files and Python scalars may, those of tensors may not."""
 
     x: bool = True
     y: bool = True
@@ -80,7 +80,7 @@ class Rows(ABC):
         in_memory: whether all rows are tensors.
         sparse: whether inputs are sparse.
         divisible: whether rows can be read in any order, for held-out rows.
-        indices: row numbers in the data, None for all rows.
+        indices: row indices in the data, None for all rows.
         binding: set by `bind`, None before.
     """
 
@@ -110,7 +110,7 @@ class Rows(ABC):
 
     @abstractmethod
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yield all rows of this process once, in the order of the data, at most `size` at a time; `count` is the chunk's own."""
+        """Yield all rows of this process once, in the order of the data, at most `size` at a time; `count` is the chunk size."""
 
     @abstractmethod
     def _targets(self) -> Iterator[tuple[Tensor, Tensor | None, RowLabel]]:
@@ -133,19 +133,19 @@ class Rows(ABC):
         class_weights: ClassWeights = None,
         where: str = "fit",
     ) -> Self:
-        """Return the rows in the types of a loss and a model, checked: types, sizes, finite numbers, class numbers, weights.
+        """Return the rows in the types of a loss and a model, checked: types, sizes, finite values, integer class labels, weights.
 
-        Rows in memory are checked at once, all others during reading. Numbers of arrays, files and Python are cast to `dtype`;
+        Rows in memory are checked at once, all others during reading. Values of arrays, files and Python are cast to `dtype`;
         tensors must have this type already. Weights are multiplied by class weights, then divided by their mean.
 
         Args:
-            loss: defines the allowed targets.
-            in_features: inputs of the model, None if unknown.
-            outputs: outputs of the model, None if unknown.
-            dtype: of the model's parameters.
-            device: target of the batches; None leaves batches on the device of the data.
-            class_weights: a weight for each class, or `balanced`: rows / (classes · rows of the class).
-            where: beginning of messages.
+            loss: the loss, which defines the allowed targets.
+            in_features: number of inputs of the model, None if unknown.
+            outputs: number of outputs of the model, None if unknown.
+            dtype: dtype of the model's parameters.
+            device: device of the batches; None leaves batches on the device of the data.
+            class_weights: weight per class, or `balanced`: rows / (classes · rows of the class).
+            where: prefix of error messages.
 
         Raises:
             DataError: inputs, targets or weights do not fit.
@@ -157,9 +157,9 @@ class Rows(ABC):
             )
         if outputs is not None and isinstance(class_weights, tuple):
             _check_class_weights(class_weights, loss.class_count(outputs, where), where)
-        place = None if device is None else torch.device(device)
+        target_device = None if device is None else torch.device(device)
         bound = copy.copy(self)
-        bound.binding = Binding(loss, in_features, outputs, dtype, place, where, self.convertible)
+        bound.binding = Binding(loss, in_features, outputs, dtype, target_device, where, self.convertible)
         bound._check_all(bound.binding, class_weights)
         return bound
 
@@ -213,8 +213,8 @@ class Rows(ABC):
         Args:
             share: share of held-out rows, above 0 and below 1.
             seed: seed of the draw.
-            classes: whether to stratify by class; None: if targets are class numbers by their type.
-            where: beginning of messages.
+            classes: whether to stratify by class; None to stratify targets that are integer class labels by their type.
+            where: prefix of error messages.
 
         Raises:
             SpecError: a share out of range, or rows read as a stream.
@@ -223,7 +223,7 @@ class Rows(ABC):
         if not self.divisible or self.count is None:
             kind = self.described.get("kind", type(self).__name__)
             raise SpecError(
-                f"{where}: a {kind} is read in its own order and cannot be split; give validation rows, such as validation=(x, y)"
+                f"{where}: a {kind} is read in a fixed order and cannot be split; give validation rows, such as validation=(x, y)"
             )
         if self.binding is not None:
             reject(where, "split rows before bind: weights have mean 1 in each part")
@@ -232,9 +232,9 @@ class Rows(ABC):
         codes = np.broadcast_to(np.zeros(1), (self.count,))
         stratify = (self.classes if classes is None else classes) and self.target_columns == 1
         if stratify:
-            numbers = torch.cat([y.reshape(-1) for y, _, _ in self._targets()]).cpu().numpy()
-            stratify = len(np.unique(numbers)) < self.count  # else each class has a single row
-            codes = numbers if stratify else codes
+            labels = torch.cat([y.reshape(-1) for y, _, _ in self._targets()]).cpu().numpy()
+            stratify = len(np.unique(labels)) < self.count  # else each class has a single row
+            codes = labels if stratify else codes
         try:
             kept, held = split(codes, share, classes=stratify, seed=seed)
         except TableError as error:
@@ -257,7 +257,7 @@ def reject(where: str, problem: str) -> NoReturn:
 
 
 def mix_seed(*numbers: int) -> int:
-    """Return a seed of 32 bits from numbers such as seed and epoch; neighboring numbers give unrelated seeds."""
+    """Return a seed of 32 bits from integers such as seed and epoch; neighboring integers give unrelated seeds."""
     return int(np.random.SeedSequence([abs(number) for number in numbers]).generate_state(1)[0])
 
 
@@ -296,7 +296,7 @@ def batch_parts(
 
 
 def row_label(row: int, indices: Tensor | None = None, offset: int = 0) -> str:
-    """Return the name of a row in messages."""
+    """Return the name of a row for messages."""
     number = row + offset if indices is None else int(indices[row + offset])
     return f"row {number:,} (counted from 0)"
 
@@ -337,7 +337,7 @@ def _values(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def bad_row(tensor: Tensor) -> int | None:
-    """Return the first row with a non-finite number, None without any."""
+    """Return the first row with a non-finite value, or None."""
     values = tensor.values() if tensor.layout == torch.sparse_csr else tensor
     if not values.is_floating_point() or not values.numel():
         return None
@@ -356,10 +356,10 @@ def bad_row(tensor: Tensor) -> int | None:
 
 
 def check_weight_shape(weight: Tensor | tuple[int, ...], rows: int, where: str) -> None:
-    """Raise a `DataError` unless there is a weight for each row."""
+    """Raise a `DataError` unless there is one weight per row."""
     shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
     if shape != (rows,):
-        reject(where, f"weights of shape {shape} for {rows:,} rows; expected one weight a row, of shape (rows,)")
+        reject(where, f"weights of shape {shape} for {rows:,} rows; expected one weight per row, of shape (rows,)")
 
 
 def _check_class_weights(weights: tuple[float, ...], classes: int, where: str) -> None:
@@ -374,14 +374,14 @@ class Binding:
     """Types and checks of rows for a loss and a model.
 
     Args:
-        loss: defines the allowed targets.
-        in_features: inputs of the model, None if unknown.
-        outputs: outputs of the model, None if unknown.
-        dtype: of the model.
-        device: of the batches, None for the device of the data.
-        where: beginning of messages.
-        convertible: types free to change.
-        factors: weight of each class, None without class weights.
+        loss: the loss, which defines the allowed targets.
+        in_features: number of inputs of the model, None if unknown.
+        outputs: number of outputs of the model, None if unknown.
+        dtype: dtype of the model.
+        device: device of the batches, None for the device of the data.
+        where: prefix of error messages.
+        convertible: whether types may be converted.
+        factors: weight per class, None without class weights.
         scale: inverse of the mean weight.
     """
 
@@ -420,7 +420,7 @@ class Binding:
             text = f"inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree"
             reject(self.where, text)
         if self.in_features is not None and x.shape[-1] != self.in_features:
-            reject(self.where, f"the model takes {self.in_features} inputs, got x of shape {tuple(x.shape)}")
+            reject(self.where, f"the model has {self.in_features} inputs, got x of shape {tuple(x.shape)}")
         if floating:
             self.check_targets(y)
         return x.to(self.dtype), y if self.loss.classes else y.to(self.dtype)
@@ -458,8 +458,8 @@ class Binding:
     def weights(self, y: Tensor, weight: Tensor | None) -> Tensor | None:
         """Return weights of mean one over all rows, None for equal weights."""
         if self.factors is not None:
-            own = self.factors.to(y.device)[y.long()]
-            weight = own if weight is None else own * weight.to(own.dtype)
+            factor = self.factors.to(y.device)[y.long()]
+            weight = factor if weight is None else factor * weight.to(factor.dtype)
         return None if weight is None else (weight.double() * self.scale).to(self.dtype)
 
 
@@ -473,10 +473,10 @@ def weighed(
     for y, weight in parts:
         rows += len(y)
         codes = np.zeros(len(y), dtype=np.int64) if class_weights is None else y.long().cpu().numpy()
-        own = np.ones(len(y)) if weight is None else weight.double().cpu().numpy()
+        weights = np.ones(len(y)) if weight is None else weight.double().cpu().numpy()
         size = max(totals.shape[1], int(codes.max()) + 1 if len(codes) else 0)
         totals = np.pad(totals, ((0, 0), (0, size - totals.shape[1])))
-        totals += [np.bincount(codes, minlength=size), np.bincount(codes, weights=own, minlength=size)]
+        totals += [np.bincount(codes, minlength=size), np.bincount(codes, weights=weights, minlength=size)]
     if not rows:
         reject(where, "expected at least one row")
     factors: np.ndarray[Any, Any] | None = None
@@ -490,7 +490,7 @@ def weighed(
             _check_class_weights(class_weights, size, where)
             factors = np.array(class_weights, dtype=np.float64)
     total = float(totals[1].sum() if factors is None else (factors * totals[1]).sum())
-    if not total > 0 or not np.isfinite(total) or rows / total > LARGEST_SCALE:
+    if not total > 0 or not np.isfinite(total) or rows / total > MAX_SCALE:
         problem = "0 for all rows" if not total > 0 else "too large" if total > 1 else "too small"
         reject(where, f"the weights are {problem}; give weights above 0, of ordinary size")
     by_class = None if factors is None else torch.from_numpy(factors)

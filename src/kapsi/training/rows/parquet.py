@@ -36,7 +36,7 @@ BUFFER_BYTES = 2**27
 """Size of the shuffle buffer, in the type of the model: 128 MiB."""
 
 PIECE_NUMBERS = 2**19
-"""Numbers decoded at once: 8,192 rows of 64 columns, which fit into the cache for the transposition."""
+"""Number of values decoded at a time: 8,192 rows of 64 columns, which fit into the cache for the transposition."""
 
 READ_BYTES = 2**16
 """Bytes read at once of each column; without a bound pyarrow reads whole row groups, however large."""
@@ -71,7 +71,7 @@ class _Cursor:
     """The position of the reader, so that a row group larger than the buffer is read once.
 
     Attributes:
-        group: numbers of the file and of its row group, None at first.
+        group: indices of the file and of its row group, None at first.
         record: rows `begin` to `end` of the group.
     """
 
@@ -105,15 +105,15 @@ class ParquetRows(Rows):
     much smaller than the buffer mix best; a larger group is shuffled part by part. Shuffle files sorted by the target once
     before training.
 
-    Integer and Boolean targets are class numbers, others are numbers. Nulls, text and dates are refused.
+    Integer and Boolean targets are class labels, others are real values. Nulls, strings and dates are refused.
 
-    Each of several processes reads the table and takes its part of each batch.
+    Each of several processes reads the table and uses its part of each batch.
 
     Args:
         path: a file, a folder (all `.parquet` and `.pq` files in the folder and below, by name), or a list of files.
         target: column of the targets, or a list of several columns.
         weight: column of row weights.
-        columns: columns of the inputs, in this order; None: all but target and weight.
+        columns: columns of the inputs, in this order; None for all but target and weight.
 
     Raises:
         TableError: a missing or unreadable file, or a column missing or of an unsupported type.
@@ -149,16 +149,16 @@ class ParquetRows(Rows):
         self.files: list[_File] = []
         kinds: dict[str, Any] = {}
         for file in paths:
-            opened, own = _open(file)
+            opened, file_kinds = _open(file)
             if not self.files:
-                kinds = own
-                self.columns = _inputs(file, own, self.targets, weight, columns)
+                kinds = file_kinds
+                self.columns = _inputs(file, file_kinds, self.targets, weight, columns)
             self.files.append(opened)
-            _check_columns(file, own, self._names(), kinds, paths[0])
+            _check_columns(file, file_kinds, self._names(), kinds, paths[0])
         self.count = sum(sum(file.groups) for file in self.files)
         if not self.count:
             raise TableError(f"{name}: the table has no rows; expected at least one row")
-        # Several columns are numbers, of whatever type.
+        # Several columns are real values, of whatever type.
         classes = len(self.targets) == 1 and not types.is_floating(kinds[self.targets[0]])
         self.classes = classes
         self._describe(
@@ -207,9 +207,9 @@ class ParquetRows(Rows):
                         self._changed(span.file, f"row group {span.group} has {cursor.end:,} rows now")
                     continue
                 end = min(span.end, cursor.end)
-                own = cursor.record.slice(begin - cursor.begin, end - begin)
+                piece = cursor.record.slice(begin - cursor.begin, end - begin)
                 name = functools.partial(_row_name, path=file.path, group=span.group, offset=begin)
-                yield self._piece(own, file.path, span.group, begin, inputs), name
+                yield self._piece(piece, file.path, span.group, begin, inputs), name
                 begin = end
             if begin == file.groups[span.group]:
                 cursor.close()
@@ -309,15 +309,15 @@ class ParquetRows(Rows):
         begin = 0
         for piece, name in self._parts(spans, cursor):
             for i, part in enumerate(self._checked(piece, name)):
-                own = buffer[i]
+                tensor = buffer[i]
                 if part is None:
                     continue
-                if begin == 0 and (own is None or len(own) < rows):
-                    buffer[i] = own = None  # free the old buffer first
-                    buffer[i] = own = part.new_empty((rows, *part.shape[1:]))
-                cast(Tensor, own)[begin : begin + len(part)] = part
+                if begin == 0 and (tensor is None or len(tensor) < rows):
+                    buffer[i] = tensor = None  # free the old buffer first
+                    buffer[i] = tensor = part.new_empty((rows, *part.shape[1:]))
+                cast(Tensor, tensor)[begin : begin + len(part)] = part
             begin += len(piece.y)
-        return Parts(*cast(Any, [None if own is None else own[:rows] for own in buffer]))
+        return Parts(*cast(Any, [None if tensor is None else tensor[:rows] for tensor in buffer]))
 
     def batches(
         self, size: int | None, *, seed: int, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
@@ -385,7 +385,7 @@ def _row_name(row: int, path: Path, group: int, offset: int) -> str:
 
 @contextmanager
 def _readable(path: Path, part: str) -> Iterator[None]:
-    """Turn a failure to read a part of a file into a `TableError`."""
+    """Convert a failure to read a part of a file into a `TableError`."""
     import pyarrow as pa
 
     try:
@@ -444,7 +444,7 @@ def _inputs(
     elif repeated:
         problem = f": column {repeated[0]!r} is given more than once; a column is input, target or weight"
     elif not inputs:
-        problem = f": {path} has no column beside {', '.join(others)}; there is nothing to learn from"
+        problem = f": {path} has no column besides {', '.join(others)}; there is nothing to learn from"
     else:
         return inputs
     raise SpecError(f"ParquetRows{problem}")
@@ -465,7 +465,7 @@ def _check_columns(
             problem = f"column {name!r} is {kind}, but {first[name]} in {first_path}; give all files the same types"
         elif not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
             problem = (
-                f"column {name!r} has the type {kind}, expected numbers or Booleans; convert text to class numbers, "
+                f"column {name!r} has the type {kind}, expected numbers or Booleans; convert strings to integer class labels, "
                 "dates to days, decimals to floats, or name the columns to be used with columns=[…]"
             )
         else:

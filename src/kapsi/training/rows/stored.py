@@ -48,7 +48,7 @@ ROUNDS = 6
 
 
 def shuffled(count: int, seed: int) -> Callable[[int, int], Tensor]:
-    """Return a function from `(begin, end)` to this part of a random permutation of `count` row numbers.
+    """Return a function from `(begin, end)` to this part of a random permutation of `count` row indices.
 
     Example:
         >>> order = shuffled(5, seed=0)
@@ -200,10 +200,10 @@ def _is_mapped(array: npt.NDArray[Any]) -> bool:
 
 
 def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
-    """Return an array of numbers as a tensor, without a copy if possible.
+    """Return a numeric array as a tensor, without a copy if possible.
 
     Raises:
-        DataError: the array is masked or not of numbers.
+        DataError: the array is masked or not numeric.
     """
     problem = ""
     if isinstance(array, np.ma.MaskedArray):
@@ -233,8 +233,8 @@ class StoredRows(Rows):
     Args:
         x: inputs, `(rows, ...)`.
         y: targets, `(rows,)` or `(rows, k)`.
-        weight: `(rows,)`, or None.
-        where: beginning of messages.
+        weight: row weights `(rows,)`, or None.
+        where: prefix of error messages.
 
     Raises:
         DataError: a wrong type or shape.
@@ -369,14 +369,14 @@ def as_column(values: object, kind: str, where: str) -> _Column:
     Args:
         values: a tensor, an array, or a SciPy matrix.
         kind: `inputs`, `targets` or `weights`; only inputs may be sparse.
-        where: beginning of messages.
+        where: prefix of error messages.
 
     Raises:
         DataError: an unsupported type or layout.
     """
     if isinstance(values, Tensor):
         if values.is_inference() and not torch.is_inference_mode_enabled():
-            values = values.clone()  # inference tensors cannot take part in differentiation
+            values = values.clone()  # inference tensors cannot be differentiated
         csr = values.layout == torch.sparse_csr and kind == "inputs"
         if values.is_meta:
             problem = f"the {kind} are on the meta device and have no values"

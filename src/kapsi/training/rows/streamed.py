@@ -1,4 +1,4 @@
-"""Rows produced by a program, item by item or batch by batch: data sets and loaders of `torch.utils.data`."""
+"""Rows produced by data sets and loaders of `torch.utils.data`, item by item or batch by batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_ROWS = "gave no rows in this pass; let __iter__ start a new pass each time"
 
 
 class _Seeded:
-    """Context with torch's global generator at a seed of its own; the previous state is restored afterwards."""
+    """Context with a given seed of torch's global generator; the previous state is restored afterwards."""
 
     def __init__(self, *seed: int) -> None:
         self.state = torch.Generator().manual_seed(mix_seed(*seed)).get_state()
@@ -67,12 +67,12 @@ class _Seeded:
             yield item
 
 
-class _Produced(Rows):
-    """Rows from a program.
+class _UserRows(Rows):
+    """Rows produced by user code (data set, iterable or loader).
 
     Args:
         source: name of the source in messages.
-        where: beginning of messages.
+        where: prefix of error messages.
     """
 
     def __init__(self, source: str, where: str) -> None:
@@ -82,7 +82,7 @@ class _Produced(Rows):
         """Set sizes, types and description from the first rows."""
         self.convertible = convertible
         if first.x.dim() < 2:
-            self._fail(f"{self.source} gives inputs of shape {tuple(first.x.shape[1:])}; expected (m,) for a row")
+            self._fail(f"{self.source} gives inputs of shape {tuple(first.x.shape[1:])}; expected (m,) per row")
         # Without the inputs: random transforms may change x in each pass.
         self._describe(first, self.where, **described, checksum=fingerprint(first.y, first.weight))
 
@@ -165,12 +165,12 @@ def _cut(parts: Parts, begin: int, end: int) -> Parts:
 # ------------------------------------------------------------------------------------------------ data sets
 
 
-class DatasetRows(_Produced):
-    """A data set with numbered rows; random transforms draw from torch's generator, seeded by seed, epoch and batch.
+class DatasetRows(_UserRows):
+    """A data set with rows by index; random transforms draw from torch's generator, seeded by seed, epoch and batch.
 
     Args:
-        dataset: gives (x, y) or (x, y, weight) for a number.
-        where: beginning of messages.
+        dataset: returns (x, y) or (x, y, weight) for an index.
+        where: prefix of error messages.
     """
 
     count: int
@@ -230,12 +230,12 @@ class DatasetRows(_Produced):
         return part
 
 
-class IterableRows(_Produced):
-    """A data set of rows in a fixed order; each process reads all rows and takes a part of each batch.
+class IterableRows(_UserRows):
+    """A data set of rows in a fixed order; each process reads all rows and uses a part of each batch.
 
     Args:
-        dataset: gives (x, y) or (x, y, weight), and begins anew for each pass.
-        where: beginning of messages.
+        dataset: yields (x, y) or (x, y, weight), and starts again for each pass.
+        where: prefix of error messages.
     """
 
     count: int | None = None
@@ -274,10 +274,10 @@ class IterableRows(_Produced):
         for number, (begin, items) in enumerate(self._groups(size, seed, epoch)):
             if number >= start:
                 first, last = part_of(0, len(items), rank, ranks)
-                own = items[first:last]
-                parts = self._stack(own or items[:1])
+                part = items[first:last]
+                parts = self._stack(part or items[:1])
                 name = functools.partial(row_label, offset=begin + first)
-                yield self._produce(parts if own else _cut(parts, 0, 0), len(items), name)
+                yield self._produce(parts if part else _cut(parts, 0, 0), len(items), name)
 
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         for begin, items in self._groups(size, 0, 0):
@@ -300,15 +300,15 @@ def _set_epoch(target: object, epoch: int) -> None:
 # ------------------------------------------------------------------------------------------------ loaders
 
 
-class LoaderRows(_Produced):
-    """The batches of a loader in the order of its sampler; each process reads all batches and takes a part of each.
+class LoaderRows(_UserRows):
+    """The batches of a loader in the order of its sampler; each process reads all batches and uses a part of each.
 
     Draws of the loader from torch's generator are fixed by seed and epoch. Generators of the loader itself begin each epoch
-    with a seed made of their own seed and the epoch. Batches before `start` are read and dropped.
+    with a seed derived from their initial seed and the epoch. Batches before `start` are read and dropped.
 
     Args:
-        loader: gives (x, y) or (x, y, weight) in batches.
-        where: beginning of messages.
+        loader: yields batches (x, y) or (x, y, weight).
+        where: prefix of error messages.
     """
 
     count: int | None = None
@@ -334,7 +334,7 @@ class LoaderRows(_Produced):
         self._start(parts, self._convertible(first), kind="loader", name=name, rows=self.count)
 
     def _convertible(self, item: object) -> Convertible:
-        """Return the convertible fields: also numbers and arrays converted to tensors by the loader itself."""
+        """Return the convertible fields, including numbers and arrays converted to tensors by the loader itself."""
         dataset: Any = self.loader.dataset
         if self.sized and self.loader.collate_fn is default_collate:
             with contextlib.suppress(LookupError, TypeError), _Seeded(0):
@@ -342,8 +342,8 @@ class LoaderRows(_Produced):
         return super()._convertible(item)
 
     def _read(self, seed: int, epoch: int) -> Iterator[Any]:
-        for generator, own in self.generators.values():
-            generator.manual_seed(mix_seed(own, epoch))
+        for generator, initial in self.generators.values():
+            generator.manual_seed(mix_seed(initial, epoch))
         for target in (self.loader.sampler, self.loader.batch_sampler, self.loader.dataset):
             _set_epoch(target, epoch)
         return _Seeded(seed, epoch).over(self.loader)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class NotFinite(ArithmeticError):
-    """A loss or a gradient that is not finite; the engine finds the layer behind it.
+    """A non-finite loss or gradient; the engine finds the layer that caused it.
 
     Args:
         statistic: `loss` or `gradient`.
-        batch: the rows at hand.
+        batch: the rows of the step.
     """
 
     def __init__(self, statistic: str, batch: Batch) -> None:
@@ -41,11 +41,11 @@ class Task:
     Args:
         model: maps `(rows, m)` to `(rows, n)`; the trained parameters change in place.
         rows: the training rows; their weights have mean one.
-        loss: of a row.
-        penalties: of the parameters.
-        config: without `auto`.
+        loss: the per-row loss function.
+        penalties: penalties on the parameters.
+        config: training options, with every `auto` resolved.
         group: the processes in the training.
-        call: called for the outputs: the model, or a compiled or wrapped form.
+        call: computes the outputs; the model, or a compiled or wrapped form.
     """
 
     model: nn.Module
@@ -62,7 +62,7 @@ class Task:
 
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
-"""The state of a solver, sufficient to resume exactly: tensors, and plain data for JSON (numbers, texts, lists)."""
+"""The state of a solver, sufficient to resume exactly: tensors, and plain data for JSON (numbers, strings, lists)."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Report:
 
     Args:
         loss: mean training loss without penalties: over the epoch for mini-batches, at the end for others.
-        learning_rate: last learning rate, if any.
-        details: further numbers for the record: damping, the chosen penalty, the norm of the gradient.
-        ended: reason for the end of training, or None.
+        learning_rate: last learning rate, None for solvers without one.
+        details: further values for the record: damping, the chosen penalty, the norm of the gradient.
+        ended: why training ended, or None.
     """
 
     loss: float
@@ -85,7 +85,7 @@ class Report:
 class Solver(Function, role="solver"):
     """The options of a way to lower the loss; a subclass must define `start`.
 
-    `kapsi.training.solvers.MiniBatch` is a base for solvers with an optimizer of torch, whose only method is `optimizer`.
+    `kapsi.training.solvers.MiniBatch` is a base for solvers with a torch optimizer; subclasses define only `optimizer`.
     """
 
     default_kind: ClassVar[str | None] = "adamw"
@@ -118,7 +118,7 @@ class Solver(Function, role="solver"):
 class SolverRun(ABC):
     """A running solver, new for each training run.
 
-    The engine calls `steps(number)` for each epoch, from 1 on, and after it `report()`. Between two steps it may take
+    The engine calls `steps(number)` for each epoch, from 1 on, and then `report()`. Between two steps it may call
     `state()`; after `restore(state)` in a new process, `steps(number, start)` continues with the step after the first
     `start`, and the rest of the run is bitwise identical to an uninterrupted one.
     """
@@ -143,7 +143,7 @@ class SolverRun(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """Return the state beside the weights of the model: not copied, to be written at once."""
+        """Return the state other than the model's weights, not copied, to be written immediately."""
 
     @abstractmethod
     def restore(self, state: State) -> None:
@@ -154,7 +154,7 @@ class SolverRun(ABC):
         return 1
 
     def step_loss(self) -> float | None:
-        """Return the loss of the last step, None if known at the end of the epoch only."""
+        """Return the loss of the last step, None if known only at the end of the epoch."""
         return None
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
@@ -166,7 +166,7 @@ class SolverRun(ABC):
 
 
 def seeded(devices: list[int], *parts: int) -> None:
-    """Seed the generators of torch for one step, identified by numbers; the caller restores their state."""
+    """Seed the torch generators for one step, identified by integers; the caller restores their state."""
     seed = 0
     for part in parts:
         seed = (seed * 0x9E3779B97F4A7C15 + part + 0x632BE59BD9B4E019) & 0x7FFFFFFFFFFFFFFF

@@ -18,7 +18,7 @@ from kapsi.training.losses import Loss
 from kapsi.training.penalties import Penalties
 from kapsi.training.solvers.linear import LinearDesign, Structure
 
-LARGEST_SYSTEM = 6_000
+MAX_SYSTEM = 6_000
 """Unknowns of the largest linear system: 288 MB in float64, and some seconds."""
 
 CHUNK = 2**22
@@ -27,13 +27,13 @@ CHUNK = 2**22
 BASIS_AT_ONCE = 64
 """Unknowns per forward pass of a design."""
 
-LEAST_PIVOT = 1e-6
+MIN_PIVOT = 1e-6
 """Smallest Cholesky pivot of a system with unit diagonal; below it, linearly dependent columns are removed by eigenvalues."""
 
 
-def rows_at_once(numbers: int) -> int:
-    """Return the number of rows per chunk, for `numbers` numbers a row."""
-    return max(1, CHUNK // max(1, numbers))
+def rows_at_once(width: int) -> int:
+    """Return the number of rows per chunk, for `width` values per row."""
+    return max(1, CHUNK // max(1, width))
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Block(ABC):
     """L2 weight of each unknown, `(groups, T)`."""
     rough: Tensor | None = None
     """Hessian of the smoothness penalty, `(groups, T, T)`."""
-    numbers: int
+    width: int
     """Numbers per row of the design."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ def _solve(matrix: Tensor, target: Tensor) -> Tensor:
     """Return M⁻¹ b of systems `(groups, T, T)`, with the pseudo-inverse for singular ones."""
     lower, failed = torch.linalg.cholesky_ex(matrix)
     pivots = lower.diagonal(dim1=-2, dim2=-1)
-    if not bool(failed.any()) and (not pivots.numel() or float(pivots.min()) > LEAST_PIVOT):
+    if not bool(failed.any()) and (not pivots.numel() or float(pivots.min()) > MIN_PIVOT):
         return torch.cholesky_solve(target[..., None], lower)[..., 0]
     values, vectors = torch.linalg.eigh(matrix)
     least = values[..., -1:] * 16 * values.shape[-1] * torch.finfo(values.dtype).eps
@@ -144,7 +144,7 @@ class ColumnBlock(Block):
 
     Args:
         design: the model.
-        loss: decides on the groups, and on invariance under a constant added to all outputs.
+        loss: the loss, which determines the groups.
 
     Raises:
         SpecError: too many coefficients.
@@ -157,10 +157,10 @@ class ColumnBlock(Block):
         n, width = design.outputs, design.columns + design.constant
         self.groups = [list(range(n))] if coupled else [[j] for j in range(n)]
         size = width * len(self.groups[0])
-        if size > LARGEST_SYSTEM:
+        if size > MAX_SYSTEM:
             product = f"{n} outputs × {width:,} columns" if coupled else f"{width:,} columns"
             raise SpecError(
-                f"ridge: {product} give a linear system of {size:,} unknowns; at most {LARGEST_SYSTEM:,} are supported; "
+                f"ridge: {product} give a linear system of {size:,} unknowns; at most {MAX_SYSTEM:,} are supported; "
                 "use solver lbfgs or adamw"
             )
         ones = torch.ones(n, 1, dtype=torch.float64, device=design.device)
@@ -168,7 +168,7 @@ class ColumnBlock(Block):
         strength = torch.cat([design.strength.expand(n, -1), *extra], 1)
         mask = torch.cat([(design.counts > 0).double().expand(n, -1), *(ones for _ in extra)], 1)
         self.mask, self.strength = self._grouped(mask), self._grouped(strength)
-        self.numbers = width
+        self.width = width
         if design.config.smoothness:
             self.rough = self._roughness(size, width)
 
@@ -267,7 +267,7 @@ class TensorBlock(Block):
         weights = {id(p): weight for p, weight in penalties.quadratic}
         strength = [torch.full((p.numel(),), weights.get(id(p), 0.0), dtype=torch.float64) for p in self.parameters]
         self.strength = torch.cat(strength)[None].to(self.parameters[0].device)
-        self.numbers = layer.out_features * (self.strength.shape[1] + 1)
+        self.width = layer.out_features * (self.strength.shape[1] + 1)
 
     def get(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self.parameters])[None]
@@ -327,14 +327,14 @@ def tensor_blocks(structure: Structure, penalties: Penalties) -> Iterator[Tensor
     alone = sum(p.numel() for p in linear)
     turns = [[f[k % len(f)] for f in structure.factors] for k in range(max(map(len, structure.factors)))]
     sizes = [sum(p.numel() for p in turn) for turn in turns]
-    together = max(sizes) + alone <= LARGEST_SYSTEM
+    together = max(sizes) + alone <= MAX_SYSTEM
     blocks = [turn + linear if together else turn for turn in turns] + ([] if together or not linear else [linear])
     for block in blocks:
         size = sum(p.numel() for p in block)
-        if size > LARGEST_SYSTEM:
+        if size > MAX_SYSTEM:
             shown = ", ".join(f"{names[id(p)]} {tuple(p.shape)}" for p in block[:3])
             raise SpecError(
-                f"ridge: {shown} give a linear system of {size:,} unknowns; at most {LARGEST_SYSTEM:,} are supported; use solver "
+                f"ridge: {shown} give a linear system of {size:,} unknowns; at most {MAX_SYSTEM:,} are supported; use solver "
                 "lbfgs or adamw, or a smaller rank or expansion"
             )
     for block in blocks:

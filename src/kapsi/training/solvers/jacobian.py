@@ -23,13 +23,13 @@ from kapsi.training.penalties import Penalties
 from kapsi.training.solvers.base import Task
 from kapsi.training.solvers.layered import LayeredJacobian, offsets
 
-LARGEST_JACOBIAN = 2**25
+MAX_JACOBIAN = 2**25
 """Numbers of the Jacobians in memory, of all starts: 256 MiB in float64. Larger ones are computed in chunks of rows."""
 
-LARGEST_STORED = 2**27
+MAX_STORED = 2**27
 """Numbers of inputs and targets stored in float64 during training, 1 GiB; larger data are read in each iteration."""
 
-LARGEST_DIRECT = 2_000
+MAX_DIRECT = 2_000
 """Parameters up to which A is computed and factored; steps of larger models use conjugate gradients.
 
 Seconds per iteration for 4,000 rows, a tanh network and one thread, direct and by conjugate gradients: 0.06 and 0.14 with
@@ -97,19 +97,19 @@ class Objective:
         self.sizes = [p.numel() for _, p in named]
         self.device = named[0][1].device
         self.count = sum(self.sizes)
-        self.direct = self.count <= LARGEST_DIRECT
+        self.direct = self.count <= MAX_DIRECT
         self.layered = LayeredJacobian(cast(Model, model)) if self.direct and LayeredJacobian.supports(model) else None
         self.outputs = self._check_rows()
         self._l2 = self._l2_diagonal()
         self._other_penalties = _OtherPenalties(model, task.config) if task.config.smoothness else None
-        numbers = starts * self.count * self.outputs
-        self._rows = max(1, min(ROWS_AT_ONCE, LARGEST_JACOBIAN // numbers)) if self.direct else ROWS_AT_ONCE
+        elements = starts * self.count * self.outputs
+        self._rows = max(1, min(ROWS_AT_ONCE, MAX_JACOBIAN // elements)) if self.direct else ROWS_AT_ONCE
         self.stored: list[Batch] | None = None
         self.stored, length = self._store()
         self._total = float(task.group.sum(torch.tensor(float(length), dtype=torch.float64, device=self.device)))
         if self.layered is not None and self.stored is not None:
             self.layered.store_inputs([batch.x for batch in self.stored])
-        self.keep_jacobian = self.direct and task.group.max(length) * numbers <= LARGEST_JACOBIAN
+        self.keep_jacobian = self.direct and task.group.max(length) * elements <= MAX_JACOBIAN
 
     def _check_rows(self) -> int:
         """Return the number of outputs; check that the model maps each row independently."""
@@ -151,11 +151,11 @@ class Objective:
     def _store(self) -> tuple[list[Batch] | None, int]:
         """Return the chunks of small data (None for large data) and the number of rows of this process."""
         stored: list[Batch] | None = []
-        rows = numbers = 0
+        rows = elements = 0
         for batch in self.chunks():
             rows += len(batch.y)
-            numbers += batch.x.numel() + batch.y.numel()
-            if numbers > LARGEST_STORED:
+            elements += batch.x.numel() + batch.y.numel()
+            if elements > MAX_STORED:
                 stored = None
             if stored is not None:
                 stored.append(batch)
@@ -351,7 +351,7 @@ class Objective:
 
 
 class _OtherPenalties(nn.Module):
-    """The penalties beside L2 as a function of the parameters of a model."""
+    """The penalties other than L2 as a function of the model's parameters."""
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         super().__init__()

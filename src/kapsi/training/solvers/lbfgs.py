@@ -18,7 +18,7 @@ from kapsi.training.distributed import Group
 from kapsi.training.prediction import outputs_of, widest
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task, pack, seeded, unpack
 
-LARGEST_KEPT = 2**26
+MAX_KEPT = 2**26
 """Elements of the largest stored κ(x) of a full-batch fit, and of the largest chunk of a forward pass."""
 
 
@@ -58,7 +58,7 @@ class LBFGSRun(SolverRun):
             tolerance_change=0.0,
             line_search_fn="strong_wolfe",
         )
-        self.chunk = max(1, LARGEST_KEPT // widest(task.model))
+        self.chunk = max(1, MAX_KEPT // widest(task.model))
         self.stored: list[tuple[Batch, dict[int, Features] | None]] | None = None
         count = task.rows.count
         # Each process reads the whole stream.
@@ -167,4 +167,4 @@ def fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
         return None
     first = cast(Layer, model.layers[0])
     columns = sum(math.prod(cast(Head, head).factors) for head in first.heads)
-    return first.fixed_features(x) if x.shape[0] * columns <= LARGEST_KEPT else None
+    return first.fixed_features(x) if x.shape[0] * columns <= MAX_KEPT else None

@@ -87,7 +87,7 @@ def sums_of(
 ) -> Sums:
     """Return the sums over the rows of all processes.
 
-    Squares of numbers far from zero lose digits. Approximate means, of the first chunk, are therefore subtracted before summation,
+    Squares of values far from zero lose digits. Approximate means, from the first chunk, are therefore subtracted before summation,
     and the square of the small remaining means afterwards.
 
     Args:
@@ -254,7 +254,7 @@ def _leave_one_out(
 
 
 class Streamed(Factored):
-    """Normal equations from sums over the rows; the choice of λ takes a second pass.
+    """Normal equations from sums over the rows; the choice of λ needs a second pass.
 
     Args:
         chunks: the rows.

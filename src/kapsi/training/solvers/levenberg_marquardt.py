@@ -37,7 +37,7 @@ one seed).
 PROBE = 0.1
 """Distance of the finite difference for the second derivative, as a part of the step."""
 
-FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-16, 1e16
+FIRST_DAMPING, MIN_DAMPING, MAX_DAMPING = 1e-2, 1e-16, 1e16
 
 PATIENCE = 10
 """Iterations without a change of the loss above the tolerance until convergence; plateaus are common and temporary."""
@@ -101,7 +101,7 @@ class _Starts:
         """Update μ by the ratio of actual and predicted decrease: at most a third down, or up by growing factors."""
         damping, growth = self.damping[index], self.growth[index]
         reduced = damping * (1 - (2 * ratio.clamp(-10, 10) - 1) ** 3).clamp_min(1 / 3)
-        self.damping[index] = torch.where(accepted, reduced, damping * growth).clamp(LEAST_DAMPING, MOST_DAMPING)
+        self.damping[index] = torch.where(accepted, reduced, damping * growth).clamp(MIN_DAMPING, MAX_DAMPING)
         self.growth[index] = torch.where(accepted, 2.0, growth * 2)
 
 
@@ -112,10 +112,10 @@ _TENSORS = tuple(field.name for field in fields(_Starts) if field.name != "reaso
 class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
     """Levenberg–Marquardt: damped Gauss–Newton steps on all rows, in float64, from several initial values at the same time.
 
-    For models that are the same function of each row, and losses with a curvature.
+    The model must map each row independently, and the loss must have a curvature.
 
     Args:
-        restarts: number of initial values, trained as one batch; the first is that of the model.
+        restarts: number of initial values, trained as one batch; the first is the model's.
         tolerance: relative change of the loss in 10 iterations below which training ends.
 
     Source: Moré, The Levenberg–Marquardt algorithm (1978); Nielsen, Damping parameter in Marquardt's method (1999); Transtrum and
@@ -231,7 +231,7 @@ class LevenbergMarquardtRun(SolverRun):
                 fixed += head.kappa.parameters()
         values = [tensor.detach().clone() for tensor in fixed]
         seed = ((START_SEEDS << 20) + self.task.config.seed * 4096 + start) % 2**63
-        # Modules of torch draw from the global generator; its state is restored.
+        # Torch modules draw from the global generator; its state is restored.
         devices = [device] if device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):
             torch.manual_seed(seed)
@@ -332,7 +332,7 @@ class LevenbergMarquardtRun(SolverRun):
         matrix, theta = cast(Tensor, point.matrix), starts.theta[index]
         scale = torch.maximum(starts.scale[index], matrix.diagonal(dim1=1, dim2=2))
         starts.scale[index] = scale
-        # A parameter without effect would make the matrix singular.
+        # A parameter without effect on the outputs would make the matrix singular.
         scale = scale.clamp_min(1e-14 * scale.amax(1, keepdim=True))
         scale = torch.where(scale > 0, scale, 1.0)
         damping = starts.damping[index]
@@ -352,7 +352,7 @@ class LevenbergMarquardtRun(SolverRun):
             accepted &= new.gradient.isfinite().all(1)
         starts.adapt_damping(index, accepted, (point.total - total) / predicted)
         tiny = solved & ((trial - theta).abs().amax(1) <= STEP * theta.abs().amax(1))
-        stuck = ~accepted & (tiny | (starts.damping[index] >= MOST_DAMPING))
+        stuck = ~accepted & (tiny | (starts.damping[index] >= MAX_DAMPING))
         for i in index[stuck].tolist():
             starts.reasons[i] = "no step lowers the loss further"
         starts.theta[index] = torch.where(accepted[:, None], trial, theta)
@@ -404,7 +404,7 @@ class LevenbergMarquardtRun(SolverRun):
             if bool(accepted):
                 starts.theta[i], starts.data[i], starts.objective[i] = theta[0] + step, data[0], total[0]
                 return None
-            if bool(step.abs().max() <= STEP * theta.abs().max()) or float(starts.damping[i]) >= MOST_DAMPING:
+            if bool(step.abs().max() <= STEP * theta.abs().max()) or float(starts.damping[i]) >= MAX_DAMPING:
                 starts.reasons[i] = "no step lowers the loss further"
         return None
 

@@ -272,7 +272,7 @@ class LinearDesign:
 
     Args:
         model: the copy in float64, see `widened`; `assign` sets its parameters.
-        config: with `penalty` and `smoothness`.
+        config: training options `l2` and `smoothness`.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:

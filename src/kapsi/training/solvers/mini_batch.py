@@ -1,4 +1,4 @@
-"""Steps in mini-batches along the gradient, with an optimizer of torch: options and loop shared by AdamW and SGD."""
+"""Steps in mini-batches along the gradient, with a torch optimizer: options and loop shared by AdamW and SGD."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, St
 WARM_UP = 10
 """The decay of averaged weights is at most (1 + t) / (10 + t) after t steps."""
 
-LEAST_SCALE = 2.0**-14
+MIN_SCALE = 2.0**-14
 """Smallest scale of the float16 loss; repeated overflows below it have another cause."""
 
 
 @dataclass(frozen=True)
 class MiniBatch(Solver):
-    """Base of solvers with an optimizer of torch; a subclass must define `optimizer`.
+    """Base of solvers with a torch optimizer; a subclass must define `optimizer`.
 
     Args:
-        learning_rate: largest learning rate.
-        schedule: course of the learning rate: `cosine` to zero, `constant`, `exponential`, or `one_cycle` (up for 30% of the
+        learning_rate: maximum learning rate.
+        schedule: learning rate schedule, one of `cosine` (to zero), `constant`, `exponential` and `one_cycle` (up for 30% of the
             steps, then down to nearly zero).
         gamma: factor of the learning rate per epoch, for `exponential`.
-        batch_size: rows of a step, over all processes; None for all rows.
-        gradient_accumulation: number of forward passes per batch, to save memory.
-        max_grad_norm: largest norm of a gradient; longer ones are scaled down. None: no limit.
+        batch_size: rows per step over all processes; None for all rows.
+        gradient_accumulation: number of forward passes per batch; more use less memory.
+        max_grad_norm: maximum norm of the gradient; longer gradients are scaled down. None for no limit.
         ema_decay: decay per step of an exponential moving average of the weights, used for evaluation and kept at the end;
-            None: no average.
-        precision: `full`, or the type of matrix products, `bfloat16` or `float16` (with loss scaling); weights keep theirs.
+            None for no average.
+        precision: `full`, or the dtype of matrix products, `bfloat16` or `float16` (with loss scaling); weights keep their dtype.
         compile: whether the model is compiled with `torch.compile` first.
     """
 
@@ -92,7 +92,7 @@ class MiniBatchRun(SolverRun):
         if not isinstance(self.optimizer, torch.optim.Optimizer) or isinstance(self.optimizer, torch.optim.LBFGS):
             kind = type(self.optimizer).__name__
             raise SpecError(
-                f"{options.name}.optimizer must return an optimizer of torch with steps without a closure; got {kind}"
+                f"{options.name}.optimizer must return a torch optimizer whose steps need no closure; got {kind}"
             )
         self.size = options.batch_size
         largest = min(size for size in (self.size, task.rows.count, 2**40) if size is not None)
@@ -107,7 +107,7 @@ class MiniBatchRun(SolverRun):
         if options.schedule in ("cosine", "one_cycle") and self.planned is None:
             raise SpecError(
                 f"fit: the schedule {options.schedule} needs the number of steps, which a stream does not tell; "
-                "take constant or exponential"
+                "use constant or exponential"
             )
         kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         self.kind = kinds.get(options.precision)
@@ -150,7 +150,7 @@ class MiniBatchRun(SolverRun):
         if start == 0:
             self.total, self.rows = 0.0, 0
         with torch.random.fork_rng(self.devices):
-            # Each step has its own seed, so a resumed run draws the same numbers.
+            # Each step has a separate seed, so a resumed run draws the same random numbers.
             seeded(self.devices, seed, epoch, 0, 0)
             batches = task.rows.batches(
                 self.size, seed=seed, epoch=epoch, start=start, rank=group.rank, ranks=group.size
@@ -231,7 +231,7 @@ class MiniBatchRun(SolverRun):
                 nn.utils.clip_grad_norm_(self.parameters, clip)
             self.scaler.step(self.optimizer)  # skipped after an overflow
             self.scaler.update()
-            if not math.isfinite(value) or self.scaler.get_scale() < LEAST_SCALE:
+            if not math.isfinite(value) or self.scaler.get_scale() < MIN_SCALE:
                 raise NotFinite("loss" if not math.isfinite(value) else "gradient", batch)
             return
         norm = None if clip is None and not group.sharded else group.norm(gradients)
@@ -278,13 +278,13 @@ class MiniBatchRun(SolverRun):
         saved = unpack(plain["optimizer"], tensors)
         for i, values in saved["state"].items():
             parameter = self.parameters[int(i)]
-            own = self.optimizer.state[parameter]
+            restored = self.optimizer.state[parameter]
             for name, value in values.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    own[name] = torch.zeros_like(parameter)
-                    self.task.group.assign(own[name], value)
+                    restored[name] = torch.zeros_like(parameter)
+                    self.task.group.assign(restored[name], value)
                 else:
-                    own[name] = value.clone() if isinstance(value, Tensor) else value
+                    restored[name] = value.clone() if isinstance(value, Tensor) else value
         if self.scaler is not None:
             self.scaler.load_state_dict(unpack(plain["scaler"], tensors))
         self.taken, self.rows, self.rate = plain["taken"], plain["rows"], plain["rate"]
@@ -325,7 +325,7 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     sizes = [len(part) for part in batch.y.tensor_split(count)]
     if batch.x.layout != torch.strided:
-        raise SpecError("fit: gradient_accumulation needs dense inputs; take a smaller batch_size")
+        raise SpecError("fit: gradient_accumulation needs dense inputs; use a smaller batch_size")
     weights = [None] * count if batch.weight is None else batch.weight.split(sizes)
     pairs = zip(batch.x.split(sizes), batch.y.split(sizes), weights, strict=True)
     return [Batch(x, y, weight, batch.count) for x, y, weight in pairs]

@@ -22,16 +22,16 @@ from kapsi.training.solvers.linear import LinearDesign, NotLinear, reason_not_li
 
 __all__ = ["PENALTIES", "Ridge", "reason_not_closed", "reason_not_linear"]
 
-LARGEST_COLUMNS = 8_000
+MAX_COLUMNS = 8_000
 """Most columns of normal equations: 512 MB in float64, three times as much during the solution."""
 
-LARGEST_ROWS = 4_000
+MAX_ROWS = 4_000
 """Most rows of a Gram matrix, used for fewer rows than columns: 128 MB in float64."""
 
-LARGEST_STORED = 2**23
+MAX_STORED = 2**23
 """Rows times columns of κ(x) solved by orthogonal transformations in memory: 64 MiB in float64."""
 
-LARGEST_KEPT = 2**24
+MAX_KEPT = 2**24
 """Rows times columns of κ(x) stored between Newton steps: 128 MiB in float64."""
 
 PENALTIES = tuple(10 ** (-10 + i / 4) for i in range(53))
@@ -55,23 +55,23 @@ def method_for(
 ) -> type[Stored] | type[Streamed] | type[Dual] | None:
     """Return the method for a number of columns and rows; None for too many of both."""
     if processes == 1 and count is not None:
-        if count * width <= LARGEST_STORED and min(count, width) <= LARGEST_ROWS:
+        if count * width <= MAX_STORED and min(count, width) <= MAX_ROWS:
             return Stored
-        if count < width and count <= LARGEST_ROWS and not smooth:
+        if count < width and count <= MAX_ROWS and not smooth:
             return Dual
-    return Streamed if width <= LARGEST_COLUMNS else None
+    return Streamed if width <= MAX_COLUMNS else None
 
 
 def _too_many(width: int) -> str:
-    size = 8 * LARGEST_COLUMNS**2 / 1e6
+    size = 8 * MAX_COLUMNS**2 / 1e6
     return (
-        f"{width:,} columns; at most {LARGEST_COLUMNS:,} are supported (their products take {size:.0f} MB), or more with at most "
-        f"{LARGEST_ROWS:,} rows in one process and without smoothness"
+        f"{width:,} columns; at most {MAX_COLUMNS:,} are supported (their products use {size:.0f} MB), or more with at most "
+        f"{MAX_ROWS:,} rows in one process and without smoothness"
     )
 
 
 def reason_not_closed(model: nn.Module, count: int | None, processes: int = 1) -> str | None:
-    """Return the reason against a closed-form solution, a nonlinear or too large model; None for no reason.
+    """Return why no closed-form solution exists (a nonlinear or too large model), or None.
 
     Args:
         model: the model.
@@ -100,10 +100,10 @@ class Ridge(Solver, name="ridge"):
       rows, as in scikit-learn's `LogisticRegression`.
     - Model linear in each tensor (ψ of low rank, Kronecker products, any ψ with `multilinear = True`): alternating least
       squares, one tensor of each ψ at a time together with all linear parameters. An epoch is a sweep over all tensors; the
-      penalized loss never rises. Directions without effect keep their values. Without `l2`, λ is zero.
+      penalized loss never rises. Parameters without effect on the outputs are unchanged. Without `l2`, λ is zero.
 
     Args:
-        tolerance: relative decrease of the penalized loss below which training ends; without effect on closed forms.
+        tolerance: relative decrease of the penalized loss below which training ends; unused for closed forms.
     """
 
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
@@ -157,8 +157,8 @@ class RidgeRun(SolverRun):
     def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
         if start < 1:
             self.work.step()
-            own, wide = dict(self.task.model.named_parameters()), dict(self.wide.named_parameters())
-            for name, parameter in own.items():
+            parameters, wide = dict(self.task.model.named_parameters()), dict(self.wide.named_parameters())
+            for name, parameter in parameters.items():
                 if parameter.requires_grad:
                     self.task.group.assign(parameter, wide[name].detach().to(parameter.dtype))
             yield
@@ -307,7 +307,7 @@ class _Iterated:
     Args:
         task: model, rows, loss and penalties.
         blocks: the blocks of unknowns.
-        penalty: λ; None for one over the number of rows.
+        penalty: the penalty λ; None for one over the number of rows.
         tolerance: relative change of the penalized loss that ends the run.
     """
 
@@ -325,9 +325,9 @@ class _Iterated:
             yield from self.stored
             return
         rows, group = self.task.rows, self.task.group
-        keep = isinstance(block, ColumnBlock) and rows.count is not None and rows.count * block.numbers <= LARGEST_KEPT
+        keep = isinstance(block, ColumnBlock) and rows.count is not None and rows.count * block.width <= MAX_KEPT
         stored: list[tuple[Batch, Any]] = []
-        for batch in rows.chunks(rows_at_once(block.numbers), rank=group.rank, ranks=group.size):
+        for batch in rows.chunks(rows_at_once(block.width), rank=group.rank, ranks=group.size):
             design = block.design(batch.x)
             if keep:
                 stored.append((batch, design))

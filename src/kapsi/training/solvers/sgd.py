@@ -16,7 +16,7 @@ class SGD(MiniBatch, name="sgd"):
     """Stochastic gradient descent with Nesterov momentum, in mini-batches.
 
     Args:
-        momentum: share of the last step in the next step.
+        momentum: fraction of the last step added to the next step.
     """
 
     momentum: float = option(0.9, minimum=0.0, maximum=0.9999)

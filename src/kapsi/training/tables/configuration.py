@@ -30,7 +30,7 @@ class TableConfig(Spec):
 
     Args:
         target: name of the target column.
-        task: `classification`, `regression`, or `auto`: texts, booleans and at most 20 distinct integers are classes.
+        task: `classification`, `regression`, or `auto`: strings, booleans and at most 20 distinct integers are classes.
         folds: number of folds of the cross-validation; None for a single validation set.
         strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
@@ -71,7 +71,7 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
         config: target, task and columns to leave out.
 
     Raises:
-        TableError: the file is no table, or the target or a feature column does not fit.
+        TableError: the file is not a table, or the target or a feature column does not fit.
     """
     return make_problem(read_table(path), config.target, task=config.task, strict=config.strict, drop=config.drop)
 
@@ -79,7 +79,7 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
 def default_spec(in_features: int) -> ModelSpec:
     """Return the default model of a table: one quadratic layer with a linear remainder.
 
-    Up to 100 inputs, each product of two inputs has its own weight (symmetric Taylor expansion, dense ψ). Above, the layer
+    Up to 100 inputs, each product of two inputs has a separate weight (symmetric Taylor expansion, dense ψ). Above, the layer
     has products of linear forms (Kronecker ψ, eight channels), with a number of parameters linear in the inputs. The L2 penalty
     of the remainder is a hundredth of the penalty of ψ, so the model falls back to a linear one where products do not help.
     """
@@ -115,7 +115,7 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
 
 
 def _suits(kind: type[Any], classes: bool) -> bool:
-    """Return whether the model output of a loss gives predictions of a table: numbers, or class probabilities."""
+    """Return whether the model output of a loss gives predictions of a table: real values, or class probabilities."""
     if classes:
         return bool(kind.classes) and kind.log_probabilities is not Loss.log_probabilities
     return not kind.classes and not kind.discrete and kind.outputs_per_target == 1

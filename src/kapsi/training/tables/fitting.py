@@ -44,7 +44,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     Calibration, selection of the penalty and early stopping use the training rows only.
     """
     if config.model is None or not isinstance(config.training.solver, Solver):
-        raise SpecError("fit_rows: the configuration has no model or solver; take the result of resolve_run")
+        raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
     spec = config.model.sized(train.x.shape[1], len(problem.classes or (0,)))
     seed, count = config.training.seed, len(train.rows)
     # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
@@ -104,7 +104,7 @@ def fit_table(path: str | Path, config: RunConfig, output: str | Path | None = N
     Args:
         path: CSV or Parquet file.
         config: target, model and training.
-        output: run folder; default: `runs/` and the name of the table, numbered if it exists.
+        output: run folder, by default `runs/` and the name of the table, numbered if it exists.
         options: further options of `fit_problem`.
 
     Raises:
@@ -128,13 +128,13 @@ def fit_problem(
 
     Args:
         problem: result of `read_problem`.
-        config: model and training; its table describes the problem.
-        output: run folder; default: `runs/` and the name of the table, numbered if it exists.
+        config: options of table, model and training.
+        output: run folder, by default `runs/` and the name of the table, numbered if it exists.
         overwrite: replace an old run.
-        callbacks: callbacks as for `kapsi.fit`; a method `on_part`, if any, gets the name of each part before its fits.
-        checkpoints: interval of the checkpoints, and whether to resume; the folder is beside the run and deleted at the end.
-        logs: further logs of the epochs in the run folder, beside `metrics.jsonl`.
-        group: processes that train together; the first one writes.
+        callbacks: see `kapsi.fit`; a method `on_part`, if any, receives the name of each part before its fits.
+        checkpoints: interval of the checkpoints, and whether to resume; the folder is next to the run and deleted at the end.
+        logs: further logs of the epochs in the run folder, in addition to `metrics.jsonl`.
+        group: the processes in the training; the first one writes.
 
     Raises:
         KapsiError: the table or an option does not fit; nothing is written.
@@ -153,7 +153,7 @@ def fit_problem(
             stack.enter_context(plain(where, "write the run"))
             log = stack.enter_context(open(run.folder / "metrics.jsonl", "w", encoding="utf-8"))
         if checkpoints is not None:
-            checkpoints = _checkpoints_beside(where, checkpoints, problem.digest, overwrite)
+            checkpoints = _checkpoints_for_run(where, checkpoints, problem.digest, overwrite)
         fits = functools.partial(_fits, callbacks, checkpoints, group)
         for number, (name, rows, test) in enumerate(parts, 1):
             train = TrainingRows.of(problem, rows)
@@ -197,7 +197,7 @@ def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, In
 
 
 def _run_folder(problem: TableProblem, output: str | Path | None, group: Group) -> Path:
-    """Return the run folder; the first process looks for a free one, since it may create the folder before others look."""
+    """Return the run folder, chosen by the first process, which may create the folder before others look."""
     if output is not None:
         return Path(output)
     return Path(group.broadcast(str(free_path(Path("runs") / Path(problem.name).stem)) if group.first else ""))
@@ -211,8 +211,8 @@ def _fits(callbacks: Any, checkpoints: Checkpoints | None, group: Group, name: s
     return Fits(callbacks, None if checkpoints is None else checkpoints.part(name.replace(" ", "-")), group)
 
 
-def _checkpoints_beside(where: Path, checkpoints: Checkpoints, digest: str, overwrite: bool) -> Checkpoints:
-    """Return the checkpoints in a folder beside the run.
+def _checkpoints_for_run(where: Path, checkpoints: Checkpoints, digest: str, overwrite: bool) -> Checkpoints:
+    """Return the checkpoints in a folder next to the run.
 
     Raises:
         RunError: the folder is in use, or has checkpoints of another run.

@@ -1,4 +1,4 @@
-"""A fitted model of a table: raw columns in, labels or numbers out."""
+"""A fitted model of a table: raw columns in, labels or real values out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TableModel:
     """A model with preprocessing and the coding of the target.
 
     Args:
-        model: from inputs to logits, or to a standardized number.
-        preprocessing: from columns to inputs.
+        model: maps inputs to logits, or to a standardized target.
+        preprocessing: maps columns to inputs.
         target: name of the target.
         task: `classification` or `regression`.
         classes: original labels; None in regression.
@@ -41,7 +41,7 @@ class TableModel:
     scale: TargetScale | None
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
-        """Return probabilities (rows, classes), or numbers (rows,) in the unit of the target.
+        """Return probabilities (rows, classes), or predictions (rows,) in the unit of the target.
 
         Raises:
             TableError: a prediction is not finite.
@@ -69,7 +69,7 @@ class TableModel:
         return self.columns(self.outputs(features)), notes
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
-        """Return outputs as columns: `prediction`, and `probability_LABEL` for each class."""
+        """Return outputs as columns: `prediction`, and `probability_LABEL` per class."""
         if self.classes is None:
             return {"prediction": outputs.tolist()}
         columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}

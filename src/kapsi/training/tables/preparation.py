@@ -17,7 +17,7 @@ class TrainingRows:
     """Training rows, preprocessed by statistics of these rows only.
 
     Args:
-        rows: row numbers in the problem.
+        rows: row indices in the problem.
         preprocessing: fitted preprocessing of the features.
         x: inputs, (rows, inputs) float64.
         y: class codes, or standardized targets, (rows,).

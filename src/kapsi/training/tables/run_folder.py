@@ -93,7 +93,7 @@ def write_run(
     write_table(run.folder / "predictions.csv", columns)
     run.manifest = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "table": problem.name.encode(errors="replace").decode(),  # a file name may be no text
+        "table": problem.name.encode(errors="replace").decode(),  # a file name may not be valid Unicode
         "rows": len(problem.y),
         "scored_rows": len(rows),
         "folds": config.table.folds,
@@ -121,7 +121,7 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
     """Return the fitted model and the manifest (`run.json`) of a run folder.
 
     Raises:
-        RunError: the folder is no run, damaged, or of a newer version.
+        RunError: the folder is not a run, is damaged, or was written by a newer version.
     """
     manifest = open_run(path)
     folder = Path(path)
@@ -152,7 +152,7 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
     ):
         raise RunError(f"{path}: damaged run: its model, preprocessing.json and config.yaml do not belong together")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values()):
-        raise RunError(f"{path}: damaged run: the model has weights that are not finite numbers")
+        raise RunError(f"{path}: damaged run: the model has weights that are not finite")
     return fitted, manifest
 
 
@@ -160,7 +160,7 @@ def _classes(labels: Any) -> tuple[Label, ...]:
     """Return the labels of preprocessing.json; reject damaged ones."""
     kinds = {type(label) for label in labels} if isinstance(labels, list) else set()
     if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(labels)) < len(labels) or len(labels) < 2:
-        raise TableError("preprocessing.json: classes must be two or more different texts, integers or booleans")
+        raise TableError("preprocessing.json: classes must be two or more different strings, integers or booleans")
     return tuple(labels)
 
 

@@ -17,7 +17,7 @@ __all__ = ["Scores", "baselines", "scores_of", "summarize"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
+MAX_FLOAT64 = float(np.finfo(np.float64).max)
 METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
 
 
@@ -34,7 +34,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(outputs: Floats, y: npt.NDArray[Any]) -> Scores:
-    """Return the scores of probabilities (rows, classes) on class codes, or of numbers (rows,) on numbers."""
+    """Return the scores of probabilities (rows, classes) on class codes, or of predictions (rows,) on real targets."""
     return classification_scores(outputs, y) if outputs.ndim == 2 else regression_scores(outputs, y)
 
 
@@ -46,15 +46,15 @@ def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Sco
 
 def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
     """Return R² and RMSE; R² of a constant target is 1 for exact predictions, else 0."""
-    # Scaled to at most 1: squares of huge numbers overflow, those of tiny numbers vanish.
+    # Scaled to at most 1: squares of huge values overflow, and those of tiny values vanish.
     size = float(np.abs(y).max())
     largest = max(size, float(np.abs(predicted).max())) or 1.0
     error = math.sqrt(float(np.square(y / largest - predicted / largest).mean()))
-    rmse = min(error * largest, LARGEST_FLOAT64)
+    rmse = min(error * largest, MAX_FLOAT64)
     if y.min() == y.max():
         return Scores(float(error == 0), rmse)
     ratio = error / float((y / size).std()) * (largest / size)
-    return Scores(max(1 - ratio * ratio, -LARGEST_FLOAT64), rmse)
+    return Scores(max(1 - ratio * ratio, -MAX_FLOAT64), rmse)
 
 
 def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.int64]) -> dict[str, Scores]:
@@ -95,6 +95,6 @@ def summarize(scores: Sequence[Scores]) -> tuple[tuple[float, float], tuple[floa
     largest[largest == 0] = 1.0
     scaled = values / largest  # sums and squares of huge values overflow
     with np.errstate(over="ignore"):
-        center = np.clip(scaled.mean(0) * largest, -LARGEST_FLOAT64, LARGEST_FLOAT64)
-        spread = np.clip(scaled.std(0) * largest, 0, LARGEST_FLOAT64)
+        center = np.clip(scaled.mean(0) * largest, -MAX_FLOAT64, MAX_FLOAT64)
+        spread = np.clip(scaled.std(0) * largest, 0, MAX_FLOAT64)
     return (float(center[0]), float(spread[0])), (float(center[1]), float(spread[1]))
