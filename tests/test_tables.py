@@ -805,7 +805,7 @@ def test_evaluation_agrees_with_scikit_learn_and_leaves_out_missing_targets(tmp_
 
 def test_fit_rows_needs_a_resolved_configuration(numbers):
     problem = make_problem(read_table(numbers), "y")
-    with pytest.raises(SpecError, match="take the result of resolve_run"):
+    with pytest.raises(SpecError, match="use the result of resolve_run"):
         fit_rows(problem, TrainingRows.of(problem, np.arange(60)), config())
 
 
