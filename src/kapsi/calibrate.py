@@ -30,7 +30,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
         The same model.
 
     Raises:
-        SpecError: no model with values.
+        SpecError: not a model, or a model without values.
         DataError: no rows, a wrong number of columns, or values that are not finite.
     """
     if not isinstance(model, Model | Layer | Head | ExpansionModule):

@@ -25,7 +25,7 @@ class HeadReport(NamedTuple):
 
     Attributes:
         name: the name of the head in `named_modules()`.
-        in_features, columns, out_features: m, D and n.
+        in_features, columns, out_features: the sizes m, D and n.
         parameters: number of parameters.
         route: a description of the product of κ(x) and ψ(w).
         bytes: new memory of a forward pass of the batch, in bytes.
@@ -99,7 +99,7 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
         route: the route, see `model(x, route=…)`; `"dense"` shows the savings of the structure.
 
     Raises:
-        SpecError: a wrong batch or route, or a tensor beyond any machine.
+        SpecError: a wrong batch or route, or a tensor too large for any machine.
 
     Example:
         >>> import kapsi as kp

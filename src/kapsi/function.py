@@ -250,7 +250,7 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
     """Return the function of a role by name or alias; an unknown name loads the functions of installed packages.
 
     Raises:
-        SpecError: no such name; the message lists the names, and packages that cannot be loaded.
+        SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
     """
     known, aliases = ROLES[role], ALIASES[role]
     failures: tuple[str, ...] = ()

@@ -527,7 +527,7 @@ class Listing(Sequence[Entry]):
         """Return the entries of a name or alias, one per role.
 
         Raises:
-            SpecError: no such name; the message suggests similar names.
+            SpecError: an unknown name; the message suggests similar names.
         """
         entries = [entry for entry in self.entries if name in (entry.name, *entry.aliases)]
         if not entries:

@@ -29,7 +29,7 @@ def save(model: Model, path: str | Path) -> None:
 
     Raises:
         FileError: the file cannot be written.
-        SpecError: no model, a model on the meta device, or a model that differs from its specification.
+        SpecError: not a model, a model on the meta device, or a model that differs from its specification.
     """
     from safetensors.torch import save_file
 

@@ -168,13 +168,13 @@ def _mixes_inputs(expansion: Expansion) -> bool:
 
 def _limits(values: Tensor, inside: Tensor) -> tuple[float, float]:
     """Return the range of values to show: all values, unless values outside of the domain or near poles dwarf the rest."""
-    kept = values[:, inside].flatten()
-    kept = kept[kept.isfinite()]
-    if kept.numel() == 0:
+    finite = values[:, inside].flatten()
+    finite = finite[finite.isfinite()]
+    if finite.numel() == 0:
         return -1.0, 1.0
-    low, high = torch.quantile(kept, kept.new_tensor([0.02, 0.98])).tolist()
+    low, high = torch.quantile(finite, finite.new_tensor([0.02, 0.98])).tolist()
     allowance = max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-9)
-    lowest, highest = max(float(kept.amin()), low - allowance), min(float(kept.amax()), high + allowance)
+    lowest, highest = max(float(finite.amin()), low - allowance), min(float(finite.amax()), high + allowance)
     margin = 0.06 * max(highest - lowest, 1e-3 * max(abs(lowest), abs(highest)), 1e-9)
     return lowest - margin, highest + margin
 
@@ -368,7 +368,7 @@ def save(instance: Function, path: str | Path) -> None:
     """Write the picture of a function to an .svg, .png or .pdf file, atomically.
 
     Raises:
-        FileError: another suffix, a missing folder, or a file that cannot be written.
+        FileError: an unknown suffix, a missing folder, or a file that cannot be written.
         KapsiError: matplotlib is not installed.
         SpecError: the function is too wide, or its role has no pictures.
     """
@@ -381,8 +381,8 @@ def save(instance: Function, path: str | Path) -> None:
     figure = function(instance)
     kind = target.suffix.lower()[1:]
     dateless = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    with matplotlib.rc_context(STYLE), atomic(path) as beside:
-        figure.savefig(beside, format=kind, metadata=dateless)
+    with matplotlib.rc_context(STYLE), atomic(path) as temporary:
+        figure.savefig(temporary, format=kind, metadata=dateless)
 
 
 def _matplotlib() -> Any:

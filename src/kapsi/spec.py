@@ -98,7 +98,7 @@ class ModelSpec(Spec):
         """Return the specification with given numbers of inputs and outputs in place of None.
 
         Raises:
-            SpecError: a different number is fixed.
+            SpecError: the specification fixes a different number.
         """
         widths = list(self.widths)
         for end, size, name in ((0, in_features, "inputs"), (-1, out_features, "outputs")):

@@ -114,7 +114,7 @@ class Formula:
         """
         try:
             array = np.asarray(x)
-            # NumPy would convert dates and texts, and drop imaginary parts.
+            # NumPy would convert dates and strings, and drop imaginary parts.
             columns = array.astype(np.float64) if array.dtype.kind in "biufO" else None
         except (TypeError, ValueError, OverflowError):
             columns = None

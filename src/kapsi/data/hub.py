@@ -142,7 +142,7 @@ class HubSplit:
     """The rows of a split.
 
     Args:
-        values: encoded images or texts, a chunked array of Arrow.
+        values: encoded images or texts, a chunked Arrow array.
         labels: (rows,) int64, class labels from 0.
         notes: limitations, such as missing rows.
     """

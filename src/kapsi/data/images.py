@@ -32,10 +32,10 @@ class ImageData:
     A row is the image flattened from (channels, height, width): `x.reshape(-1, *shape)` are the images.
 
     Args:
-        train_x: (n, features) uint8.
-        train_y: (n,) int64, class labels from 0.
-        test_x: (n, features) uint8.
-        test_y: (n,) int64.
+        train_x: training pixels, (n, features) uint8.
+        train_y: class labels from 0, (n,) int64.
+        test_x: test pixels, (n, features) uint8.
+        test_y: test labels, (n,) int64.
         mean: mean of each channel, on the scale 0 to 1, for `normalize`.
         std: standard deviation of each channel.
         shape: (channels, height, width).
@@ -59,7 +59,7 @@ class ImageData:
         """Return (x/255 − mean) / std, channel by channel.
 
         Args:
-            x: (n, features) uint8, such as rows of `train_x`.
+            x: pixels, (n, features) uint8, such as rows of `train_x`.
 
         Raises:
             DataError: x has another type or shape.

@@ -24,10 +24,10 @@ class TextData:
     """Texts and their classes.
 
     Args:
-        train_text: (n,) texts.
-        train_y: (n,) int64, class labels from 0.
-        test_text: (n,) texts.
-        test_y: (n,) int64.
+        train_text: n training texts.
+        train_y: class labels from 0, (n,) int64.
+        test_text: n test texts.
+        test_y: test labels, (n,) int64.
         name: name of the data set.
         classes: names of the classes.
         source: folder or repository of the texts.

@@ -46,7 +46,7 @@ def register_module(name: str, factory: Callable[[int], nn.Module]) -> None:
             tensors are copied. Called on the meta device first.
 
     Raises:
-        SpecError: no name, or no callable.
+        SpecError: an invalid name, or not a callable.
 
     Example:
         >>> import torch, kapsi as kp

@@ -110,7 +110,7 @@ class Model(nn.Module):
             The names of the parameters.
 
         Raises:
-            SpecError: a pattern without parameters.
+            SpecError: a pattern matches no parameter.
         """
         matched: list[str] = []
         names = [name for name, _ in self.named_parameters()]

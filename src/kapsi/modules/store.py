@@ -55,7 +55,7 @@ class Store(nn.Module):
         device, dtype: where and in which type to create the tensors.
 
     Raises:
-        SpecError: a name reserved by `nn.Module`, or a tensor beyond any machine.
+        SpecError: a name reserved by `nn.Module`, or a tensor too large for any machine.
     """
 
     def __init__(

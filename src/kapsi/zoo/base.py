@@ -181,10 +181,10 @@ class Case:
     """A comparison with another library.
 
     Args:
-        model: name of the model: `SVC, RBF kernel`.
-        quantity: compared quantity: `decision_function`.
+        model: name of the model, such as `SVC, RBF kernel`.
+        quantity: compared quantity, such as `decision_function`.
         data: name of the data set.
-        package: distribution of the other library: `scikit-learn`.
+        package: distribution of the other library, such as `scikit-learn`.
         tolerance: largest allowed deviation.
         compare: builds and compares both models for a seed (0 in tables); imports the other library on the call.
     """

@@ -35,8 +35,8 @@ Outside: TypeAlias = Literal["error", "nearest"]
 
 def listed(names: Sequence[Any]) -> str:
     """Return at most twelve names for a message."""
-    texts = list(map(repr, names))
-    return ", ".join(texts[:12]) + (f", … ({len(texts)})" if len(texts) > 12 else "")
+    shown = list(map(repr, names))
+    return ", ".join(shown[:12]) + (f", … ({len(shown)})" if len(shown) > 12 else "")
 
 
 def integers(values: Any) -> tuple[int, ...] | None:

@@ -295,7 +295,7 @@ def from_sklearn(estimator: Any) -> Model:
         estimator: the fitted estimator.
 
     Raises:
-        SpecError: another estimator, an unfitted estimator, or `loss="poisson"`, with outputs through exp.
+        SpecError: an unsupported or unfitted estimator, or `loss="poisson"`, with outputs through exp.
     """
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 

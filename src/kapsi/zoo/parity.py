@@ -55,7 +55,7 @@ def run(seed: int = 0, only: str | None = None) -> list[ParityRow]:
         only: part of the model, quantity, data or library of the cases to run; case-insensitive.
 
     Raises:
-        SpecError: no matching case.
+        SpecError: no case matches.
     """
     check_integer("parity.run(seed)", seed, 0)
     part = coerce(str | None, only, "parity.run(only)") or ""

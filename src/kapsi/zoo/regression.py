@@ -178,7 +178,7 @@ def from_sklearn(estimator: Any) -> Model:
         estimator: the fitted estimator.
 
     Raises:
-        SpecError: another estimator or step, an unfitted step, or splines with `extrapolation` "continue" or "periodic".
+        SpecError: an unsupported estimator or step, an unfitted step, or splines with `extrapolation` "continue" or "periodic".
 
     Example:
         >>> import numpy as np, torch
@@ -286,15 +286,15 @@ def fit_linear(model: Model, x: Any, y: Any, *, alpha: float = 0.0, sample_weigh
         model: a layer with a single head, dense ψ, bias and π = 0, as built by `spec` (except the factorization machine).
         x: inputs, `(rows, m)`.
         y: targets, `(rows,)` or `(rows, n)`.
-        alpha: α, at least 0.
-        sample_weight: s, `(rows,)`, at least 0; default: 1.
+        alpha: L2 penalty α, at least 0.
+        sample_weight: row weights s, `(rows,)`, at least 0; default: 1.
 
     Returns:
         The model.
 
     Raises:
-        SpecError: another model.
-        DataError: data of another shape, or not finite.
+        SpecError: an unsupported model.
+        DataError: data with a wrong shape or non-finite values.
 
     Example:
         >>> import torch, kapsi as kp
@@ -339,7 +339,7 @@ def fit_logistic(model: Model, x: Any, y: Any, *, c: float = 1.0, epochs: int = 
         The model.
 
     Raises:
-        SpecError: another model.
+        SpecError: an unsupported model.
         DataError: targets other than integer class labels.
     """
     _head(model, "fit_logistic")

@@ -86,7 +86,7 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
         learnable: train means and components, or centers.
 
     Raises:
-        SpecError: another estimator, or an unfitted estimator.
+        SpecError: an unsupported or unfitted estimator.
 
     Example:
         >>> import numpy as np, torch

@@ -44,8 +44,8 @@ def spec(
         κ(x)_l = 1 if x is in leaf l, else 0;    ψ = the values of the leaves, dense `(outputs, leaves)`;    π = 0 or c.
 
     Args:
-        inputs: m, at least 1.
-        outputs: n, at least 1.
+        inputs: number of inputs m, at least 1.
+        outputs: number of outputs n, at least 1.
         leaves: total number of leaves, at least `trees`.
         trees: number of trees.
         depth: maximum number of splits on a path.
@@ -107,8 +107,8 @@ def from_sklearn(estimator: Any) -> Model:
         estimator: the fitted estimator.
 
     Raises:
-        SpecError: another or unfitted estimator, several outputs of classes, categorical inputs, boosting with an initial model, or
-            with predictions other than the scores (`poisson` and `gamma`).
+        SpecError: an unsupported or unfitted estimator, multi-output classification, categorical inputs, boosting with an
+            initial model, or with predictions other than the scores (`poisson` and `gamma`).
 
     Example:
         >>> import torch

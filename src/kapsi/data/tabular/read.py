@@ -147,9 +147,9 @@ def _typed(strings: Any) -> Column:
     else:
         kind, numbers = ("integer" if len(known) and _are_integers(known) else "real"), parse_numbers(known)
         if np.isnan(numbers).any():
-            texts = words.to_numpy(zero_copy_only=False).astype(object)
-            texts[missing.to_numpy(zero_copy_only=False)] = None
-            return Column("text", texts[codes])
+            strings = words.to_numpy(zero_copy_only=False).astype(object)
+            strings[missing.to_numpy(zero_copy_only=False)] = None
+            return Column("text", strings[codes])
     values = np.full(len(words), np.nan)
     values[~missing.to_numpy(zero_copy_only=False)] = numbers
     return Column(kind, values[codes])

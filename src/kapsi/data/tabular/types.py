@@ -206,6 +206,6 @@ def as_text(column: Column, known: Sequence[str]) -> Objects:
         spellings = dict(zip(numbers_in(known).tolist(), known, strict=True))
     exact = set(known)
     words = [word if word in exact else spellings.get(key, word) for word, key in zip(spelled, keys, strict=True)]
-    texts = np.array([*words, None], dtype=object)[:-1]
-    texts[np.isnan(numbers)] = None
-    return np.asarray(texts[codes], dtype=object)
+    strings = np.array([*words, None], dtype=object)[:-1]
+    strings[np.isnan(numbers)] = None
+    return np.asarray(strings[codes], dtype=object)

@@ -60,7 +60,7 @@ def from_pgmpy(
         outside: treatment of inputs other than state indices: `error`, or the `nearest` state.
 
     Raises:
-        SpecError: another class, a network rejected by pgmpy's `check_model`, an unsupported CPD, or joint probabilities with a
+        SpecError: an unsupported class or CPD, a network rejected by pgmpy's `check_model`, or joint probabilities with a
             table of more than 16.7 million entries.
     """
     from pgmpy.models import DiscreteBayesianNetwork, LinearGaussianBayesianNetwork

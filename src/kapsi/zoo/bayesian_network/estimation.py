@@ -56,7 +56,7 @@ def fit_discrete(
         outside: see `spec`.
 
     Raises:
-        DataError: x has other values than state indices.
+        DataError: x has values other than state indices.
         SpecError: a table would have more than 16.7 million entries.
 
     Example:

@@ -43,7 +43,7 @@ def log_marginal(model: Model, x: Any) -> Tensor:
         x: `(rows, m)`, NaN for missing values.
 
     Raises:
-        SpecError: another model, a larger table, or an infinite integral for a trained ψ.
+        SpecError: an unsupported model, a larger table, or an infinite integral for a trained ψ.
 
     Example:
         >>> from kapsi.zoo.bayesian_network import fit_discrete

@@ -36,7 +36,7 @@ def from_pykan(model: Any, *, in_features: int | None = None) -> Model:
             Unused columns have zeros.
 
     Raises:
-        SpecError: another class; multiplication nodes; active symbolic edges except constants; a base function without
+        SpecError: an unsupported class; multiplication nodes; active symbolic edges except constants; a base function without
             counterpart in kapsi; repeated knots; `in_features` missing or too small.
         DataError: parameters that are not finite.
 

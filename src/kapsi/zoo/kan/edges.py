@@ -58,7 +58,7 @@ def edge_functions(model: Model, x: Tensor) -> list[Edges]:
         x: inputs, `(rows, m)`.
 
     Raises:
-        SpecError: another head or layer; more than 2²⁷ values of a layer.
+        SpecError: an unsupported head or layer; more than 2²⁷ values of a layer.
         DataError: inputs of another shape or type; values that are not finite.
 
     Example:

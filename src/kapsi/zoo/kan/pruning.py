@@ -32,7 +32,7 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
     and outputs stay.
 
     Args:
-        model: splines and identity expansions with a dense or masked ψ, see also `edge_functions`; not changed.
+        model: a model of splines and identity expansions with a dense or masked ψ, see also `edge_functions`; not changed.
         x: inputs, at least two rows.
         edges: largest score in `attribution` of removed edges, at least 0.
         nodes: largest score of removed hidden nodes, at least 0.
@@ -43,7 +43,7 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
         A new model of the same type, device and mode; frozen parameters become trainable.
 
     Raises:
-        SpecError: no edge would be left; another kind of model.
+        SpecError: no edge would be left, or an unsupported model.
 
     Example:
         >>> import torch, kapsi as kp

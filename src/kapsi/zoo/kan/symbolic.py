@@ -203,17 +203,17 @@ class Formulas:
         last = len(self.edges) - 1
         for i, (layer, constants) in enumerate(zip(self.edges, self.constants, strict=True)):
             prefix = "y" if i == last else f"h{i + 1}_"
-            texts = []
+            sums = []
             for node, constant in zip(layer, constants, strict=True):
                 terms = [term for name, edge in zip(names, node, strict=True) for term in _terms(edge, name, digits)]
-                texts.append(_sum([*terms, (constant + sum(edge.d for edge in node), "")], digits))
+                sums.append(_sum([*terms, (constant + sum(edge.d for edge in node), "")], digits))
             if inline and i < last:
-                names = [f"({text})" for text in texts]
+                names = [f"({term})" for term in sums]
                 if sum(map(len, names)) > LONGEST:
                     return [" " * (LONGEST + 1)]  # the next layer is even longer
                 continue
-            names = [f"{prefix}{j + 1}" for j in range(len(texts))]
-            lines += [f"{name} = {text}" for name, text in zip(names, texts, strict=True)]
+            names = [f"{prefix}{j + 1}" for j in range(len(sums))]
+            lines += [f"{name} = {value}" for name, value in zip(names, sums, strict=True)]
         return lines
 
 
@@ -265,7 +265,7 @@ def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *,
         model: see `edge_functions`; best pruned first.
         x: inputs, at least two rows; the formulas are valid within their range.
         functions: names from `FUNCTIONS`; None: all.
-        least: R² required of each edge for the text of the whole, 0 to 1.
+        least: R² required of each edge to print the whole model as one formula, 0 to 1.
 
     Source: `suggest_symbolic` of pykan (arXiv 2404.19756), with a grid refined threefold in each pass.
 

@@ -47,7 +47,7 @@ def from_sklearn(other: Any, *, explicit: bool = False) -> Model:
         explicit: for the polynomial kernel, use monomials with binomial weights instead of support vectors.
 
     Raises:
-        SpecError: another or an unfitted estimator, a callable or precomputed kernel, `probability=True`.
+        SpecError: an unsupported or unfitted estimator, a callable or precomputed kernel, `probability=True`.
 
     Example:
         >>> from sklearn.datasets import load_iris

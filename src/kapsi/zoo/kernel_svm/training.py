@@ -63,7 +63,7 @@ def fit_dual(
         y: class labels 0 to n − 1, each with rows, or real targets of a floating-point type; `(rows,)`.
         kernel: `rbf`, `linear`, `polynomial` or `sigmoid` (indefinite: finds a local minimum).
         C: weight of the loss, above 0.
-        gamma: γ: a number above 0, `scale` for 1/(m · variance of x) or `auto` for 1/m.
+        gamma: γ, a number above 0, `scale` for 1/(m · variance of x) or `auto` for 1/m.
         degree, coef0: d and c₀.
         epsilon: ε of regression, in units of y, at least 0; None: 0.1.
         class_weight: weights of the classes, by label or in order; `balanced`: rows/(n · rows of the class).
@@ -73,7 +73,7 @@ def fit_dual(
 
     Raises:
         SpecError: options out of range.
-        DataError: data of another shape, or not finite.
+        DataError: data with a wrong shape or non-finite values.
 
     Warns:
         UserWarning: the limit of steps was reached before the tolerance; the model is the last iterate.
@@ -144,7 +144,7 @@ def fit_primal(
 
     Raises:
         SpecError: options out of range, or a model with other widths.
-        DataError: data of another shape, or not finite.
+        DataError: data with a wrong shape or non-finite values.
 
     Example:
         >>> from kapsi.zoo.kernel_svm import spec

@@ -56,7 +56,7 @@ def from_pgmpy(
         outside: treatment of inputs other than state indices: `error`, or the `nearest` state.
 
     Raises:
-        SpecError: another class, no factors, a network rejected by pgmpy's `check_model`, unsupported factors, different
+        SpecError: an unsupported class, no factors, a network rejected by pgmpy's `check_model`, unsupported factors, different
             state names
             in two factors, or negative potentials.
     """

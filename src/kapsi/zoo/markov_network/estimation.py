@@ -59,13 +59,13 @@ def fit(
         method: the objective.
         states: number of states of each node; default: the largest state index in x plus 1.
         label: the predicted node; see `spec`.
-        penalty: λ, at least 0.
+        penalty: L2 penalty λ, at least 0.
         sample_weight: weights of the rows, `(rows,)`; default: ones.
         steps: maximum number of L-BFGS iterations.
         outside: see `spec`.
 
     Raises:
-        DataError: x has other values than state indices.
+        DataError: x has values other than state indices.
         SpecError: the partition function needs a table of more than 16.8 million entries.
 
     Warns:
@@ -125,7 +125,7 @@ def fit_counts(
         smoothing: pseudo-count α, at least 0.
 
     Raises:
-        DataError: x has other values than state indices.
+        DataError: x has values other than state indices.
 
     Example:
         >>> model = fit_counts([[0, 0], [0, 0], [0, 1], [1, 1]], [(0, 1)], smoothing=0)

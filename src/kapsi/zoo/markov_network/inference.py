@@ -31,7 +31,7 @@ def log_partition(model: Model, values: Sequence[float] | None = None) -> Tensor
         values: possible values of each input of an exponential network, such as (−1, 1) for an Ising model.
 
     Raises:
-        SpecError: another model, a larger table (conditional log-probabilities need no partition function), or an infinite
+        SpecError: an unsupported model, a larger table (conditional log-probabilities need no partition function), or an infinite
             integral.
 
     Example:
@@ -111,7 +111,7 @@ def log_posterior(model: Model, x: Any, targets: Sequence[int]) -> Tensor:
         targets: indices of inputs; their values in x are ignored.
 
     Raises:
-        SpecError: another model, or a table of more than 16.8 million entries.
+        SpecError: an unsupported model, or a table of more than 16.8 million entries.
         DataError: a row with observations of probability zero.
 
     Example:

@@ -36,7 +36,7 @@ def from_sklearn(estimator: Any, *, learnable: bool = True) -> Model:
         learnable: whether means and scales of `GaussianNB` are trainable; otherwise the model has no trainable parameters.
 
     Raises:
-        SpecError: another or unfitted estimator, or probabilities of zero.
+        SpecError: an unsupported or unfitted estimator, or probabilities of zero.
     """
     from sklearn.naive_bayes import BernoulliNB, CategoricalNB, ComplementNB, GaussianNB, MultinomialNB
 

@@ -115,7 +115,7 @@ def learned(model: Model) -> Model:
         model: naive Bayes of a density, from `spec`, `fit_gaussian`, `fit_naive` or `from_sklearn`.
 
     Raises:
-        SpecError: another model, or a ψ already trainable.
+        SpecError: an unsupported model, or a ψ already trainable.
 
     Example:
         >>> import kapsi as kp
