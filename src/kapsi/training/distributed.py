@@ -184,11 +184,7 @@ class Replicated(Group):
         if fused:
             gradients = [g for _, g in sorted(zip(parameters, gradients, strict=True), key=lambda pair: order[pair[0]])]
             parts = [torch.cat([gradient.flatten() for gradient in gradients])]
-        works = [torch.distributed.all_reduce(part, async_op=True) for part in parts]
-        if not buffer.is_cuda:
-            # Otherwise `copy_back` runs in a Gloo thread, and a thread holding Python objects can abort the exit of Python.
-            for work in works:
-                work.wait()
+        futures = [torch.distributed.all_reduce(part, async_op=True).get_future() for part in parts]
 
         def copy_back(_: Any) -> Tensor:
             if fused:
@@ -196,7 +192,7 @@ class Replicated(Group):
                     gradient.copy_(part.view_as(gradient))
             return cast(Tensor, buffer)
 
-        return torch.futures.collect_all([work.get_future() for work in works]).then(copy_back)
+        return torch.futures.collect_all(futures).then(copy_back)
 
     def unwrap(self, model: nn.Module) -> None:
         for wrapped, undo in self._undo:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -191,5 +194,24 @@ def _connect(size: int, cuda: bool, timeout: float) -> None:
 
 
 def _disconnect() -> None:
+    """Destroy the process group, and let Gloo's threads release the tensors of the last exchange.
+
+    The release takes the interpreter's lock. A thread reaching it after the interpreter's shutdown aborts the process, and
+    destroying the group does not join the threads: torch keeps references to a group used by DDP or FSDP.
+    """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    idle, end = 0, time.monotonic() + 2
+    while idle < 5 and time.monotonic() < end:
+        time.sleep(0.01)
+        idle = 0 if _has_running_thread() else idle + 1
+
+
+def _has_running_thread() -> bool:
+    """Return whether another thread of this process is running or runnable; False without Linux's `/proc`."""
+    own = str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread has ended
+            if task.parent.name != own and task.read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
