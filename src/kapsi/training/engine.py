@@ -68,7 +68,7 @@ def train(
     """Train a model in place and yield a record after each epoch; keep the weights of the last epoch.
 
     Args:
-        model, data, config, solver, loss, epochs, metrics, callbacks, checkpoints, group, **options: see `fit`.
+        model, data, config, solver, loss, epochs, metrics, callbacks, checkpoints, group, options: see `fit`.
         validation: rows to evaluate after each epoch, or a share of the data, 0 < share < 1.
 
     Raises:

@@ -214,7 +214,7 @@ class MSE(Loss, name="mse"):
 
 @dataclass(frozen=True)
 class Huber(Loss, name="huber"):
-    """Huber loss: e²/2 up to |e| = δ, δ(|e| − δ/2) beyond, averaged over outputs.
+    """Huber loss: e²/2 for errors e up to δ, linear with slope δ beyond, averaged over outputs.
 
     Args:
         delta: δ > 0, in the unit of the target.
