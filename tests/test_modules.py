@@ -1294,5 +1294,5 @@ def test_the_dense_route_forms_nothing_beyond_reason() -> None:
     with pytest.raises(kp.SpecError, match=r'route="dense" needs κ\(x\) materialized, 25,005,000 columns per row'):
         wide(torch.ones(3, 5000, device="meta"), route="dense")
     tall = kp.Head(1000, 2000, kp.HeadSpec(kp.Taylor(2), kp.LowRank(2)), device="meta")
-    with pytest.raises(kp.SpecError, match=r'route="dense" forms ψ\(w\), 2,002,000,000 numbers'):
+    with pytest.raises(kp.SpecError, match=r'route="dense" materializes ψ\(w\), 2,002,000,000 entries'):
         tall(torch.ones(3, 1000, device="meta"), route="dense")

@@ -63,7 +63,7 @@ def test_large_products_are_heavy_tailed() -> None:
 
 
 def test_columns_are_counted_before_they_are_made() -> None:
-    with pytest.raises(kp.SpecError, match=r"CombinatorialState: the tables would have 1e\+10 numbers"):
+    with pytest.raises(kp.SpecError, match=r"CombinatorialState: the tables would have 1e\+10 entries"):
         kp.CombinatorialState(subsets=((0, 1),), states=100_000).factors(2)
     with pytest.raises(kp.SpecError, match="15,701,874,580 columns"):
         kp.CombinatorialProduct(4).factors(784)
