@@ -118,7 +118,8 @@ def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, 
     assert one.stderr.count("\n") == 1
     assert told in one.stderr
     assert (
-        "kapsi.errors.UnknownFunction: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? " in python.stderr
+        "kapsi.errors.UnknownFunction: Expansion: no expansion is called 'tailor'; did you mean 'taylor'? "
+        in python.stderr
     )
     assert told in python.stderr
 
