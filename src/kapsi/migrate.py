@@ -76,12 +76,8 @@ def migrate_training(data: Any) -> Any:
     """
     if not isinstance(data, Mapping):
         return data
-    old = {"solver": "auto", "loss": "auto", **data}
-    result: dict[str, Any] = {}
-    if "loss" in data:
-        result["loss"] = _function(old["loss"], LOSS_OPTIONS, data)
-    if "solver" in data:
-        result["solver"] = _function(old["solver"], SOLVER_OPTIONS, data)
+    functions = (("loss", LOSS_OPTIONS), ("solver", SOLVER_OPTIONS))
+    result: dict[str, Any] = {role: _function(data[role], known, data) for role, known in functions if role in data}
     moved = {
         option for options in (*SOLVER_OPTIONS.values(), *LOSS_OPTIONS.values(), TABLE_OPTIONS) for option in options
     }

@@ -98,8 +98,16 @@ def _example(kind: type[Function], option: str) -> str:
     return f"{package}{kind.__name__}({option}={'…' if value is None or value is dataclasses.MISSING else repr(value)})"
 
 
-def configured(config: TrainConfig | None, options: dict[str, Any], where: str) -> TrainConfig:
+def configured(
+    config: TrainConfig | None, arguments: dict[str, Any], options: dict[str, Any], where: str
+) -> TrainConfig:
     """Return a configuration with some options replaced.
+
+    Args:
+        config: the options to start from, None for the defaults.
+        arguments: fields with a parameter of their own; None keeps the value of the configuration.
+        options: further fields by name.
+        where: prefix of error messages.
 
     Raises:
         SpecError: an unknown option, or an option of a loss or a solver.
@@ -108,6 +116,7 @@ def configured(config: TrainConfig | None, options: dict[str, Any], where: str) 
     if not isinstance(config, TrainConfig):
         refuse(where, "a TrainConfig", config)
     known = [field.name for field in options_of(TrainConfig)]
+    options = {name: value for name, value in arguments.items() if value is not None} | options
     for name in options:
         if name not in known:
             hint = _owner(name) or f"{did_you_mean(name, known)}there are {', '.join(known)}"

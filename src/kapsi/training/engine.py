@@ -86,8 +86,8 @@ def train(
         2 True
         3 True
     """
-    given = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
-    config = configured(config, {k: v for k, v in given.items() if v is not None} | options, "train")
+    arguments = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
+    config = configured(config, arguments, options, "train")
     return _TrainingRun(model, data, config, validation, callbacks, checkpoints, group, keeps_best=False).epochs()
 
 
@@ -142,8 +142,8 @@ def fit(
         >>> records[-1].loss < 1e-6
         True
     """
-    given = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
-    config = configured(config, {k: v for k, v in given.items() if v is not None} | options, "fit")
+    arguments = {"solver": solver, "loss": loss, "epochs": epochs, "metrics": metrics}
+    config = configured(config, arguments, options, "fit")
     run = _TrainingRun(model, data, config, validation, callbacks, checkpoints, group, keeps_best=True)
     with run.interruptible():
         for _ in run.epochs():
