@@ -332,3 +332,76 @@ def test_every_trained_value_is_a_distribution(kind) -> None:
         x = torch.from_numpy(grid)[:, None].expand(-1, 2)
         density = head.expand(x).dense().reshape(-1, 3, 2)[:, setting, 0].exp().detach().numpy()
         assert np.trapezoid(density, grid) == pytest.approx(frozen.cdf(grid[-1]) - frozen.cdf(grid[0]), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------ given parameters
+
+# Options of each density, SciPy's names of parameters that it keeps, and both as one setting for all inputs.
+GIVEN = {
+    "normal-mean": ("normal", {"mean": 2.5}, {"floc": 2.5}),
+    "normal-std": ("normal", {"std": 0.7}, {"fscale": 0.7}),
+    "laplace-location": ("laplace", {"location": 2.0}, {"floc": 2.0}),
+    "laplace-scale": ("laplace", {"scale": 5.0}, {"fscale": 5.0}),
+    "cauchy-location": ("cauchy", {"location": 1.0}, {"floc": 1.0}),
+    "cauchy-scale": ("cauchy", {"scale": 2.0}, {"fscale": 2.0}),
+    "gamma-shape": ("gamma", {"shape": 3.0}, {"fa": 3.0, "floc": 0}),
+    "gamma-scale": ("gamma", {"scale": 0.5}, {"fscale": 0.5, "floc": 0}),
+    "exponential-rate": ("exponential", {"rate": 0.3}, {"floc": 0, "fscale": 1 / 0.3}),
+    "chi_squared-degrees": ("chi_squared", {"degrees": 3.0}, {"f0": 3.0, "floc": 0, "fscale": 1}),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_calibration_keeps_given_parameters_and_fits_the_others_to_them(case) -> None:
+    kind, options, fixed = GIVEN[case]
+    ((name, value),) = options.items()
+    distribution, _, arguments, _ = SCIPY[kind]
+    found = parameters(fitted(KINDS[kind](1, **options), SAMPLES[kind]))
+    np.testing.assert_allclose(found["scale" if name == "std" else name], value, rtol=1e-14)
+    for j in range(3):
+        values, ours = SAMPLES[kind][:, j], arguments({key: table[0, j] for key, table in found.items()})
+        if len(found) == 1:  # nothing is left to be fitted
+            continue
+        theirs = distribution.fit(values, **fixed)
+        likelihood, best = (distribution.logpdf(values, *a).sum() for a in (ours, theirs))
+        assert likelihood > best - 1e-9 * abs(best)
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_given_parameters_survive_files_and_are_the_density(case, tmp_path) -> None:
+    kind, options, _ = GIVEN[case]
+    ((name, value),) = options.items()
+    expansion = KINDS[kind](2, **{name: (value, 2 * value)})
+    spec = kp.rpn([2, 1], expansion=expansion)
+    kp.save_spec(spec, tmp_path / "spec.yaml")
+    assert kp.load_spec(tmp_path / "spec.yaml") == spec
+    model = kp.Model(spec, seed=0, dtype=torch.float64)
+    kp.save(model, tmp_path / "model.safetensors")
+    loaded = next(kp.load(tmp_path / "model.safetensors").heads())[1]
+    found = parameters(loaded)
+    stored = found["scale" if name == "std" else name]
+    np.testing.assert_allclose(stored, np.array([[value] * 2, [2 * value] * 2]), rtol=1e-14)
+    distribution, _, arguments, _ = SCIPY[kind]
+    x = np.array([[0.7, 3.0]])
+    expected = np.concatenate([distribution.logpdf(x, *arguments({k: t[s] for k, t in found.items()})) for s in (0, 1)])
+    np.testing.assert_allclose(loaded.expand(torch.from_numpy(x)).dense().numpy(), expected.reshape(1, 4), rtol=1e-12)
+
+
+def test_calibration_keeps_trained_values_of_given_parameters() -> None:
+    head = kp.Head(1, 1, kp.HeadSpec(kp.NaiveNormal(1, learnable=True, mean=0.0)), dtype=torch.float64)
+    head.assign("expansion", mean=[[2.0]])
+    kp.calibrate(head, torch.tensor([[1.0], [4.0]]).double())
+    assert head.kappa["mean"].item() == 2
+    assert head.kappa["log_scale"].exp().item() ** 2 == pytest.approx((1 + 4) / 2)
+
+
+def test_invalid_given_parameters_name_what_is_allowed() -> None:
+    with pytest.raises(kp.SpecError, match=r"NaiveNormal\(mean=.*\): expected one number, or 3 numbers, one for each"):
+        kp.NaiveNormal(3, mean=(0.0, 1.0))
+    with pytest.raises(kp.SpecError, match=r"NaiveGamma\(shape=-1.0\): shape must be from 1e-30 to 1e\+30"):
+        kp.NaiveGamma(shape=-1)
+    with pytest.raises(kp.SpecError, match="smoothing has no effect with a given std"):
+        kp.NaiveNormal(std=1, smoothing=0.1)
+    with pytest.raises(kp.SpecError, match="mean: expected"):
+        kp.NaiveNormal(mean="zero")

@@ -178,3 +178,53 @@ def test_nothing_is_a_denormal_number(kappa, dtype) -> None:
     values = made.expand(torch.linspace(-60, 60, 3003, dtype=dtype).reshape(-1, 3)).dense().detach().abs()
     assert bool(((values == 0) | (values >= torch.finfo(dtype).tiny)).all())
     assert 0 < float(values[values > 0].min()) < 1e-9  # near to where they begin
+
+
+@each_kind
+def test_given_centers_and_widths_of_a_specification(kind, tmp_path) -> None:
+    kappa = kind((0.0, 1.0, 5.0), width=(1.0, 2.0, 0.5))
+    spec = kp.rpn([2, 1], expansion=kappa)
+    kp.save_spec(spec, tmp_path / "spec.yaml")
+    assert kp.load_spec(tmp_path / "spec.yaml") == spec
+    model = kp.Model(spec, seed=0, dtype=torch.float64)
+    kp.save(kp.calibrate(model, skewed()), tmp_path / "model.safetensors")
+    loaded = next(kp.load(tmp_path / "model.safetensors").heads())[1]
+    x = skewed(50) / 10
+    u = (x.unsqueeze(1) - torch.tensor([0.0, 1.0, 5.0])[:, None]) / torch.tensor([1.0, 2.0, 0.5])[:, None]
+    expected = torch.exp(-u.square()) if kind is kp.GaussianRBF else 1 / (1 + u.square())
+    torch.testing.assert_close(loaded.expand(x).dense(), expected.flatten(1).double())
+    assert kappa.domain(2) == ((6, 0.0, 5.0),)
+
+
+@each_kind
+def test_calibration_places_centers_and_keeps_a_given_width(kind) -> None:
+    x = skewed()
+    made = kp.calibrate(head(kind(4, width=0.3), 2), x)
+    np.testing.assert_allclose(made.kappa["log_width"].exp(), 0.3)
+    np.testing.assert_allclose(made.kappa["centers"], kp.calibrate(head(kind(4), 2), x).kappa["centers"])
+
+
+@each_kind
+def test_given_centers_take_their_widths_from_their_distances(kind) -> None:
+    made = head(kind((0.0, 1.0, 4.0), overlap=0.5))
+    np.testing.assert_allclose(made.kappa["log_width"].exp()[:, 0], [0.5, 1.0, 1.5])
+    for single in (head(kind((2.0,))), head(kind(1))):
+        np.testing.assert_allclose(single.kappa["log_width"].exp(), 4.0)
+    assert kind((2.0,), width=0.5).domain(1) == ((1, 1.5, 2.5),)
+
+
+@each_kind
+def test_options_without_effect_beside_given_ones_are_refused(kind) -> None:
+    for options, name in (
+        ({"centers": (0.0, 1.0), "low": 0.0}, "low"),
+        ({"centers": (0.0, 1.0), "placement": "quantile"}, "placement"),
+        ({"width": 1.0, "overlap": 2.0}, "overlap"),
+    ):
+        with pytest.raises(kp.SpecError, match=rf"{name} has no effect with given"):
+            kind(**options)
+    with pytest.raises(kp.SpecError, match="expected ascending numbers"):
+        kind((1.0, 0.0))
+    with pytest.raises(kp.SpecError, match="or 5 of them, one for each center"):
+        kind(width=(1.0, 2.0))
+    with pytest.raises(kp.SpecError, match="from 1e-30"):
+        kind(width=0.0)

@@ -38,7 +38,7 @@ def columns(bump: Bump, slope: Bump) -> Callable[[Any, ndarray, Any], ndarray]:
         if f.extrapolation == "linear":
             near = np.clip(x, (t["centers"] - width).min(0), (t["centers"] + width).max(0))
         made = []
-        for g in range(f.centers):
+        for g in range(len(t["centers"])):
             for i in range(x.shape[1]):
                 at = near[:, i], t["centers"][g, i], 1 / width[g, i]
                 made.append(bump(*at) + slope(*at) * (x - near)[:, i])
@@ -47,13 +47,17 @@ def columns(bump: Bump, slope: Bump) -> Callable[[Any, ndarray, Any], ndarray]:
     return values
 
 
+def number(f: Any) -> int:
+    return len(f.centers) if isinstance(f.centers, tuple) else f.centers
+
+
 EXPANSIONS: Table = {
     "gaussian_rbf": Reference(
-        "sklearn.metrics.pairwise.rbf_kernel", columns(gaussian, SLOPES["gaussian"]), lambda f, m: m * f.centers
+        "sklearn.metrics.pairwise.rbf_kernel", columns(gaussian, SLOPES["gaussian"]), lambda f, m: m * number(f)
     ),
     "inverse_quadratic_rbf": Reference(
         "scipy.interpolate.RBFInterpolator",
         columns(inverse_quadratic, SLOPES["inverse_quadratic"]),
-        lambda f, m: m * f.centers,
+        lambda f, m: m * number(f),
     ),
 }

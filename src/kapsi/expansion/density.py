@@ -7,12 +7,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, shown
 from kapsi.expansion.base import ElementWise, Interval, class_labels
 from kapsi.expansion.numerics import concat_basis, evenly, working_precision
 from kapsi.features import DenseFeatures, Features
@@ -46,6 +46,9 @@ ITERATIONS_CAUCHY = 60
 ITERATIONS_NEWTON = 10
 """Each step doubles the number of correct digits, starting from at least one."""
 
+Setting: TypeAlias = float | tuple[float, ...] | None
+"""A given parameter: one number for all settings, one number for each, or None to have it fitted."""
+
 
 @dataclass(frozen=True)
 class NaiveDensity(ElementWise):
@@ -60,25 +63,54 @@ class NaiveDensity(ElementWise):
     classes settings, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no labels.
     A constant group gets a deviation of 3·10⁻⁵ times the deviation of the input; of the widest input, if the input is
     constant; and 1 if all are constant.
+
+    Parameters given as options hold for all inputs, one number for all settings or one for each. Calibration keeps them and
+    fits the other parameters by maximum likelihood at their current values; training changes them if learnable.
     """
+
+    given: ClassVar[Mapping[str, str]] = {}  # tensors of parameters that are options, by option
 
     count: int = option(2, minimum=1, maximum=100_000)
     learnable: bool = False
+
+    def check(self) -> None:
+        for name, tensor in self.given.items():
+            value = getattr(self, name)
+            numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+            where = f"{type(self).__name__}({name}={shown(value)})"
+            if isinstance(value, tuple) and len(value) != self.count:
+                raise SpecError(f"{where}: expected one number, or {self.count} numbers, one for each setting (count)")
+            low, high = (1e-30, 1e30) if tensor.startswith("log_") else (-1e30, 1e30)
+            if not all(low <= number <= high for number in numbers):
+                raise SpecError(f"{where}: {name} must be from {low:g} to {high:g}")
+
+    def _given(self) -> dict[str, tuple[float, ...]]:
+        """Return the given parameters by tensor, as stored."""
+        values: dict[str, tuple[float, ...]] = {}
+        for name, tensor in self.given.items():
+            value = getattr(self, name)
+            if value is not None:
+                numbers = value if isinstance(value, tuple) else (value,)
+                values[tensor] = tuple(map(math.log, numbers)) if tensor.startswith("log_") else numbers
+        return values
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.count, in_features
 
     def params(self, in_features: int) -> Params:
-        shape = (self.count, in_features)
-        return {name: Param(shape, values, trainable=self.learnable) for name, values in self._defaults().items()}
+        shape, values = (self.count, in_features), self._defaults() | self._given()
+        return {name: Param(shape, numbers, trainable=self.learnable) for name, numbers in values.items()}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return maximum likelihood estimates, each setting from its group of rows.
+        """Return maximum likelihood estimates of the parameters not given, each setting from its group of rows.
 
         Raises:
             SpecError: `count` is not a multiple of the number of classes in y.
             DataError: y has values that are not finite.
         """
+        known = {name: params[name].double() for name in self._given()}
+        if len(known) == len(self.given):
+            return {}
         rows = x.double().clamp(-MAX_INPUT, MAX_INPUT)
         deviations = deviation(rows)
         widest = deviations.max()
@@ -87,12 +119,13 @@ class NaiveDensity(ElementWise):
         labels = class_labels(type(self).__name__, y, rows)
         classes = 1 if labels is None else len(labels.unique())
         fits = []
-        for group in self._groups(rows, labels):
+        for k, group in enumerate(self._groups(rows, labels)):
             # Of several settings, a setting with constant rows, as the zeros of a 0/1 column, gets a fraction of the
             # deviation of the input: with a deviation near rounding its column would dominate all others.
             degenerate = (deviation(group) == 0) & (deviations > 0) & (self.count > classes)
-            fits.append(self._fit(group, torch.where(degenerate, deviations / self.count, min_deviation), widest))
-        return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0]}
+            least = torch.where(degenerate, deviations / self.count, min_deviation)
+            fits.append(self._fit(group, least, widest, {name: values[k] for name, values in known.items()}))
+        return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0] if name not in known}
 
     def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
         """Yield the rows for each setting, with every column sorted."""
@@ -128,13 +161,16 @@ class NaiveDensity(ElementWise):
         """Return log p(x | θ), `(..., count, m)` for x of shape `(..., 1, m)`."""
 
     @abstractmethod
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        """Return maximum likelihood parameters, `(m,)` each.
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return maximum likelihood parameters, `(m,)` each; values of given parameters are ignored.
 
         Args:
             rows: `(rows, m)`, at least one, each column in ascending order.
             min_deviation: deviation of each input in place of zero, `(m,)`.
             widest: largest deviation of an input in all data, `()`.
+            known: given parameters by name of the tensor, as stored, `(m,)` each.
         """
 
 
@@ -174,6 +210,7 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `mean` (μ) and `log_scale` (log σ).
         smoothing: fraction of the largest variance of an input added to all fitted variances, 0 to 1.
+        mean, std: given μ and σ, a number or one for each setting; σ above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (a) Gaussian.
 
@@ -184,9 +221,17 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
         tensor([-1.4189, -0.9189])
     """
 
-    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "smoothing": 0.1})
+    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "smoothing": 0.1}, {"mean": (-1.0, 2.0), "std": 0.7})
+    given: ClassVar[Mapping[str, str]] = {"mean": "mean", "std": "log_scale"}
 
     smoothing: float = option(SMOOTHING, minimum=0.0, maximum=1.0)
+    mean: Setting = None
+    std: Setting = None
+
+    def check(self) -> None:
+        super().check()
+        if self.std is not None and self.smoothing != SMOOTHING:
+            raise SpecError(f"NaiveNormal(std=…, smoothing={self.smoothing}): smoothing has no effect with a given std")
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"mean": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
@@ -195,10 +240,13 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
         z = (x - t["mean"]) * torch.exp(-t["log_scale"])
         return -0.5 * z.square() - t["log_scale"] - 0.5 * math.log(2 * math.pi)
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        smoothed = rows.var(0, correction=0) + self.smoothing * widest.square()
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        mean = known.get("mean", rows.mean(0))
+        smoothed = (rows - mean).square().mean(0) + self.smoothing * widest.square()
         variance = torch.where(deviation(rows) > 0, smoothed, torch.maximum(smoothed, min_deviation.square()))
-        return {"mean": rows.mean(0), "log_scale": 0.5 * variance.log()}
+        return {"mean": mean, "log_scale": 0.5 * variance.log()}
 
 
 @dataclass(frozen=True)
@@ -211,6 +259,7 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     Args:
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `location` (μ) and `log_scale` (log b).
+        location, scale: given μ and b, a number or one for each setting; b above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (c) Laplace.
 
@@ -220,7 +269,11 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
         tensor([-1.6931])
     """
 
-    examples = ({}, {"count": 3, "learnable": True})
+    examples = ({}, {"count": 3, "learnable": True}, {"location": 0.5, "scale": (0.5, 2.0)})
+    given: ClassVar[Mapping[str, str]] = {"location": "location", "scale": "log_scale"}
+
+    location: Setting = None
+    scale: Setting = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
@@ -228,8 +281,10 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return -(x - t["location"]).abs() * torch.exp(-t["log_scale"]) - t["log_scale"] - math.log(2)
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        location = _median(rows)
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        location = known.get("location", _median(rows))
         return {"location": location, "log_scale": (rows - location).abs().mean(0).clamp_min(min_deviation).log()}
 
 
@@ -244,6 +299,7 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
     Args:
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `location` (x₀) and `log_scale` (log γ).
+        location, scale: given x₀ and γ, a number or one for each setting; γ above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (d) Cauchy. The fit: Kent, Tyler and Vardi, A curious
         likelihood identity for the multivariate t-distribution (1994).
@@ -254,7 +310,11 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
         tensor([-1.8379])
     """
 
-    examples = ({}, {"count": 3, "learnable": True})
+    examples = ({}, {"count": 3, "learnable": True}, {"location": (-1.0, 1.0), "scale": 0.5})
+    given: ClassVar[Mapping[str, str]] = {"location": "location", "scale": "log_scale"}
+
+    location: Setting = None
+    scale: Setting = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
@@ -263,15 +323,20 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
         z = (x - t["location"]) * torch.exp(-t["log_scale"])
         return -torch.log1p(z.square()) - t["log_scale"] - math.log(math.pi)
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        size = len(rows)
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        size, log_scale = len(rows), known.get("log_scale")
         location, scale = _median(rows), ((rows[3 * size // 4] - rows[size // 4]) / 2).clamp_min(min_deviation)
+        location = known.get("location", location)
+        scale = scale if log_scale is None else log_scale.exp()
         for _ in range(ITERATIONS_CAUCHY):
             weights = 1 / (1 + ((rows - location) / scale).square())
             total = weights.sum(0)
-            location = (weights * rows).sum(0) / total
+            location = known.get("location", (weights * rows).sum(0) / total)
             # The weighted mean square of z is size / total − 1, which equals 1 at the maximum.
-            scale = (scale * (size / total - 1).clamp_min(0).sqrt()).clamp_min(min_deviation)
+            if log_scale is None:
+                scale = (scale * (size / total - 1).clamp_min(0).sqrt()).clamp_min(min_deviation)
         return {"location": location, "log_scale": scale.log()}
 
 
@@ -287,6 +352,7 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameter `log_rate` (log λ).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
+        rate: given λ, above 0, a number or one for each setting. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (b) exponential.
 
@@ -296,7 +362,10 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
         tensor([-3.])
     """
 
-    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
+    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1}, {"rate": (0.5, 3.0)})
+    given: ClassVar[Mapping[str, str]] = {"rate": "log_rate"}
+
+    rate: Setting = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"log_rate": evenly(math.log(0.5), math.log(2), self.count)}
@@ -304,7 +373,9 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         return t["log_rate"] - x * torch.exp(t["log_rate"])
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         return {"log_rate": -rows.mean(0).log()}
 
 
@@ -320,6 +391,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `log_shape` (log k) and `log_scale` (log θ).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
+        shape, scale: given k and θ, above 0, a number or one for each setting. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (f) gamma. The fit: Minka, Estimating a Gamma distribution
         (2002).
@@ -331,7 +403,11 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
         tensor([-3.])
     """
 
-    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1})
+    examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1}, {"shape": (1.0, 3.0), "scale": 0.5})
+    given: ClassVar[Mapping[str, str]] = {"shape": "log_shape", "scale": "log_scale"}
+
+    shape: Setting = None
+    scale: Setting = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         shapes = evenly(math.log(1), math.log(4), self.count)
@@ -342,15 +418,22 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
         falling = x * torch.exp(-t["log_scale"])
         return (shape - 1) * x.log() - falling - torch.lgamma(shape) - shape * t["log_scale"]
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
-        mean = rows.mean(0)
-        # log k − ψ(k), close to 1/(2k) for large k.
-        target = (mean.log() - rows.log().mean(0)).clamp_min(1 / (2 * MAX_SHAPE))
-        shape = (3 - target + ((target - 3).square() + 24 * target).sqrt()) / (12 * target)
-        for _ in range(ITERATIONS_NEWTON):
-            error = shape.log() - torch.special.digamma(shape) - target
-            slope = 1 / shape - torch.special.polygamma(1, shape)
-            shape = 1 / (1 / shape + error / (shape.square() * slope))
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        mean, log_mean = rows.mean(0), rows.log().mean(0)
+        if "log_shape" in known:
+            shape = known["log_shape"].exp()
+        elif "log_scale" in known:
+            shape = _inverse_digamma((log_mean - known["log_scale"]).clamp_max(math.log(MAX_SHAPE)))
+        else:
+            # log k − ψ(k), close to 1/(2k) for large k.
+            target = (mean.log() - log_mean).clamp_min(1 / (2 * MAX_SHAPE))
+            shape = (3 - target + ((target - 3).square() + 24 * target).sqrt()) / (12 * target)
+            for _ in range(ITERATIONS_NEWTON):
+                error = shape.log() - torch.special.digamma(shape) - target
+                slope = 1 / shape - torch.special.polygamma(1, shape)
+                shape = 1 / (1 / shape + error / (shape.square() * slope))
         return {"log_shape": shape.log(), "log_scale": (mean / shape).log()}
 
 
@@ -368,6 +451,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
         count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameter `log_degrees` (log k).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
+        degrees: given k, above 0, a number or one for each setting. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (e) chi-squared. The fit: Minka, Estimating a Dirichlet
         distribution (2000), appendix C.
@@ -378,7 +462,10 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
         tensor([-2.1931])
     """
 
-    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1})
+    examples = ({}, {"count": 3, "learnable": True, "floor": 0.1}, {"degrees": (1.5, 4.0)})
+    given: ClassVar[Mapping[str, str]] = {"degrees": "log_degrees"}
+
+    degrees: Setting = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"log_degrees": evenly(math.log(1), math.log(4), self.count)}
@@ -387,13 +474,11 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
         half = t["log_degrees"].exp() / 2
         return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
 
-    def _fit(self, rows: Tensor, min_deviation: Tensor, widest: Tensor) -> dict[str, Tensor]:
+    def _fit(
+        self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         target = (rows.log().mean(0) - math.log(2)).clamp_max(math.log(MAX_DEGREES / 2))
-        euler = 0.5772156649015329
-        half = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
-        for _ in range(ITERATIONS_NEWTON):
-            half = half - (torch.special.digamma(half) - target) / torch.special.polygamma(1, half)
-        return {"log_degrees": (2 * half).log()}
+        return {"log_degrees": (2 * _inverse_digamma(target)).log()}
 
 
 Kind = Literal["normal", "cauchy", "laplace", "exponential", "gamma", "chi_squared"]
@@ -411,7 +496,8 @@ class NaiveMixed(ElementWise, name="naive_mixed"):
     """Log-densities of several distributions: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
 
     Columns, parameters before and after calibration, and the continuation below the floor equal `NaiveNormal`,
-    `NaiveCauchy` and so on, in the order of `kinds`; tensors are named by kind.
+    `NaiveCauchy` and so on, in the order of `kinds`; tensors are named by kind. For given parameters use `Extended` with
+    these densities as parts.
 
     Args:
         kinds: the distributions, each once: `normal`, `cauchy`, `laplace`, `exponential`, `gamma`, `chi_squared`.
@@ -474,3 +560,12 @@ def _median(rows: Tensor) -> Tensor:
     """Return the median of sorted columns; for an even number of rows the mean of the middle two."""
     size = len(rows)
     return (rows[(size - 1) // 2] + rows[size // 2]) / 2
+
+
+def _inverse_digamma(target: Tensor) -> Tensor:
+    """Return k with ψ(k) = target, by Newton's method."""
+    euler = 0.5772156649015329
+    k = torch.where(target > -2.22, target.exp() + 0.5, -1 / (target.clamp_max(-2) + euler))
+    for _ in range(ITERATIONS_NEWTON):
+        k = k - (torch.special.digamma(k) - target) / torch.special.polygamma(1, k)
+    return k

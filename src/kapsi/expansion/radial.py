@@ -6,16 +6,17 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, shown
 from kapsi.expansion.base import ElementWise, Interval
 from kapsi.expansion.numerics import data_range, evenly, exp_neg, working_precision
 from kapsi.features import DenseFeatures, Features
-from kapsi.function import Param, Params, Tensors, option
+from kapsi.function import Param, Params, Tensors, option, options_of
 
 __all__ = ["GaussianRBF", "InverseQuadraticRBF"]
 
@@ -30,15 +31,19 @@ class RadialBasis(ElementWise):
 
     The default centers −2, −1, …, 2 with ε = 1 cover 95% of standard normal inputs. With `overlap` 1 the sum of many bumps
     is constant between the centers to within a percent; less separates them, more smooths.
+
+    Centers and widths given as options hold for all inputs. Calibration keeps them and sets the others; training changes
+    them if learnable.
     """
 
-    centers: int = option(5, minimum=1, maximum=100_000)
+    centers: int | tuple[float, ...] = option(5, minimum=1, maximum=100_000)
     low: float = option(-2.0, minimum=-1e15, maximum=1e15)
     high: float = option(2.0, minimum=-1e15, maximum=1e15)
     overlap: float = option(1.0, minimum=0.01, maximum=100.0)
     placement: Literal["uniform", "quantile"] = "uniform"
     extrapolation: Literal["formula", "linear"] = "formula"
     learnable: bool = False
+    width: float | tuple[float, ...] | None = None
 
     examples = (
         {},
@@ -46,6 +51,8 @@ class RadialBasis(ElementWise):
         {"centers": 2, "extrapolation": "linear", "low": -0.5, "high": 0.4, "overlap": 0.8, "learnable": True},
         {"centers": 1, "extrapolation": "linear", "placement": "quantile"},
         {"centers": 4, "placement": "quantile", "low": -1.0, "high": 1.5},
+        {"centers": (-1.0, 0.2, 0.9), "width": (0.5, 1.0, 2.0)},
+        {"centers": 3, "width": 0.8},
     )
 
     @abstractmethod
@@ -57,34 +64,81 @@ class RadialBasis(ElementWise):
         """Return φ′(u), from u and φ(u)."""
 
     def check(self) -> None:
+        name, centers, width = type(self).__name__, self.centers, self.width
         if not self.low < self.high:
-            raise SpecError(f"{type(self).__name__}(low={self.low}, high={self.high}): low must be below high")
+            raise SpecError(f"{name}(low={self.low}, high={self.high}): low must be below high")
+        if isinstance(centers, tuple):
+            if not centers or not all(a < b for a, b in pairwise(centers)) or max(map(abs, centers)) > 1e15:
+                raise SpecError(f"{name}(centers={shown(centers)}): expected ascending numbers from -1e15 to 1e15")
+            self._refuse_changed("centers", ("low", "high", "placement"))
+        if width is not None:
+            widths = width if isinstance(width, tuple) else (width,)
+            if len(widths) not in (1, self.count) or not all(1e-30 <= number <= 1e30 for number in widths):
+                wanted = f"a number from 1e-30 to 1e30, or {self.count} of them, one for each center"
+                raise SpecError(f"{name}(width={shown(width)}): expected {wanted}")
+            self._refuse_changed("width", ("overlap",))
+
+    def _refuse_changed(self, given: str, names: tuple[str, ...]) -> None:
+        """Raise a `SpecError` for options without effect beside a given one."""
+        for field in options_of(type(self)):
+            if field.name in names and getattr(self, field.name) != field.default:
+                where = f"{type(self).__name__}({given}=…, {field.name}={getattr(self, field.name)})"
+                raise SpecError(f"{where}: {field.name} has no effect with given {given}; leave it out")
+
+    @property
+    def count(self) -> int:
+        """Return the number of centers."""
+        return len(self.centers) if isinstance(self.centers, tuple) else self.centers
 
     def factors(self, in_features: int) -> tuple[int, int]:
-        return self.centers, in_features
+        return self.count, in_features
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
-        return ((self.out_features(in_features), self.low, self.high),)
+        low, high = self.low, self.high
+        if isinstance(self.centers, tuple):
+            reach = (self._widths()[0], self._widths()[-1]) if self.count == 1 else (0.0, 0.0)
+            low, high = self.centers[0] - reach[0], self.centers[-1] + reach[1]
+        return ((self.out_features(in_features), low, high),)
+
+    def _positions(self) -> tuple[float, ...]:
+        """Return the centers before calibration."""
+        if isinstance(self.centers, tuple):
+            return self.centers
+        return evenly(self.low, self.high, self.centers)
+
+    def _widths(self) -> tuple[float, ...]:
+        """Return the widths before calibration, one for each center or one for all."""
+        if self.width is not None:
+            return self.width if isinstance(self.width, tuple) else (self.width,)
+        if isinstance(self.centers, tuple):
+            length = (self.centers[-1] - self.centers[0]) or self.high - self.low
+            positions = torch.tensor(self.centers, dtype=torch.float64, device="cpu").unsqueeze(-1)
+            spacing = _spacing(positions, torch.tensor([length], dtype=torch.float64, device="cpu"))
+            return tuple((self.overlap * spacing).flatten().tolist())
+        return (self.overlap * (self.high - self.low) / max(1, self.centers - 1),)
 
     def params(self, in_features: int) -> Params:
-        count, length = self.centers, self.high - self.low
-        positions, width = evenly(self.low, self.high, count), self.overlap * length / max(1, count - 1)
+        shape = (self.count, in_features)
         return {
-            "centers": Param((count, in_features), positions, trainable=self.learnable),
-            "log_width": Param((count, in_features), (math.log(width),), trainable=self.learnable),
+            "centers": Param(shape, self._positions(), trainable=self.learnable),
+            "log_width": Param(shape, tuple(map(math.log, self._widths())), trainable=self.learnable),
         }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return centers in the data, and widths from the distances between them.
+        """Return centers in the data, and widths from the distances between them; given ones are kept.
 
         Distances count as at least a tenth of the mean: quantiles coincide for repeated values.
         """
+        if isinstance(self.centers, tuple):
+            return {}
         low, high = data_range(x, self.centers)
         if self.placement == "uniform":
             fraction = torch.linspace(0, 1, self.centers, dtype=low.dtype, device=low.device).unsqueeze(-1)
             positions = low + (high - low) * (fraction if self.centers > 1 else fraction + 0.5)
         else:
             positions = torch.minimum(torch.maximum(_quantiles(working_precision(x), self.centers), low), high)
+        if self.width is not None:
+            return {"centers": positions}
         return {"centers": positions, "log_width": torch.log(self.overlap * _spacing(positions, high - low))}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
@@ -114,13 +168,14 @@ class GaussianRBF(RadialBasis, name="gaussian_rbf"):
     such inputs.
 
     Args:
-        centers: G, their number for each input, 1 to 100,000.
+        centers: G, their number for each input, 1 to 100,000, or the centers of every input as ascending numbers.
         low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how calibration places centers. `uniform`: evenly over the range of the data; `quantile`: with equal fractions
             of the data around each, and widths from the distances to neighbors.
         extrapolation: values farther than a width beyond all centers. `formula`: unchanged; `linear`: tangents of the bumps.
         learnable: train centers and widths.
+        width: given 1/ε, in units of the inputs, a number or one for each center. None: from the distances of the centers.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".
 
@@ -146,13 +201,14 @@ class InverseQuadraticRBF(RadialBasis, name="inverse_quadratic_rbf"):
     from all centers the bumps fall as 1/x² and keep a gradient.
 
     Args:
-        centers: G, their number for each input, 1 to 100,000.
+        centers: G, their number for each input, 1 to 100,000, or the centers of every input as ascending numbers.
         low, high: first and last center before calibration, in units of the inputs, up to 10¹⁵ in size.
         overlap: width 1/ε in units of the distance between neighboring centers, 0.01 to 100.
         placement: how calibration places centers. `uniform`: evenly over the range of the data; `quantile`: with equal fractions
             of the data around each, and widths from the distances to neighbors.
         extrapolation: values farther than a width beyond all centers. `formula`: unchanged; `linear`: tangents of the bumps.
         learnable: train centers and widths.
+        width: given 1/ε, in units of the inputs, a number or one for each center. None: from the distances of the centers.
 
     Source: arXiv 2407.04819, "Radial Basis Functions based Data Expansion".
 
