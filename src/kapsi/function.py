@@ -246,23 +246,44 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
     return [known[name] for r in roles for known in [ROLES[r]] for name in sorted(known)]
 
 
+def registered_name(role: str, name: str) -> str | None:
+    """Return the registered name of a function of a role, None for an unknown name.
+
+    Args:
+        role: such as `expansion`.
+        name: a name or an alias, with or without the role as a suffix, as in `taylor_expansion`.
+
+    Example:
+        >>> registered_name("reconciliation", "lorr"), registered_name("reconciliation", "lorr_reconciliation")
+        ('low_rank', 'low_rank')
+    """
+    for word in (name, name.removesuffix(f"_{role}")):
+        word = ALIASES[role].get(word, word)
+        if word in ROLES[role]:
+            return word
+    return None
+
+
 def lookup(role: str, name: str, where: str = "") -> type[Function]:
     """Return the function of a role by name or alias; an unknown name loads the functions of installed packages.
+
+    The role is allowed as a suffix: `taylor_expansion` is `taylor`.
 
     Raises:
         SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
     """
     known, aliases = ROLES[role], ALIASES[role]
     failures: tuple[str, ...] = ()
-    if name not in known and name not in aliases:
+    word = registered_name(role, name)
+    if word is None:
         failures = load_installed()
-    function = known.get(name) or known.get(aliases.get(name, ""))
-    if function is None:
+        word = registered_name(role, name)
+    if word is None:
         hint = did_you_mean(name, [*known, *aliases])
         package = "" if hint else ", or install the package that defines it"
         allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}{package}", *failures))
         raise UnknownFunction(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
-    return function
+    return known[word]
 
 
 # ------------------------------------------------------------------------------------------------ options and their types

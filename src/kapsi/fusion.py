@@ -31,7 +31,7 @@ class Fusion(Function, role="fusion"):
 
 
 @dataclass(frozen=True)
-class Sum(Fusion, name="sum"):
+class Sum(Fusion, name="sum", aliases=("summation",)):
     """The sum of the heads, Σ y_h.
 
     Source: arXiv 2407.04819, "Multi-Head and Multi-Channel Model Architecture".
@@ -45,7 +45,7 @@ class Sum(Fusion, name="sum"):
 
 
 @dataclass(frozen=True)
-class Mean(Fusion, name="mean"):
+class Mean(Fusion, name="mean", aliases=("average",)):
     """The mean of the heads, Σ y_h / k."""
 
     def gain(self, heads: int) -> float:
@@ -56,7 +56,7 @@ class Mean(Fusion, name="mean"):
 
 
 @dataclass(frozen=True)
-class WeightedSum(Fusion, name="weighted_sum"):
+class WeightedSum(Fusion, name="weighted_sum", aliases=("parameterized_weighted_summation",)):
     """A trainable weighted sum of the heads, Σ a_h y_h, with all a_h = 1 initially."""
 
     def params(self, heads: int, out_features: int) -> Params:
@@ -70,7 +70,7 @@ class WeightedSum(Fusion, name="weighted_sum"):
 
 
 @dataclass(frozen=True)
-class Concatenation(Fusion, name="concatenation"):
+class Concatenation(Fusion, name="concatenation", aliases=("parameterized_concatenation",)):
     """A linear map of the concatenated heads, W [y₁, y₂, …], W `(n, k·n)`."""
 
     def params(self, heads: int, out_features: int) -> Params:

@@ -95,7 +95,7 @@ def _activation(
 
 ReLU = _activation("ReLU", "relu", F.relu, "max(0, x).")
 LeakyReLU = _activation("LeakyReLU", "leaky_relu", F.leaky_relu, "max(0, x) + 0.01 min(0, x).")
-ELU = _activation("ELU", "elu", F.elu, "x for x > 0, else eˣ − 1.")
+ELU = _activation("ELU", "elu", F.elu, "x for x > 0, else eˣ − 1.", "celu")
 SELU = _activation("SELU", "selu", F.selu, "The scaled ELU, 1.0507 (x for x > 0, else 1.6733 (eˣ − 1)).")
 GELU = _activation("GELU", "gelu", F.gelu, "x Φ(x), Φ the normal distribution function.")
 SiLU = _activation("SiLU", "silu", F.silu, "x / (1 + e⁻ˣ).", "swish")

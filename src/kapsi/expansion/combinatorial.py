@@ -116,7 +116,7 @@ class Combinatorial(Combinations, name="combinatorial"):
 
 
 @dataclass(frozen=True)
-class CombinatorialNormal(Combinations, name="combinatorial_normal"):
+class CombinatorialNormal(Combinations, name="combinatorial_normal", aliases=("normal_combinatorial",)):
     """Joint normal log-density of every combination: κ(x) = [log N(x_S | μ_S, Σ_S) for all S], D = Σ C(m, i).
 
     Combinations of 1 to d = order inputs, in order of size, then lexicographic. All use parts of one mean μ and one

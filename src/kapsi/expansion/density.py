@@ -196,7 +196,7 @@ class PositiveDensity(NaiveDensity):
 
 
 @dataclass(frozen=True)
-class NaiveNormal(NaiveDensity, name="naive_normal"):
+class NaiveNormal(NaiveDensity, name="naive_normal", aliases=("normal",)):
     """Log-densities of normal distributions: log p(x | μ, σ) = −(x − μ)²/(2σ²) − log σ − ½ log 2π, D = m·count.
 
     Before calibration the means are evenly spaced on [−1.5, 1.5] with σ = 1. A single setting is symmetric about its mean
@@ -250,7 +250,7 @@ class NaiveNormal(NaiveDensity, name="naive_normal"):
 
 
 @dataclass(frozen=True)
-class NaiveLaplace(NaiveDensity, name="naive_laplace"):
+class NaiveLaplace(NaiveDensity, name="naive_laplace", aliases=("laplace",)):
     """Log-densities of Laplace distributions: log p(x | μ, b) = −|x − μ|/b − log 2b, D = m·count.
 
     Before calibration the locations are evenly spaced on [−1.5, 1.5] with b = 1; a single location cannot distinguish −2
@@ -289,7 +289,7 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace"):
 
 
 @dataclass(frozen=True)
-class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
+class NaiveCauchy(NaiveDensity, name="naive_cauchy", aliases=("cauchy",)):
     """Log-densities of Cauchy distributions: log p(x | x₀, γ) = −log(1 + ((x − x₀)/γ)²) − log πγ, D = m·count.
 
     Before calibration the locations are evenly spaced on [−1.5, 1.5] with γ = 1; a single location cannot distinguish −2
@@ -341,7 +341,7 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy"):
 
 
 @dataclass(frozen=True)
-class NaiveExponential(PositiveDensity, name="naive_exponential"):
+class NaiveExponential(PositiveDensity, name="naive_exponential", aliases=("exponential",)):
     """Log-densities of exponential distributions: log p(x | λ) = log λ − λx for x > 0, D = m·count.
 
     Below the floor ε the columns continue as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
@@ -380,7 +380,7 @@ class NaiveExponential(PositiveDensity, name="naive_exponential"):
 
 
 @dataclass(frozen=True)
-class NaiveGamma(PositiveDensity, name="naive_gamma"):
+class NaiveGamma(PositiveDensity, name="naive_gamma", aliases=("gamma",)):
     """Log-densities of gamma distributions: log p(x | k, θ) = (k − 1) log x − x/θ − log Γ(k) − k log θ, D = m·count.
 
     Below the floor ε the columns continue as log p(ε) − log(2 − x/ε). For inputs of both signs give the head
@@ -438,7 +438,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma"):
 
 
 @dataclass(frozen=True)
-class NaiveChiSquared(PositiveDensity, name="naive_chi_squared"):
+class NaiveChiSquared(PositiveDensity, name="naive_chi_squared", aliases=("naive_chi2", "chi2")):
     """Log-densities of chi-squared distributions: log p(x | k) = (k/2 − 1) log x − x/2 − log Γ(k/2) − (k/2) log 2, D =
     m·count.
 
@@ -492,7 +492,7 @@ HALF_LINE: dict[str, type[PositiveDensity]] = {
 
 
 @dataclass(frozen=True)
-class NaiveMixed(ElementWise, name="naive_mixed"):
+class NaiveMixed(ElementWise, name="naive_mixed", aliases=("hybrid", "hybrid_probabilistic")):
     """Log-densities of several distributions: κ(x) = [log p₁(x | θ₁), log p₂(x | θ₂), …], D = m·kinds·count.
 
     Columns, parameters before and after calibration, and the continuation below the floor equal `NaiveNormal`,

@@ -17,7 +17,7 @@ __all__ = ["Fourier"]
 
 
 @dataclass(frozen=True)
-class Fourier(ElementWise, name="fourier"):
+class Fourier(ElementWise, name="fourier", aliases=("fourier_series",)):
     """Cosines and sines of a period: κ(x) = [cos(2πx/P), sin(2πx/P), …, cos(2πNx/P), sin(2πNx/P)], D = 2·m·N.
 
     The period is prior knowledge about the inputs, such as 24 for an hour of the day, and stays fixed in calibration: a

@@ -210,7 +210,7 @@ class OnUnitInterval(ThreeTerm):
 
 
 @dataclass(frozen=True)
-class Chebyshev(OnUnitInterval, name="chebyshev"):
+class Chebyshev(OnUnitInterval, name="chebyshev", aliases=("chebyshev_polynomial",)):
     """Chebyshev polynomials of the first kind: κ(x) = [T₁(x), …, T_d(x)], T_k = 2x T_{k−1} − T_{k−2}, D = m·d.
 
     Orthogonal under 1/√(1 − x²) and bounded by one on [−1, 1]; beyond, the polynomials grow by the formula. From `|x|` =
@@ -260,7 +260,7 @@ class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
 
 
 @dataclass(frozen=True)
-class Jacobi(OnUnitInterval, name="jacobi"):
+class Jacobi(OnUnitInterval, name="jacobi", aliases=("jacobi_polynomial",)):
     """Jacobi polynomials of each input: κ(x) = [P₁(x), …, P_d(x)], P_k = P_k^(α,β), D = m·d.
 
     Orthogonal under (1 − x)^α (1 + x)^β on [−1, 1]: `Legendre` polynomials for α = β = 0, multiples of `Gegenbauer`
@@ -306,7 +306,7 @@ class Jacobi(OnUnitInterval, name="jacobi"):
 
 
 @dataclass(frozen=True)
-class Legendre(OnUnitInterval, name="legendre"):
+class Legendre(OnUnitInterval, name="legendre", aliases=("legendre_polynomial",)):
     """Legendre polynomials: κ(x) = [P₁(x), …, P_d(x)], k P_k = (2k − 1) x P_{k−1} − (k − 1) P_{k−2}, D = m·d.
 
     Orthogonal under the constant weight and bounded by one on [−1, 1].
@@ -329,7 +329,7 @@ class Legendre(OnUnitInterval, name="legendre"):
 
 
 @dataclass(frozen=True)
-class Gegenbauer(OnUnitInterval, name="gegenbauer"):
+class Gegenbauer(OnUnitInterval, name="gegenbauer", aliases=("gegenbauer_polynomial",)):
     """Gegenbauer (ultraspherical) polynomials: κ(x) = [C₁(x), …, C_d(x)], C_k = C_k^(α), D = m·d.
 
     k C_k = 2(k + α − 1) x C_{k−1} − (k + 2α − 2) C_{k−2}, orthogonal under (1 − x²)^(α − ½) on [−1, 1]: `Legendre`
@@ -365,7 +365,7 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer"):
 
 
 @dataclass(frozen=True)
-class Hermite(ThreeTerm, name="hermite"):
+class Hermite(ThreeTerm, name="hermite", aliases=("hermite_polynomial",)):
     """Hermite polynomials: κ(x) = [He₁(x), …, He_d(x)], He_k = x He_{k−1} − (k − 1) He_{k−2}, D = m·d.
 
     Orthogonal under the standard normal density exp(−x²/2), so columns of standard normal inputs are uncorrelated before
@@ -397,7 +397,7 @@ class Hermite(ThreeTerm, name="hermite"):
 
 
 @dataclass(frozen=True)
-class Laguerre(ThreeTerm, name="laguerre"):
+class Laguerre(ThreeTerm, name="laguerre", aliases=("laguerre_polynomial",)):
     """Laguerre polynomials of each input: κ(x) = [L₁(x), …, L_d(x)], L_k = L_k^(α), D = m·d.
 
     k L_k = (2k − 1 + α − x) L_{k−1} − (k − 1 + α) L_{k−2}, orthogonal under x^α exp(−x) on [0, ∞). Negative inputs follow
@@ -432,7 +432,7 @@ class Laguerre(ThreeTerm, name="laguerre"):
 
 
 @dataclass(frozen=True)
-class Fibonacci(OnUnitInterval, name="fibonacci"):
+class Fibonacci(OnUnitInterval, name="fibonacci", aliases=("fibonacci_polynomial",)):
     """Fibonacci polynomials: κ(x) = [F₂(x), …, F_{d+1}(x)], F_k = x F_{k−1} + F_{k−2}, F₁ = 1, F₂ = x, D = m·d.
 
     Values at 1 are the Fibonacci numbers. F_{k+1} has degree k; the constant F₁ is left out.
@@ -457,7 +457,7 @@ class Fibonacci(OnUnitInterval, name="fibonacci"):
 
 
 @dataclass(frozen=True)
-class Lucas(OnUnitInterval, name="lucas"):
+class Lucas(OnUnitInterval, name="lucas", aliases=("lucas_polynomial",)):
     """Lucas polynomials: κ(x) = [L₁(x), …, L_d(x)], L_k = x L_{k−1} + L_{k−2}, L₀ = 2, L₁ = x, D = m·d.
 
     Values at 1 are the Lucas numbers.
@@ -482,7 +482,7 @@ class Lucas(OnUnitInterval, name="lucas"):
 
 
 @dataclass(frozen=True)
-class Bessel(OnUnitInterval, name="bessel"):
+class Bessel(OnUnitInterval, name="bessel", aliases=("bessel_polynomial",)):
     """Bessel polynomials: κ(x) = [y₁(x), …, y_d(x)], y_k = (2k − 1) x y_{k−1} + y_{k−2}, y₁ = x + 1, D = m·d.
 
     Orthogonal on the unit circle of the complex plane, not on a real interval. The leading coefficient of y_k is
@@ -508,7 +508,7 @@ class Bessel(OnUnitInterval, name="bessel"):
 
 
 @dataclass(frozen=True)
-class ReverseBessel(OnUnitInterval, name="reverse_bessel"):
+class ReverseBessel(OnUnitInterval, name="reverse_bessel", aliases=("reverse_bessel_polynomial",)):
     """Reverse Bessel polynomials: κ(x) = [θ₁(x), …, θ_d(x)], θ_k = (2k − 1) θ_{k−1} + x² θ_{k−2}, θ₁ = x + 1, D = m·d.
 
     θ_k(x) = x^k y_k(1/x): the coefficients of `Bessel` in the opposite order. The leading one is 1, the constant one

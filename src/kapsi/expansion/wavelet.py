@@ -81,7 +81,7 @@ class SmoothWavelet(Wavelet):
 
 
 @dataclass(frozen=True)
-class HaarWavelet(Wavelet, name="haar"):
+class HaarWavelet(Wavelet, name="haar", aliases=("haar_wavelet", "harr_wavelet")):
     """Haar wavelets of each input: ψ(u) = 1 on [−½, 0), −1 on [0, ½), else 0; D = m·scales·shifts.
 
     On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
@@ -112,7 +112,7 @@ class HaarWavelet(Wavelet, name="haar"):
 
 
 @dataclass(frozen=True)
-class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
+class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat", "ricker_wavelet")):
     """Ricker wavelets of each input ("Mexican hats"): ψ(u) = 2/(√3 π^¼) (1 − u²) exp(−u²/2); D = m·scales·shifts.
 
     On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) / a^s), z = (x − center) / e^{log_scale}; the buffers `center`
@@ -141,7 +141,7 @@ class RickerWavelet(SmoothWavelet, name="ricker", aliases=("mexican_hat",)):
 
 
 @dataclass(frozen=True)
-class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", aliases=("dog",)):
+class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", aliases=("dog", "dog_wavelet")):
     """Derivatives of a Gaussian: ψ(u) = (−1)^{n+1} Γ(n + ½)^{−½} dⁿ/duⁿ exp(−u²/2); D = m·scales·shifts.
 
     Equivalently −He_n(u) exp(−u²/2) / √Γ(n + ½) with Hermite polynomials He_n; order 2 is the Ricker wavelet. On the grid
@@ -184,7 +184,7 @@ class DerivativeOfGaussianWavelet(SmoothWavelet, name="derivative_of_gaussian", 
 
 
 @dataclass(frozen=True)
-class ShannonWavelet(SmoothWavelet, name="shannon"):
+class ShannonWavelet(SmoothWavelet, name="shannon", aliases=("shannon_wavelet",)):
     """Shannon wavelets of each input: ψ(u) = sin(πu/2) / (πu/2) · cos(3πu/2); D = m·scales·shifts.
 
     The Fourier transform is constant on frequencies from π to 2π. On the grid ψ_{s,t}(x) = a^{−s/2} ψ((z − t + (T − 1)/2) /
@@ -213,7 +213,7 @@ class ShannonWavelet(SmoothWavelet, name="shannon"):
 
 
 @dataclass(frozen=True)
-class MeyerWavelet(SmoothWavelet, name="meyer"):
+class MeyerWavelet(SmoothWavelet, name="meyer", aliases=("meyer_wavelet",)):
     """Meyer wavelets of each input, with linear transitions between frequency bands (ν(x) = x); D = m·scales·shifts.
 
     The Fourier transform of ψ is −cos(¾ω) for `⅔π ≤ |ω| ≤ 4/3π`, `sin(⅜|ω|)` for `4/3π ≤ |ω| ≤ 8/3π`, and 0 elsewhere

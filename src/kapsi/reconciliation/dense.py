@@ -104,7 +104,7 @@ class _Filled(Reconciliation):
 
 
 @dataclass(frozen=True)
-class ConstantReconciliation(_Filled, name="constant"):
+class ConstantReconciliation(_Filled, name="constant", aliases=("constant_c",)):
     """Every entry is the same constant: ψ(w) = c·1, l = 0.
 
     Args:

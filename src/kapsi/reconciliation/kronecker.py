@@ -99,7 +99,7 @@ class _Hypercomplex(Reconciliation):
 
 
 @dataclass(frozen=True)
-class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm",)):
+class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm", "hypercomplex_multiplication")):
     """A sum of Kronecker products: ψ(w) = Σ_k A_k ⊗ B_k, A `(p, q)`, B `(n/p, D/q)`, l = terms·(p·q + (n/p)(D/q)).
 
     Args:

@@ -14,7 +14,7 @@ __all__ = ["KhatriRao", "LowRank", "RandomAdaption"]
 
 
 @dataclass(frozen=True)
-class LowRank(Reconciliation, name="low_rank", aliases=("lorr",)):
+class LowRank(Reconciliation, name="low_rank", aliases=("lorr", "lowrank")):
     """A product of two thin matrices: ψ(w) = A Bᵀ, A `(n, r)`, Bᵀ `(r, D)`, l = r(n + D).
 
     Args:
@@ -94,7 +94,7 @@ class KhatriRao(Reconciliation, name="khatri_rao", aliases=("cp",)):
 
 
 @dataclass(frozen=True)
-class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera",)):
+class RandomAdaption(Reconciliation, name="random_adaption", aliases=("vera", "random_matrix_adaption")):
     """Frozen random factors with trained scales: ψ(w) = diag(a) A diag(b) B, A `(n, r)` and B `(r, D)` random, l = n + r.
 
     A and B are buffers, saved with the model.
