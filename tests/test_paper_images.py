@@ -515,7 +515,17 @@ def colored(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "method", ["kapsi", "mlp", "kan", "svm_linear", "svm_rbf", "naive_bayes_gaussian", "naive_bayes_multinomial"]
+    "method",
+    [
+        "whitened_mlp",
+        "paper_model",
+        "mlp",
+        "kan",
+        "svm_linear",
+        "svm_rbf",
+        "naive_bayes_gaussian",
+        "naive_bayes_multinomial",
+    ],
 )
 def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     names = ("red", "green", "blue")
@@ -528,7 +538,7 @@ def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.Monke
         options["train"] = merged(options["train"], {"epochs": 20, "solver": {"batch_size": 25}})
         if "grid" in options:
             options["tune"] = {"train.epochs": 5}
-    if method == "kapsi":
+    if method == "whitened_mlp":
         options["model"]["widths"][1:-1] = [20, 16, 16]
         options["model"]["layers"][0]["heads"][0]["expansion"]["count"] = 20
     outcome = images.run(replace(run, options=options))
@@ -537,7 +547,7 @@ def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.Monke
 
 
 def test_the_model_of_cifar_begins_with_principal_components() -> None:
-    (run,) = runs_of("discrete", "kapsi", "cifar10")
+    (run,) = runs_of("discrete", "whitened_mlp", "cifar10")
     spec = kp.from_dict(run.options["model"]).sized(3072, 10)
     model = kp.Model(spec, device="meta")
     assert not list(model.layers[0].parameters())

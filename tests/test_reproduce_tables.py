@@ -232,6 +232,17 @@ def test_other_configurations_seeds_and_settings_are_told_apart(tmp_path) -> Non
     assert build(experiment, EXPECTED, [*own, *further], seeds=[100]).lines[0].statistics["kapsi"].mean == 7.0
 
 
+def test_parameters_are_a_range_where_seeds_select_models_of_different_sizes(tmp_path) -> None:
+    experiment = tiny(tmp_path)
+    results = made(experiment, {("a", "kapsi"): [1.0] * 3, ("b", "kapsi"): [1.0] * 3})
+    sizes = [20652, 660994, 53932, 1725954, 1725954, 1725954]
+    results = [replace(result, parameters=size) for result, size in zip(results, sizes, strict=True)]
+    table = build(experiment, EXPECTED, results)
+    assert "| 20,652 to 1,725,954 |" in overview([table])
+    assert "| 20,652 to 660,994 |" in as_markdown(table)
+    assert "| 1,725,954 |" in as_markdown(table)
+
+
 def test_marks_go_by_the_number_of_results(tmp_path) -> None:
     experiment = tiny(tmp_path)
     own = made(experiment, {("a", "kapsi"): [1.0, 1.0, 1.0]})

@@ -104,6 +104,11 @@ def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
+def _size(low: int | None, high: int | None) -> str:
+    """Return a number of parameters, or the range over the seeds or rows."""
+    return _count(high) if low == high or low is None else f"{low:,} to {high:,}"
+
+
 def _seeds(table: ResultTable, method: Method) -> str:
     """Return the number of seeds of a method, or the range over the rows."""
     counts = {line.statistics[method.name].count for line in table.lines if method.name in line.statistics}
@@ -158,7 +163,7 @@ def _cost_columns(
     results: Sequence[Statistic | None], parameters: tuple[str, str], time: str, ranks: tuple[int, int]
 ) -> list[_TextColumn]:
     """Return the columns of parameters and CPU time."""
-    counts = tuple(_count(result.parameters) if result else "" for result in results)
+    counts = tuple(_size(result.fewest_parameters, result.parameters) if result else "" for result in results)
     times = tuple(duration(result.cpu_seconds) if result else "" for result in results)
     return [_TextColumn(*parameters, counts, True, ranks[0]), _TextColumn(time, "per seed", times, True, ranks[1])]
 
@@ -389,9 +394,13 @@ def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
         # An experiment without results has no page.
         shown = name if link is None or not table.done else f"[{name}]({quote(link)}{name}.md)"
         results = [line.result for line in table.lines if line.result is not None]
-        parameters = [result.parameters for result in results if result.parameters is not None]
-        low, high = min(parameters, default=0), max(parameters, default=0)
-        size = "" if not parameters else f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        sizes = [
+            number
+            for result in results
+            for number in (result.fewest_parameters, result.parameters)
+            if number is not None
+        ]
+        size = _size(min(sizes, default=None), max(sizes, default=None))
         spent = duration(table.cpu_seconds) if results else ""
         cells = [shown, f"{table.done} of {table.named}", *_against(table), _markdown(_scores(table)), size, spent]
         text.append(f"| {' | '.join(cells)} |")

@@ -22,6 +22,7 @@ class Statistic:
         count: number of seeds.
         validation: mean validation score, None if it is missing for any seed.
         parameters: largest number of any seed.
+        fewest_parameters: smallest number of any seed, which differs where seeds select models of different sizes.
         seconds, cpu_seconds: mean per seed.
         total: CPU seconds of all seeds.
         best_epoch: mean of the best test score over epochs, None if not recorded.
@@ -38,6 +39,7 @@ class Statistic:
     total: float
     best_epoch: float | None = None
     mark: str = ""
+    fewest_parameters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,7 @@ def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
         sum(result.cpu_seconds for result in results),
         sum(numbers) / len(numbers) if len(numbers) == len(results) else None,
         mark,
+        min(parameters) if parameters else None,
     )
 
 
