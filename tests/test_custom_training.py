@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -161,24 +162,40 @@ def test_metrics_are_those_of_scikit_learn(weighted):
     share = None if weight is None else weight.numpy()
     held = (X, Y) if weight is None else (X, Y, weight)
     numbers = model()
-    names = ["rmse", "mae", "r2"]
+    names = ["rmse", "mse", "mae", "mape", "median_absolute_error", "r2", "explained_variance"]
     (record,) = kp.fit(numbers, (X, Y), epochs=1, solver="adamw", validation=held, metrics=names)
     output = kp.predict(numbers, X)
     assert list(record.metrics) == names
     assert record.metrics["mae"] == pytest.approx(reference.mean_absolute_error(Y, output, sample_weight=share))
-    assert record.metrics["r2"] == pytest.approx(reference.r2_score(Y, output, sample_weight=share))
+    for name, theirs in (
+        ("rmse", reference.root_mean_squared_error),
+        ("mse", reference.mean_squared_error),
+        ("mape", reference.mean_absolute_percentage_error),
+        ("median_absolute_error", reference.median_absolute_error),
+        ("r2", reference.r2_score),
+        ("explained_variance", reference.explained_variance_score),
+    ):
+        assert record.metrics[name] == pytest.approx(theirs(Y, output, sample_weight=share)), name
     for outputs in (2, 3):
         y = CLASSES.clamp_max(outputs - 1)
         held = (X, y) if weight is None else (X, y, weight)
-        fitted, names = model(outputs), ["accuracy", "log_loss", "f1", "auc"]
+        names = ["accuracy", "log_loss", "f1", "auc", "precision", "recall", "balanced_accuracy", "matthews"]
+        fitted = model(outputs)
         (record,) = kp.fit(fitted, (X, y), epochs=1, solver="adamw", validation=held, metrics=names)
         p = kp.predict_proba(fitted, X).numpy()
         found = record.metrics
         assert found["accuracy"] == pytest.approx(reference.accuracy_score(y, p.argmax(1), sample_weight=share))
         assert found["log_loss"] == pytest.approx(reference.log_loss(y, p, sample_weight=share))
         average = "binary" if outputs == 2 else "macro"
-        f1 = reference.f1_score(y, p.argmax(1), average=average, sample_weight=share)
-        assert found["f1"] == pytest.approx(f1)
+        for name in ("f1", "precision", "recall"):
+            score = getattr(reference, f"{name}_score")
+            expected = score(y, p.argmax(1), average=average, sample_weight=share, zero_division=0)
+            assert found[name] == pytest.approx(expected), name
+        for name, theirs in (
+            ("balanced_accuracy", reference.balanced_accuracy_score),
+            ("matthews", reference.matthews_corrcoef),
+        ):
+            assert found[name] == pytest.approx(theirs(y, p.argmax(1), sample_weight=share)), name
         score = p[:, 1] if outputs == 2 else p
         assert found["auc"] == pytest.approx(reference.roc_auc_score(y, score, multi_class="ovr", sample_weight=share))
 
@@ -193,6 +210,51 @@ def test_metrics_of_zeros_and_ones():
     assert record.metrics["log_loss"] == pytest.approx(reference.log_loss(truth, p))
     assert record.metrics["f1"] == pytest.approx(reference.f1_score(truth, p.argmax(1)))
     assert record.metrics["auc"] == pytest.approx(reference.roc_auc_score(truth, p[:, 1]))
+
+
+def score_of(metric, prediction, target, weight=None, loss=None):
+    """Return a metric of rows in two parts, or at once if parts do not add up."""
+    loss = loss or kp.MSE()
+    ends = [0, len(prediction)] if metric.gathered else [0, len(prediction) // 3, len(prediction)]
+    parts = [
+        metric.sums(prediction[a:b], target[a:b], None if weight is None else weight[a:b], loss)
+        for a, b in itertools.pairwise(ends)
+    ]
+    return metric.value(sum(parts).tolist())
+
+
+def test_a_weight_counts_a_row_that_many_times():
+    generator = torch.Generator().manual_seed(2)
+    y, f = torch.randn(2, 31, 2, generator=generator, dtype=torch.float64)
+    times = torch.randint(0, 4, (31,), generator=generator)
+    for metric in (kp.MedianAbsoluteError(), kp.ExplainedVariance(), kp.MAPE(), kp.MeanSquaredError()):
+        repeated = score_of(metric, f.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
+        assert score_of(metric, f, y, times.double()) == pytest.approx(repeated), metric.name
+    many = np.median((f - y).abs().repeat_interleave(times, 0).numpy(), axis=0).mean()
+    assert score_of(kp.MedianAbsoluteError(), f, y, times.double()) == pytest.approx(many)
+    labels = torch.randint(0, 3, (31,), generator=generator)
+    scores, loss = torch.randn(31, 3, generator=generator, dtype=torch.float64), kp.CrossEntropy()
+    for metric in (kp.Matthews(), kp.Precision(), kp.Recall(), kp.BalancedAccuracy(), kp.F1()):
+        repeated = score_of(metric, scores.repeat_interleave(times, 0), labels.repeat_interleave(times), None, loss)
+        assert score_of(metric, scores, labels, times.double(), loss) == pytest.approx(repeated), metric.name
+
+
+def test_metrics_of_constant_targets_and_single_classes():
+    y = torch.full((5, 1), 3.0, dtype=torch.float64)
+    wave = torch.tensor([[0.0], [1.0], [0.0], [2.0], [0.0]])
+    assert score_of(kp.ExplainedVariance(), y + 1, y) == reference.explained_variance_score(y, y + 1)
+    assert score_of(kp.ExplainedVariance(), y + wave, y) == reference.explained_variance_score(y, y + wave)
+    zeros = torch.zeros(4, 1, dtype=torch.float64)
+    assert score_of(kp.MAPE(), zeros + 1, zeros) == pytest.approx(
+        reference.mean_absolute_percentage_error(zeros, zeros + 1)
+    )
+    labels, loss = torch.tensor([0, 0, 2, 2]), kp.CrossEntropy()
+    scores = torch.eye(3, dtype=torch.float64)[torch.tensor([0, 2, 2, 2])]
+    assert score_of(kp.Matthews(), scores, labels, None, loss) == pytest.approx(
+        reference.matthews_corrcoef(labels, [0, 2, 2, 2])
+    )
+    assert score_of(kp.BalancedAccuracy(), scores, labels, None, loss) == pytest.approx(0.75)  # of classes with rows
+    assert score_of(kp.Matthews(), scores[1:], labels[1:], None, loss) == 0  # always predicts the same class
 
 
 def test_requested_metrics_are_of_the_training_rows_without_validation():

@@ -10,7 +10,7 @@ import torch
 from torch import distributions
 
 import kapsi as kp
-from kapsi.function import LAYER_ROLES, ROLES, lookup, registered_name
+from kapsi.function import ROLES, lookup, registered_name
 from kapsi.spec import parse_yaml
 
 PAGE = Path(__file__).parents[1] / "docs" / "names.md"
@@ -33,6 +33,7 @@ TINYBIG = {
         prod median l1_norm l2_norm parameterized_concatenation lowrank_parameterized_concatenation
         hm_parameterized_concatenation lphm_parameterized_concatenation dual_lphm_parameterized_concatenation
         random_matrix_adaption_parameterized_concatenation""",
+    "metric": "accuracy f1 mse mean_squared_error",
 }
 # The paper's words for functions, where tinyBIG has none of the same.
 PAPER = {
@@ -41,6 +42,7 @@ PAPER = {
     "reconciliation": "",
     "remainder": "complementary_expansion",
     "fusion": "",
+    "metric": "",
 }
 
 
@@ -51,7 +53,7 @@ def table() -> list[tuple[str, str, str]]:
         if line.startswith("## "):
             role = line[3:].strip()
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if role in LAYER_ROLES and len(cells) == 3 and cells[0].startswith("`"):
+        if role in ROLES and len(cells) == 3 and cells[0].startswith("`"):
             rows += [(role, name, cells[1].strip("`")) for name in re.findall("`([^`]+)`", cells[0])]
     return rows
 

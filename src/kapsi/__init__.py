@@ -45,7 +45,24 @@ from kapsi.training.engine import fit, train
 from kapsi.training.launch import open_group
 from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
 from kapsi.training.losses import MSE, Bernoulli, CrossEntropy, Gaussian, Hinge, Huber, Loss, SquaredHinge
-from kapsi.training.metrics import AUC, F1, MAE, R2, RMSE, Accuracy, LogLoss, Metric
+from kapsi.training.metrics import (
+    AUC,
+    F1,
+    MAE,
+    MAPE,
+    R2,
+    RMSE,
+    Accuracy,
+    BalancedAccuracy,
+    ExplainedVariance,
+    LogLoss,
+    Matthews,
+    MeanSquaredError,
+    MedianAbsoluteError,
+    Metric,
+    Precision,
+    Recall,
+)
 from kapsi.training.prediction import predict, predict_log_proba, predict_proba
 from kapsi.training.records import Epoch, Step
 from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge, Solver
@@ -58,6 +75,7 @@ __all__ = [
     "F1",
     "LBFGS",
     "MAE",
+    "MAPE",
     "MSE",
     "R2",
     "RMSE",
@@ -65,6 +83,7 @@ __all__ = [
     "Accuracy",
     "Activation",
     "AdamW",
+    "BalancedAccuracy",
     "BatchNorm",
     "Bernoulli",
     "Callback",
@@ -75,6 +94,7 @@ __all__ = [
     "DataError",
     "Dropout",
     "Epoch",
+    "ExplainedVariance",
     "Expansion",
     "ExpansionModule",
     "Function",
@@ -93,13 +113,18 @@ __all__ = [
     "LevenbergMarquardt",
     "LogLoss",
     "Loss",
+    "Matthews",
     "Mean",
+    "MeanSquaredError",
+    "MedianAbsoluteError",
     "Metric",
     "Model",
     "ModelSpec",
     "Param",
     "ParquetRows",
+    "Precision",
     "Process",
+    "Recall",
     "Ridge",
     "Solver",
     "SpecError",

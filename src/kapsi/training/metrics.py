@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -91,26 +92,64 @@ class Accuracy(Metric, name="accuracy"):
 
 
 @dataclass(frozen=True)
-class RMSE(Metric, name="rmse"):
-    """Root mean squared error, in the unit of the target; squares are averaged over targets before the root (not so in sklearn)."""
+class MeanSquaredError(Metric, name="mse", aliases=("mean_squared_error",)):
+    """Mean squared error, in the squared unit of the target, averaged over targets."""
 
     discrete: ClassVar[bool | None] = False
 
     def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
         return (columns_of(prediction).double() - columns_of(target).double()).square().mean(1)
 
+
+@dataclass(frozen=True)
+class RMSE(MeanSquaredError, name="rmse"):
+    """Root mean squared error, in the unit of the target; squares are averaged over targets before the root (not so in sklearn)."""
+
     def value(self, sums: list[float]) -> float:
         return math.sqrt(sums[1] / sums[0])
 
 
 @dataclass(frozen=True)
-class MAE(Metric, name="mae"):
+class MAE(Metric, name="mae", aliases=("mean_absolute_error",)):
     """Mean absolute error, in the unit of the target, averaged over targets."""
 
     discrete: ClassVar[bool | None] = False
 
     def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
         return (columns_of(prediction).double() - columns_of(target).double()).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class MAPE(Metric, name="mape", aliases=("mean_absolute_percentage_error",)):
+    """Mean absolute relative error |y − f| / |y|, a fraction, averaged over targets; zeros count as 2.2e-16."""
+
+    discrete: ClassVar[bool | None] = False
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        values = columns_of(target).double()
+        size = values.abs().clamp_min(torch.finfo(torch.float64).eps)
+        return ((columns_of(prediction).double() - values).abs() / size).mean(1)
+
+
+@dataclass(frozen=True)
+class MedianAbsoluteError(Metric, name="median_absolute_error"):
+    """Median of the absolute errors, in the unit of the target, averaged over targets.
+
+    A weight counts a row that many times; between two middle rows the median is their mean.
+    """
+
+    discrete: ClassVar[bool | None] = False
+    gathered: ClassVar[bool] = True
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        errors = (columns_of(loss.decide(output)).double() - columns_of(target).double()).abs()
+        w = torch.ones(len(errors), dtype=torch.float64, device=errors.device) if weight is None else weight.double()
+        ordered, order = errors.sort(0)
+        share = w[order].cumsum(0) / w.sum()
+        # The first rows at and above one half; a share within rounding of one half is one half.
+        low, high = ((share < 0.5 + shift).sum(0).clamp_max(len(errors) - 1) for shift in (-1e-12, 1e-12))
+        middle = (ordered.gather(0, low.unsqueeze(0)) + ordered.gather(0, high.unsqueeze(0))) / 2
+        return torch.stack([w.new_ones(()), middle.mean()])
 
 
 @dataclass(frozen=True)
@@ -140,6 +179,33 @@ class R2(Metric, name="r2"):
 
 
 @dataclass(frozen=True)
+class ExplainedVariance(Metric, name="explained_variance"):
+    """Explained variance: 1 − Var(y − f)/Var(y), variances summed over all targets: `r2` without a constant error.
+
+    For constant targets: 1 for errors without variance, otherwise 0.
+    """
+
+    greater_is_better: ClassVar[bool] = True
+    discrete: ClassVar[bool | None] = False
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        values = columns_of(target).double()
+        moments = torch.cat([columns_of(loss.decide(output)).double() - values, values], 1)
+        w = values.new_ones(len(values)) if weight is None else weight.double()
+        return torch.cat([w.sum().unsqueeze(0), w @ moments, w @ moments.square()])
+
+    def value(self, sums: list[float]) -> float:
+        total, *moments = sums
+        count = len(moments) // 4
+        means, squares = ([moment / total for moment in part] for part in (moments[: 2 * count], moments[2 * count :]))
+        variances = [max(square - mean**2, 0.0) for mean, square in zip(means, squares, strict=True)]
+        # A variance of nothing but rounding counts as zero.
+        small = [variance <= 1e-14 * square for variance, square in zip(variances, squares, strict=True)]
+        errors, spread = sum(variances[:count]), sum(variances[count:])
+        return float(all(small[:count])) if all(small[count:]) else 1 - errors / spread
+
+
+@dataclass(frozen=True)
 class LogLoss(Metric, name="log_loss"):
     """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308.
 
@@ -165,9 +231,8 @@ class LogLoss(Metric, name="log_loss"):
         _check_probabilities(self, loss)
 
 
-@dataclass(frozen=True)
-class F1(Metric, name="f1"):
-    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, averaged over the classes for more.
+class ClassCounts(Metric):
+    """A metric of the counts of each class: hits, rows predicted, and rows that have the class.
 
     Targets are integer class labels, or zeros and ones for one output.
     """
@@ -176,15 +241,11 @@ class F1(Metric, name="f1"):
     discrete: ClassVar[bool | None] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
-        predicted, truth = loss.decide(output), _labels(self, target, loss)
+        predicted, truth = loss.decide(output).reshape(-1), _labels(self, target, loss)
         count = loss.class_count(output.shape[1]) if loss.classes else 2
         w = torch.ones_like(truth, dtype=torch.float64) if weight is None else weight.double()
-
-        def counts(classes: Tensor, weights: Tensor) -> Tensor:
-            return weights.new_zeros(count).index_add_(0, classes, weights)
-
-        hits = counts(truth, w * (predicted.reshape(-1) == truth))
-        return torch.cat([hits, counts(predicted.reshape(-1), w) - hits, counts(truth, w) - hits])
+        pairs = ((truth, w * (predicted == truth)), (predicted, w), (truth, w))
+        return torch.cat([w.new_zeros(count).index_add_(0, classes, weights) for classes, weights in pairs])
 
     def check_loss(self, loss: Loss, outputs: int = 1) -> None:
         super().check_loss(loss, outputs)
@@ -192,11 +253,81 @@ class F1(Metric, name="f1"):
 
     def value(self, sums: list[float]) -> float:
         count = len(sums) // 3
-        scores = [
-            2 * hits / (2 * hits + extra + missed) if hits else 0.0
-            for hits, extra, missed in zip(sums[:count], sums[count : 2 * count], sums[2 * count :], strict=True)
-        ]
-        return scores[1] if count == 2 else sum(scores) / count
+        return self.of_counts(sums[:count], sums[count : 2 * count], sums[2 * count :])
+
+    @abstractmethod
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        """Return the metric from the weighted counts of each class."""
+
+
+def _averaged(hits: list[float], totals: list[float]) -> float:
+    """Return hits / total of class 1 for two classes, averaged over the classes for more; 0 for a class without rows."""
+    ratios = [hit / total if total else 0.0 for hit, total in zip(hits, totals, strict=True)]
+    return ratios[1] if len(ratios) == 2 else sum(ratios) / len(ratios)
+
+
+@dataclass(frozen=True)
+class F1(ClassCounts, name="f1"):
+    """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, averaged over the classes for more.
+
+    Targets are integer class labels, or zeros and ones for one output.
+    """
+
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        return _averaged([2 * hit for hit in hits], [a + b for a, b in zip(predicted, true, strict=True)])
+
+
+@dataclass(frozen=True)
+class Precision(ClassCounts, name="precision"):
+    """Precision, TP/(TP + FP): of class 1 for two classes, averaged over the classes for more; 0 if never predicted.
+
+    Targets are integer class labels, or zeros and ones for one output.
+    """
+
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        return _averaged(hits, predicted)
+
+
+@dataclass(frozen=True)
+class Recall(ClassCounts, name="recall"):
+    """Recall, TP/(TP + FN): of class 1 for two classes, averaged over the classes for more; 0 for a class without rows.
+
+    Targets are integer class labels, or zeros and ones for one output.
+    """
+
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        return _averaged(hits, true)
+
+
+@dataclass(frozen=True)
+class BalancedAccuracy(ClassCounts, name="balanced_accuracy"):
+    """Mean of the recall TP/(TP + FN) over the classes that have rows.
+
+    Targets are integer class labels, or zeros and ones for one output.
+    """
+
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        recalls = [hit / total for hit, total in zip(hits, true, strict=True) if total]
+        return sum(recalls) / len(recalls)
+
+
+@dataclass(frozen=True)
+class Matthews(ClassCounts, name="matthews", aliases=("matthews_corrcoef",)):
+    """Matthews' correlation of predicted and true classes: (c·s − Σ pₖtₖ) / √((s² − Σ pₖ²)(s² − Σ tₖ²)), from −1 to 1.
+
+    c are the hits, s the rows, pₖ the rows predicted and tₖ the rows that have class k; 0 for a single class on either side.
+    Targets are integer class labels, or zeros and ones for one output.
+    """
+
+    def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
+        rows = sum(true)
+        p, t = [a / rows for a in predicted], [b / rows for b in true]
+        # 1 − Σ p² as Σ p (1 − p): no difference of large numbers.
+        spreads = [sum(share * (1 - share) for share in shares) for shares in (p, t)]
+        if min(spreads) <= 1e-15:
+            return 0.0
+        covariance = sum(hits) / rows - sum(a * b for a, b in zip(p, t, strict=True))
+        return covariance / math.sqrt(spreads[0] * spreads[1])
 
 
 @dataclass(frozen=True)
