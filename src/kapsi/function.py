@@ -207,6 +207,11 @@ class Function:
         """Return a function of this role that calls a plain callable, None for roles without plain callables."""
         return None
 
+    @classmethod
+    def is_called(cls, name: str) -> bool:
+        """Return whether a name or an alias, with or without the role as a suffix, is of this function."""
+        return registered_name(cls.role, name) == cls.name
+
     def check(self) -> None:
         """Raise a `SpecError` if options of the right type and range contradict each other."""
 

@@ -17,18 +17,7 @@ from typing import Any, Literal, Self, get_args, get_origin, overload
 
 from kapsi.errors import SpecError, nearest, unknown
 from kapsi.expansion.base import Expansion
-from kapsi.function import (
-    ALIASES,
-    ROLES,
-    Function,
-    Param,
-    Params,
-    catalogue,
-    flatten,
-    options_of,
-    registered_name,
-    short_form,
-)
+from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, short_form
 from kapsi.fusion import Fusion
 from kapsi.installed import load_installed
 from kapsi.reconciliation.base import Reconciliation
@@ -532,7 +521,7 @@ class Listing(Sequence[Entry]):
 
     def knows(self, name: str) -> bool:
         """Return whether a name or alias is in the list."""
-        return any(registered_name(entry.role, name) == entry.name for entry in self.entries)
+        return any(entry.cls.is_called(name) for entry in self.entries)
 
     def named(self, name: str) -> list[Entry]:
         """Return the entries of a name or alias, one per role.
@@ -540,7 +529,7 @@ class Listing(Sequence[Entry]):
         Raises:
             SpecError: an unknown name; the message suggests similar names.
         """
-        entries = [entry for entry in self.entries if registered_name(entry.role, name) == entry.name]
+        entries = [entry for entry in self.entries if entry.cls.is_called(name)]
         if not entries:
             names = [word for entry in self.entries for word in (entry.name, *entry.aliases)]
             suggestions = nearest(name, names)
