@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.cli import main
 from kapsi.zoo import parity
 from kapsi.zoo.base import Case, Comparison, cases, tensor_of
 
@@ -92,7 +93,7 @@ def test_only_some_cases() -> None:
 def test_table_is_aligned_and_ends_with_the_count() -> None:
     rows = parity.run()
     lines = parity.table(rows).splitlines()
-    assert lines[-1] == "parity: 3 of 9 within tolerance"
+    assert lines[-1] == "parity: 3 of 8 within tolerance, 1 not installed"
     assert lines[-2] == "not installed: no-such-package-of-anyone"
     header, *body = lines[:-2]
     assert len(body) == 9
@@ -107,6 +108,22 @@ def test_table_is_aligned_and_ends_with_the_count() -> None:
     assert "5.0e-10" in body[1]
     assert " nan " in body[4]
     assert body[7].endswith("ValueError: first line")
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize(
+    ("only", "code", "last"),
+    [
+        ("exact", 0, "parity: 1 of 1 within tolerance"),
+        ("beyond", 1, "parity: 0 of 1 within tolerance"),
+        ("breaks silently", 1, "parity: 0 of 1 within tolerance"),
+        ("not there", 0, "parity: 0 of 0 within tolerance, 1 not installed"),
+        ("made", 1, "parity: 3 of 8 within tolerance, 1 not installed"),
+    ],
+)
+def test_the_exit_code_depends_on_the_installed_libraries(only, code, last, capsys) -> None:
+    assert main(["parity", "--only", only]) == code
+    assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_no_rows_are_a_table_too() -> None:

@@ -20,11 +20,11 @@ def parity(
 ) -> None:
     """Convert models of other libraries and compare the outputs; exit with 1 if a deviation exceeds the tolerance.
 
-    Missing libraries are listed; pip install "kapsi\\[parity]" installs them.
+    Cases of missing libraries are counted and do not change the exit code; pip install "kapsi\\[parity]" installs the libraries.
     """
     from kapsi.zoo.parity import run, table
 
     rows = run(seed, only)
     typer.echo(table(rows))
-    if not all(row.within for row in rows):
+    if not all(row.within or row.missing for row in rows):
         raise typer.Exit(1)

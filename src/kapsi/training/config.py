@@ -79,7 +79,11 @@ def _owner(name: str) -> str:
         owners = [kind for kind in catalogue(role) if current in {field.name for field in options_of(kind)}]
         if current is not None and owners:
             names = [kind.name for kind in owners]
-            several = f"s {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f" {names[0]}"
+            several = (
+                f"{'es' if role == 'loss' else 's'} {', '.join(names[:-1])} and {names[-1]}"
+                if len(names) > 1
+                else f" {names[0]}"
+            )
             owner = next((kind for kind in owners if is_builtin(kind)), owners[0])
             return f"{current} is an option of the {role}{several}: {role}={_example(owner, current)}"
     return ""

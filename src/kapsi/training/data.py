@@ -21,8 +21,8 @@ Data: TypeAlias = "tuple[Any, Any] | tuple[Any, Any, Any] | Dataset[Any] | DataL
 def make_rows(data: Data, *, where: str = "fit") -> Rows:
     """Return data as rows; data in memory are not copied, all others are read on demand.
 
-    - `(x, y)` or `(x, y, weight)`: tensors (x may be `torch.sparse_csr`), NumPy arrays (memory maps are never copied whole), or a
-      SciPy matrix as x. Each epoch shuffles all rows.
+    - `(x, y)` or `(x, y, weight)`: tensors (x may be `torch.sparse_csr`), NumPy arrays (memory maps are never copied whole), data
+      frames or columns of pandas, polars or pyarrow, or a SciPy matrix as x. Each epoch shuffles all rows.
     - A `Dataset` with random access: shuffled as well, read item by item. A `TensorDataset` stands for its tensors.
     - An `IterableDataset`: rows in the order of the stream.
     - A `DataLoader`: batches and order of the loader; the solver's batch size has no effect.

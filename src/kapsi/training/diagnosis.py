@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kapsi.modules import Head, Store
 from kapsi.training.losses import Loss
+from kapsi.training.prediction import outputs_of
 from kapsi.training.rows.base import Batch
 
 MAX_ELEMENTS = 2**24
@@ -74,7 +75,8 @@ def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
     """Return the sentence on the first non-finite tensor."""
     if not len(batch.y):
         return f"the {statistic} is not finite, but not because of rows of this process; {STEADIER}"
-    for part, tensor in (("inputs", batch.x), ("targets", batch.y), ("weights of the rows", batch.weight)):
+    targets = batch.y.masked_fill(batch.y.isnan(), 0) if loss.skips_missing else batch.y
+    for part, tensor in (("inputs", batch.x), ("targets", targets), ("weights of the rows", batch.weight)):
         if tensor is not None and not _finite(tensor):
             return f"the {part} are not finite ({_count(tensor)}); {CLEANED}"
     hooks = [
@@ -82,7 +84,7 @@ def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
         for name, module in model.named_modules()
     ]
     try:
-        output = model(batch.x)
+        output = outputs_of(model, model, batch.x, "fit")
     except _Found as found:
         return f"{found.location}; {_lossless(statistic)}{found.advice}"
     finally:

@@ -112,10 +112,11 @@ def fit(
     weights so far, and the last record ends with `interrupted`. A second interrupt raises an exception.
 
     Args:
-        model: maps `(rows, m)` to `(rows, n)`: a `kapsi.Model`, or another module.
-        data: inputs and targets, and weights of the rows if any: `(x, y)` or `(x, y, weight)` of tensors, arrays, sparse
-            matrices or memory maps; a torch data set or loader; `kapsi.ParquetRows`. Targets are integer
-            class labels `(rows,)`, or real values `(rows,)` or `(rows, k)`.
+        model: maps `(rows, m)` to `(rows, n)`, or to `(rows,)` for one output: a `kapsi.Model`, or another module.
+        data: inputs and targets, and weights of the rows if any: `(x, y)` or `(x, y, weight)` of tensors, arrays, data
+            frames, sparse matrices or memory maps; a torch data set or loader; `kapsi.ParquetRows`. Targets are integer
+            or boolean class labels `(rows,)`, or real values `(rows,)` or `(rows, k)`. Values of any type are cast to the
+            type of the model.
         config: all options as an object; the arguments below replace its fields.
         solver: a solver such as `kp.AdamW(learning_rate=0.01)`, a name, or a mapping of options.
         loss: a loss, a name or options, or a callable (output, target) returning a value per row or a mean.
@@ -510,7 +511,7 @@ class _TrainingRun:
             with self.solver.evaluating(), evaluation(self.model):
                 for batch in cast(Rows, self.validation).chunks(rows_at_a_time(self.model)):
                     with torch.no_grad():
-                        losses = self.loss.rows(self.model(batch.x), batch.y)
+                        losses = self.loss.rows(outputs_of(self.model, self.model, batch.x, "fit"), batch.y)
                     if not bool(torch.isfinite(losses).all()):
                         where = f"; {self._diagnose(batch, 'loss', self.progress.steps_taken)}"
                         break

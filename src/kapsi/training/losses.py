@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kapsi.errors import DataError, SpecError, attempt
+from kapsi.errors import DataError, SpecError, attempt, refuse
 from kapsi.function import Function, catalogue, option
 
 MAX_LOG_VARIANCE = 30.0
@@ -108,6 +108,15 @@ class Loss(Function, role="loss"):
         """Return metrics derived from the mean loss, for training rows without a further forward pass."""
         return {}
 
+    @property
+    def skips_missing(self) -> bool:
+        """Whether missing targets (NaN) are ignored."""
+        return False
+
+    def observed(self, target: Tensor) -> Tensor | None:
+        """Return the observed share of the targets of each row in float64, `(rows,)`; None if none may be missing."""
+        return None
+
     # -------------------------------------------------------------------------------- checks
 
     def targets(self, outputs: int, where: str = "fit") -> int:
@@ -121,7 +130,10 @@ class Loss(Function, role="loss"):
     def class_count(self, outputs: int, where: str = "fit") -> int:
         """Return the number of classes for a number of outputs."""
         if outputs < 2:
-            raise SpecError(f"{where}: {self.name} needs one output per class, at least 2; the model has {outputs}")
+            raise SpecError(
+                f"{where}: {self.name} needs one output per class, at least 2; the model has {outputs}; for one output use loss "
+                "bernoulli (targets 0 and 1) or mse (real values)"
+            )
         return outputs
 
     def check_outputs(self, outputs: int, where: str) -> None:
@@ -188,24 +200,127 @@ def losses_with(method: str) -> str:
 # ------------------------------------------------------------------------------------------------ regression
 
 
-@dataclass(frozen=True)
-class MSE(Loss, name="mse"):
-    """Mean squared error: (y − f)², averaged over outputs."""
+@dataclass(frozen=True, kw_only=True)
+class TargetwiseLoss(Loss):
+    """Base of losses that are a mean or a sum over the targets of a row; a subclass must define `elements` and `slopes`.
 
-    separable: ClassVar[bool] = True
-    closed_form: ClassVar[bool] = True
-    gauss_newton: ClassVar[bool] = True
+    Args:
+        output_weights: weight of each target column, divided by the mean of all; None for equal weights.
+        ignore_missing: whether NaN targets are ignored; the loss is then the mean over the observed targets.
+    """
+
+    output_weights: tuple[float, ...] | None = None
+    ignore_missing: bool = False
+    summed: ClassVar[bool] = False
+    """Whether values are summed over the targets, not averaged."""
+
+    def check(self) -> None:
+        weights = self.output_weights
+        if weights is not None and not (weights and min(weights) >= 0 and max(weights) > 0):
+            refuse(f"{type(self).__name__}(output_weights=…)", "a weight of at least 0 per target, not all 0", weights)
+
+    @abstractmethod
+    def elements(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the value of each target `(rows, k)`."""
+
+    @abstractmethod
+    def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `curvature` for equal weights and observed targets; S is diagonal."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether all targets have the same weight."""
+        return self.output_weights is None and not self.ignore_missing
+
+    @property
+    def skips_missing(self) -> bool:
+        return self.ignore_missing
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output - target.reshape(output.shape)).square().mean(1)
-
-    def mean(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(output, target.reshape(output.shape))
-
-    def training_metrics(self, mean: float) -> dict[str, float]:
-        return {"rmse": math.sqrt(mean)} if mean >= 0 else {}
+        target, weights = self._entries(columns_of(target), output)
+        values = self.elements(output, target)
+        values = values if weights is None else values * weights
+        return values.sum(1) if self.summed else values.mean(1)
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        target, weights = self._entries(columns_of(target), output)
+        gradient, root = self.slopes(output, target)
+        if weights is None:
+            return gradient, root
+        weights = weights.repeat(1, self.outputs_per_target)
+        return gradient * weights, root * weights.sqrt().unsqueeze(1)
+
+    def observed(self, target: Tensor) -> Tensor | None:
+        if not self.ignore_missing:
+            return None
+        known = (~columns_of(target).isnan()).double()
+        weights = self._weights(known)
+        return known.mean(1) if weights is None else (known * weights).mean(1)
+
+    def _entries(self, target: Tensor, output: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return targets without NaN, and the weight of each, `(rows, k)` or `(1, k)`; None for equal weights."""
+        if self.plain:
+            return target, None
+        weights = self._weights(output)
+        if not self.ignore_missing:
+            return target, weights
+        missing = target.isnan()
+        known = (~missing).to(output.dtype)
+        return target.masked_fill(missing, 0), known if weights is None else known * weights
+
+    def _weights(self, like: Tensor) -> Tensor | None:
+        """Return weights of the targets with mean one, `(1, k)`, in the type of a tensor."""
+        if self.output_weights is None:
+            return None
+        mean = sum(self.output_weights) / len(self.output_weights)
+        return like.new_tensor([[weight / mean for weight in self.output_weights]])
+
+    def targets(self, outputs: int, where: str = "fit") -> int:
+        columns = super().targets(outputs, where)
+        if self.output_weights is not None and len(self.output_weights) != columns:
+            raise SpecError(
+                f"{where}: {self.name} has {len(self.output_weights)} output_weights for {columns} targets; give one for each"
+            )
+        return columns
+
+    def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
+        missing = self.ignore_missing and target.is_floating_point()
+        super().check_targets(target.masked_fill(target.isnan(), 0) if missing else target, outputs, where)
+
+
+@dataclass(frozen=True)
+class MSE(TargetwiseLoss, name="mse"):
+    """Mean squared error: (y − f)², averaged over outputs.
+
+    Args:
+        output_weights: weight of each target column, divided by the mean of all; None for equal weights.
+        ignore_missing: whether NaN targets are ignored; the loss is then the mean over the observed targets.
+
+    Example:
+        >>> import torch
+        >>> y = torch.tensor([[1.0, 5.0], [2.0, float("nan")]])
+        >>> MSE(output_weights=(3, 1), ignore_missing=True).rows(torch.zeros(2, 2), y)
+        tensor([7., 3.])
+    """
+
+    separable: ClassVar[bool] = True
+    gauss_newton: ClassVar[bool] = True
+
+    @property
+    def closed_form(self) -> bool:  # type: ignore[override]
+        """Whether all outputs share the least-squares problem."""
+        return self.plain
+
+    def elements(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output - target.reshape(output.shape)).square()
+
+    def mean(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output, target.reshape(output.shape)) if self.plain else super().mean(output, target)
+
+    def training_metrics(self, mean: float) -> dict[str, float]:
+        return {"rmse": math.sqrt(mean)} if mean >= 0 and self.output_weights is None else {}
+
+    def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         n = output.shape[1]
         gradient = (2 / n) * (output - target.reshape(output.shape))
         eye = torch.eye(n, dtype=output.dtype, device=output.device) * math.sqrt(2 / n)
@@ -213,20 +328,21 @@ class MSE(Loss, name="mse"):
 
 
 @dataclass(frozen=True)
-class Huber(Loss, name="huber"):
+class Huber(TargetwiseLoss, name="huber"):
     """Huber loss: e²/2 for errors e up to δ, linear with slope δ beyond, averaged over outputs.
 
     Args:
         delta: δ > 0, in the unit of the target.
+        output_weights, ignore_missing: see `MSE`.
     """
 
     delta: float = option(1.0, minimum=1e-12)
     separable: ClassVar[bool] = True
 
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.huber_loss(output, target.reshape(output.shape), reduction="none", delta=self.delta).mean(1)
+    def elements(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.huber_loss(output, target.reshape(output.shape), reduction="none", delta=self.delta)
 
-    def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         error = output - target.reshape(output.shape)
         # The slope over the error, as in iteratively reweighted least squares: zero curvature would stop a step for nothing.
         curvature = (self.delta / error.abs().clamp_min(self.delta)) / output.shape[1]
@@ -234,22 +350,27 @@ class Huber(Loss, name="huber"):
 
 
 @dataclass(frozen=True)
-class Gaussian(Loss, name="gaussian"):
-    """Gaussian likelihood: −log N(y; μ, σ²), summed over targets; the outputs are all μ, then all log σ²."""
+class Gaussian(TargetwiseLoss, name="gaussian"):
+    """Gaussian likelihood: −log N(y; μ, σ²), summed over targets; the outputs are all μ, then all log σ².
 
+    Args:
+        output_weights, ignore_missing: see `MSE`.
+    """
+
+    summed: ClassVar[bool] = True
     gauss_newton: ClassVar[bool] = True
     outputs_per_target: ClassVar[int] = 2
 
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+    def elements(self, output: Tensor, target: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, 1)
         log_variance = log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE)
         squares = (columns_of(target) - mean).square() * torch.exp(-log_variance)
-        return 0.5 * (squares + log_variance + math.log(2 * math.pi)).sum(1)
+        return 0.5 * (squares + log_variance + math.log(2 * math.pi))
 
     def decide(self, output: Tensor) -> Tensor:
         return output.chunk(2, 1)[0]
 
-    def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = output.chunk(2, 1)
         inside = log_variance.abs() <= MAX_LOG_VARIANCE
         precision = torch.exp(-log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE))
@@ -327,9 +448,14 @@ class SquaredHinge(Hinge, name="squared_hinge"):
 
 
 @dataclass(frozen=True)
-class Bernoulli(Loss, name="bernoulli"):
-    """Bernoulli likelihood: −log p(y), p = sigmoid of the outputs, summed over outputs; targets from 0 to 1."""
+class Bernoulli(TargetwiseLoss, name="bernoulli"):
+    """Bernoulli likelihood: −log p(y), p = sigmoid of the outputs, summed over outputs; targets from 0 to 1.
 
+    Args:
+        output_weights, ignore_missing: see `MSE`.
+    """
+
+    summed: ClassVar[bool] = True
     discrete: ClassVar[bool] = True
     separable: ClassVar[bool] = True
     unbounded: ClassVar[bool] = True
@@ -337,13 +463,14 @@ class Bernoulli(Loss, name="bernoulli"):
     def check_targets(self, target: Tensor, outputs: int, where: str = "fit") -> None:
         values = target if target.is_floating_point() else target.to(torch.get_default_dtype())
         super().check_targets(values, outputs, where)
+        values = values.masked_fill(values.isnan(), 0)
         if len(target) and (float(values.min()) < 0 or float(values.max()) > 1):
             low, high = float(values.min()), float(values.max())
             raise DataError(f"{where}: bernoulli needs targets from 0 to 1, got {low} to {high}")
 
-    def rows(self, output: Tensor, target: Tensor) -> Tensor:
+    def elements(self, output: Tensor, target: Tensor) -> Tensor:
         wanted = target.reshape(output.shape).to(output.dtype)
-        return F.binary_cross_entropy_with_logits(output, wanted, reduction="none").sum(1)
+        return F.binary_cross_entropy_with_logits(output, wanted, reduction="none")
 
     def decide(self, output: Tensor) -> Tensor:
         return (output[:, 0] > 0).long() if output.shape[1] == 1 else (output > 0).long()
@@ -352,7 +479,7 @@ class Bernoulli(Loss, name="bernoulli"):
         """Return log-probabilities `(rows, 2)` of 0 and 1 for one output; for several, `(rows, n)` of 1."""
         return F.logsigmoid(torch.cat([-output, output], 1) if output.shape[1] == 1 else output)
 
-    def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         p = output.sigmoid()
         return p - target.reshape(output.shape).to(p.dtype), (p * (1 - p)).sqrt().diag_embed()
 

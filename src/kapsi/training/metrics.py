@@ -6,13 +6,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, attempt
-from kapsi.function import Function
+from kapsi.function import Function, catalogue
 from kapsi.training.losses import Loss, check_values, columns_of, losses_with, name_of, value_or_mean
 
 
@@ -39,6 +39,8 @@ class Metric(Function, role="metric"):
     """Whether predictions must be classes (True) or real values (False); None for both."""
     gathered: ClassVar[bool] = False
     """Whether `sums` needs all rows at once, because sums of parts do not add up."""
+    skips_missing: ClassVar[bool] = False
+    """Whether missing targets (NaN) are ignored, for losses that ignore them."""
 
     def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Return the value per row, `(rows,)`, from the decisions of the loss."""
@@ -73,32 +75,58 @@ class Metric(Function, role="metric"):
             raise SpecError(
                 f"metrics: {self.name} is a metric for {kind}, and {loss.name} predicts {other}; leave it out"
             )
+        if loss.skips_missing and not self.skips_missing:
+            able = ", ".join(sorted(kind.name for kind in catalogue("metric") if cast(Any, kind).skips_missing))
+            raise SpecError(f"metrics: {self.name} does not ignore missing targets, as {able} do; leave it out")
 
     @classmethod
     def of_callable(cls, function: Callable[..., Any]) -> Self | None:
         return CallableMetric(function) if cls is Metric else None  # type: ignore[return-value]
 
 
+class TargetwiseMetric(Metric):
+    """Base of means over rows and targets; a subclass must define `elements`. Missing targets are ignored."""
+
+    skips_missing: ClassVar[bool] = True
+
+    @abstractmethod
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Return the value of each target `(rows, k)` in float64."""
+
+    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return self.elements(columns_of(prediction), columns_of(target)).mean(1)
+
+    def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
+        if not loss.skips_missing:
+            return super().sums(output, target, weight, loss)
+        target = columns_of(target)
+        known = ~target.isnan()
+        values = self.elements(columns_of(loss.decide(output)), target).masked_fill(~known, 0)
+        shares = known.double().mean(1)
+        w = torch.ones_like(shares) if weight is None else weight.double()
+        return torch.stack([w @ shares, w @ values.mean(1)])
+
+
 @dataclass(frozen=True)
-class Accuracy(Metric, name="accuracy"):
+class Accuracy(TargetwiseMetric, name="accuracy"):
     """Fraction of rows with the correct class; for several zeros and ones per row, the fraction of correct ones."""
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = True
 
-    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
         truth = target > 0.5 if target.is_floating_point() else target
-        return (columns_of(prediction) == columns_of(truth)).double().mean(1)
+        return (prediction == truth).double()
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(Metric, name="mse", aliases=("mean_squared_error",)):
+class MeanSquaredError(TargetwiseMetric, name="mse", aliases=("mean_squared_error",)):
     """Mean squared error, in the squared unit of the target, averaged over targets."""
 
     discrete: ClassVar[bool | None] = False
 
-    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
-        return (columns_of(prediction).double() - columns_of(target).double()).square().mean(1)
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return (prediction.double() - target.double()).square()
 
 
 @dataclass(frozen=True)
@@ -110,25 +138,24 @@ class RMSE(MeanSquaredError, name="rmse"):
 
 
 @dataclass(frozen=True)
-class MAE(Metric, name="mae", aliases=("mean_absolute_error",)):
+class MAE(TargetwiseMetric, name="mae", aliases=("mean_absolute_error",)):
     """Mean absolute error, in the unit of the target, averaged over targets."""
 
     discrete: ClassVar[bool | None] = False
 
-    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
-        return (columns_of(prediction).double() - columns_of(target).double()).abs().mean(1)
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return (prediction.double() - target.double()).abs()
 
 
 @dataclass(frozen=True)
-class MAPE(Metric, name="mape", aliases=("mean_absolute_percentage_error",)):
+class MAPE(TargetwiseMetric, name="mape", aliases=("mean_absolute_percentage_error",)):
     """Mean absolute relative error |y − f| / |y|, a fraction, averaged over targets; zeros count as 2.2e-16."""
 
     discrete: ClassVar[bool | None] = False
 
-    def rows(self, prediction: Tensor, target: Tensor) -> Tensor:
-        values = columns_of(target).double()
-        size = values.abs().clamp_min(torch.finfo(torch.float64).eps)
-        return ((columns_of(prediction).double() - values).abs() / size).mean(1)
+    def elements(self, prediction: Tensor, target: Tensor) -> Tensor:
+        values = target.double()
+        return (prediction.double() - values).abs() / values.abs().clamp_min(torch.finfo(torch.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -161,21 +188,26 @@ class R2(Metric, name="r2"):
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = False
+    skips_missing: ClassVar[bool] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
         values = columns_of(target).double()
-        squares = (columns_of(loss.decide(output)).double() - values).square().mean(1)
-        w = torch.ones_like(squares) if weight is None else weight.double()
-        return torch.cat([torch.stack([w.sum(), w @ squares]), w @ torch.cat([values, values.square()], 1)])
+        known = ~values.isnan() if loss.skips_missing else torch.ones_like(values, dtype=torch.bool)
+        values = values.masked_fill(~known, 0)
+        squares = (columns_of(loss.decide(output)).double() - values).square() * known
+        w = values.new_ones(len(values)) if weight is None else weight.double()
+        return w @ torch.cat([known.double(), squares, values, values.square()], 1)
 
     def value(self, sums: list[float]) -> float:
-        total, squares, *moments = sums
-        first, second = moments[: len(moments) // 2], moments[len(moments) // 2 :]
-        variance = sum(max(b / total - (a / total) ** 2, 0.0) for a, b in zip(first, second, strict=True)) / len(first)
-        squares /= total
-        # A variance of nothing but rounding counts as zero.
-        constant = variance <= 1e-14 * sum(b / total for b in second)
-        return float(squares == 0) if constant else 1 - squares / variance
+        k = len(sums) // 4
+        columns = [
+            column for column in zip(*(sums[i : i + k] for i in range(0, 4 * k, k)), strict=True) if column[0] > 0
+        ]
+        squares = sum(column[1] for column in columns)
+        deviations = sum(max(second - first**2 / total, 0.0) for total, _, first, second in columns)
+        # Deviations of nothing but rounding count as zero.
+        constant = deviations <= 1e-14 * sum(column[3] for column in columns)
+        return float(squares == 0) if constant else 1 - squares / deviations
 
 
 @dataclass(frozen=True)

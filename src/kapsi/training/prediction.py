@@ -51,7 +51,14 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def outputs_of(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:
-    """Return the outputs of a model; turn torch errors into one line.
+    """Return the outputs of a model, `(rows, n)`: values `(rows,)` get an axis of columns. See `call_model`."""
+    output = call_model(call, model, x, where)
+    flat = isinstance(output, Tensor) and output.dim() < 2 and output.numel() == len(x)
+    return output.reshape(len(x), 1) if flat else output
+
+
+def call_model(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:
+    """Return the result of a model; turn torch errors into one line.
 
     Args:
         call: the model, or a compiled or wrapped form.
@@ -97,7 +104,9 @@ def evaluate(
             output = outputs_of(model, model, batch.x, "fit")
             losses = loss.rows(output, batch.y).double()
             weight = torch.ones_like(losses) if batch.weight is None else batch.weight.double()
-            sums = [torch.stack([losses.sum() if batch.weight is None else losses @ weight, weight.sum()])]
+            observed = loss.observed(batch.y)
+            mass = weight.sum() if observed is None else weight @ observed
+            sums = [torch.stack([losses.sum() if batch.weight is None else losses @ weight, mass])]
             sums += [metric.sums(output, batch.y, batch.weight, loss).to(losses.device) for metric in added]
             parts = sums if parts is None else [a + b for a, b in zip(parts, sums, strict=True)]
             if gathered:
@@ -158,9 +167,8 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
     with evaluation(model):
         for begin in range(0, max(1, len(rows)), size):  # one empty part if there are no rows
             part = rows.cut(begin, min(begin + size, len(rows)))
-            if isinstance(x, Tensor) and part.dtype != like.dtype:
-                raise SpecError(f"{where}: the inputs are {part.dtype} and the model {like.dtype}; they must agree")
-            output = outputs_of(model, model, part.to(like.device, like.dtype), where)
+            run = call_model if loss is None else outputs_of
+            output = run(model, model, part.to(like.device, like.dtype), where)
             if not isinstance(output, Tensor) or (loss is not None and output.dim() != 2):
                 given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
                 raise SpecError(f"{where}: the model must map (rows, m) to (rows, n), it returned {given}")
@@ -175,7 +183,7 @@ def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_siz
 
     Args:
         model: maps `(rows, m)` to `(rows, n)`.
-        x: inputs, `(rows, m)`: a tensor, an array, a sparse matrix or a memory map.
+        x: inputs, `(rows, m)`: a tensor, an array, a data frame, a sparse matrix or a memory map.
         loss: the loss of training, by name or as an object: integer class labels `(rows,)` for `cross_entropy`, `hinge`,
             `squared_hinge` and `bernoulli` with one output (0 or 1 for each of several), means for `gaussian`. None: the
             outputs, as for `mse` and `huber`.

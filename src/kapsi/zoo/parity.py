@@ -40,6 +40,11 @@ class ParityRow(NamedTuple):
         return self.deviation is not None and self.deviation <= self.case.tolerance
 
     @property
+    def missing(self) -> bool:
+        """Return whether the library is not installed."""
+        return self.problem == "missing"
+
+    @property
     def outcome(self) -> str:
         """Return `within`, `beyond`, `missing` or the line of the error."""
         return self.problem or ("within" if self.within else "beyond")
@@ -85,18 +90,19 @@ def _row(case: Case, seed: int) -> ParityRow:
 
 
 def table(rows: Sequence[ParityRow]) -> str:
-    """Return rows as an aligned table with a last line `parity: k of n within tolerance`.
+    """Return rows as an aligned table with a last line `parity: k of n within tolerance`; n counts installed libraries only.
 
-    Missing libraries count against k.
+    Cases of missing libraries are counted as `m not installed`.
 
     Args:
         rows: result of `run`.
     """
     text = text_table([HEADER, *(_cells(row) for row in rows)], range(4, 8))
-    missing = sorted({row.case.package for row in rows if row.problem == "missing"})
+    missing = [row.case.package for row in rows if row.missing]
     if missing:
-        text.append(f"not installed: {', '.join(missing)}")
-    text.append(f"parity: {sum(row.within for row in rows)} of {len(rows)} within tolerance")
+        text.append(f"not installed: {', '.join(sorted(set(missing)))}")
+    within = f"{sum(row.within for row in rows)} of {len(rows) - len(missing)} within tolerance"
+    text.append(f"parity: {within}" + (f", {len(missing)} not installed" if missing else ""))
     return "\n".join(text)
 
 

@@ -60,13 +60,6 @@ class Parts(NamedTuple):
         return Parts(function(self.x), function(self.y), None if self.weight is None else function(self.weight))
 
 
-class Convertible(NamedTuple):
-    """Whether types may be converted: the types of arrays, files and Python scalars may, those of tensors may not."""
-
-    x: bool = True
-    y: bool = True
-
-
 class Rows(ABC):
     """Rows in some order, as batches on the CPU or on the device of the data.
 
@@ -86,7 +79,6 @@ class Rows(ABC):
 
     count: int | None
     described: dict[str, object]
-    convertible: Convertible = Convertible()
     classes: bool = False
     in_features: int = 0
     target_columns: int = 1
@@ -135,8 +127,8 @@ class Rows(ABC):
     ) -> Self:
         """Return the rows in the types of a loss and a model, checked: types, sizes, finite values, integer class labels, weights.
 
-        Rows in memory are checked at once, all others during reading. Values of arrays, files and Python are cast to `dtype`;
-        tensors must have this type already. Weights are multiplied by class weights, then divided by their mean.
+        Rows in memory are checked at once, all others during reading. Inputs and real-valued targets are cast to `dtype`, class
+        labels to int64. Weights are multiplied by class weights, then divided by their mean.
 
         Args:
             loss: the loss, which defines the allowed targets.
@@ -159,13 +151,13 @@ class Rows(ABC):
             _check_class_weights(class_weights, loss.class_count(outputs, where), where)
         target_device = None if device is None else torch.device(device)
         bound = copy.copy(self)
-        bound.binding = Binding(loss, in_features, outputs, dtype, target_device, where, self.convertible)
+        bound.binding = Binding(loss, in_features, outputs, dtype, target_device, where)
         bound._check_all(bound.binding, class_weights)
         return bound
 
     def _check_all(self, binding: Binding, class_weights: ClassWeights) -> None:
         """Check targets and weights of all rows if the rows are weighted."""
-        if self.weighted or class_weights is not None:
+        if self.weighted or class_weights is not None or binding.loss.skips_missing:
             self.binding, self.count = weighed(binding, self._checked_targets(binding), class_weights)
 
     def _checked_targets(self, binding: Binding) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -192,9 +184,13 @@ class Rows(ABC):
     def _describe(self, first: Parts, where: str, **entries: object) -> None:
         """Set sizes and description from the first rows; `entries` extend or replace the description."""
         x, y, weight = first
-        if not self.convertible.x and not x.is_floating_point():
-            reject(where, f"expected inputs of a floating-point type, got {x.dtype}; use x.float()")
-        self.classes = not (y.is_floating_point() or y.is_complex())
+        for kind, tensor in (("inputs", x), ("targets", y)):
+            if tensor.is_complex():
+                reject(
+                    where,
+                    f"expected real numbers as {kind}, got {tensor.dtype}; give real and imaginary parts as columns",
+                )
+        self.classes = not y.is_floating_point()
         self.in_features, self.target_columns = x.shape[-1], 1 if y.dim() < 2 else y.shape[1]
         self.weighted = weight is not None
         self.described = {
@@ -324,7 +320,10 @@ def contents(rows: Rows) -> str:
 
 def _update(digest: hashlib._Hash, tensor: Tensor) -> None:
     if tensor.numel():
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.detach().cpu().reshape(-1)
+        if flat.stride(0) != 1:  # also of a single number, which is contiguous with any stride
+            flat = flat.new_empty(flat.shape).copy_(flat)
+        digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def _values(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -380,7 +379,6 @@ class Binding:
         dtype: dtype of the model.
         device: device of the batches, None for the device of the data.
         where: prefix of error messages.
-        convertible: whether types may be converted.
         factors: weight per class, None without class weights.
         scale: inverse of the mean weight.
     """
@@ -391,15 +389,16 @@ class Binding:
     dtype: torch.dtype
     device: torch.device | None
     where: str
-    convertible: Convertible
     factors: Tensor | None = None
     scale: float = 1.0
 
     def cast_targets(self, y: Tensor) -> Tensor:
-        """Return targets in the type of the loss if convertible."""
-        if self.loss.classes:
-            return y.long() if self.convertible.y and not y.is_floating_point() else y
-        return y.to(self.dtype) if self.convertible.y else y
+        """Return targets in the type of the loss: class labels `(rows,)` in int64, real values in the type of the model."""
+        if not self.loss.classes:
+            return y.to(self.dtype)
+        if y.is_floating_point():
+            return y
+        return y.reshape(len(y)).long() if y.shape[1:] == (1,) else y.long()
 
     def checked(self, x: Tensor, y: Tensor, name: RowLabel) -> tuple[Tensor, Tensor]:
         """Return inputs and targets in their final types.
@@ -407,28 +406,26 @@ class Binding:
         Raises:
             DataError: inputs or targets do not fit.
         """
+        x, given = self._cast_inputs(x, name), y
         y = self.cast_targets(y)
-        self._check_finite(x, "inputs", name)
-        self._check_finite(y, "targets", name)
-        floating = y.is_floating_point()
-        if self.loss.classes or not floating:
+        self._check_finite(y, "targets", name, given)
+        if self.loss.classes:
             self.check_targets(y)
-        fits = (self.convertible.x or x.dtype == self.dtype) and (
-            self.convertible.y or not floating or y.dtype == self.dtype
-        )
-        if not fits:
-            text = f"inputs are {x.dtype}, targets {y.dtype} and the model {self.dtype}; they must agree"
-            reject(self.where, text)
         if self.in_features is not None and x.shape[-1] != self.in_features:
             reject(self.where, f"the model has {self.in_features} inputs, got x of shape {tuple(x.shape)}")
-        if floating:
+        if not self.loss.classes:
             self.check_targets(y)
-        return x.to(self.dtype), y if self.loss.classes else y.to(self.dtype)
+        return x, y
+
+    def _cast_inputs(self, x: Tensor, name: RowLabel) -> Tensor:
+        inputs = x.to(self.dtype)
+        self._check_finite(inputs, "inputs", name, x)
+        return inputs
 
     def check_targets(self, y: Tensor, name: RowLabel | None = None) -> None:
         """Raise a `DataError` if targets do not fit the loss and the outputs; with names of rows, also if not finite."""
         if name is not None:
-            self._check_finite(y, "targets", name)
+            self._check_finite(y, "targets", name, y)
         outputs = self.outputs
         if outputs is None:  # a fitting number, for the checks of types and values
             columns = 1 if y.dim() < 2 else int(y.shape[1])
@@ -450,16 +447,31 @@ class Binding:
                 value = weight[row].item()
                 reject(self.where, f"weights must be finite and at least 0; the weight of {name(row)} is {value}")
 
-    def _check_finite(self, tensor: Tensor, kind: str, name: RowLabel) -> None:
+    def _check_finite(self, tensor: Tensor, kind: str, name: RowLabel, given: Tensor) -> None:
+        """Raise a `DataError` for non-finite values; `given` are the values before a change of type."""
+        targets = kind == "targets" and tensor.is_floating_point()
+        if targets and self.loss.skips_missing:
+            tensor, given = (values.masked_fill(values.isnan(), 0) for values in (tensor, given))
         row = bad_row(tensor)
-        if row is not None:
-            reject(self.where, f"inputs and targets must be finite; the {kind} of {name(row)} are not")
+        if row is None:
+            return
+        if bad_row(given) is None:
+            reject(
+                self.where,
+                f"the {kind} of {name(row)} exceed the range of {self.dtype}; scale them or train in float64",
+            )
+        hint = ""
+        if targets and hasattr(self.loss, "ignore_missing") and bool(tensor[row].isnan().any()):
+            hint = f"; drop the row, or ignore NaN targets by loss=kp.{type(self.loss).__name__}(ignore_missing=True)"
+        reject(self.where, f"inputs and targets must be finite; the {kind} of {name(row)} are not{hint}")
 
     def weights(self, y: Tensor, weight: Tensor | None) -> Tensor | None:
         """Return weights of mean one over all rows, None for equal weights."""
         if self.factors is not None:
             factor = self.factors.to(y.device)[y.long()]
             weight = factor if weight is None else factor * weight.to(factor.dtype)
+        if weight is None and self.scale != 1:  # of the observed share of the targets
+            weight = torch.ones(len(y), device=y.device)
         return None if weight is None else (weight.double() * self.scale).to(self.dtype)
 
 
@@ -474,6 +486,8 @@ def weighed(
         rows += len(y)
         codes = np.zeros(len(y), dtype=np.int64) if class_weights is None else y.long().cpu().numpy()
         weights = np.ones(len(y)) if weight is None else weight.double().cpu().numpy()
+        observed = binding.loss.observed(y)
+        weights = weights if observed is None else weights * observed.cpu().numpy()
         size = max(totals.shape[1], int(codes.max()) + 1 if len(codes) else 0)
         totals = np.pad(totals, ((0, 0), (0, size - totals.shape[1])))
         totals += [np.bincount(codes, minlength=size), np.bincount(codes, weights=weights, minlength=size)]
@@ -491,6 +505,8 @@ def weighed(
             factors = np.array(class_weights, dtype=np.float64)
     total = float(totals[1].sum() if factors is None else (factors * totals[1]).sum())
     if not total > 0 or not np.isfinite(total) or rows / total > MAX_SCALE:
+        if not total > 0 and binding.loss.skips_missing:
+            reject(where, "all targets are missing (NaN), or have weight 0; give at least one")
         problem = "0 for all rows" if not total > 0 else "too large" if total > 1 else "too small"
         reject(where, f"the weights are {problem}; give weights above 0, of ordinary size")
     by_class = None if factors is None else torch.from_numpy(factors)

@@ -20,7 +20,6 @@ from kapsi.training.rows.base import (
     Batch,
     Binding,
     ClassWeights,
-    Convertible,
     Parts,
     RowLabel,
     Rows,
@@ -33,6 +32,7 @@ from kapsi.training.rows.base import (
     row_label,
     weighed,
 )
+from kapsi.training.rows.frames import frame_values, is_frame
 
 PERMUTED_AT_ONCE = 2**24
 """Rows with a stored permutation, 128 MiB; the order of more rows is computed block by block."""
@@ -207,7 +207,9 @@ def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
     """
     problem = ""
     if isinstance(array, np.ma.MaskedArray):
-        problem = f"the {kind} are a masked array; fill masked values with .filled(…)"
+        problem = (
+            f"the {kind} are a masked array; fill masked values with .filled(…), .filled(np.nan) for ignored targets"
+        )
     elif array.dtype.kind not in "biuf":
         problem = f"expected numbers as {kind}, got an array of {array.dtype}; use .astype(float)"
     elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -244,7 +246,6 @@ class StoredRows(Rows):
     divisible = True
 
     def __init__(self, x: object, y: object, weight: object = None, *, where: str = "fit") -> None:
-        self.convertible = Convertible(not isinstance(x, Tensor), not isinstance(y, Tensor))
         self.x, self.y = as_column(x, "inputs", where), as_column(y, "targets", where)
         self.weight = None if weight is None else as_column(weight, "weights", where)
         self.sparse = isinstance(self.x, _Csr)
@@ -268,15 +269,16 @@ class StoredRows(Rows):
     def _check_all(self, binding: Binding, class_weights: ClassWeights) -> None:
         if not self.in_memory:
             super()._check_all(binding, class_weights)
-            if not self.weighted and class_weights is None:
+            if not self.weighted and class_weights is None and not binding.loss.skips_missing:
                 collections.deque(self._checked_targets(binding), maxlen=0)
             return
         x, y, weight = self._cut(0, self.count)
         x, y = binding.checked(x, y, row_label)
         binding.check_weights(weight, self.count, row_label)
-        if self.weighted or class_weights is not None:
+        skips_missing = binding.loss.skips_missing
+        if self.weighted or class_weights is not None or skips_missing:
             weight = weighed(binding, [(y, weight)], class_weights)[0].weights(y, weight)
-            equal = weight is None or bool((weight == weight[0]).all())
+            equal = weight is None or (not skips_missing and bool((weight == weight[0]).all()))
             self.weight = None if weight is None or equal else _Dense(weight)
         self.x, self.y = _wrapped(x), _Dense(y)
 
@@ -367,7 +369,7 @@ def as_column(values: object, kind: str, where: str) -> _Column:
     """Return an argument as a column.
 
     Args:
-        values: a tensor, an array, or a SciPy matrix.
+        values: a tensor, an array, a SciPy matrix, or a frame (see `kapsi.training.rows.frames`).
         kind: `inputs`, `targets` or `weights`; only inputs may be sparse.
         where: prefix of error messages.
 
@@ -396,9 +398,11 @@ def as_column(values: object, kind: str, where: str) -> _Column:
         problem = f"expected dense {kind}, got a sparse matrix; use .toarray()"
     elif isinstance(values, np.ndarray):
         return _Mapped(values, kind, where) if _is_mapped(values) else _Dense(as_tensor(values, kind, where))
+    elif is_frame(values):
+        return _Dense(as_tensor(frame_values(values, kind, where), kind, where))
     else:
-        hint = "use .to_numpy()" if hasattr(values, "to_numpy") else "use torch.tensor(…) or np.asarray(…)"
-        problem = f"the {kind} are of type {type(values).__name__}, expected a tensor or an array; {hint}"
+        hint = "use torch.tensor(…) or np.asarray(…)"
+        problem = f"the {kind} are of type {type(values).__name__}, expected a tensor, an array or a data frame; {hint}"
     raise DataError(f"{where}: {problem}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,13 +10,12 @@ from typing import Any, NoReturn, Self, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from kapsi.errors import DataError
 from kapsi.training.rows.base import (
     Batch,
-    Convertible,
     Parts,
     RowLabel,
     Rows,
@@ -78,9 +76,8 @@ class _UserRows(Rows):
     def __init__(self, source: str, where: str) -> None:
         self.source, self.where = source, where
 
-    def _start(self, first: Parts, convertible: Convertible, **described: object) -> None:
+    def _start(self, first: Parts, **described: object) -> None:
         """Set sizes, types and description from the first rows."""
-        self.convertible = convertible
         if first.x.dim() < 2:
             self._fail(f"{self.source} gives inputs of shape {tuple(first.x.shape[1:])}; expected (m,) per row")
         # Without the inputs: random transforms may change x in each pass.
@@ -115,10 +112,6 @@ class _UserRows(Rows):
             kind = type(item).__name__ + (f" of {len(item)}" if isinstance(item, tuple | list) else "")
             self._fail(f"expected tuples (x, y) or (x, y, weight) from {self.source}, got a {kind}")
         return list(item)
-
-    def _convertible(self, item: object) -> Convertible:
-        x, y = self._fields(item)[:2]
-        return Convertible(not isinstance(x, Tensor), not isinstance(y, Tensor))
 
     def _stack(self, items: Sequence[object]) -> Parts:
         """Return items as tensors with a leading axis of rows."""
@@ -187,8 +180,7 @@ class DatasetRows(_UserRows):
             self._fail(f"{self.source} has no rows; expected at least one row")
         with _Seeded(0):
             items = [dataset[number] for number in range(min(self.count, SAMPLED))]
-        convertible = self._convertible(items[0])
-        self._start(self._stack(items), convertible, kind="data set", name=name, rows=self.count)
+        self._start(self._stack(items), kind="data set", name=name, rows=self.count)
 
     def _items(self, indices: Tensor) -> Parts:
         numbers = self._numbers(indices).tolist()
@@ -246,8 +238,7 @@ class IterableRows(_UserRows):
         items = list(itertools.islice(_Seeded(0).over(dataset), SAMPLED))
         if not items:
             self._fail(f"{self.source} has no rows; expected at least one row")
-        convertible = self._convertible(items[0])
-        self._start(self._stack(items), convertible, kind="stream", name=name)
+        self._start(self._stack(items), kind="stream", name=name)
 
     def _groups(self, size: int | None, seed: int, epoch: int) -> Iterator[tuple[int, list[object]]]:
         """Yield groups of items, each with the number of the first item."""
@@ -331,15 +322,7 @@ class LoaderRows(_UserRows):
         if first is None:
             self._fail("the loader has no batches; expected at least one row")
         parts, name = self._whole(first), type(loader.dataset).__name__
-        self._start(parts, self._convertible(first), kind="loader", name=name, rows=self.count)
-
-    def _convertible(self, item: object) -> Convertible:
-        """Return the convertible fields, including numbers and arrays converted to tensors by the loader itself."""
-        dataset: Any = self.loader.dataset
-        if self.sized and self.loader.collate_fn is default_collate:
-            with contextlib.suppress(LookupError, TypeError), _Seeded(0):
-                return Convertible(*(not isinstance(field, Tensor) for field in dataset[0][:2]))
-        return super()._convertible(item)
+        self._start(parts, kind="loader", name=name, rows=self.count)
 
     def _read(self, seed: int, epoch: int) -> Iterator[Any]:
         for generator, initial in self.generators.values():

@@ -123,7 +123,7 @@ class Objective:
             )
         x = batch.x.to(self.device, torch.float64)
         with torch.no_grad():
-            outputs = self.model(x).shape[-1]
+            outputs = self.outputs_of_start(parameter_vector(self.model), x).shape[-1]
             if len(x) and self.layered is None:
                 try:
                     vmap(self._row_outputs, (None, 0))(parameter_vector(self.model), x)
@@ -181,7 +181,8 @@ class Objective:
 
     def outputs_of_start(self, vector: Tensor, x: Tensor) -> Tensor:
         """Return outputs `(b, n)` for parameters `(P,)`."""
-        return functional_call(self.model, self._named(vector), (x,))
+        outputs = functional_call(self.model, self._named(vector), (x,))
+        return outputs if outputs.dim() == 2 else outputs.reshape(len(x), -1)
 
     def _row_outputs(self, vector: Tensor, row: Tensor) -> Tensor:
         return self.outputs_of_start(vector, row.unsqueeze(0)).flatten()
