@@ -14,8 +14,8 @@ import kapsi as kp
 from kapsi.data.problems import FunctionProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.modules import trained_count
-from kapsi.paper.experiment import Outcome, Run, load_shipped
-from kapsi.paper.procedures import function_fits, functions
+from kapsi.paper.experiment import Budget, Outcome, Run, load_shipped
+from kapsi.paper.procedures import classifiers, function_fits, functions
 from kapsi.paper.procedures.functions import run
 
 LINEAR = {"heads": [{"bias": True}]}
@@ -464,3 +464,37 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
         for row in experiment.rows:
             other = functions.read_options(experiment.run(row, method, 0))
             assert dataclasses.replace(other, function=options.function) == options
+
+
+def test_the_budget_of_a_run_is_the_number_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two candidates, 3 and 2 trials, 4 restarts in the first 5 epochs each; two of the five go on for 7; a refit of 3; warm-ups of 2.
+    solver = {"kind": "levenberg_marquardt", "tolerance": 0.0}
+    warm = {"epochs": 2, "solver": {"kind": "adamw"}}
+    options = {
+        "candidates": {"a": polynomial(3, trials=3), "b": polynomial(4, trials=2, warm=warm)},
+        "training": {"epochs": 12, "solver": {**solver, "restarts": 4}},
+        "successive_halving": {"epochs": 5, "keep": 2},
+        "refit": {"epochs": 3},
+        "rows": 100,
+    }
+    counted = []
+    original = function_fits.train
+
+    def counting(model: Any, rows: Any, config: Any) -> Any:
+        for record in original(model, rows, config):
+            counted.append(getattr(config.solver, "restarts", 1))
+            yield record
+
+    monkeypatch.setattr(function_fits, "train", counting)
+    given = Run("mine", "I.6.2", "kapsi", 100, "validation", options)
+    run(given)
+    found = functions.budget(given)
+    assert (found.candidates, found.starts, found.epochs) == (2, 20, sum(counted))
+    assert found.epochs == 5 * 5 * 4 + 2 * 7 + 3 + 2 * 2
+
+
+def test_a_search_counts_the_epochs_of_every_split() -> None:
+    options = {"hidden": [3], "train": {"epochs": 9}, "grid": {"dropout": [0.0, 0.5]}, "tune": {"train.epochs": 2}}
+    search = classifiers.read("mlp", options)
+    assert search.budget(3) == Budget(2, 2, 3 * (2 + 2) + 9)
+    assert classifiers.read("svm_linear", {"grid": {"C": [0.1, 1.0]}}).budget(3) == Budget(2, 2)

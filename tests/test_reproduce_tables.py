@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reproduce_procedure
 
 from kapsi.cli.app import main
 from kapsi.errors import SpecError
 from kapsi.paper import expected as printed
 from kapsi.paper import experiment as experiments
+from kapsi.paper.baselines import comparisons, difference
 from kapsi.paper.expected import Expected, Printed, load_expected
-from kapsi.paper.experiment import Experiment, Outcome, load
+from kapsi.paper.experiment import Budget, Experiment, Outcome, load
+from kapsi.paper.overview import against_baselines, overview, readme
 from kapsi.paper.pictures import pictures
-from kapsi.paper.render import as_html, as_markdown, as_text, overview, readme
+from kapsi.paper.render import as_html, as_markdown, as_text
 from kapsi.paper.store import Result, ResultStore
 from kapsi.paper.tables import ResultTable, build
 
@@ -437,13 +440,13 @@ def test_pictures_are_drawn_and_the_same_every_time(tmp_path, kind, rows, files,
 def test_the_summary_of_all_experiments(tmp_path) -> None:
     table = full(tmp_path)
     few = "a 2.33e-05 (0.01), b 0.00133 (0.005), c 0.2 (0.01)"
-    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} | 62 | 54 s |"
+    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 62 | 54 s |"
     experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     many = build(experiment, EXPECTED, made(experiment, SCORES))
     line = overview([many], None).splitlines()[2]
     assert line.startswith("| tiny | 3 of 7 | 1 of 3 | 2 of 3 |")
     assert (
-        overview([build(experiment, EXPECTED, [])], "x/").splitlines()[2] == "| tiny | 0 of 7 |  |  | not run |  |  |"
+        overview([build(experiment, EXPECTED, [])], "x/").splitlines()[2] == "| tiny | 0 of 7 |  |  | not run |  |  |  |"
     )
     page = readme([table], {"tiny": "kapsi reproduce tiny"})
     assert "kapsi reproduce tiny\n" in page
@@ -479,3 +482,60 @@ def test_pages_are_written_from_the_store_alone(tmp_path, capsys, monkeypatch) -
     page.write_text("no marks", encoding="utf-8")
     assert main(["reproduce", "tiny.yaml", "--summary", "--into", "PAGE.md"]) == 2
     assert "put them where the overview belongs" in capsys.readouterr().err
+
+
+def test_the_overview_counts_rows_won_and_lost_against_baselines(tmp_path) -> None:
+    experiment = tiny(tmp_path)
+    methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    table = build(experiment, EXPECTED, made(experiment, SCORES))
+    # Rows a and b have both: 2.33e-5 against 1e-6, and 1.33e-3 against infinity.
+    assert against_baselines(table) == "MLP <1> a 23× worse, b ∞× better"
+    scores = SCORES | {("b", "mlp"): [0.01] * 3, ("c", "mlp"): [0.1] * 3}
+    (found,) = comparisons(build(experiment, EXPECTED, made(experiment, scores)))
+    own = [np.mean(SCORES[row, "kapsi"]) for row in "abc"]
+    assert found.factors == pytest.approx([1e-6 / own[0], 0.01 / own[1], 0.1 / own[2]])
+    assert (found.better, found.worse, found.median) == (1, 2, pytest.approx(0.5))
+    table = build(experiment, EXPECTED, made(experiment, scores))
+    assert "MLP \\<1\\> 1 : 2 (2× worse)" in overview([table])
+    assert against_baselines(build(tiny(tmp_path), EXPECTED, made(experiment, scores))) == ""
+
+
+def test_accuracies_against_baselines_are_differences(tmp_path) -> None:
+    experiment = tiny(tmp_path, "accuracy")
+    methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    scores = {(row, "kapsi"): [0.9] for row in "abc"} | {("a", "mlp"): [0.8], ("b", "mlp"): [0.9], ("c", "mlp"): [0.95]}
+    assert against_baselines(build(experiment, EXPECTED, made(experiment, scores))) == "MLP <1> 1 : 1 (+0.0000)"
+
+
+def test_the_search_of_each_method_is_counted_and_differences_are_told(tmp_path, monkeypatch) -> None:
+    budgets = {"kapsi": Budget(3, 24, 900), "mlp": Budget(3, 24, 900)}
+    monkeypatch.setattr(reproduce_procedure, "budget", lambda run: budgets[run.method], raising=False)
+    experiment = tiny(tmp_path)
+    methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    table = build(experiment, EXPECTED, made(experiment, SCORES))
+    assert difference(table) == ""
+    assert "as many candidates, starts, epochs and seeds as kapsi in tiny" in overview([table])
+    budgets["mlp"] = Budget(1, 96, 900)
+    assert difference(table) == "MLP <1>: fewer candidates and more starts"
+    assert "- tiny: MLP \\<1\\>: fewer candidates and more starts" in overview([table])
+    shown = "kapsi: 3 candidates, 24 starts, 900 epochs, 3 seeds; MLP <1>: 1 candidate, 96 starts, 900 epochs, 3 seeds"
+    assert shown in as_text(table, 400)
+    budgets["mlp"] = Budget(3, 24)
+    assert difference(table) == ""
+    assert "MLP <1>: 3 candidates, 24 starts, 3 seeds" in as_text(table, 400)
+
+
+def test_seeds_of_several_machines_complete_each_other(tmp_path) -> None:
+    experiment = tiny(tmp_path)
+    one, two, three = made(experiment, {("a", "kapsi"): [1.0, 2.0, 3.0]})
+    elsewhere = {**one.machine, "cpu": "another"}
+    moved = [replace(one, machine=elsewhere, score=9.0), replace(two, machine=elsewhere)]
+    (line, *_) = build(experiment, EXPECTED, [one, *moved, three]).lines
+    assert (line.statistics["kapsi"].count, line.statistics["kapsi"].mean) == (3, 2.0)
+    assert line.statistics["kapsi"].mark == "ᵃ"
+    newer = [replace(one, versions={**one.versions, "kapsi": "9"}) for one in moved]
+    (line, *_) = build(experiment, EXPECTED, [one, *newer, three]).lines
+    assert (line.statistics["kapsi"].count, line.statistics["kapsi"].mean) == (2, 2.0)

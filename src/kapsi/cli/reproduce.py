@@ -371,7 +371,7 @@ def _summarize(
     """Write the page and the pictures of each experiment, and README.md about all experiments of the package."""
     from kapsi.paper.expected import load_expected
     from kapsi.paper.experiment import load_shipped, shipped
-    from kapsi.paper.render import overview, readme
+    from kapsi.paper.overview import overview, readme
 
     if not os.path.isdir(output):
         raise FileError(f"{output}: no results folder; run kapsi reproduce first, or give its --output")

@@ -27,7 +27,8 @@ PROCEDURES: dict[str, str] = {
     name: f"kapsi.paper.procedures.{name}"
     for name in ("functions", "images", "text", "tabular", "dependency", "ablation")
 }
-"""Module of each procedure, with `read_options(run: Run)`, which validates the options, and `run(run: Run) -> Outcome`."""
+"""Module of each procedure, with `read_options(run: Run)`, which validates the options, `run(run: Run) -> Outcome`, and, for
+comparisons with baselines, `budget(run: Run) -> Budget`."""
 Metric = Literal["mse", "accuracy"]
 Protocol = Literal["validation", "paper"]
 """`validation`: selection on validation rows of the training part, one evaluation of the test rows. `paper`: the protocol of the
@@ -120,6 +121,21 @@ class Outcome:
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """The search of a run.
+
+    Attributes:
+        candidates: number of models or grid points.
+        starts: number of initial values, over all candidates.
+        epochs: number of epochs of all fits together, if every fit is as long as allowed; None for methods without epochs.
+    """
+
+    candidates: int
+    starts: int
+    epochs: int | None = None
+
+
 # ------------------------------------------------------------------------------------------------ parts of an experiment
 
 
@@ -170,6 +186,7 @@ class Method(Spec):
         name: name, unique in the experiment.
         label: heading of the column, the name by default.
         headline: whether this method is compared with the paper.
+        baseline: whether the headline is compared with this method in the overview.
         paper: prefix of the method's columns in the paper's results.
         protocol: protocol, None for the protocol of the experiment.
         procedure: procedure, None for the procedure of the row or the experiment.
@@ -181,6 +198,7 @@ class Method(Spec):
     name: str
     label: str = option("", read=one_line)
     headline: bool = False
+    baseline: bool = False
     paper: str | None = option(None, read=one_line)
     protocol: Protocol | None = None
     procedure: str | None = option(None, read=_procedure)

@@ -1,4 +1,4 @@
-"""Tables of experiments as plain text, Markdown and HTML, and the overview of all experiments."""
+"""Tables of experiments as plain text, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import base64
 import html
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
+from kapsi.paper.baselines import search_lines
 from kapsi.paper.expected import LABELS, Printed
 from kapsi.paper.experiment import Method
-from kapsi.paper.tables import Line, ResultTable, Statistic, count, printed_factors
+from kapsi.paper.tables import Line, ResultTable, Statistic
 from kapsi.text import text_table
 
 METRIC_NAMES = {"mse": "mean squared error on the test rows", "accuracy": "accuracy on the test rows"}
 MAX_ROWS, BEST_ROWS = 200, 15
 """A longer table, such as a grid of functions, shows only its best rows."""
-MAX_SCORES = 6
-"""Rows of an experiment with all scores in the overview."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,8 @@ def duration(seconds: float) -> str:
 # ------------------------------------------------------------------------------------------------ cells
 
 
-def _score(metric: str, value: float) -> str:
+def score_text(metric: str, value: float) -> str:
+    """Return a score with the digits of its metric."""
     if not math.isfinite(value):
         return "not finite"
     return f"{value:.4f}" if metric == "accuracy" else f"{value:.3g}"
@@ -59,7 +58,7 @@ def _score(metric: str, value: float) -> str:
 def _cell(metric: str, statistic: Statistic | None) -> str:
     if statistic is None:
         return ""
-    text = _score(metric, statistic.mean)
+    text = score_text(metric, statistic.mean)
     if statistic.count > 1 and math.isfinite(statistic.mean):
         text += f" ± {statistic.std:.4f}" if metric == "accuracy" else f" ± {statistic.std:.2g}"
     return text + statistic.mark
@@ -86,15 +85,14 @@ def _better(metric: str, line: Line) -> str:
     if factor == 1:
         return "equal"
     if factor > 1:
-        return f"{mine} {_times(factor)}"
+        return f"{mine} {times(factor)}"
     if factor > 0:
-        return f"{theirs} {_times(1 / factor)}"
-    return (
-        f"{theirs} {_times(math.inf)}" if line.result and math.isfinite(line.result.mean) else f"{theirs}; not finite"
-    )
+        return f"{theirs} {times(1 / factor)}"
+    return f"{theirs} {times(math.inf)}" if line.result and math.isfinite(line.result.mean) else f"{theirs}; not finite"
 
 
-def _times(factor: float) -> str:
+def times(factor: float) -> str:
+    """Return a factor with a sign of multiplication."""
     if not math.isfinite(factor):
         return "∞×"
     return f"{factor:.2g}×" if factor < 10 else f"{factor:,.0f}×" if factor < 1e6 else f"{factor:.1g}×"
@@ -104,7 +102,7 @@ def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _size(low: int | None, high: int | None) -> str:
+def parameter_range(low: int | None, high: int | None) -> str:
     """Return a number of parameters, or the range over the seeds or rows."""
     return _count(high) if low == high or low is None else f"{low:,} to {high:,}"
 
@@ -126,8 +124,13 @@ def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> 
     headlines = {line.headline.name for line in table.lines if line.headline is not None}
     several = len(headlines & {method.name for method in table.methods}) > 1
     columns = [_TextColumn("", "", tuple(line.row.name for line in lines), False, 0)]
-    columns += _paper_columns(table, lines)
+    paper = _paper_columns(table, lines)
+    # The printed results of a method stand beside those measured here.
+    beside = {method.paper for method in table.methods}
+    columns += [column for name, column in paper.items() if name not in beside]
     for method in table.methods:
+        if method.paper is not None and method.paper in paper:
+            columns.append(paper[method.paper])
         below = _seeds(table, method) + (", best epoch on test" if _on_test(table, method) else "")
         cells = tuple(_cell(metric, line.statistics.get(method.name)) for line in lines)
         columns.append(_TextColumn(method.label, below, cells, True, 0 if method.name in headlines else 5))
@@ -148,14 +151,15 @@ def _columns(table: ResultTable, lines: Sequence[Line], *, everything: bool) -> 
     return [column for column in columns if any(column.cells) or not column.heading]
 
 
-def _paper_columns(table: ResultTable, lines: Sequence[Line]) -> list[_TextColumn]:
-    """Return the columns of the paper's results."""
-    columns = []
+def _paper_columns(table: ResultTable, lines: Sequence[Line]) -> dict[str, _TextColumn]:
+    """Return the columns of the paper's results by prefix."""
+    columns = {}
     for name in table.columns:
         means = [mean for line in lines if (mean := line.paper[name].mean) is not None]
         digits = 3 if all(round(mean, 3) == mean for mean in means) else 4
         cells = tuple(_printed(table.experiment.metric, line.paper[name], digits) for line in lines)
-        columns.append(_TextColumn(LABELS.get(name, name), "paper", cells, True, 2 if name in table.compared else 6))
+        rank = 2 if name in table.compared else 6
+        columns[name] = _TextColumn(LABELS.get(name, name), "paper", cells, True, rank)
     return columns
 
 
@@ -163,7 +167,7 @@ def _cost_columns(
     results: Sequence[Statistic | None], parameters: tuple[str, str], time: str, ranks: tuple[int, int]
 ) -> list[_TextColumn]:
     """Return the columns of parameters and CPU time."""
-    counts = tuple(_size(result.fewest_parameters, result.parameters) if result else "" for result in results)
+    counts = tuple(parameter_range(result.fewest_parameters, result.parameters) if result else "" for result in results)
     times = tuple(duration(result.cpu_seconds) if result else "" for result in results)
     return [_TextColumn(*parameters, counts, True, ranks[0]), _TextColumn(time, "per seed", times, True, ranks[1])]
 
@@ -201,7 +205,7 @@ def _axis_tables(table: ResultTable) -> list[tuple[str, list[tuple[str, ...]]]]:
     tables: dict[str, list[tuple[str, ...]]] = {}
     for entry in table.axes:
         rows = tables.setdefault(entry.axis, [(entry.axis, "rows", best, "median", "mean")])
-        scores = (_score(metric, score) for score in (entry.best, entry.median, entry.mean))
+        scores = (score_text(metric, score) for score in (entry.best, entry.median, entry.mean))
         rows.append((entry.value, str(entry.count), *scores))
     return list(tables.items())
 
@@ -211,7 +215,7 @@ def _footnotes(table: ResultTable) -> list[str]:
         f"{setting.mark or 'measured with'} {setting.text()} ({setting.count} result{'s' if setting.count > 1 else ''})"
         for setting in table.settings
     ]
-    return [*notes, *table.notes]
+    return [*notes, *search_lines(table), *table.notes]
 
 
 # ------------------------------------------------------------------------------------------------ formats
@@ -264,20 +268,20 @@ def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) ->
     """
     lines, part = _lines(table, MAX_ROWS)
     columns = _columns(table, lines, everything=True)
-    text = [f"# {_markdown(table.experiment.title)}", ""]
-    text += [f"- {_markdown(line)}" for line in _heading(table)]
+    text = [f"# {escape_markdown(table.experiment.title)}", ""]
+    text += [f"- {escape_markdown(line)}" for line in _heading(table)]
     text.append("")
     summary = table.summary()
     if summary:
-        text += [*(f"- **{_markdown(line)}**" for line in summary), ""]
+        text += [*(f"- **{escape_markdown(line)}**" for line in summary), ""]
     if len(columns) > 1 and lines:
         headings = [
-            f"{_markdown(column.heading)}{f'<br>{_markdown(column.below)}' if column.below else ''}"
+            f"{escape_markdown(column.heading)}{f'<br>{escape_markdown(column.below)}' if column.below else ''}"
             for column in columns
         ]
         text.append(f"| {' | '.join(headings)} |")
         text.append(f"|{'|'.join('---:' if column.right else '---' for column in columns)}|")
-        text += [f"| {' | '.join(_markdown(column.cells[i]) for column in columns)} |" for i in range(len(lines))]
+        text += [f"| {' | '.join(escape_markdown(column.cells[i]) for column in columns)} |" for i in range(len(lines))]
     else:
         text.append("No results yet.")
     text.append("")
@@ -285,19 +289,19 @@ def as_markdown(table: ResultTable, pictures: Sequence[tuple[str, str]] = ()) ->
         text += [f"{part[0].upper()}{part[1:]}; the HTML page shows all.", ""]
     for axis, rows in _axis_tables(table):
         text += [
-            f"## By {_markdown(axis)}",
+            f"## By {escape_markdown(axis)}",
             "",
-            f"| {' | '.join(map(_markdown, rows[0]))} |",
+            f"| {' | '.join(map(escape_markdown, rows[0]))} |",
             "|---|---:|---:|---:|---:|",
         ]
-        text += [*(f"| {' | '.join(map(_markdown, row))} |" for row in rows[1:]), ""]
+        text += [*(f"| {' | '.join(map(escape_markdown, row))} |" for row in rows[1:]), ""]
     for title, path in pictures:
-        text += [f"![{_markdown(title)}]({path})", ""]
-    text += [f"- {_markdown(note)}" for note in _footnotes(table)]
+        text += [f"![{escape_markdown(title)}]({path})", ""]
+    text += [f"- {escape_markdown(note)}" for note in _footnotes(table)]
     return "\n".join(text).rstrip() + "\n"
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape a string for Markdown."""
     for letter in "\\`*_[]|<>~&$":
         text = text.replace(letter, f"\\{letter}")
@@ -373,94 +377,3 @@ def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in headings)
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>\n{head}\n</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-# ------------------------------------------------------------------------------------------------ all experiments
-
-
-def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
-    """Return a Markdown table of all experiments: rows, comparison with the paper, cost.
-
-    Args:
-        tables: the tables of all experiments.
-        link: prefix of the links to the pages, as in "results/"; None for no links.
-    """
-    text = [
-        "| experiment | rows | MSE ≥ 100× lower than the paper | MSE not higher | score here (paper) | parameters | CPU time |",
-        "|---|---:|---:|---:|---|---:|---:|",
-    ]
-    for table in tables:
-        name = table.experiment.name
-        # An experiment without results has no page.
-        shown = name if link is None or not table.done else f"[{name}]({quote(link)}{name}.md)"
-        results = [line.result for line in table.lines if line.result is not None]
-        sizes = [
-            number
-            for result in results
-            for number in (result.fewest_parameters, result.parameters)
-            if number is not None
-        ]
-        size = _size(min(sizes, default=None), max(sizes, default=None))
-        spent = duration(table.cpu_seconds) if results else ""
-        cells = [shown, f"{table.done} of {table.named}", *_against(table), _markdown(_scores(table)), size, spent]
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text) + "\n"
-
-
-def _against(table: ResultTable) -> tuple[str, str]:
-    """Return the number of rows with an MSE at least 100 times lower than the paper, and not higher."""
-    pairs = printed_factors(table)
-    if table.experiment.metric != "mse" or not pairs or _is_sweep(table):
-        return "", ""
-    return f"{count(pairs, 100)} of {len(pairs)}", f"{count(pairs, 1)} of {len(pairs)}"
-
-
-def _is_sweep(table: ResultTable) -> bool:
-    return any(line.row.axes for line in table.lines)
-
-
-def _scores(table: ResultTable) -> str:
-    """Return the best score of a sweep, or the scores of a few rows, with the paper's in parentheses."""
-    metric = table.experiment.metric
-    best = max if table.experiment.higher_is_better else min
-    lines = [line for line in table.lines if line.result is not None]
-    if not lines:
-        return "not run"
-    if _is_sweep(table):
-        printed = [mean for line in lines for column in table.compared if (mean := line.paper[column].mean) is not None]
-        paper = f" ({_score(metric, best(printed))})" if printed else ""
-        scores = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
-        return f"best {_score(metric, best(scores))}{paper}" if scores else ""
-    if len(lines) > MAX_SCORES:
-        return ""
-    texts = []
-    for line in lines:
-        paper = "" if line.reference is None else f" ({_score(metric, line.reference)})"
-        texts.append(f"{line.row.name} {_score(metric, line.result.mean) if line.result else ''}{paper}")
-    return ", ".join(texts)
-
-
-def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
-    """Return the overview page of all experiments.
-
-    Args:
-        tables: the tables of all experiments.
-        commands: the command of each experiment.
-    """
-    text = [
-        "# Results",
-        "",
-        "The paper's experiments (arXiv 2407.04819), written by `kapsi reproduce all --summary`.",
-        "",
-        "The paper reports the best epoch on the test rows. Here, models are selected on validation rows of the training part, and"
-        " the test rows are evaluated once; columns under the paper's protocol are marked.",
-        "",
-        overview(tables),
-    ]
-    settings = {setting.text(): None for table in tables for setting in table.settings}
-    if settings:
-        text += ["## Versions and machines", "", *(f"- {_markdown(line)}" for line in settings), ""]
-    text += ["## Commands", "", "```"]
-    text += [commands[table.experiment.name] for table in tables if table.experiment.name in commands]
-    text += ["```", ""]
-    return "\n".join(text)

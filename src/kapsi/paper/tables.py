@@ -26,7 +26,7 @@ class Statistic:
         seconds, cpu_seconds: mean per seed.
         total: CPU seconds of all seeds.
         best_epoch: mean of the best test score over epochs, None if not recorded.
-        mark: footnote mark of the setting, empty for the first.
+        mark: footnote marks of the settings, empty for the first.
     """
 
     mean: float
@@ -166,9 +166,14 @@ class ResultTable:
             reason = f" ({self.experiment.compare.reason})" if self.experiment.compare.reason else ""
             pairs = [(line, line.factor or 0.0) for line in same_rows]
             texts.append(self._verdict(f"{methods} on the same rows{reason}", pairs))
+        own = self.own_columns()
+        for method, pairs in own:
+            texts.append(self._verdict(f"its own column in the paper: {method.label}", pairs, method.name))
         for method in self.methods:
+            if any(method is other for other, _ in own):
+                continue
             pairs = [
-                (line, _factor(line.result.mean, line.statistics[method.name].mean, self.experiment.higher_is_better))
+                (line, factor_of(line.result.mean, line.statistics[method.name].mean, self.experiment.higher_is_better))
                 for line in self.lines
                 if line.result is not None
                 and line.headline is not None
@@ -179,6 +184,21 @@ class ResultTable:
                 texts.append(self._verdict(f"{method.label} here{_protocol(self.experiment, method)}", pairs))
         best = self.best()
         return [*texts, best] if best else texts
+
+    def own_columns(self) -> list[tuple[Method, list[tuple[Line, float]]]]:
+        """Return the rows and factors of each method with an own column in the paper, if there are several besides baselines."""
+        found = []
+        for method in self.methods:
+            pairs = [
+                (line, factor_of(line.statistics[method.name].mean, printed, self.experiment.higher_is_better))
+                for line in self.lines
+                if method.paper is not None
+                and method.name in line.statistics
+                and (printed := line.paper[method.paper].mean) is not None
+            ]
+            if pairs and not method.baseline:
+                found.append((method, pairs))
+        return found if len(found) > 1 else []
 
     def best(self) -> str:
         """Return the best row of a sweep, here and in the paper, or an empty string."""
@@ -201,8 +221,8 @@ class ResultTable:
             text += f"; in the paper: {name}, {value:.4g}"
         return text
 
-    def _verdict(self, reference: str, pairs: Sequence[tuple[Line, float]]) -> str:
-        """Return a comparison with a reference: counts, and the worse rows."""
+    def _verdict(self, reference: str, pairs: Sequence[tuple[Line, float]], method: str = "") -> str:
+        """Return a comparison of a method, by default the headline, with a reference: counts, and the worse rows."""
         total = f"{len(pairs)} row{'s' * (len(pairs) > 1)}"
         if self.experiment.higher_is_better:
             text = f"accuracy not lower in {sum(factor >= 0 for _, factor in pairs)} of {total}"
@@ -214,17 +234,18 @@ class ResultTable:
         limit = 0 if self.experiment.higher_is_better else 1
         worse = [(line, factor) for line, factor in pairs if not factor >= limit]
         if worse:
-            shown = [f"{line.row.name} ({self._difference(line, factor)})" for line, factor in worse]
+            shown = [f"{line.row.name} ({self._difference(line, factor, method)})" for line, factor in worse]
             rest = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
             text += f"; worse: {', '.join(shown[:12])}{rest}"
         return f"compared with {reference}: {text}"
 
-    def _difference(self, line: Line, factor: float) -> str:
+    def _difference(self, line: Line, factor: float, method: str) -> str:
         if self.experiment.higher_is_better:
             return f"{factor:+.4f}"
         if factor > 0:
             return f"{1 / factor:.3g}× higher"
-        return "above 0" if line.result is not None and math.isfinite(line.result.mean) else "not finite"
+        result = line.statistics.get(method) if method else line.result
+        return "above 0" if result is not None and math.isfinite(result.mean) else "not finite"
 
 
 def count(pairs: Sequence[tuple[Line, float]], least: float) -> int:
@@ -242,7 +263,7 @@ def _protocol(experiment: Experiment, method: Method) -> str:
     return " (best epoch on test)" if (method.protocol or experiment.protocol) == "paper" else ""
 
 
-def _factor(score: float, reference: float, higher_is_better: bool) -> float:
+def factor_of(score: float, reference: float, higher_is_better: bool) -> float:
     """Return score − reference for accuracies, reference / score for errors; non-finite values are worst."""
     if not math.isfinite(score):
         return -math.inf if higher_is_better else 0.0
@@ -260,7 +281,7 @@ def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
 
     Args:
         results: results of different seeds, not empty.
-        mark: footnote mark of the setting.
+        mark: footnote marks of the settings.
     """
     scores = np.array([result.score for result in results], dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -296,8 +317,9 @@ def build(
 ) -> ResultTable:
     """Return the table of an experiment from stored results.
 
-    For each row and method, results of this process's versions and machine take precedence; otherwise the setting with the most
-    results is shown, with a mark. Results of another configuration or of other seeds are not shown.
+    For each row and method, results of this process's versions and machine take precedence, then those of the setting with the most
+    results; other machines with equal versions add missing seeds. Marks name the settings. Results of another configuration or of
+    other seeds are not shown.
 
     Args:
         experiment: the experiment.
@@ -315,7 +337,7 @@ def build(
     shown = {key: group for key, group in shown.items() if key[0] in names}
     settings = _settings([result for group in shown.values() for result in group])
     marks = {setting: mark.mark for setting, mark in settings.items()}
-    stored = {key: statistic(group, marks[group[0].setting]) for key, group in shown.items()}
+    stored = {key: statistic(group, _mark(group, marks)) for key, group in shown.items()}
     compared = expected.compared(experiment)
     lines = tuple(_line(experiment, expected, compared, row, stored) for row in rows)
     present = {method for _, method in stored}
@@ -389,17 +411,30 @@ def _select(
             used += len(fitting)
             other_seeds += len(fitting) - len(seeded)
             if seeded:
-                shown[row.name, method.name] = sorted(_of_one_setting(seeded), key=lambda result: result.seed)
+                shown[row.name, method.name] = sorted(_one_per_seed(seeded), key=lambda result: result.seed)
     return shown, used, other_seeds
 
 
-def _of_one_setting(results: list[Result]) -> list[Result]:
-    """Return the results of this process's setting, or of the setting with the most results, the newest of equal ones."""
+def _one_per_seed(results: list[Result]) -> list[Result]:
+    """Return a result for each seed: of this process's setting, otherwise of the setting with the most results.
+
+    Seeds from several machines complete each other, with equal versions only: a machine changes the rounding, a version may change
+    the method.
+    """
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.setting, []).append(result)
-    current = groups.get(here())
-    return current or max(groups.values(), key=lambda group: (len(group), max(result.started for result in group)))
+
+    def rank(setting: str) -> tuple[bool, int, str]:
+        group = groups[setting]
+        return setting == here(), len(group), max(result.started for result in group)
+
+    first, *others = sorted(groups, key=rank, reverse=True)
+    chosen = {result.seed: result for result in groups[first]}
+    for setting in others:
+        if groups[setting][0].versions == groups[first][0].versions:
+            chosen = {result.seed: result for result in groups[setting]} | chosen
+    return list(chosen.values())
 
 
 _MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
@@ -421,6 +456,11 @@ def _settings(results: list[Result]) -> dict[str, Setting]:
         )
         for i, setting in enumerate(order)
     }
+
+
+def _mark(results: Sequence[Result], marks: Mapping[str, str]) -> str:
+    """Return the marks of all settings of a cell; the empty mark of the most frequent setting is left out."""
+    return "".join(sorted({marks[result.setting] for result in results}))
 
 
 def _line(
@@ -449,7 +489,7 @@ def _line(
             reference, name = best(known, key=lambda pair: pair[0])
     result = statistics.get(headline.name) if headline is not None else None
     factor = (
-        None if reference is None or result is None else _factor(result.mean, reference, experiment.higher_is_better)
+        None if reference is None or result is None else factor_of(result.mean, reference, experiment.higher_is_better)
     )
     return Line(row, headline, paper, statistics, reference, name, factor)
 

@@ -31,7 +31,7 @@ from kapsi.data.problems import problem
 from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, trained_count
-from kapsi.paper.experiment import Outcome, Run
+from kapsi.paper.experiment import Budget, Outcome, Run
 from kapsi.paper.procedures.dry_run import dry_run, refuse
 from kapsi.paper.procedures.function_fits import FunctionFits, draw
 from kapsi.paper.short_forms import merged, read_named
@@ -306,6 +306,23 @@ def _checked(options: Any, where: str) -> Mapping[str, Any]:
     if where.rpartition(".")[2] in ("training", "refit", "warm"):
         refuse(options, where, patience="is for early stopping, which this procedure does not use; leave it out")
     return options
+
+
+def budget(run: Run) -> Budget:
+    """Return the search of a run."""
+    options = read_options(run)
+    halving, fits = options.successive_halving, []
+    starts = epochs = 0
+    for candidate in options.candidates:
+        config = candidate.training
+        restarts = config.solver.restarts if isinstance(config.solver, LevenbergMarquardt) else 1
+        first = config.epochs if halving is None else halving.epochs
+        starts += candidate.trials * restarts
+        epochs += candidate.trials * (restarts * first + (candidate.warm.epochs if candidate.warm else 0))
+        fits += [config.epochs - first] * candidate.trials
+    if halving is not None:
+        epochs += sum(sorted(fits, reverse=True)[: halving.keep])
+    return Budget(len(options.candidates), starts, epochs + (options.refit.epochs if options.refit else 0))
 
 
 def run(run: Run) -> Outcome:

@@ -16,7 +16,7 @@ from kapsi.data.hub import DATASETS
 from kapsi.data.images import ImageData, load_images
 from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
-from kapsi.paper.experiment import Outcome, Run
+from kapsi.paper.experiment import Budget, Outcome, Run
 from kapsi.paper.procedures.ablation import PIXELS
 from kapsi.paper.procedures.classifier_kinds import Augmentation, EpochCallback, FittedClassifier, Labels
 from kapsi.paper.procedures.classifiers import NETWORKS, ClassifierSearch, divided, names_of, read
@@ -53,6 +53,11 @@ class ImageOptions(Spec):
     flip_test: bool = False
     limit_train: int = option(0, minimum=0)
     limit_test: int = option(0, minimum=0)
+
+
+def budget(run: Run) -> Budget:
+    """Return the search of a run."""
+    return read_options(run)[1].budget()
 
 
 def run(run: Run) -> Outcome:

@@ -37,7 +37,7 @@ from kapsi.data.tabular import make_problem
 from kapsi.errors import DataError, SpecError
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, scale_last_layer, trained_count
-from kapsi.paper.experiment import Outcome, Run
+from kapsi.paper.experiment import Budget, Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
@@ -198,6 +198,18 @@ def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetwor
         raise SpecError(f"{where}: early_stopping, and refit: false, are not for tables, where folds are held out")
     search.dry_run(x.shape[1], classes)
     return options, search
+
+
+def budget(run: Run) -> Budget:
+    """Return the search of a run, in a fold."""
+    options, models = read_options(run)
+    if isinstance(models, ClassifierSearch):
+        return models.budget(options.inner)
+    if isinstance(models, BinnedNetworks):
+        count = len(models.bins) * (len(models.penalties) if options.classifier == "markov_network" else 1)
+        return Budget(count, count)
+    fits = [entry.training.epochs for entry in models.candidates for _ in entry.penalties or (None,)]
+    return Budget(len(fits), len(fits), options.inner * sum(fits) + max(fits))
 
 
 @functools.cache

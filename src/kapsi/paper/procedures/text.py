@@ -30,7 +30,7 @@ from kapsi.data.hub import DATASETS
 from kapsi.data.text import TextData, load_text
 from kapsi.errors import DataError, SpecError
 from kapsi.function import Spec, coerce, option
-from kapsi.paper.experiment import Outcome, Run
+from kapsi.paper.experiment import Budget, Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
@@ -107,6 +107,12 @@ def read_options(run: Run) -> tuple[TextOptions, ClassifierSearch]:
         if str(COLUMNS) not in str(error):  # the columns of the documents may fit
             raise
     return options, search
+
+
+def budget(run: Run) -> Budget:
+    """Return the search of a run."""
+    options, search = read_options(run)
+    return search.budget(options.folds)
 
 
 def run(run: Run) -> Outcome:

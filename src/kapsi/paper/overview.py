@@ -1,0 +1,137 @@
+"""The overview of all experiments: comparisons with the paper and with the baselines measured here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from kapsi.paper.baselines import BaselineComparison, comparisons, difference, searches
+from kapsi.paper.render import duration, escape_markdown, parameter_range, score_text, times
+from kapsi.paper.tables import ResultTable, count, printed_factors
+
+MAX_SCORES = 6
+"""Rows of an experiment with all scores in the overview."""
+MAX_NAMED = 2
+"""Rows of a comparison with a baseline that are named instead of counted."""
+
+
+HEADINGS = (
+    *("experiment", "rows", "MSE ≥ 100× lower than the paper", "MSE not higher", "score here (paper)"),
+    *("against the baselines measured here: rows better : worse (median)", "parameters", "CPU time"),
+)
+
+
+def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
+    """Return a Markdown table of all experiments: comparisons with the paper and with the baselines, cost.
+
+    Args:
+        tables: the tables of all experiments.
+        link: prefix of the links to the pages, as in "results/"; None for no links.
+    """
+    text = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---|---|---:|---:|"]
+    for table in tables:
+        name = table.experiment.name
+        # An experiment without results has no page.
+        shown = name if link is None or not table.done else f"[{name}]({quote(link)}{name}.md)"
+        results = [line.result for line in table.lines if line.result is not None]
+        sizes = [n for result in results for n in (result.fewest_parameters, result.parameters) if n is not None]
+        size = parameter_range(min(sizes, default=None), max(sizes, default=None))
+        spent = duration(table.cpu_seconds) if results else ""
+        texts = (escape_markdown(_scores(table)), escape_markdown(against_baselines(table)))
+        cells = [shown, f"{table.done} of {table.named}", *_against(table), *texts, size, spent]
+        text.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*text, "", *_fairness(tables)]) + "\n"
+
+
+def against_baselines(table: ResultTable) -> str:
+    """Return the rows better and worse than each baseline, with the median ratio of errors or difference of accuracies."""
+    return "; ".join(f"{c.baseline.label} {_rows_and_median(c)}" for c in comparisons(table))
+
+
+def _rows_and_median(comparison: BaselineComparison) -> str:
+    if len(comparison.lines) <= MAX_NAMED:
+        pairs = zip(comparison.lines, comparison.factors, strict=True)
+        return ", ".join(f"{line.row.name} {_gain(factor, comparison.even)}" for line, factor in pairs)
+    return f"{comparison.better} : {comparison.worse} ({_gain(comparison.median, comparison.even)})"
+
+
+def _gain(factor: float, even: float) -> str:
+    """Return a ratio of errors or a difference of accuracies as text."""
+    if even == 0:
+        return f"{factor:+.4f}"
+    if factor == 1:
+        return "equal"
+    return f"{times(factor)} better" if factor > 1 else f"{times(1 / factor if factor else math.inf)} worse"
+
+
+def _fairness(tables: Sequence[ResultTable]) -> list[str]:
+    """Return the experiments in which baselines and headline get the same search, and the differences elsewhere."""
+    same = [table.experiment.name for table in tables if searches(table) and not difference(table)]
+    others = [(table.experiment.name, text) for table in tables if (text := difference(table))]
+    lines = []
+    if same:
+        lines.append(f"The baselines get as many candidates, starts, epochs and seeds as kapsi in {', '.join(same)}.")
+    if others:
+        lines.append("The searches of the baselines differ from that of kapsi (each page has the numbers):")
+        lines += ["", *(f"- {escape_markdown(name)}: {escape_markdown(text)}" for name, text in others)]
+    return lines
+
+
+def _against(table: ResultTable) -> tuple[str, str]:
+    """Return the number of rows with an MSE at least 100 times lower than the paper, and not higher."""
+    pairs = printed_factors(table)
+    if table.experiment.metric != "mse" or not pairs or _is_sweep(table):
+        return "", ""
+    return f"{count(pairs, 100)} of {len(pairs)}", f"{count(pairs, 1)} of {len(pairs)}"
+
+
+def _is_sweep(table: ResultTable) -> bool:
+    return any(line.row.axes for line in table.lines)
+
+
+def _scores(table: ResultTable) -> str:
+    """Return the best score of a sweep, or the scores of a few rows, with the paper's in parentheses."""
+    metric = table.experiment.metric
+    best = max if table.experiment.higher_is_better else min
+    lines = [line for line in table.lines if line.result is not None]
+    if not lines:
+        return "not run"
+    if _is_sweep(table):
+        printed = [mean for line in lines for column in table.compared if (mean := line.paper[column].mean) is not None]
+        paper = f" ({score_text(metric, best(printed))})" if printed else ""
+        scores = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
+        return f"best {score_text(metric, best(scores))}{paper}" if scores else ""
+    if len(lines) > MAX_SCORES:
+        return ""
+    texts = []
+    for line in lines:
+        paper = "" if line.reference is None else f" ({score_text(metric, line.reference)})"
+        texts.append(f"{line.row.name} {score_text(metric, line.result.mean) if line.result else ''}{paper}")
+    return ", ".join(texts)
+
+
+def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
+    """Return the overview page of all experiments.
+
+    Args:
+        tables: the tables of all experiments.
+        commands: the command of each experiment.
+    """
+    text = [
+        "# Results",
+        "",
+        "The paper's experiments (arXiv 2407.04819), written by `kapsi reproduce all --summary`.",
+        "",
+        "The paper reports the best epoch on the test rows. Here, models are selected on validation rows of the training part, and"
+        " the test rows are evaluated once; columns under the paper's protocol are marked.",
+        "",
+        overview(tables),
+    ]
+    settings = {setting.text(): None for table in tables for setting in table.settings}
+    if settings:
+        text += ["## Versions and machines", "", *(f"- {escape_markdown(line)}" for line in settings), ""]
+    text += ["## Commands", "", "```"]
+    text += [commands[table.experiment.name] for table in tables if table.experiment.name in commands]
+    text += ["```", ""]
+    return "\n".join(text)
