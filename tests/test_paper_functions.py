@@ -467,7 +467,7 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
 
 
 def test_the_budget_of_a_run_is_the_number_of_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two candidates, 3 and 2 trials, 4 restarts in the first 5 epochs each; two of the five go on for 7; a refit of 3; warm-ups of 2.
+    # Trials: 3 and 2, each with 4 restarts in the first 5 epochs. Two of the five go on for 7, a refit has 3, warm-ups 2.
     solver = {"kind": "levenberg_marquardt", "tolerance": 0.0}
     warm = {"epochs": 2, "solver": {"kind": "adamw"}}
     options = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reproduce_procedure
 
+import reproduce_procedure
 from kapsi.cli.app import main
 from kapsi.errors import SpecError
 from kapsi.paper import expected as printed
@@ -446,7 +446,8 @@ def test_the_summary_of_all_experiments(tmp_path) -> None:
     line = overview([many], None).splitlines()[2]
     assert line.startswith("| tiny | 3 of 7 | 1 of 3 | 2 of 3 |")
     assert (
-        overview([build(experiment, EXPECTED, [])], "x/").splitlines()[2] == "| tiny | 0 of 7 |  |  | not run |  |  |  |"
+        overview([build(experiment, EXPECTED, [])], "x/").splitlines()[2]
+        == "| tiny | 0 of 7 |  |  | not run |  |  |  |"
     )
     page = readme([table], {"tiny": "kapsi reproduce tiny"})
     assert "kapsi reproduce tiny\n" in page

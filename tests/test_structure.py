@@ -242,6 +242,7 @@ def test_every_registered_function_of_the_package_is_public() -> None:
 
 OWN_FILES = ("training/losses.py", "training/solvers/")
 OTHER_MEANINGS = {
+    "paper/overview.py": "mse: a metric of results",
     "paper/render.py": "mse: a metric of results",
     "migrate.py": "converts the plain data of kapsi 0.1",
     "zoo/bayesian_network/": "gaussian: kind of a network",
