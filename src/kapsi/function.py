@@ -101,10 +101,18 @@ class Param:
         """Return the number of elements, a Python integer without overflow."""
         return math.prod(self.shape)
 
-    def draw(self, channels: int | None, generator: Generator | None) -> Tensor:
-        """Return initial values, float32 or the parameter's own type, drawn on the CPU."""
+    @property
+    def random(self) -> bool:
+        """Return whether the parameter is trained from random initial values, not from constants."""
+        init = self.init
+        return self.trainable and (callable(init) or isinstance(init, int | float) or init in ("normal", "uniform"))
+
+    def draw(self, channels: int | None, generator: Generator | None, rule: Initializer | None = None) -> Tensor:
+        """Return initial values, float32 or the parameter's own type, drawn on the CPU; by a rule if random and given one."""
         if channels is not None:
-            return torch.stack([self.draw(None, generator) for _ in range(channels)])
+            return torch.stack([self.draw(None, generator, rule) for _ in range(channels)])
+        if rule is not None and self.random:
+            return rule(self.shape, generator)
         if callable(self.init):
             drawn = self.init(self.shape, generator)
             if not isinstance(drawn, Tensor) or drawn.shape != self.shape:

@@ -1,19 +1,62 @@
-"""The measured size of ⟨κ(x), ψ(w)⟩ at initial values, the divisor of ψ."""
+"""Rules of initial values; the measured size of ⟨κ(x), ψ(w)⟩, the divisor of ψ."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from kapsi.contraction import contract_sum
 from kapsi.expansion.base import Expansion, clamp_to_domain, rms
 from kapsi.features import Features
+from kapsi.function import Initializer
 from kapsi.weights import Weights
 
 PROBE_SEED = 0x6B617073
 """Seed of the inputs of the measurement, unlikely to be a caller's: equal seeds draw weights equal to the inputs."""
+
+
+def _filled(fill: Callable[..., Any], shape: tuple[int, ...], generator: Generator | None) -> Tensor:
+    """Return a tensor filled by the fans of its shape, one axis counting as a row and none as a single element."""
+    drawn = torch.empty(shape if len(shape) > 1 else (1, math.prod(shape)), device="cpu")
+    if drawn.numel():
+        fill(drawn, generator=generator)
+    return drawn.reshape(shape)
+
+
+def _fan_out(drawn: Tensor, *, generator: Generator | None) -> None:
+    """Fill a tensor uniformly up to 1/√fan_out."""
+    bound = (drawn.numel() / drawn.shape[1]) ** -0.5
+    drawn.uniform_(-bound, bound, generator=generator)
+
+
+RULES: Mapping[str, Initializer] = {
+    "xavier_uniform": partial(_filled, nn.init.xavier_uniform_),
+    "xavier_normal": partial(_filled, nn.init.xavier_normal_),
+    "kaiming_uniform": partial(_filled, nn.init.kaiming_uniform_),
+    "fan_out": partial(_filled, _fan_out),
+}
+"""Initial values by the shape of a tensor alone."""
+
+
+@torch.no_grad()
+def add_linear(expansion: Expansion, rows: Tensor, in_features: int, generator: Generator | None) -> None:
+    """Add a linear function of the inputs, of random direction, to every row `(…, D)` of coefficients, in place.
+
+    Only an expansion with a grid is concerned: its columns are local, so independent coefficients make a rough function, whose
+    values out of the next grid's range and turning points within it are hard to train away.
+    """
+    if not expansion.has_grid():
+        return
+    shape = (*rows.shape[:-1], in_features)
+    weights = torch.randn(shape, generator=generator, device="cpu") * in_features**-0.5
+    linear = expansion.linear(weights)
+    if linear is not None:
+        rows.add_(linear.to(rows))
 
 
 def probe(expansion: Expansion, in_features: int, out_features: int) -> Tensor:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.expansion import Expansion, Identity
@@ -16,6 +16,9 @@ from kapsi.fusion import Fusion, Sum
 from kapsi.process import Process
 from kapsi.reconciliation import Dense, Reconciliation
 from kapsi.remainder import Remainder, ZeroRemainder
+
+Init: TypeAlias = Literal["smooth", "measured", "xavier_uniform", "xavier_normal", "kaiming_uniform", "fan_out"]
+"""Rules of initial values; see `HeadSpec`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class HeadSpec(Spec):
         channels: number of summed parameter sets w_c with the same κ, 1 to 2²⁰.
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
+        init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
+            to outputs of unit deviation for standard normal inputs. They differ on a grid: with `smooth`, `Dense` and `LowRank`
+            on B-splines (also nested or extended) add a random linear function to every row. The others fill all random
+            tensors of ψ and π without a scale, as `torch.nn.init` by their shapes (n, fan_in), one axis counting as a row, each
+            channel by itself: `xavier_uniform`, `xavier_normal`, `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out.
     """
 
     expansion: Expansion = Identity()
@@ -39,6 +47,7 @@ class HeadSpec(Spec):
     channels: int = option(1, minimum=1, maximum=2**20)
     before: tuple[Process, ...] = ()
     after: tuple[Process, ...] = ()
+    init: Init = "smooth"
 
 
 @dataclass(frozen=True)
@@ -142,12 +151,13 @@ def rpn(
     after: Sequence[Process | str] | Process | str = (),
     output: Sequence[Process | str] | Process | str = (),
     fusion: Fusion | str = Sum(),
+    init: Init = "smooth",
 ) -> ModelSpec:
     """Return the specification of a model of equal layers.
 
     Args:
         widths: numbers of features, from the inputs to the outputs.
-        expansion, reconciliation, remainder, bias, channels, before, after: see `HeadSpec`.
+        expansion, reconciliation, remainder, bias, channels, before, after, init: see `HeadSpec`.
         heads: number of equal heads in each layer, at least 1.
         output: processing after all layers except the last, such as the activation of an MLP.
         fusion: see `LayerSpec`.
@@ -171,6 +181,7 @@ def rpn(
             "channels": channels,
             "before": before,
             "after": after,
+            "init": init,
         },
         "rpn",
     )

@@ -109,6 +109,20 @@ class Expansion(Function, role="expansion"):
         """
         return None
 
+    def linear(self, weights: Tensor) -> Tensor | None:
+        """Return coefficients of linear functions: ⟨κ(x), c⟩ = ⟨w, x⟩; None (default) if κ has no such coefficients.
+
+        The inputs of an expansion with a domain [low, high] count from its center in half its width, from −1 to 1; a grid
+        of steps has the function up to half an interval.
+
+        Args:
+            weights: w, `(..., m)`.
+
+        Returns:
+            c, `(..., D)`.
+        """
+        return None
+
     @abstractmethod
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         """Return κ(x) for x of shape `(..., m)`."""

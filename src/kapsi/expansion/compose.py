@@ -96,6 +96,19 @@ class Extended(ComposedExpansion, name="extended"):
         values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(finer_parts)}
         return Refinement(Extended(parts), values, columns)
 
+    def linear(self, weights: Tensor) -> Tensor | None:
+        """Return the coefficients of equal shares of all parts that have linear functions, 0 for the others."""
+        rows = [part.linear(weights) for part in self.parts]
+        count = sum(row is not None for row in rows)
+        if not count:
+            return None
+        sizes = [part.out_features(weights.shape[-1]) for part in self.parts]
+        shares = (
+            weights.new_zeros(*weights.shape[:-1], size) if row is None else row / count
+            for row, size in zip(rows, sizes, strict=True)
+        )
+        return torch.cat(tuple(shares), -1)
+
     def takes_sparse(self) -> bool:
         return all(part.takes_sparse() for part in self.parts)
 
@@ -181,6 +194,13 @@ class Nested(ComposedExpansion, name="nested"):
             return None
         values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
         return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
+
+    def linear(self, weights: Tensor) -> Tensor | None:
+        """Return the coefficients in the last part: each part has those of the part before as weights."""
+        rows: Tensor | None = weights
+        for part in self.parts:
+            rows = None if rows is None else part.linear(rows)
+        return rows
 
     def takes_sparse(self) -> bool:
         """Return whether the last part takes sparse inputs and the others are the identity."""

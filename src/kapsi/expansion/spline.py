@@ -173,6 +173,21 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     def clamped(self) -> BSpline:
         return replace(self, extrapolation="clamp") if self.extrapolation == "error" else self
 
+    def linear(self, weights: Tensor) -> Tensor:
+        """Return the means of the inner knots of each function (Greville's points) times the weights."""
+        points = self._greville().to(weights)
+        return (points.unsqueeze(-1) * weights.unsqueeze(-2)).flatten(-2)
+
+    def _greville(self) -> Tensor:
+        """Return Greville's point of each function, `(intervals + degree,)`, −1 and 1 at the ends of the range."""
+        count, degree = self.intervals, self.degree
+        if not isinstance(self.knots, tuple):
+            number = torch.arange(count + degree, dtype=torch.float64, device="cpu")
+            return (2 * number - degree + 1) / count - 1
+        breakpoints = torch.tensor(self.knots, dtype=torch.float64, device="cpu").unsqueeze(-1)
+        knots = with_outer_knots((breakpoints - self.low) / (self.high - self.low) * 2 - 1, degree).squeeze(-1)
+        return knots[1:-1].unfold(0, degree, 1).mean(-1) if degree else (knots[1:] + knots[:-1]) / 2
+
     # -------------------------------------------------------------------------------- calibration
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:

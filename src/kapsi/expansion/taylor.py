@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion
@@ -78,6 +79,10 @@ class Taylor(Expansion, name="taylor"):
 
     def takes_sparse(self) -> bool:
         return True
+
+    def linear(self, weights: Tensor) -> Tensor:
+        """Return w for the inputs themselves, which come first, and 0 for all products."""
+        return F.pad(weights, (0, self.out_features(weights.shape[-1]) - weights.shape[-1]))
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = features_of(x)

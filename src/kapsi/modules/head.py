@@ -14,7 +14,7 @@ from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
 from kapsi.features import DenseFeatures, Features, check_formed, formed
 from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
-from kapsi.initial import output_rms, probe
+from kapsi.initial import RULES, add_linear, output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import LayerNorm, pipeline
 from kapsi.reconciliation import Reconciliation
@@ -87,6 +87,11 @@ class Head(nn.Module):
             self.after = pipeline(spec.after, columns, device, dtype)
             psi = _declared(spec.reconciliation, out_features, self.factors)
             pi = _declared(spec.remainder, in_features, out_features)
+            if spec.init in RULES and not any(param.random for params in (psi, pi) for _, param in flatten(params)):
+                raise SpecError(
+                    f"init={spec.init!r} has no effect: {spec.reconciliation} and {spec.remainder} have no random initial "
+                    "values; leave init out"
+                )
             if (device or torch.get_default_device()).type != "meta":
                 check_trained(spec, psi, pi, out_features, self.factors, dtype)
             self.psi = Store(psi, channels, device, dtype)
@@ -187,21 +192,27 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors and scale ψ to outputs of unit deviation for standard normal inputs."""
+        """Draw all tensors by the rule `init`; without a rule by shapes, scale ψ to outputs of unit deviation for normal inputs."""
         if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             return
         generator = as_generator(seed)
         for module in (*self.before, *self.after):
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
-        for store in (self.kappa, self.psi, self.pi):
-            store.reset(generator)
+        rule = RULES.get(self.spec.init)
+        self.kappa.reset(generator)
+        self.psi.reset(generator, rule)
+        self.pi.reset(generator, rule)
         if self.bias is not None:
             self.bias.zero_()
+        psi = self.spec.reconciliation
+        if self.spec.init == "smooth" and psi.rows in self.psi.names():
+            add_linear(self.spec.expansion, self.psi[psi.rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())
-        if weights:
-            self.spec.reconciliation.scale(weights, self._gain / self._output_rms(weights[0]))
-        self.spec.remainder.scale(self.pi, self.in_features, self.out_features, self._gain)
+        if rule is None:
+            if weights:
+                psi.scale(weights, self._gain / self._output_rms(weights[0]))
+            self.spec.remainder.scale(self.pi, self.in_features, self.out_features, self._gain)
         self.validate()
 
     def _output_rms(self, like: Tensor) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.errors import SpecError, check_integer, unknown
-from kapsi.function import MAX_TENSOR, Param, Params, flatten
+from kapsi.function import MAX_TENSOR, Initializer, Param, Params, flatten
 
 __all__ = ["Seed", "Store", "as_generator", "memory"]
 
@@ -114,16 +114,16 @@ class Store(nn.Module):
         return any(param.trainable for _, param in flatten(self._declared))
 
     @torch.no_grad()
-    def reset(self, generator: Generator | None = None) -> None:
-        """Draw new initial values."""
+    def reset(self, generator: Generator | None = None, rule: Initializer | None = None) -> None:
+        """Draw new initial values, of random parameters by a rule if one is given."""
         for name, param in self._declared.items():
             if isinstance(param, Param):
                 sizes = " × ".join(f"{size:,}" for size in self[name].shape)
                 with memory(f"initial values of {name!r}, {sizes} elements,"):
-                    drawn = param.draw(self._channels, generator)
+                    drawn = param.draw(self._channels, generator, rule)
                 self[name].copy_(drawn)
             else:
-                self[name].reset(generator)
+                self[name].reset(generator, rule)
 
     def assign(self, values: Mapping[str, Any], where: str = "Store") -> None:
         """Set some tensors in place; an invalid name or shape leaves all unchanged.
