@@ -929,7 +929,7 @@ def test_numbers_beyond_the_type_of_a_tensor_are_refused() -> None:
 
 
 def test_initial_values_that_do_not_fit_into_memory_are_an_error_of_ours(monkeypatch) -> None:
-    def full(self, channels, generator):
+    def full(self, channels, generator, rule):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 1 byte")
 
     monkeypatch.setattr(kp.Param, "draw", full)

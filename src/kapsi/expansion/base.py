@@ -109,6 +109,10 @@ class Expansion(Function, role="expansion"):
         """
         return None
 
+    def rough(self) -> bool:
+        """Return whether independent coefficients make a rough function: products of the pieces of a grid."""
+        return False
+
     def linear(self, weights: Tensor) -> Tensor | None:
         """Return coefficients of linear functions: ⟨κ(x), c⟩ = ⟨w, x⟩; None (default) if κ has no such coefficients.
 

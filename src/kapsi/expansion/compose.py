@@ -44,6 +44,9 @@ class ComposedExpansion(Expansion):
     def has_grid(self) -> bool:
         return any(part.has_grid() for part in self.parts)
 
+    def rough(self) -> bool:
+        return any(part.rough() for part in self.parts)
+
 
 @dataclass(frozen=True)
 class Extended(ComposedExpansion, name="extended"):
@@ -194,6 +197,10 @@ class Nested(ComposedExpansion, name="nested"):
             return None
         values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
         return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
+
+    def rough(self) -> bool:
+        grid_inside = not self.element_wise() and any(part.has_grid() for part in self.parts[:-1])
+        return grid_inside or super().rough()
 
     def linear(self, weights: Tensor) -> Tensor | None:
         """Return the coefficients in the last part: each part has those of the part before as weights."""

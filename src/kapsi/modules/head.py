@@ -192,7 +192,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, seed: Seed = None) -> None:
-        """Draw all tensors by the rule `init`; without a rule by shapes, scale ψ to outputs of unit deviation for normal inputs."""
+        """Draw all tensors by the rule `init` of the specification."""
         if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             return
         generator = as_generator(seed)
@@ -206,8 +206,8 @@ class Head(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
         psi = self.spec.reconciliation
-        if self.spec.init == "smooth" and psi.rows in self.psi.names():
-            add_linear(self.spec.expansion, self.psi[psi.rows], self.in_features, generator)
+        if self.spec.init == "smooth" and psi.linear_rows in self.psi.names():
+            add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())
         if rule is None:
             if weights:

@@ -42,7 +42,7 @@ class Reconciliation(Function, role="reconciliation"):
     compact: ClassVar[Mapping[str, Any]] = {}
     """Options of a small instance, suggested if another ψ is too large for a wide κ; empty: never suggested."""
 
-    rows: ClassVar[str] = ""
+    linear_rows: ClassVar[str] = ""
     """Name of a trained tensor `(…, D)` of which every row is a combination of columns of κ; empty without such a tensor."""
 
     @property

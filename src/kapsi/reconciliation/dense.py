@@ -29,7 +29,7 @@ class Dense(Reconciliation, name="dense", aliases=("identity",)):
     """
 
     multilinear = True
-    rows = "matrix"
+    linear_rows = "matrix"
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         columns = factors[0] * factors[1]

@@ -29,7 +29,7 @@ class LowRank(Reconciliation, name="low_rank", aliases=("lorr", "lowrank")):
 
     examples = ({}, {"rank": 1}, {"rank": 5})
     multilinear = True
-    rows = "right"
+    linear_rows = "right"
 
     rank: int = option(2, minimum=1, maximum=2**40)
 

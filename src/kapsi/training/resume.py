@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kapsi.errors import SpecError
 from kapsi.modules import Model
-from kapsi.spec import to_dict
+from kapsi.spec import from_dict, to_dict
 from kapsi.training.checkpoint import Checkpoints, Saved, differences
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -185,7 +185,8 @@ class Recorder:
         differing = list(differences(dict(_flat(identity["config"])), dict(_flat(data["identity"]["config"]))))
         for name in ("model", "spec", "data", "validation"):
             # JSON has lists for tuples.
-            if json.loads(json.dumps(identity[name])) != data["identity"][name]:
+            saved_part = _with_defaults(data["identity"][name]) if name == "spec" else data["identity"][name]
+            if json.loads(json.dumps(identity[name])) != saved_part:
                 differing.append("the " + {"spec": "model", "validation": "validation rows"}.get(name, name))
         context = self.checkpoints.context
         differing += [name for name in context if context[name] != data["context"].get(name)]
@@ -216,6 +217,11 @@ class Recorder:
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
         return parts
+
+
+def _with_defaults(spec: Any) -> Any:
+    """Return a specification of an earlier version with the options that have come since."""
+    return spec if spec is None else json.loads(json.dumps(to_dict(from_dict(spec))))
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
