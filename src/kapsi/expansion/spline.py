@@ -15,14 +15,14 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import DataError, SpecError
-from kapsi.expansion.base import ElementWise, Interval, Refinement
+from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval, Refinement
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
 from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_pieces_at, uniform_rate
@@ -101,6 +101,8 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         {"intervals": 4, "checkpoint": True},
         {"knots": (-1.0, 0.1, 1.0), "checkpoint": True},
     )
+
+    margin: ClassVar[float] = HIDDEN_MARGIN
 
     intervals: int = option(5, minimum=1, maximum=MAX_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
