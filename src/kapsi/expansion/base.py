@@ -233,7 +233,7 @@ def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:
 
 
 def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
-    """Return inputs `(rows, m)` stretched about the center of each column by the margin, and at least to the width of the domain."""
+    """Return inputs `(rows, m)` stretched about their center by the margin, and at least to the width of the domain."""
     low, high = x.amin(0), x.amax(0)
     center, half = low / 2 + high / 2, high / 2 - low / 2
     domain_low, domain_high = common_domain(expansion, x.shape[-1])
