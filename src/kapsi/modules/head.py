@@ -210,6 +210,7 @@ class Head(nn.Module):
             or x.dim() == 0
             or x.shape[-1] != self.in_features
             or not x.is_floating_point()
+            or self._owner  # with the processing of another head
             or modules["before"]._modules  # type: ignore[union-attr]
             or modules["after"]._modules  # type: ignore[union-attr]
             or psi._forward_pre_hooks  # type: ignore[union-attr]
