@@ -130,18 +130,26 @@ class Head(nn.Module):
         if not after._modules:
             return features
         first, *others = after
-        if (
+        where = f"Head({self.in_features} → {self.out_features}): processing after κ"
+        if not self._folds(after, first):
+            return DenseFeatures(after(formed(features, where)))
+        features = features.normalized(cast(nn.LayerNorm, first).eps)
+        if not others:
+            return features
+        values = formed(features, where)
+        for step in others:
+            values = step(values)
+        return DenseFeatures(values)
+
+    def _folds(self, after: nn.Module, first: nn.Module) -> bool:
+        """Return whether the first step after κ is a layer norm that folds into the product, and no hook needs its call."""
+        return (
             self._fold
             and isinstance(first, nn.LayerNorm)
             and not first.elementwise_affine
             and not must_be_called(first)
-        ):
-            features = features.normalized(first.eps)
-            if not others or must_be_called(after):
-                return features
-            after = nn.Sequential(*others)
-        values = formed(features, f"Head({self.in_features} → {self.out_features}): processing after κ")
-        return DenseFeatures(after(values))
+            and not must_be_called(after)
+        )
 
     def check_inputs(self, x: Tensor) -> None:
         """Raise a `DataError` if inputs do not match the head, before any computation."""

@@ -91,7 +91,9 @@ def hooks(function: Function) -> None:
     seen: list[Any] = []
     heads[-1].register_forward_pre_hook(lambda _, arguments: (arguments[0] * 0.5, *arguments[1:]))
     heads[0].register_forward_hook(lambda _, arguments, output: 2 * output)
-    heads[0].register_full_backward_hook(lambda _, before, after: seen.append((before[0], after[0])))
+    heads[0].register_full_backward_hook(
+        lambda _, before, after: seen.append((cast(Any, before)[0], cast(Any, after)[0]))
+    )
     leaf = x.clone().requires_grad_()
     y = hooked(leaf)
     assert_close(y, expected, "the output with hooks")
@@ -104,7 +106,7 @@ def hooks(function: Function) -> None:
         before = torch.zeros_like(x) if before is None else before
         assert_close(before, of_inputs[0], "the gradient of the input in a backward hook")
     called: list[nn.Module] = []
-    handle = register_module_forward_hook(lambda module, *_: called.append(module))  # type: ignore[arg-type]
+    handle = register_module_forward_hook(lambda module, *_: called.append(module))
     try:
         y = model(x)
     finally:
