@@ -440,7 +440,7 @@ def test_pictures_are_drawn_and_the_same_every_time(tmp_path, kind, rows, files,
 def test_the_summary_of_all_experiments(tmp_path) -> None:
     table = full(tmp_path)
     few = "a 2.33e-05 (0.01), b 0.00133 (0.005), c 0.2 (0.01)"
-    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 62 | 54 s |"
+    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 60 to 62 | 54 s |"
     experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     many = build(experiment, EXPECTED, made(experiment, SCORES))
     line = overview([many], None).splitlines()[2]
