@@ -143,6 +143,59 @@ def test_wrong_options_are_errors() -> None:
             ablation.read_options(Run("a", "row", "kapsi", 0, procedure="ablation", **changed))
 
 
+def test_digits_have_an_image_and_the_weights_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 256, (40, 784)).astype(np.uint8), np.arange(40) % 3
+    data = ImageData(
+        x, y, x[::-1].copy(), y[::-1].copy(), mean=(0.1307,), std=(0.3081,), shape=(1, 28, 28), classes=("0", "1", "2")
+    )
+    monkeypatch.setattr(ablation, "load_images", lambda name, folder: data)
+    trained: list[kp.Model] = []
+
+    def kept(model: kp.Model, *given: Any) -> Any:
+        trained.append(model)
+        return kp.fit(model, *given)
+
+    monkeypatch.setattr(ablation, "fit", kept)
+    head = {"expansion": {"kind": "taylor", "degree": 2}}
+    digits = outcome(head=head, digits=True, train={"epochs": 1}).extra["digits"]
+    psi = trained[0].layers[0].heads[0].weights().dense().detach().double().reshape(3, -1).numpy()
+    assert [digit["class"] for digit in digits] == [0, 1, 2]
+    for number, digit in enumerate(digits):
+        first = np.flatnonzero(data.test_y == number)[0]
+        assert np.array_equal(ablation.unpacked(digit["image"], 784), data.test_x[first])
+        # A square of the grid: the products of the pixel (2, 5) with the pixels in rows 4 to 7 and columns 8 to 11.
+        products = psi[number, 784:].reshape(28, 28, 28, 28)
+        means = products.reshape(28, 28, 7, 4, 7, 4).mean((3, 5))
+        for shown, values in (
+            (ablation.unpacked(digit["pixels"], 784).reshape(28, 28), psi[number, :784].reshape(28, 28)),
+            (ablation.unpacked(digit["products"], 196**2).reshape(28, 7, 28, 7)[2, 1, 5, 2], means[2, 5, 1, 2]),
+        ):
+            largest = np.abs(psi[number, :784]).max() if np.ndim(shown) else np.abs(means).max()
+            step = largest / ablation.GRAYS
+            assert np.abs((shown.astype(float) - ablation.GRAYS) * step - values).max() <= step / 2 + 1e-6
+    assert (
+        "digits"
+        not in ablation.run(
+            Run("a", "r", "kapsi", 1, options={"head": head, "digits": True}, procedure="ablation", metric="accuracy")
+        ).extra
+    )
+    with pytest.raises(SpecError, match="digits: pictures taylor of degree 2"):
+        outcome(head={"expansion": "fourier"}, digits=True)
+    with pytest.raises(ValueError, match="expected 5 bytes"):
+        ablation.unpacked(digits[0]["image"], 5)
+    with pytest.raises(ValueError, match="not compressed"):
+        ablation.unpacked("AAAA", 5)
+
+
+def test_grids_of_processing_are_built() -> None:
+    for run in load_shipped("mnist-processing").plan().runs:
+        head, (expansion, before, after) = ablation.read_options(run).head, run.row.split(" · ")
+        assert head.expansion.name == expansion
+        assert [step.name for step in head.before] == [before] * (before != "none")
+        assert [step.name for step in head.after] == [after] * (after != "none")
+
+
 # ------------------------------------------------------------------------------------------------ the grid
 
 

@@ -17,7 +17,7 @@ from kapsi.paper import expected as printed
 from kapsi.paper import experiment as experiments
 from kapsi.paper.baselines import comparisons, difference
 from kapsi.paper.expected import Expected, Printed, load_expected
-from kapsi.paper.experiment import Budget, Experiment, Outcome, load
+from kapsi.paper.experiment import Budget, Experiment, Outcome, PaperComparison, load
 from kapsi.paper.overview import against_baselines, overview, readme
 from kapsi.paper.pictures import pictures
 from kapsi.paper.render import as_html, as_markdown, as_text
@@ -246,6 +246,15 @@ def test_parameters_are_a_range_where_seeds_select_models_of_different_sizes(tmp
     assert "| 1,725,954 |" in as_markdown(table)
 
 
+def test_the_overview_names_the_headline_of_a_row_with_another_one(tmp_path) -> None:
+    first, *others = tiny(tmp_path).methods
+    first, own = replace(first, rows=("a", "b")), replace(first, name="own", label="an MLP", rows=("c",))
+    experiment = replace(tiny(tmp_path), methods=(first, own, *others), compare=PaperComparison())
+    results = made(experiment, {("a", "kapsi"): [1.0], ("b", "kapsi"): [2.0], ("c", "own"): [3.0]})
+    shown = overview([build(experiment, Expected(), results)])
+    assert "a 1, b 2, c 3 (an MLP)" in shown
+
+
 def test_marks_go_by_the_number_of_results(tmp_path) -> None:
     experiment = tiny(tmp_path)
     own = made(experiment, {("a", "kapsi"): [1.0, 1.0, 1.0]})
@@ -416,6 +425,7 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
         ("depth-heads", "{grid: [{layers: 1..2}, {heads: 1..2}]}", ["tiny.svg"]),
         ("learning-curves", "[a, b]", ["tiny.svg"]),
         ("ablation", GRID, ["tiny-bars.svg", "tiny-maps.svg"]),
+        ("pairs", "[a]", ["tiny-pairs.svg"]),
     ],
 )
 @pytest.mark.parametrize("metric", ["mse", "accuracy"])
@@ -440,7 +450,7 @@ def test_pictures_are_drawn_and_the_same_every_time(tmp_path, kind, rows, files,
 def test_the_summary_of_all_experiments(tmp_path) -> None:
     table = full(tmp_path)
     few = "a 2.33e-05 (0.01), b 0.00133 (0.005), c 0.2 (0.01)"
-    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 60 to 62 | 54 s |"
+    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 62 | 54 s |"
     experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     many = build(experiment, EXPECTED, made(experiment, SCORES))
     line = overview([many], None).splitlines()[2]

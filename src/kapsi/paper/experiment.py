@@ -33,7 +33,9 @@ Metric = Literal["mse", "accuracy"]
 Protocol = Literal["validation", "paper"]
 """`validation`: selection on validation rows of the training part, one evaluation of the test rows. `paper`: the protocol of the
 paper, the best epoch on the test rows."""
-Picture = Literal["functions", "rank-sweep", "learning-curves", "ablation", "depth-heads", "dependency"]
+Picture = Literal[
+    "functions", "rank-sweep", "learning-curves", "ablation", "depth-heads", "dependency", "pairs", "digits"
+]
 THREADS = {"images": 2, "ablation": 2}
 """Default number of threads by procedure (otherwise 1); results depend on it, so it belongs to a run's configuration."""
 MAX_THREADS, MAX_RUNS = 1024, 200_000
@@ -544,7 +546,7 @@ FOLDER = Path(__file__).parent / "experiments"
 _ORDER = (
     *("elementary", "composite", "feynman", "feynman-rest", "discrete", "text-bigrams", "kan-text", "tabular"),
     *("elementary-variants", "composite-variants", "feynman-variants", "rank-sweep", "depth-width", "mnist-ablation"),
-    *("learning-curves", "dependency"),
+    *("mnist-processing", "mnist-rank", "mnist-digits", "learning-curves", "dependency"),
 )
 
 

@@ -91,7 +91,10 @@ def _is_sweep(table: ResultTable) -> bool:
 
 
 def _scores(table: ResultTable) -> str:
-    """Return the best score of a sweep, or the scores of a few rows, with the paper's in parentheses."""
+    """Return the best score of a sweep, or the scores of a few rows.
+
+    The paper's score is in parentheses, and so is the label of a headline that differs from that of most rows.
+    """
     metric = table.experiment.metric
     best = max if table.experiment.higher_is_better else min
     lines = [line for line in table.lines if line.result is not None]
@@ -104,9 +107,14 @@ def _scores(table: ResultTable) -> str:
         return f"best {score_text(metric, best(scores))}{paper}" if scores else ""
     if len(lines) > MAX_SCORES:
         return ""
+    labels = [line.headline.label for line in lines if line.headline is not None]
+    usual = max(labels, key=labels.count)
     texts = []
     for line in lines:
-        paper = "" if line.reference is None else f" ({score_text(metric, line.reference)})"
+        printed = "" if line.reference is None else score_text(metric, line.reference)
+        own = line.headline.label if line.headline is not None and line.headline.label != usual else ""
+        inside = "; ".join(part for part in (printed, own) if part)
+        paper = f" ({inside})" if inside else ""
         texts.append(f"{line.row.name} {score_text(metric, line.result.mean) if line.result else ''}{paper}")
     return ", ".join(texts)
 

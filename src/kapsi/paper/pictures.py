@@ -1,4 +1,4 @@
-"""Pictures of results as SVG: errors against the paper, rank sweep, learning curves, ablation, depth and heads.
+"""Pictures of results as SVG: errors against the paper, rank sweep, learning curves, ablation, iris, expanded digits.
 
 matplotlib is imported for the first picture only; equal results give equal files.
 """
@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from kapsi.data.images import DEVIATIONS, MEANS
+from kapsi.errors import DataError
 from kapsi.paper.expected import LABELS
+from kapsi.paper.procedures.ablation import GRAYS, POOLED, SIDE, copies, unpacked
 from kapsi.paper.store import Result
 from kapsi.paper.tables import Line, ResultTable, shown_results
 from kapsi.plots import STYLE, _matplotlib
@@ -55,6 +58,8 @@ def pictures(table: ResultTable, results: Iterable[Result] = ()) -> list[Picture
         "learning-curves": lambda matplotlib, shown: _learning(matplotlib, shown, curves),
         "ablation": _ablation,
         "dependency": lambda matplotlib, shown: _dependency(shown, curves),
+        "pairs": lambda matplotlib, shown: _pairs(matplotlib, shown),
+        "digits": lambda matplotlib, shown: _digits(matplotlib, shown, curves),
     }
     for kind in experiment.pictures:
         if not table.done:
@@ -246,6 +251,76 @@ def _dependency(table: ResultTable, results: Mapping[tuple[str, str], Sequence[R
             file = re.sub(r"[^A-Za-z0-9_.-]+", "-", line.row.name)
             made.append((f"{table.experiment.title}: {line.row.name}", f"-{file}", draw(graphs)))
     return made
+
+
+def _pairs(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:
+    """Draw iris: every pair of columns below the diagonal, the values of each column on it, by species."""
+    from sklearn.datasets import load_iris
+
+    data = load_iris()
+    x, y = np.asarray(data.data), np.asarray(data.target)
+    names = [name.removesuffix(" (cm)") for name in data.feature_names]
+    figure = _figure(matplotlib, 7.0, 6.4)
+    colors = matplotlib.colormaps["tab10"]
+    count = len(names)
+    handles = {}
+    for i in range(count):
+        for j in range(i + 1):
+            axes = figure.add_subplot(count, count, i * count + j + 1)
+            for number, species in enumerate(map(str, data.target_names)):
+                rows = x[y == number]
+                if i == j:
+                    bins = np.linspace(x[:, i].min(), x[:, i].max(), 16)
+                    axes.hist(rows[:, i], bins, color=colors(number), alpha=0.6)
+                else:
+                    style = {"ls": "", "marker": ".", "ms": 3.5, "mew": 0, "color": colors(number), "alpha": 0.7}
+                    (handles[species],) = axes.plot(rows[:, j], rows[:, i], **style)
+            if i == count - 1:
+                axes.set_xlabel(f"{names[j]} / cm")
+            if j == 0:
+                axes.set_ylabel("flowers" if i == 0 else f"{names[i]} / cm")
+    figure.legend(list(handles.values()), list(handles), loc="upper right", bbox_to_anchor=(0.98, 0.98), markerscale=3)
+    return [(f"{table.experiment.title}: pairs of columns", "-pairs", figure)]
+
+
+def _digits(
+    matplotlib: Any, table: ResultTable, results: Mapping[tuple[str, str], Sequence[Result]]
+) -> list[tuple[str, str, Any]]:
+    """Draw for each class a test image, κ(x) and ψ, for pixels and for products of two pixels."""
+    recorded = [result.extra["digits"] for group in results.values() for result in group if "digits" in result.extra]
+    if not recorded:
+        return []
+    try:
+        digits = [(digit["class"], *_expanded(digit)) for digit in recorded[0]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{table.experiment.name}.jsonl: extra.digits is not as recorded ({error}); run it again"
+        ) from None
+    figure = _figure(matplotlib, 6.6, 1.55 * len(digits) + 0.5)
+    headings = ("κ(x), order 1", "κ(x), order 2", "ψ, order 1", "ψ, order 2")
+    for row, (name, *panels) in enumerate(digits):
+        for column, panel in enumerate(panels):
+            axes = figure.add_subplot(len(digits), 4, 4 * row + column + 1)
+            largest = float(np.abs(panel).max()) or 1.0
+            # Few levels of gray: the SVG holds the panel as PNG, which is a quarter of the size of all levels.
+            levels = np.rint(panel / largest * GRAYS) / GRAYS
+            axes.imshow(levels, cmap="gray", vmin=-1, vmax=1, interpolation="none")
+            axes.set(xticks=[], yticks=[])
+            if row == 0:
+                axes.set_title(headings[column])
+            if column == 0:
+                axes.set_ylabel(str(name), rotation=0, labelpad=8)
+    return [(table.experiment.title, "", figure)]
+
+
+def _expanded(digit: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the panels of a recorded digit: κ(x) and ψ, each for pixels and for products of two pixels."""
+    side = SIDE * SIDE // POOLED
+    image = unpacked(digit["image"], SIDE**2) / 255.0
+    x = (image - MEANS["mnist"][0]) / DEVIATIONS["mnist"][0]
+    pixels = unpacked(digit["pixels"], SIDE**2) / GRAYS - 1.0
+    products = unpacked(digit["products"], side**2) / GRAYS - 1.0
+    return x.reshape(SIDE, SIDE), copies(np.outer(x, x)), pixels.reshape(SIDE, SIDE), products.reshape(side, side)
 
 
 def _ablation(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]]:

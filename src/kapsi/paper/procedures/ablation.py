@@ -7,22 +7,28 @@ defaults are the same for every number of classes.
 
 from __future__ import annotations
 
+import base64
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kapsi.calibrate import calibrate
-from kapsi.data.images import load_images
+from kapsi.data.images import ImageData, load_images
 from kapsi.errors import DataError, KapsiError, SpecError
+from kapsi.expansion import Taylor
 from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option
 from kapsi.modules import Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.dry_run import dry_run, refuse
+from kapsi.reconciliation import Dense
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, to_dict
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit
@@ -33,6 +39,12 @@ MAX_ELEMENTS = 2**26
 """Elements of the largest tensor in the evaluation of test rows: a hypernet computes its matrix for each batch."""
 MAX_BATCH = 2048
 PIXELS = {"mnist": 784, "cifar10": 3072}
+SIDE = 28
+"""Height and width of an image of MNIST."""
+POOLED = 4
+"""Height and width of the squares averaged in the picture of ψ for products of pixels."""
+GRAYS = 7
+"""Steps of gray from zero to the largest entry of ψ."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,8 @@ class AblationOptions(Spec):
         train: training options; the loss is the cross-entropy, the solver AdamW.
         train_rows: number of leading training rows; null for all.
         test_rows: number of leading test rows; null for all.
+        digits: record the first test image of each class, and ψ of its class, for a picture; with seed 0 only, of `taylor` of
+            degree 2 with `dense` on MNIST.
     """
 
     data: Literal["mnist", "cifar10"] = "mnist"
@@ -52,6 +66,12 @@ class AblationOptions(Spec):
     train: TrainConfig = TrainConfig()
     train_rows: int | None = option(None, minimum=1)
     test_rows: int | None = option(None, minimum=1)
+    digits: bool = False
+
+    def check(self) -> None:
+        pictured = self.head.expansion == Taylor(2) and self.head.reconciliation == Dense() and self.data == "mnist"
+        if self.digits and not pictured:
+            raise SpecError("digits: pictures taylor of degree 2 with dense on mnist; leave it out for other heads")
 
 
 def run(run: Run) -> Outcome:
@@ -93,6 +113,8 @@ def run(run: Run) -> Outcome:
         "cpu_seconds_of_fit": round(fitted - calibrated, 3),
         "cpu_seconds_of_test": round(time.process_time() - fitted, 3),
     }
+    if options.digits and run.seed == 0:
+        extra["digits"] = _digits(model, images, classes)
     return Outcome(float(correct.double().mean()), None, trained_count(model), fitted - started, extra)
 
 
@@ -141,3 +163,70 @@ def _elements(model: Model) -> int:
     """Return the number of elements per row of the layer's largest tensor."""
     few, many = (torch.Size(explain(model, batch=batch)[0].shape).numel() for batch in (64, 128))
     return -(-(many - few) // 64)
+
+
+# ------------------------------------------------------------------------------------------------ digits
+
+
+def _digits(model: Model, images: ImageData, classes: int) -> list[dict[str, Any]]:
+    """Return the first test image of each class, and ψ of its output: for the pixels and, averaged, for their products."""
+    with torch.no_grad():
+        psi = model.layers[0].heads[0].weights().dense().float().reshape(classes, -1).numpy()
+    recorded = []
+    for digit in range(classes):
+        index = int(np.flatnonzero(images.test_y == digit)[0])
+        pixels, products = psi[digit, : SIDE**2], psi[digit, SIDE**2 :]
+        recorded.append(
+            {
+                "class": digit,
+                "image": packed(images.test_x[index]),
+                "pixels": packed(_grays(pixels)),
+                "products": packed(_grays(copies(products.reshape(SIDE**2, SIDE**2)))),
+            }
+        )
+    return recorded
+
+
+def copies(products: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a matrix by pairs of pixels `(784, 784)` as a grid of 28 × 28 images, `(196, 196)`, means over squares.
+
+    The image at the place of a pixel has the products with this pixel.
+    """
+    grid = products.reshape(SIDE, SIDE, SIDE, SIDE).transpose(0, 2, 1, 3).reshape(SIDE**2, SIDE**2)
+    small = SIDE**2 // POOLED
+    means: npt.NDArray[Any] = grid.reshape(small, POOLED, small, POOLED).mean((1, 3))
+    return means
+
+
+def _grays(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return values as steps of gray, zero in the middle."""
+    largest = max(float(np.abs(values).max()), 1e-30)
+    return (np.rint(values / largest * GRAYS) + GRAYS).astype(np.uint8)
+
+
+def packed(values: npt.NDArray[np.uint8]) -> str:
+    """Return bytes as compressed text."""
+    return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
+
+
+def unpacked(text: str, size: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a text of `packed`.
+
+    Args:
+        text: the text.
+        size: number of bytes; more are not read.
+
+    Raises:
+        ValueError: another number of bytes, or other text.
+
+    Example:
+        >>> unpacked(packed(np.arange(3, dtype=np.uint8)), 3)
+        array([0, 1, 2], dtype=uint8)
+    """
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
+    except zlib.error as error:
+        raise ValueError(f"not compressed: {error}") from None
+    if len(data) != size:
+        raise ValueError(f"expected {size} bytes")
+    return np.frombuffer(data, dtype=np.uint8)
