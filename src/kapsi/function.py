@@ -12,12 +12,13 @@ import math
 import re
 import types
 import typing
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from kapsi.errors import (
     SpecError,
@@ -132,7 +133,15 @@ class Param:
         return torch.randn(self.shape, generator=generator, device="cpu") * self.init
 
 
-Params: TypeAlias = "Mapping[str, Param | Params]"
+class Submodule:
+    """A module declared by a function among its parameters, built and owned by the head: processing inside of κ."""
+
+    @abstractmethod
+    def build(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        """Return the module."""
+
+
+Params: TypeAlias = "Mapping[str, Param | Submodule | Params]"
 """Parameters declared by a function, by name; nested for functions made of functions."""
 
 
@@ -586,11 +595,11 @@ def short_form(value: Any) -> str:
 
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:
-    """Yield all parameters of a nested declaration with dotted names."""
+    """Yield all parameters of a nested declaration with dotted names, without those of submodules."""
     if not isinstance(params, Mapping):
         raise SpecError(f"expected Param, or mappings of names to Param, got {shown(params)}")
     for name, param in params.items():
         if isinstance(param, Param):
             yield prefix + name, param
-        else:
+        elif not isinstance(param, Submodule):
             yield from flatten(param, f"{prefix}{name}.")

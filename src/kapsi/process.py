@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from kapsi.derivatives import layer_norm
 from kapsi.errors import DataError
-from kapsi.function import Function, option
+from kapsi.features import DenseFeatures, Features, formed
+from kapsi.function import Function, Submodule, option
 
 
 class Process(Function, role="process"):
@@ -42,6 +43,44 @@ def pipeline(
 ) -> nn.Sequential:
     """Return the modules of several steps in order."""
     return nn.Sequential(*[step.module(features, device, dtype) for step in steps])
+
+
+@dataclass(frozen=True)
+class Steps(Submodule):
+    """Several steps in order, as a module declared by a function.
+
+    Args:
+        steps: the steps.
+        features: number of features.
+    """
+
+    steps: tuple[Process, ...]
+    features: int
+
+    def build(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        return pipeline(self.steps, self.features, device, dtype)
+
+
+def folds(steps: Sequence[Process]) -> bool:
+    """Return whether the first step is a layer norm without affine part, which keeps the structure of features."""
+    return bool(steps) and isinstance(steps[0], LayerNorm) and not steps[0].affine
+
+
+def processed(features: Features, steps: Sequence[Process], modules: nn.Sequential, where: str) -> Features:
+    """Return features after some steps, at least one; a first layer norm without affine part is folded in.
+
+    Args:
+        features: κ(x).
+        steps: the steps.
+        modules: their modules in order.
+        where: prefix of the message on features too wide to be materialized.
+    """
+    first, start = steps[0], 0
+    if isinstance(first, LayerNorm) and folds(steps):
+        features, start = features.normalized(first.epsilon), 1
+        if len(steps) == 1:
+            return features
+    return DenseFeatures(modules[start:](formed(features, where)))
 
 
 # ------------------------------------------------------------------------------------------------ activations

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
@@ -111,6 +111,10 @@ def _refined(state: dict[str, Tensor], name: str, head: Head, intervals: int) ->
         raise SpecError(f"{error}{hint}") from None
     old = {key: state.pop(key) for key in list(state) if key.startswith((f"{name}.psi.", f"{name}.kappa."))}
     if not head._owner:
+        # Processing inside of κ, such as a batch norm, keeps its tensors.
+        modules = [key for key, module in head.kappa.named_modules() if isinstance(module, nn.Sequential)]
+        kept = tuple(f"{name}.kappa.{key}." for key in modules)
+        state |= {key: value for key, value in old.items() if kept and key.startswith(kept)}
         state |= _named(f"{name}.kappa.", finer.expansion.params(head.in_features), finer.tensors)
     for key, value in _named(f"{name}.psi.", psi.params(head.out_features, change.factors), tensors):
         state[key] = value.to(old[key])

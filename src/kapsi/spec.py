@@ -50,6 +50,10 @@ class HeadSpec(Spec):
     after: tuple[Process, ...] = ()
     init: Init = "smooth"
 
+    def steps(self) -> tuple[Process, ...]:
+        """Return all steps before, inside of, and after κ."""
+        return (*self.before, *self.expansion.steps(), *self.after)
+
 
 @dataclass(frozen=True)
 class LayerSpec(Spec):

@@ -29,20 +29,37 @@ def full_taylor(f: Any, x: ndarray) -> ndarray:
     return np.stack([one(row) for row in x])
 
 
-def _all() -> Table:
+def _all(role: str = "expansion") -> Table:
     from references import REFERENCES  # parts may be of any family
 
-    return REFERENCES["expansion"]
+    return REFERENCES[role]
+
+
+def stepped(steps: Any, x: ndarray) -> ndarray:
+    """Apply steps in evaluation, with their first scales and shifts."""
+    return reduce(lambda values, step: _all("process")[step.name].values(step, values), steps, x)
+
+
+def processed(f: Any, x: ndarray, t: Any) -> ndarray:
+    inner = _all()[f.expansion.name].values(f.expansion, stepped(f.before, x), t["expansion"])
+    return stepped(f.after, inner)
+
+
+def part_values(f: Any, i: int, x: ndarray, t: Any, *, steps: bool) -> ndarray:
+    """Return the columns of a part; with steps its tensors are one level down."""
+    part, tensors = f.parts[i], t[str(i)]["expansion"] if steps else t[str(i)]
+    values = _all()[part.name].values(part, x, tensors)
+    return stepped(f.between, values) if steps else values
 
 
 def nested(f: Any, x: ndarray, t: Any) -> ndarray:
-    for i, part in enumerate(f.parts):
-        x = _all()[part.name].values(part, x, t[str(i)])
+    for i in range(len(f.parts)):
+        x = part_values(f, i, x, t, steps=bool(f.between) and i + 1 < len(f.parts))
     return x
 
 
 def extended(f: Any, x: ndarray, t: Any) -> ndarray:
-    return np.concatenate([_all()[p.name].values(p, x, t[str(i)]) for i, p in enumerate(f.parts)], 1)
+    return np.concatenate([part_values(f, i, x, t, steps=bool(f.between)) for i in range(len(f.parts))], 1)
 
 
 EXPANSIONS: Table = {
@@ -56,6 +73,11 @@ EXPANSIONS: Table = {
         "numpy.concatenate of the parts' references",
         extended,
         lambda f, m: sum(_all()[p.name].size(p, m) for p in f.parts),
+    ),
+    "processed": Reference(
+        "the expansion's and the steps' references",
+        processed,
+        lambda f, m: _all()[f.expansion.name].size(f.expansion, m),
     ),
     "nested": Reference(
         "composition of the parts' references",

@@ -43,7 +43,8 @@ def arrays(store: Any) -> Any:
     """Return the tensors of a store as arrays, nested as they are."""
     if isinstance(store, Tensor):
         return store.detach().numpy()
-    return {name: arrays(store[name]) for name in store._declared}
+    declared = {name: store[name] for name in store._declared}
+    return {name: arrays(value) for name, value in declared.items() if isinstance(value, Tensor | kp.Store)}
 
 
 def _expansion(f: Any, values: Any) -> Iterator[tuple[str, Tensor, ndarray]]:

@@ -15,6 +15,7 @@ from kapsi.derivatives import OwnDerivatives
 from kapsi.errors import DataError
 from kapsi.features import Features
 from kapsi.function import Function, Params, Tensors
+from kapsi.process import Process
 
 NORMAL_IQR = 1.3489795003921634
 """Interquartile range of the standard normal distribution."""
@@ -91,6 +92,10 @@ class Expansion(Function, role="expansion"):
             y: class labels or targets, `(rows,)` or `(rows, n)`, for supervised expansions.
         """
         return {}
+
+    def steps(self) -> tuple[Process, ...]:
+        """Return the processing inside of the expansion."""
+        return ()
 
     def has_grid(self) -> bool:
         """Return whether `kapsi.refine` can refine a grid of the expansion."""

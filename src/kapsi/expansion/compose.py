@@ -1,9 +1,10 @@
-"""Compositions of expansions: nested (one after another) and extended (concatenated)."""
+"""Compositions of expansions: nested (one after another), extended (concatenated), and with processing of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -12,10 +13,106 @@ from torch import Tensor
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement, common_domain
 from kapsi.expansion.simple import Identity
-from kapsi.features import ConcatenatedFeatures, DenseFeatures, Features, SparseFeatures, formed, side_by_side
+from kapsi.features import (
+    ConcatenatedFeatures,
+    DenseFeatures,
+    Features,
+    SparseFeatures,
+    check_formed,
+    formed,
+    side_by_side,
+)
 from kapsi.function import Params, Tensors
+from kapsi.process import Activation, Process, Steps, folds, processed
 
-__all__ = ["Extended", "Nested"]
+__all__ = ["Extended", "Nested", "Processed"]
+
+
+@dataclass(frozen=True)
+class Processed(Expansion, name="processed"):
+    """An expansion with processing of its own: κ(x) = after(κ₁(before(x))), D = D₁.
+
+    As a part of `Nested` or `Extended` it has its own activations and norms; for a whole head, `before` and `after` of the
+    head do the same. Tensors are named `expansion`, `before` and `after`.
+
+    Args:
+        expansion: the expansion κ₁.
+        before: steps before κ₁, by name or as functions, in order.
+        after: steps after κ₁; a first layer norm without affine part keeps the structure of κ₁.
+
+    Source: arXiv 2407.04819, "Identity and Reciprocal Data Expansion": σ before and after an expansion.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> kappa = Processed(kp.Taylor(2), after=kp.Tanh())
+        >>> kp.ExpansionModule(1, kappa)(torch.tensor([1.0]))
+        tensor([0.7616, 0.7616])
+    """
+
+    examples = (
+        {"expansion": "chebyshev", "after": "tanh"},
+        {"expansion": "taylor", "before": ("layer_norm", "silu"), "after": "layer_norm"},
+        {"expansion": "b_spline", "after": ({"kind": "layer_norm", "affine": True}, "sigmoid")},
+    )
+
+    expansion: Expansion
+    before: tuple[Process, ...] = ()
+    after: tuple[Process, ...] = ()
+
+    def steps(self) -> tuple[Process, ...]:
+        return (*self.before, *self.expansion.steps(), *self.after)
+
+    def factors(self, in_features: int) -> tuple[int, int]:
+        q, t = self.expansion.factors(in_features)
+        if len(self.after) > folds(self.after):
+            check_formed(q * t, f"Processed({self.expansion.name}): processing after κ")
+        return q, t
+
+    def element_wise(self) -> bool:
+        return self.expansion.element_wise() and all(
+            isinstance(step, Activation) for step in (*self.before, *self.after)
+        )
+
+    def heavy_tailed(self) -> bool:
+        return self.expansion.heavy_tailed()
+
+    def clamped(self) -> Self:
+        return replace(self, expansion=self.expansion.clamped())
+
+    def domain(self, in_features: int) -> tuple[Interval, ...]:
+        """Return the domain of κ₁; all numbers if steps come before it."""
+        return super().domain(in_features) if self.before else self.expansion.domain(in_features)
+
+    def params(self, in_features: int) -> Params:
+        sizes = {"before": in_features, "after": self.out_features(in_features)}
+        steps = {name: Steps(getattr(self, name), size) for name, size in sizes.items() if getattr(self, name)}
+        return {"expansion": self.expansion.params(in_features), **steps}
+
+    def validate(self, tensors: Tensors) -> None:
+        self.expansion.validate(tensors["expansion"])
+
+    def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return {"expansion": self.expansion.calibrate(self._prepared(x, params), params["expansion"], y)}
+
+    def has_grid(self) -> bool:
+        return self.expansion.has_grid()
+
+    def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
+        finer = self.expansion.refined(tensors["expansion"], in_features, intervals)
+        if finer is None:
+            return None
+        if self.after:
+            steps = ", ".join(type(step).__name__ for step in self.after)
+            raise SpecError(f"Processed: {steps} after κ acts on its columns, and a finer grid has other columns")
+        return replace(finer, expansion=replace(self, expansion=finer.expansion), tensors={"expansion": finer.tensors})
+
+    def _prepared(self, x: Tensor, params: Tensors) -> Tensor:
+        result: Tensor = params["before"](x) if self.before else x
+        return result
+
+    def __call__(self, x: Tensor, params: Tensors) -> Features:
+        features = self.expansion(self._prepared(x, params), params["expansion"])
+        return processed(features, self.after, params["after"], "Processed") if self.after else features
 
 
 @dataclass(frozen=True)
@@ -23,13 +120,22 @@ class ComposedExpansion(Expansion):
     """An expansion of several parts; tensors are named by position, `0`, `1`, …."""
 
     parts: tuple[Expansion, ...]
+    between: tuple[Process, ...] = ()
 
     def check(self) -> None:
         if not self.parts:
             raise SpecError(f"{type(self).__name__}(parts=()): at least one expansion is needed")
 
+    @cached_property  # cached before compilation
+    def processed_parts(self) -> tuple[Expansion, ...]:
+        """Return the parts with the processing between them."""
+        return tuple(Processed(part, after=self.between) if self.between else part for part in self.parts)
+
+    def steps(self) -> tuple[Process, ...]:
+        return tuple(step for part in self.processed_parts for step in part.steps())
+
     def element_wise(self) -> bool:
-        return all(part.element_wise() for part in self.parts)
+        return all(part.element_wise() for part in self.processed_parts)
 
     def heavy_tailed(self) -> bool:
         return any(part.heavy_tailed() for part in self.parts)
@@ -38,7 +144,7 @@ class ComposedExpansion(Expansion):
         return replace(self, parts=tuple(part.clamped() for part in self.parts))
 
     def validate(self, tensors: Tensors) -> None:
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.processed_parts):
             part.validate(tensors[str(i)])
 
     def has_grid(self) -> bool:
@@ -54,6 +160,8 @@ class Extended(ComposedExpansion, name="extended"):
 
     Args:
         parts: the expansions, at least one; tensors are named by position, `0`, `1`, ….
+        between: steps applied to the columns of each part by itself: activations, norms. For steps of a single part, make it a
+            `Processed`.
 
     Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
 
@@ -68,36 +176,40 @@ class Extended(ComposedExpansion, name="extended"):
         {"parts": ("identity", "chebyshev")},
         {"parts": ("taylor", "b_spline", "identity")},
         {"parts": ({"kind": "nested", "parts": ("chebyshev", "taylor")}, "b_spline")},
+        {"parts": ("taylor", "identity"), "between": "layer_norm"},
     )
 
     def factors(self, in_features: int) -> tuple[int, int]:
-        return 1, sum(part.out_features(in_features) for part in self.parts)
+        return 1, sum(part.out_features(in_features) for part in self.processed_parts)
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
-        return tuple(interval for part in self.parts for interval in part.domain(in_features))
+        return tuple(interval for part in self.processed_parts for interval in part.domain(in_features))
 
     def params(self, in_features: int) -> Params:
-        return {str(i): part.params(in_features) for i, part in enumerate(self.parts)}
+        return {str(i): part.params(in_features) for i, part in enumerate(self.processed_parts)}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.parts)}
+        return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.processed_parts)}
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return all parts with a grid refined, the others unchanged."""
-        finer_parts = [part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.parts)]
+        finer_parts = [
+            part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.processed_parts)
+        ]
         if not any(finer_parts):
             return None
-        sizes = [part.out_features(in_features) for part in self.parts]
+        sizes = [part.out_features(in_features) for part in self.processed_parts]
 
         def columns(rows: Tensor) -> Tensor:
             pieces = zip(rows.split(sizes, -1), finer_parts, strict=True)
             return torch.cat([piece if finer is None else finer.columns(piece) for piece, finer in pieces], -1)
 
         parts = tuple(
-            part if finer is None else finer.expansion for part, finer in zip(self.parts, finer_parts, strict=True)
+            part if finer is None else finer.expansion
+            for part, finer in zip(self.processed_parts, finer_parts, strict=True)
         )
         values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(finer_parts)}
-        return Refinement(Extended(parts), values, columns)
+        return Refinement(replace(self, parts=parts), values, columns)
 
     def linear(self, weights: Tensor) -> Tensor | None:
         """Return the coefficients of equal shares of all parts that have linear functions, 0 for the others."""
@@ -113,11 +225,11 @@ class Extended(ComposedExpansion, name="extended"):
         return torch.cat(tuple(shares), -1)
 
     def takes_sparse(self) -> bool:
-        return all(part.takes_sparse() for part in self.parts)
+        return all(part.takes_sparse() for part in self.processed_parts)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         pieces: list[Features] = []
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.processed_parts):
             features = part(x, params[str(i)])
             for piece in features.parts if isinstance(features, ConcatenatedFeatures) else (features,):
                 # Merge neighbors without structure into one array: a single matrix product instead of several.
@@ -138,6 +250,8 @@ class Nested(ComposedExpansion, name="nested"):
 
     Args:
         parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-splines.
+        between: steps applied to the outputs of each part before the next one: activations, norms. For steps of a single part,
+            make it a `Processed`.
 
     Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".
 
@@ -152,51 +266,63 @@ class Nested(ComposedExpansion, name="nested"):
         {"parts": ("chebyshev", "taylor")},
         {"parts": ("b_spline", {"kind": "taylor", "symmetric": True})},
         {"parts": ("taylor", {"kind": "extended", "parts": ("identity", "b_spline")})},
+        {"parts": ("b_spline", "taylor"), "between": ("layer_norm", "tanh")},
     )
+
+    @cached_property
+    def processed_parts(self) -> tuple[Expansion, ...]:
+        return (*super().processed_parts[:-1], self.parts[-1])
+
+    def check(self) -> None:
+        super().check()
+        if self.between and len(self.parts) == 1:
+            raise SpecError("Nested(between=…): a single part has no part after it; use Processed")
 
     def _widths(self, in_features: int) -> list[int]:
         """Return the number of inputs of each part."""
         widths = [in_features]
         # Without the last part: its width is not needed, and computing it for every nesting level takes exponential time.
-        for part in self.parts[:-1]:
+        for part in self.processed_parts[:-1]:
             widths.append(part.out_features(widths[-1]))
         return widths
 
     def factors(self, in_features: int) -> tuple[int, int]:
-        return self.parts[-1].factors(self._widths(in_features)[-1])
+        return self.processed_parts[-1].factors(self._widths(in_features)[-1])
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the domain of the first part for all columns: only the first part sees the inputs."""
-        return ((self.out_features(in_features), *common_domain(self.parts[0], in_features)),)
+        return ((self.out_features(in_features), *common_domain(self.processed_parts[0], in_features)),)
 
     def params(self, in_features: int) -> Params:
         widths = self._widths(in_features)
-        return {str(i): part.params(width) for i, (part, width) in enumerate(zip(self.parts, widths, strict=True))}
+        return {
+            str(i): part.params(width) for i, (part, width) in enumerate(zip(self.processed_parts, widths, strict=True))
+        }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values part by part, each from the outputs of the calibrated parts before."""
         values: dict[str, Any] = {}
-        for i, part in enumerate(self.parts):
+        for i, part in enumerate(self.processed_parts):
             new = part.calibrate(x, params[str(i)], y)
             values[str(i)] = new
-            if i + 1 < len(self.parts):
+            if i + 1 < len(self.processed_parts):
                 x = formed(part(x, _Overlay(params[str(i)], new)), "Nested")
         return values
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return the last part refined; the parts before must have no grid."""
-        last = len(self.parts) - 1
-        for i, part in enumerate(self.parts[:last]):
+        last = len(self.processed_parts) - 1
+        for i, part in enumerate(self.processed_parts[:last]):
             if part.has_grid():
                 raise SpecError(
                     f"Nested: the function cannot be kept with a finer grid of {type(part).__name__}, part {i}, as other "
                     "parts come after it; only the last part may have a grid"
                 )
-        finer = self.parts[last].refined(tensors[str(last)], self._widths(in_features)[last], intervals)
+        finer = self.processed_parts[last].refined(tensors[str(last)], self._widths(in_features)[last], intervals)
         if finer is None:
             return None
         values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
-        return replace(finer, expansion=Nested((*self.parts[:last], finer.expansion)), tensors=values)
+        return replace(finer, expansion=replace(self, parts=(*self.parts[:last], finer.expansion)), tensors=values)
 
     def rough(self) -> bool:
         grid_inside = not self.element_wise() and any(part.has_grid() for part in self.parts[:-1])
@@ -211,14 +337,17 @@ class Nested(ComposedExpansion, name="nested"):
 
     def takes_sparse(self) -> bool:
         """Return whether the last part takes sparse inputs and the others are the identity."""
-        return all(isinstance(part, Identity) for part in self.parts[:-1]) and self.parts[-1].takes_sparse()
+        return (
+            all(isinstance(part, Identity) for part in self.processed_parts[:-1])
+            and self.processed_parts[-1].takes_sparse()
+        )
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        last = len(self.parts) - 1
-        for i, part in enumerate(self.parts[:last]):
+        last = len(self.processed_parts) - 1
+        for i, part in enumerate(self.processed_parts[:last]):
             if not isinstance(part, Identity):
                 x = formed(part(x, params[str(i)]), "Nested")
-        return self.parts[last](x, params[str(last)])
+        return self.processed_parts[last](x, params[str(last)])
 
 
 class _Overlay:

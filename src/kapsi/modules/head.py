@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
-from kapsi.features import DenseFeatures, Features, check_formed, formed
+from kapsi.features import Features, check_formed
 from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
 from kapsi.initial import RULES, add_linear, output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
-from kapsi.process import LayerNorm, pipeline
+from kapsi.process import folds, pipeline, processed
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec
@@ -76,7 +76,7 @@ class Head(nn.Module):
         columns = self.factors[0] * self.factors[1]
         channels = None if spec.channels == 1 else spec.channels
         where = f"Head({in_features} → {out_features})"
-        self._fold = bool(spec.after) and isinstance(spec.after[0], LayerNorm) and not spec.after[0].affine
+        self._fold = folds(spec.after)
         if columns > MAX_EXPANSION:
             raise SpecError(f"{where}: κ has 10^{math.log10(columns):.1f} columns, at most 10^15.9 are allowed")
         if len(spec.after) > self._fold:
@@ -124,13 +124,8 @@ class Head(nn.Module):
             raise SpecError(f"{type(spec.expansion).__name__}: must return {wanted}; returned {result}")
         if not spec.after:
             return features
-        first = spec.after[0]
-        if self._fold and isinstance(first, LayerNorm):
-            features = features.normalized(first.epsilon)
-            if len(spec.after) == 1:
-                return features
-        values = formed(features, f"Head({self.in_features} → {self.out_features}): processing after κ")
-        return DenseFeatures((self.after[1:] if self._fold else self.after)(values))
+        where = f"Head({self.in_features} → {self.out_features}): processing after κ"
+        return processed(features, spec.after, self.after, where)
 
     def check_inputs(self, x: Tensor) -> None:
         """Raise a `DataError` if inputs do not match the head, before any computation."""
@@ -226,7 +221,7 @@ class Head(nn.Module):
         steps = {name: copy.deepcopy(owner.get_submodule(name)).to(precision) for name in ("before", "kappa", "after")}
         measured._modules = {**owner._modules, **steps}
         measured.spec = replace(owner.spec, expansion=owner.spec.expansion.clamped())
-        for module in (*steps["before"].modules(), *steps["after"].modules()):
+        for module in (module for step in steps.values() for module in step.modules()):
             module.train(not isinstance(module, nn.Dropout))
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
         weights = self._checked_weights(psi)

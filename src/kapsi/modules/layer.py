@@ -103,9 +103,7 @@ class Layer(nn.Module):
         return {
             i: head.expand(x).materialize()
             for i, head in enumerate(cast(list[Head], self.heads))
-            if self._owners[i] == i
-            and not head.kappa.trainable()
-            and all(step.fixed for step in (*head.spec.before, *head.spec.after))
+            if self._owners[i] == i and not head.kappa.trainable() and all(step.fixed for step in head.spec.steps())
         }
 
     def forward(self, x: Tensor, features: Mapping[int, Features] | None = None, *, route: Route = None) -> Tensor:
@@ -246,10 +244,9 @@ def _has_hooks(head: Head) -> bool:
 
 def _can_share(head: Head) -> bool:
     """Return whether other heads may use κ of a head: no part of κ is trained or random."""
-    steps = (*head.spec.before, *head.spec.after)
     trained = (
         head.kappa.trainable()
         or any(True for _ in head.before.parameters())
         or any(True for _ in head.after.parameters())
     )
-    return not trained and not any(step.random for step in steps)
+    return not trained and not any(step.random for step in head.spec.steps())

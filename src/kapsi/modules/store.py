@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.errors import SpecError, check_integer, unknown
-from kapsi.function import MAX_TENSOR, Initializer, Param, Params, flatten
+from kapsi.function import MAX_TENSOR, Initializer, Param, Params, Submodule, flatten
 
 __all__ = ["Seed", "Store", "as_generator", "memory"]
 
@@ -70,6 +70,9 @@ class Store(nn.Module):
         self._channels = channels
         for name, param in params.items():
             self._check_name(name)
+            if isinstance(param, Submodule):
+                self.add_module(name, param.build(device, dtype))
+                continue
             if not isinstance(param, Param):
                 self.add_module(name, Store(param, channels, device, dtype))
                 continue
@@ -110,8 +113,8 @@ class Store(nn.Module):
         return [name for name, _ in flatten(self._declared)]
 
     def trainable(self) -> bool:
-        """Return whether any tensor is declared trainable."""
-        return any(param.trainable for _, param in flatten(self._declared))
+        """Return whether any tensor, also of submodules, is declared trainable."""
+        return next(self.parameters(), None) is not None
 
     @torch.no_grad()
     def reset(self, generator: Generator | None = None, rule: Initializer | None = None) -> None:
@@ -122,6 +125,10 @@ class Store(nn.Module):
                 with memory(f"initial values of {name!r}, {sizes} elements,"):
                     drawn = param.draw(self._channels, generator, rule)
                 self[name].copy_(drawn)
+            elif isinstance(param, Submodule):
+                for module in self[name].modules():
+                    if hasattr(module, "reset_parameters"):
+                        module.reset_parameters()
             else:
                 self[name].reset(generator, rule)
 

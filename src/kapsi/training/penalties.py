@@ -311,7 +311,7 @@ def _parts(model: nn.Module) -> Iterator[_Pair]:
         if not isinstance(head, Head):
             continue
         spec, width, outputs = head.spec, head.in_features, head.out_features
-        yield _Pair(name, spec.expansion, spec.reconciliation, head.psi, width, outputs, (*spec.before, *spec.after))
+        yield _Pair(name, spec.expansion, spec.reconciliation, head.psi, width, outputs, spec.steps())
         remainder, store, where = spec.remainder, head.pi, f"{name}.pi"
         while isinstance(remainder, ExpansionRemainder):
             psi = store["reconciliation"]

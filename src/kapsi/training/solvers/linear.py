@@ -116,7 +116,7 @@ def structure(model: nn.Module) -> Structure:
         if _trained(layer):
             raise NotLinear(f"the model has {len(model.layers)} layers, and layers.{i} is trained")
         for head in cast(list[Head], layer.heads):
-            _require_deterministic((*head.spec.before, *head.spec.after, *layer.spec.output), f"layers.{i}")
+            _require_deterministic((*head.spec.steps(), *layer.spec.output), f"layers.{i}")
     where = f"layers.{len(before)}"
     if last.spec.output:
         raise NotLinear(f"{where} has output processing")
@@ -137,7 +137,7 @@ def _require_deterministic(steps: tuple[Process, ...], where: str) -> None:
 
 def _add_head(result: Structure, head: Head, where: str, owner: int) -> None:
     spec = head.spec
-    _require_deterministic((*spec.before, *spec.after), where)
+    _require_deterministic(spec.steps(), where)
     for name, module in (("κ", head.kappa), ("processing before κ", head.before), ("processing after κ", head.after)):
         if _trained(module):
             raise NotLinear(f"{name} of {where} is trained")
