@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import write_table
 from kapsi.training import engine, selection
@@ -720,6 +721,15 @@ def test_info_of_a_run_a_model_and_a_specification(good, run):
     assert re.search(row, sized)[1] == parameters
 
 
+def test_info_warns_of_a_grid_that_multiplies_the_work(good) -> None:
+    kp.save_spec(kp.rpn([30, 4], kp.Taylor(2), kp.Kronecker(columns=30)), "grid.yaml")
+    assert re.search(
+        r"^warning: layers\.0\.heads\.0: kronecker\(columns=30\): columns=31, the grid 31 × 30 of κ, would need [\d.]+ times",
+        good("info", "grid.yaml"),
+        re.M,
+    )
+
+
 def test_info_needs_all_widths(good, bad):
     Path("s.yaml").write_text("widths: [null, 8, null]")
     assert "give --set widths.0=N (inputs) and --set widths.2=N (outputs)" in bad("info", "s.yaml")
@@ -1011,6 +1021,7 @@ def test_further_logs(good, bad):
 
 KILLS = """
 import os, signal, sys, time, json
+import kapsi as kp
 from kapsi.cli import main
 FIT = ["fit", "t.csv", "--target", "y", "--output", "run", "--overwrite", "--set", "training.l2=0.01"]
 sys.stdout = open(os.devnull, "w")

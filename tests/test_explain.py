@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -255,3 +256,39 @@ def test_a_batch_beyond_any_machine_is_refused(batch):
         kp.explain(kp.Model(SPECS["dense"]), batch)
     assert "\n" not in str(caught.value)
     assert math.log2(batch) > 60
+
+
+@pytest.mark.parametrize(
+    "psi",
+    [
+        kp.DualLowRankKronecker(5, columns=784),
+        kp.LowRankKronecker(2, rows=4, columns=784),
+        kp.Kronecker(columns=784, terms=2),
+        kp.Duplicated(rows=8, columns=784),
+    ],
+    ids=lambda psi: psi.name,
+)
+def test_a_grid_beside_that_of_kappa_gets_a_hint_with_the_ratio_of_operations(psi):
+    def report(reconciliation):
+        return kp.explain(kp.Model(kp.rpn([784, 64], kp.Taylor(2), reconciliation), device="meta"), 64)[0]
+
+    found, own = report(psi), report(dataclasses.replace(psi, columns=785))
+    assert own.hint == ""
+    ratio = found.operations / own.operations
+    assert ratio > 100
+    assert f"columns=785, the grid 785 × 784 of κ, would need {ratio:,.0f} times fewer operations" in found.hint
+    assert report(dataclasses.replace(psi, columns=None)).hint == ""
+
+
+def test_a_grid_that_costs_no_more_gets_no_hint():
+    # The columns of a spline are no product: no grid is far cheaper than others.
+    for kappa, psi in (
+        (kp.BSpline(), kp.Kronecker(columns=4)),
+        (kp.Taylor(2), kp.LowRank(2)),
+        (kp.Taylor(2), kp.Kronecker()),
+    ):
+        (report,) = kp.explain(kp.Model(kp.rpn([64, 32], kappa, psi), device="meta"), 64)
+        assert report.hint == ""
+    model = kp.Model(kp.rpn([784, 64], kp.Taylor(2), kp.Kronecker(columns=784)), device="meta")
+    assert kp.explain(model, 64, route="dense")[0].hint == ""
+    assert kp.explain(model, 0)[0].hint == ""

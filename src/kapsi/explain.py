@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,7 +15,9 @@ from torch.utils.flop_counter import flop_registry
 from kapsi.contraction import Route, check_route, contract_sum, describe
 from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.features import Features, NormalizedFeatures
+from kapsi.function import short_form
 from kapsi.modules import Head, Layer, Model
+from kapsi.remainder import ZeroRemainder
 from kapsi.weights import ActingWeights
 
 
@@ -33,6 +36,7 @@ class HeadReport(NamedTuple):
         shape: shape of the largest new tensor.
         operations: work of a forward pass of the batch, 2 for each multiplication and addition of a matrix product, 1 for each
             new element of other operations; views are free.
+        hint: a warning on a grid of ψ that multiplies the work, with the grid of κ in its place; empty if there is none.
     """
 
     name: str
@@ -45,6 +49,11 @@ class HeadReport(NamedTuple):
     largest: int
     shape: tuple[int, ...]
     operations: int
+    hint: str = ""
+
+
+MIN_SAVING = 2.0
+"""Smallest ratio of operations that is worth a hint on the grid of ψ."""
 
 
 class _Work(TorchDispatchMode):
@@ -160,9 +169,34 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
                 largest=work.largest,
                 shape=work.shape,
                 operations=work.operations,
+                hint=_hint(head, x, route),
             )
             work.restart()
     return [reports[i] for i in range(len(layer.heads))]
+
+
+def _hint(head: Head, x: Tensor, route: Route) -> str:
+    """Return a warning if ψ on the grid of κ takes a fraction of the operations, empty otherwise."""
+    psi = head.spec.reconciliation
+    own = None if route == "dense" else psi.on_own_grid(head.factors)
+    if own is None or not x.numel():
+        return ""
+    counts = []
+    for variant in (psi, own):
+        spec = replace(head.spec, reconciliation=variant, remainder=ZeroRemainder(), bias=False)
+        alone = Head(head.in_features, head.out_features, spec, device="meta", dtype=x.dtype).eval()
+        work = _Work([x, *alone.parameters(), *alone.buffers()])
+        with work:
+            features = alone.expand(x)
+        _follow(work, alone, x, features, route)
+        counts.append(work.operations)
+    ratio = counts[0] / max(1, counts[1])
+    if ratio < MIN_SAVING:
+        return ""
+    options = ", ".join(f"{name}={getattr(own, name)}" for name in ("rows", "columns") if getattr(own, name, None))
+    many = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
+    grid = f"{head.factors[0]:,} × {head.factors[1]:,}"
+    return f"{short_form(psi)}: {options}, the grid {grid} of κ, would need {many} times fewer operations"
 
 
 def _follow(work: _Work, head: Head, x: Tensor, features: Features, route: Route) -> None:

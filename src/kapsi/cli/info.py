@@ -32,12 +32,16 @@ def info(
     from kapsi.explain import explain
 
     model, facts = _model(path, list(set_ or ()))
-    rows = [HEADER, *map(_cells, explain(model, batch))]
+    reports = explain(model, batch)
+    rows = [HEADER, *map(_cells, reports)]
     if facts:
         table(facts)
         typer.echo()
     typer.echo(f"A forward pass of {batch:,} rows: operations, new memory, and the largest tensor")
     table(rows, right=(1, 2, 3, 4, 5, 6, 7))
+    for report in reports:
+        if report.hint:
+            typer.echo(f"warning: {report.name}: {report.hint}")
     typer.echo()
     typer.echo(model.summary())
 

@@ -69,6 +69,10 @@ class Reconciliation(Function, role="reconciliation"):
         """Return l, the number of trainable parameters of one channel."""
         return sum(param.numel for _, param in flatten(self.params(out_features, factors)) if param.trainable)
 
+    def on_own_grid(self, factors: tuple[int, int]) -> Reconciliation | None:
+        """Return a variant on the grid (q, t) of κ, the cheapest for a product; None if the grid is κ's own or there is none."""
+        return None
+
     def rebase(
         self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
     ) -> tuple[Reconciliation, dict[str, Any]]:

@@ -38,7 +38,19 @@ def _sizes(
     return p, q, out_features // p, width // q
 
 
-class _Hypercomplex(Reconciliation):
+class _OnGrid(Reconciliation):
+    """A reconciliation with factors on a grid (p, q) of options `rows` and `columns`."""
+
+    # Fields of the subclasses, declared there to keep the order of positional arguments.
+    rows: int | None
+    columns: int | None
+
+    def on_own_grid(self, factors: tuple[int, int]) -> Reconciliation | None:
+        this: Any = self
+        return None if self.columns in (None, factors[0]) else replace(this, columns=factors[0])
+
+
+class _Hypercomplex(_OnGrid):
     """ψ(w) = Σ_k A_k ⊗ B_k with A_k `(p, q)` and B_k `(n/p, D/q)`; subclasses differ in the tensors of A_k and B_k.
 
     With several terms every tensor has a leading axis of terms, after the channel axis.
@@ -46,9 +58,6 @@ class _Hypercomplex(Reconciliation):
 
     multilinear = True
 
-    # Fields of the subclasses, declared there to keep the order of positional arguments.
-    rows: int | None
-    columns: int | None
     terms: int
 
     def _sizes(self, out_features: int, factors: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -216,7 +225,7 @@ class DualLowRankKronecker(_LowRankTerms, name="dual_low_rank_kronecker", aliase
 
 
 @dataclass(frozen=True)
-class Duplicated(Reconciliation, name="duplicated", aliases=("duplicated_padding",)):
+class Duplicated(_OnGrid, name="duplicated", aliases=("duplicated_padding",)):
     """One block, repeated: ψ(w) = C ⊗ W, C `(p, q)` of ones (or of zeros and ones), W `(n/p, D/q)`, l = n·D/(p·q).
 
     With ratio below one, C keeps a random fraction of the copies; C is then a buffer, saved with the model. Set a custom
