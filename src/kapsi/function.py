@@ -269,11 +269,7 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
 
 
 def registered_name(role: str, name: str) -> str | None:
-    """Return the registered name of a function of a role, None for an unknown name.
-
-    Args:
-        role: such as `expansion`.
-        name: a name or an alias, with or without the role as a suffix, as in `taylor_expansion`.
+    """Return the registered name of a function by name or alias, with or without the role as a suffix; None if unknown.
 
     Example:
         >>> registered_name("reconciliation", "lorr"), registered_name("reconciliation", "lorr_reconciliation")
@@ -288,8 +284,6 @@ def registered_name(role: str, name: str) -> str | None:
 
 def lookup(role: str, name: str, where: str = "") -> type[Function]:
     """Return the function of a role by name or alias; an unknown name loads the functions of installed packages.
-
-    The role is allowed as a suffix: `taylor_expansion` is `taylor`.
 
     Raises:
         SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
