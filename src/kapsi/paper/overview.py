@@ -111,9 +111,9 @@ def _scores(table: ResultTable) -> str:
     usual = max(labels, key=labels.count)
     texts = []
     for line in lines:
-        printed = "" if line.reference is None else score_text(metric, line.reference)
+        reference = "" if line.reference is None else score_text(metric, line.reference)
         own = line.headline.label if line.headline is not None and line.headline.label != usual else ""
-        inside = "; ".join(part for part in (printed, own) if part)
+        inside = "; ".join(part for part in (reference, own) if part)
         paper = f" ({inside})" if inside else ""
         texts.append(f"{line.row.name} {score_text(metric, line.result.mean) if line.result else ''}{paper}")
     return ", ".join(texts)

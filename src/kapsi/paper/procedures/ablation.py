@@ -25,7 +25,7 @@ from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.expansion import Taylor
 from kapsi.explain import explain
 from kapsi.function import Spec, coerce, option
-from kapsi.modules import Model, trained_count
+from kapsi.modules import Head, Model, trained_count
 from kapsi.paper.experiment import Outcome, Run
 from kapsi.paper.procedures.dry_run import dry_run, refuse
 from kapsi.reconciliation import Dense
@@ -171,7 +171,8 @@ def _elements(model: Model) -> int:
 def _digits(model: Model, images: ImageData, classes: int) -> list[dict[str, Any]]:
     """Return the first test image of each class, and ψ of its output: for the pixels and, averaged, for their products."""
     with torch.no_grad():
-        psi = model.layers[0].heads[0].weights().dense().float().reshape(classes, -1).numpy()
+        (head,) = (module for module in model.modules() if isinstance(module, Head))
+        psi = head.weights().dense().float().reshape(classes, -1).numpy()
     recorded = []
     for digit in range(classes):
         index = int(np.flatnonzero(images.test_y == digit)[0])
