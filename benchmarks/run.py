@@ -34,6 +34,7 @@ NAMES = (
     "hypernet",
     "engine",
     "elementary",
+    "initial_values",
     "interruptions",
     "out_of_core",
 )

@@ -30,6 +30,7 @@ SCRIPTS = (
     "hypernet",
     "engine",
     "elementary",
+    "initial_values",
     "interruptions",
     "out_of_core",
 )
