@@ -378,3 +378,30 @@ def test_what_is_refused_names_the_remedy(y, options, said) -> None:
 def test_weights_of_outputs_are_not_negative(weights) -> None:
     with pytest.raises(kp.SpecError, match=r"MSE\(output_weights=…\): expected a weight of at least 0 per target"):
         kp.MSE(output_weights=weights)
+
+
+PAIR = (F, F)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            (PAIR, Y),
+            "expected one tensor or array as inputs, got a tuple of 2; concatenate the parts along the last axis",
+        ),
+        ((list(PAIR), Y), "as inputs, got a list of 2"),
+        (({"a": F, "b": F}, Y), "as inputs, got a dict of 2"),
+        ((F, PAIR), "as targets, got a tuple of 2"),
+        (Items([PAIR] * 4, Y), "as x of an item, got a tuple of 2"),
+        (Items([{"a": F}] * 4, Y), "as x of an item, got a dict of 1"),
+        (DataLoader(Items([{"a": F[0]}] * 4, Y), batch_size=2), "as inputs, got a dict of 1"),
+        (DataLoader(Items([(F[0], F[0])] * 4, Y), batch_size=2), "as inputs, got a list of 2"),
+    ],
+)
+def test_several_inputs_are_refused(data, said) -> None:
+    with pytest.raises(kp.DataError, match=said):
+        kp.fit(model_of(), data)
+    if isinstance(data, tuple) and not isinstance(data[0], torch.Tensor):
+        with pytest.raises(kp.DataError, match=said):
+            kp.predict(model_of(), data[0])

@@ -13,6 +13,7 @@ from scipy.interpolate import BSpline as SciPySpline
 from scipy.interpolate import insert
 
 import kapsi as kp
+from kapsi.expansion import spline_product
 from references.spline import b_spline_column
 
 POLICIES = ["linear", "extended", "clamp", "zero", "error"]
@@ -563,6 +564,69 @@ def test_recomputed_heads_equal_others(options, reconciliation, channels) -> Non
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("block", [1, 7 * 8 * 5, 2**20], ids=["one input", "5 inputs", "whole"])
+@pytest.mark.parametrize("shape", [(7, 12), (2, 7, 12), (12,), (0, 12)])
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"extrapolation": "extended"}, {"degree": 0}, {"knots": "quantile"}])
+def test_blocks_of_inputs_equal_the_whole(block, shape, channels, options, monkeypatch) -> None:
+    monkeypatch.setattr(spline_product, "BLOCK", block)
+    results = []
+    for checkpoint in (True, False):
+        kappa = kp.BSpline(5, **{"degree": 3, **options}, checkpoint=checkpoint)
+        spec = kp.HeadSpec(kappa, channels=channels, after=("layer_norm",) if channels == 2 else ())
+        head = kp.Head(12, 6, spec, seed=1, dtype=torch.float64)
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 - 1.5
+        y = head(x)  # ψ alone has a gradient
+        alone = torch.autograd.grad(y.sin().sum(), list(head.parameters()))
+        inputs = [x.requires_grad_(), *head.parameters()]
+        both = torch.autograd.grad(head(x).sin().sum(), inputs)
+        head.requires_grad_(False)
+        results.append([y, *alone, *both, *torch.autograd.grad(head(x).sin().sum(), x)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["linear", "clamp", "zero"])
+def test_products_with_gradients_gather_too(policy) -> None:
+    results = []
+    for checkpoint in (True, False):
+        kappa = kp.BSpline(100, extrapolation=policy, checkpoint=checkpoint)
+        head = kp.Head(8, 5, kp.HeadSpec(kappa), seed=0)
+        x = torch.rand(2, 300, 8, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+        assert kappa.gathers(x)
+        y = head(x.requires_grad_())
+        results.append([y, *torch.autograd.grad(y.sin().sum(), [x, *head.parameters()])])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_recomputed_layer_under_autocast() -> None:
+    results = []
+    for checkpoint in (True, False):
+        head = spline_head(checkpoint, intervals=4)
+        x = (torch.arange(9 * 64).view(9, 64) / 576).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = head(x)
+        results.append([y, *torch.autograd.grad(y.float().sum(), [x, *head.parameters()])])
+    assert results[0][0].dtype == torch.bfloat16
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_kappa_is_saved_up_to_a_gibibyte_unless_a_product_gathers() -> None:
+    with torch.device("meta"):
+        small, large, inner = torch.empty(1024, 784), torch.empty(16_384, 784), torch.empty(2**20, 64)
+    few, many = kp.BSpline(20), kp.BSpline(50)
+    assert not few._recomputes(small)  # 18 million entries
+    assert few._recomputes(large)  # 295 million
+    assert not kp.BSpline(1, degree=1)._recomputes(inner)  # 2 ** 27
+    assert kp.BSpline(3, degree=2)._recomputes(inner)  # 5 · 2 ** 26
+    x = torch.zeros(1024, 784)
+    assert many._recomputes(x)
+    assert not kp.BSpline(50, checkpoint=False)._recomputes(x)
+    assert not few._recomputes(x)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_recomputed_heads_go_through_the_transforms() -> None:
     head, other = (spline_head(checkpoint, dtype=torch.float64, intervals=4) for checkpoint in (True, False))
@@ -630,7 +694,7 @@ def test_gathered_splines_go_through_the_transforms(monkeypatch) -> None:
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)  # linear in ψ
         with torch.autocast("cpu", torch.bfloat16):
             assert head(x).dtype == torch.bfloat16
-        monkeypatch.setattr("kapsi.expansion.spline.BLOCK", 2**10)
+        monkeypatch.setattr(spline_product, "BLOCK", 2**10)
         torch.testing.assert_close(head(x), expected, rtol=1e-5, atol=1e-5)
 
 

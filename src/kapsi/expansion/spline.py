@@ -4,9 +4,8 @@ Evaluation takes one of three paths, chosen in `BSpline.__call__` and `BSpline._
 
 - uniform knots, eager mode: `UniformBasis` (`spline_uniform`), an autograd function with values in place;
 - any knots, degree 0, or inside a compiler: `BSpline._on_any_knots`, plain differentiable operations (`spline_knots`);
-- no gradients and many rows on a CPU: `_GatheredProduct` sums rows of ψ and never materializes κ(x).
-
-With `checkpoint`, either of the first two is recomputed in the backward pass (`RecomputedFeatures`).
+- products without κ(x) in memory (`spline_product`): without gradients, for many intervals and rows on a CPU; with gradients, for
+  large κ(x) or `checkpoint`, where κ(x) is recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -25,16 +24,20 @@ from kapsi.errors import DataError, SpecError
 from kapsi.expansion.base import ElementWise, Interval, Refinement
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
-from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_pieces_at, uniform_rate
-from kapsi.features import BLOCK, DenseFeatures, Features, RecomputedFeatures, RecomputedProduct, apply_matrix
+from kapsi.expansion.spline_product import SplineProduct
+from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_rate
+from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["BSpline"]
 
 MAX_INTERVALS = 100_000
 
-MAX_SAVED = 2**24
-"""Numbers of κ(x) saved for the backward pass, 64 MiB in float32; beyond, recomputing is as fast as writing and reading."""
+MAX_SAVED = 2**28
+"""Largest number of entries of κ(x) saved for the backward pass, 1 GiB in float32; larger κ(x) is recomputed."""
+
+MAX_SAVED_ZEROS = 2**24
+"""The same where a product gathers the rows of ψ for non-zero functions, which takes fewer operations."""
 
 MIN_WIDTH = 1e-3
 """Width of the narrowest interval between quantiles, in mean widths: equal values would give intervals of zero width."""
@@ -69,8 +72,8 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         uniform_share: weight of uniform breakpoints mixed into quantiles, 0 to 1; avoids very narrow
             intervals for inputs with many equal values.
         checkpoint: whether κ(x) is recomputed in the backward pass: memory is independent of the number of intervals, and
-            κ(x) is evaluated twice. None: above 2²⁴ entries in κ(x), where recomputing costs no time. A compiled
-            model leaves the choice to the compiler.
+            κ(x) is evaluated twice. None: above 2²⁸ entries in κ(x) (1 GiB in float32), or 2²⁴ on a CPU with many
+            intervals, where a product gathers. A compiled model leaves the choice to the compiler.
 
     Raises:
         SpecError: low is not below high; knots do not increase, or contradict intervals, low or high.
@@ -233,12 +236,8 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         ends = params["range"] if self.knots == "uniform" else params["knots"]
         # A compiler decides on recomputation itself.
-        if not torch.compiler.is_compiling():
-            checkpoint = self.checkpoint
-            if checkpoint is None:
-                checkpoint = x.numel() * (self.intervals + self.degree) > MAX_SAVED
-            if (checkpoint and torch.is_grad_enabled()) or self._gathers(x):
-                return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
+        if not torch.compiler.is_compiling() and (self._recomputes(x) if torch.is_grad_enabled() else self.gathers(x)):
+            return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
         return DenseFeatures(self._columns(x, ends))
 
     def _columns(self, x: Tensor, ends: Tensor) -> Tensor:
@@ -251,8 +250,15 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
             basis = self._on_any_knots(values, ends)
         return basis.to(x.dtype)
 
-    def _gathers(self, x: Tensor) -> bool:
-        """Return whether a product without gradients sums the rows of ψ for non-zero functions instead of materializing κ(x).
+    def _recomputes(self, x: Tensor) -> bool:
+        """Return whether κ(x) is recomputed in the backward pass."""
+        if self.checkpoint is not None:
+            return self.checkpoint
+        entries = x.numel() * (self.intervals + self.degree)
+        return entries > MAX_SAVED or (entries > MAX_SAVED_ZEROS and self.gathers(x))
+
+    def gathers(self, x: Tensor) -> bool:
+        """Return whether a product sums the rows of ψ for non-zero functions instead of materializing κ(x).
 
         Measured for 64 → 64, 256 → 256 and 784 → 64 with 20 to 1,000 intervals and 1 to 1,024 rows, two threads: a product
         takes 0.015 ns per entry of κ and output, a gather 0.08 ns per non-zero entry and output, and the transposed copy of
@@ -262,7 +268,6 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
         return (
             rows * (number - 6 * (self.degree + 1)) >= 160 * number
-            and not torch.is_grad_enabled()
             and type(x) is Tensor
             and x.device.type == "cpu"
             and x.dtype == torch.float32
@@ -388,42 +393,10 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
 
 @dataclass(frozen=True)
 class _SplineFeatures(RecomputedFeatures):
-    """Splines recomputed for gradients, and not materialized at all in gathered products: most entries of each row are zero."""
+    """Splines recomputed for each use, in products block by block."""
 
     spline: BSpline
 
     def matmul(self, matrix: Tensor) -> Tensor:
-        spline = self.spline
-        if torch.is_grad_enabled() or not spline._gathers(self.x) or matrix.dim() != 2:
-            return super().matmul(matrix)
-        product: Tensor = _GatheredProduct.apply(spline, matrix, self.x, *self.tensors)
+        product: Tensor = SplineProduct.apply(self.spline, matrix, self.x, *self.tensors)
         return product
-
-
-class _GatheredProduct(RecomputedProduct):
-    """κ(x) Mᵀ as sums of the rows of Mᵀ with non-zero weights, in blocks of rows of x; transforms use the full product."""
-
-    @staticmethod
-    def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
-        low, rate = spline._range(x, ends)
-        outside = spline.clamped().extrapolation
-        table = matrix.mT.contiguous()
-        result = x.new_empty(x.shape[:-1].numel(), len(matrix))
-        rows = max(1, BLOCK // ((spline.degree + 1) * x.shape[-1]))
-        for block, sums in zip(x.reshape(-1, x.shape[-1]).split(rows), result.split(rows), strict=True):
-            indices, pieces = uniform_pieces_at(block, low, rate, spline.intervals, spline.degree, outside, 0)
-            sums.copy_(F.embedding_bag(indices, table, per_sample_weights=pieces, mode="sum"))
-        return result.view(*x.shape[:-1], len(matrix))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        spline, *tensors = inputs
-        RecomputedProduct.setup_context(ctx, (spline._columns, *tensors), output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, spline: BSpline, *tensors: Tensor) -> tuple[Tensor, int]:
-        def product(matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-            return apply_matrix(spline._columns(x, ends), matrix)
-
-        result: Tensor = torch.func.vmap(product, in_dims[1:])(*tensors)
-        return result, 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kapsi.modules import Head, Store
 from kapsi.training.losses import Loss
-from kapsi.training.prediction import outputs_of
+from kapsi.training.prediction import with_columns
 from kapsi.training.rows.base import Batch
 
 MAX_ELEMENTS = 2**24
@@ -84,7 +84,7 @@ def _cause(model: nn.Module, batch: Batch, loss: Loss, statistic: str) -> str:
         for name, module in model.named_modules()
     ]
     try:
-        output = outputs_of(model, model, batch.x, "fit")
+        output = with_columns(model(batch.x), len(batch.x))
     except _Found as found:
         return f"{found.location}; {_lossless(statistic)}{found.advice}"
     finally:

@@ -52,9 +52,13 @@ def evaluation(model: nn.Module) -> Iterator[None]:
 
 def outputs_of(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:
     """Return the outputs of a model, `(rows, n)`: values `(rows,)` get an axis of columns. See `call_model`."""
-    output = call_model(call, model, x, where)
-    flat = isinstance(output, Tensor) and output.dim() < 2 and output.numel() == len(x)
-    return output.reshape(len(x), 1) if flat else output
+    return with_columns(call_model(call, model, x, where), len(x))
+
+
+def with_columns(output: Any, rows: int) -> Any:
+    """Return outputs `(rows,)` as `(rows, 1)`, and all others unchanged."""
+    flat = isinstance(output, Tensor) and output.dim() < 2 and output.numel() == rows
+    return output.reshape(rows, 1) if flat else output
 
 
 def call_model(call: Callable[..., Any], model: nn.Module, x: Tensor, where: str) -> Any:

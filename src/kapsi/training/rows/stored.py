@@ -6,8 +6,8 @@ import collections
 import functools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -376,6 +376,7 @@ def as_column(values: object, kind: str, where: str) -> _Column:
     Raises:
         DataError: an unsupported type or layout.
     """
+    reject_several(values, kind, where)
     if isinstance(values, Tensor):
         if values.is_inference() and not torch.is_inference_mode_enabled():
             values = values.clone()  # inference tensors cannot be differentiated
@@ -404,6 +405,18 @@ def as_column(values: object, kind: str, where: str) -> _Column:
         hint = "use torch.tensor(…) or np.asarray(…)"
         problem = f"the {kind} are of type {type(values).__name__}, expected a tensor, an array or a data frame; {hint}"
     raise DataError(f"{where}: {problem}")
+
+
+def reject_several(values: object, kind: str, where: str) -> None:
+    """Raise a `DataError` for several arrays in place of one, in a mapping, a tuple or a list."""
+    several = isinstance(values, tuple | list) and any(getattr(part, "ndim", 0) for part in values)
+    if several or isinstance(values, Mapping):
+        given = f"{type(values).__name__} of {len(cast(Any, values))}"
+        reject(
+            where,
+            f"expected one tensor or array as {kind}, got a {given}; concatenate the parts along the last axis, and split them in "
+            "the forward method of the model",
+        )
 
 
 def _of_scipy(matrix: Any, where: str) -> Tensor:

@@ -26,7 +26,7 @@ from kapsi.training.rows.base import (
     reject,
     row_label,
 )
-from kapsi.training.rows.stored import as_column, as_tensor, cut, shuffled
+from kapsi.training.rows.stored import as_column, as_tensor, cut, reject_several, shuffled
 
 SAMPLED = 8
 """First items, which define sizes and types."""
@@ -122,6 +122,7 @@ class _UserRows(Rows):
         return _parts([self._column(column, kind) for column, kind in zip(columns, ("x", "y", "weight"), strict=False)])
 
     def _column(self, values: Sequence[Any], kind: str) -> Tensor:
+        reject_several(values[0], f"{kind} of an item", self.where)
         layout = values[0].layout if isinstance(values[0], Tensor) else torch.strided
         if layout != torch.strided:
             self._fail(f"{kind} from {self.source} is {layout}; give all rows as one sparse CSR tensor or matrix")
