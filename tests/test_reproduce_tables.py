@@ -450,7 +450,10 @@ def test_pictures_are_drawn_and_the_same_every_time(tmp_path, kind, rows, files,
 def test_the_summary_of_all_experiments(tmp_path) -> None:
     table = full(tmp_path)
     few = "a 2.33e-05 (0.01), b 0.00133 (0.005), c 0.2 (0.01)"
-    assert overview([table]).splitlines()[2] == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 62 | 54 s |"
+    assert (
+        overview([table]).splitlines()[2]
+        == f"| [tiny](tiny.md) | 3 of 3 | 1 of 3 | 2 of 3 | {few} |  | 60 to 62 | 54 s |"
+    )
     experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     many = build(experiment, EXPECTED, made(experiment, SCORES))
     line = overview([many], None).splitlines()[2]
@@ -550,3 +553,23 @@ def test_seeds_of_several_machines_complete_each_other(tmp_path) -> None:
     newer = [replace(one, versions={**one.versions, "kapsi": "9"}) for one in moved]
     (line, *_) = build(experiment, EXPECTED, [one, *newer, three]).lines
     assert (line.statistics["kapsi"].count, line.statistics["kapsi"].mean) == (2, 2.0)
+
+
+def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None:
+    experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
+    own = {"kapsi": "rpn_ext", "recipe": "rpn_nstd"}
+    methods = tuple(replace(method, paper=own.get(method.name)) for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    scores = {(row, "kapsi"): [1e-3] for row in "abcdefg"} | {("a", "recipe"): [1.0], ("b", "recipe"): [1e-3]}
+    table = build(experiment, EXPECTED, made(experiment, scores))
+    ((first, ext), (second, nested)) = table.own_columns()
+    assert (first.name, [factor for _, factor in ext]) == ("kapsi", pytest.approx([10, 10, 10]))
+    assert (second.name, [factor for _, factor in nested]) == ("recipe", pytest.approx([0.02, 5]))
+    assert "rows worse than its own column of the paper: kapsi 0 of 3, recipe 1 of 2" in overview([table])
+    assert "compared with its own column in the paper: recipe: " in "\n".join(table.summary())
+    assert "worse: a (50× higher)" in "\n".join(table.summary())
+    # Each printed column stands before the column of its method.
+    headings = [cell.split("<br>")[0].strip() for cell in as_markdown(table).split("\n|")[1].split("|")]
+    assert [headings.index(name) for name in ("RPN extended", "kapsi", "RPN nested", "recipe")] == [2, 3, 4, 5]
+    assert "Rows of fewer than three seeds are preliminary: tiny (kapsi, recipe)." in overview([table])
+    assert "preliminary" not in overview([full(tmp_path)])

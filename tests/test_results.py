@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import runpy
 import shutil
 from pathlib import Path
@@ -60,3 +62,22 @@ def test_converted_results_are_left_alone(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     assert runpy.run_path(str(RESULTS / "convert_0_1.py"))["convert"](tmp_path) == 0
     assert all((tmp_path / path.name).read_bytes() == path.read_bytes() for path in RESULTS.glob("*.jsonl"))
+
+
+def test_results_of_measured_initial_values_are_converted_by_their_hash_alone(tmp_path: Path) -> None:
+    script = runpy.run_path(str(RESULTS / "convert_measured.py"))
+    names = ("elementary-variants", "composite-variants", "feynman-variants")
+    for name in names:
+        experiment, lines = load_shipped(name), []
+        for text in (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            run = experiment.run(experiment.row(line["row"]), experiment.method(line["method"]), 0)
+            before = dataclasses.replace(run, options=script["_without_measured"](run.options))
+            # As stored before the option: the same options without the rule; other keys are restored by the conversion.
+            line["configuration"]["hash"] = configuration_hash(before)
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    assert script["convert"](tmp_path) > 0
+    for name in names:
+        assert (tmp_path / f"{name}.jsonl").read_bytes() == (RESULTS / f"{name}.jsonl").read_bytes()
+    assert script["convert"](tmp_path) == 0

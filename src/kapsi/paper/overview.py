@@ -65,8 +65,22 @@ def _gain(factor: float, even: float) -> str:
     return f"{times(factor)} better" if factor > 1 else f"{times(1 / factor if factor else math.inf)} worse"
 
 
+def _few_seeds(tables: Sequence[ResultTable]) -> str:
+    """Return the experiments and methods with rows of fewer than three seeds, empty if there are none."""
+    texts = []
+    for table in tables:
+        labels = [
+            method.label
+            for method in table.methods
+            if any(line.statistics[method.name].count < 3 for line in table.lines if method.name in line.statistics)
+        ]
+        if labels:
+            texts.append(f"{table.experiment.name} ({', '.join(labels)})")
+    return ", ".join(texts)
+
+
 def _fairness(tables: Sequence[ResultTable]) -> list[str]:
-    """Return the experiments in which baselines and headline get the same search, and the differences elsewhere."""
+    """Return the experiments in which baselines and headline get the same search, the differences elsewhere, and few seeds."""
     same = [table.experiment.name for table in tables if searches(table) and not difference(table)]
     others = [(table.experiment.name, text) for table in tables if (text := difference(table))]
     lines = []
@@ -75,6 +89,9 @@ def _fairness(tables: Sequence[ResultTable]) -> list[str]:
     if others:
         lines.append("The searches of the baselines differ from that of kapsi (each page has the numbers):")
         lines += ["", *(f"- {escape_markdown(name)}: {escape_markdown(text)}" for name, text in others)]
+    few = _few_seeds(tables)
+    if few:
+        lines += ["", f"Rows of fewer than three seeds are preliminary: {escape_markdown(few)}."]
     return lines
 
 
@@ -106,7 +123,7 @@ def _scores(table: ResultTable) -> str:
         scores = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
         return f"best {score_text(metric, best(scores))}{paper}" if scores else ""
     if len(lines) > MAX_SCORES:
-        return ""
+        return _own_columns(table)
     labels = [line.headline.label for line in lines if line.headline is not None]
     usual = max(labels, key=labels.count)
     texts = []
@@ -117,6 +134,14 @@ def _scores(table: ResultTable) -> str:
         paper = f" ({inside})" if inside else ""
         texts.append(f"{line.row.name} {score_text(metric, line.result.mean) if line.result else ''}{paper}")
     return ", ".join(texts)
+
+
+def _own_columns(table: ResultTable) -> str:
+    """Return the number of rows in which each model is worse than its own column in the paper, empty for a single model."""
+    even = 0 if table.experiment.higher_is_better else 1
+    counts = [(m.label, sum(factor < even for _, factor in pairs), len(pairs)) for m, pairs in table.own_columns()]
+    texts = (f"{label} {worse} of {rows}" for label, worse, rows in counts)
+    return f"rows worse than its own column of the paper: {', '.join(texts)}" if counts else ""
 
 
 def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
