@@ -263,3 +263,13 @@ def test_what_is_no_state_is_the_nearest_or_refused() -> None:
 def test_tables_that_cannot_be_are_refused(options, inputs, message) -> None:
     with pytest.raises(kp.SpecError, match=message):
         kp.Head(inputs, 1, kp.HeadSpec(kp.CombinatorialCategorical(**options)))
+
+
+def test_combinations_with_replacement_are_those_of_itertools() -> None:
+    x = torch.arange(1.0, 5.0)
+    for m, order in ((4, 3), (1, 4), (2, 4)):
+        rows = [c for size in range(1, order + 1) for c in itertools.combinations_with_replacement(range(m), size)]
+        columns = kp.expansion.Combinatorial(order, replacement=True)(x[:m], {}).dense()
+        assert columns.tolist() == [float(x[i]) for row in rows for i in row]
+    with pytest.raises(kp.SpecError, match="replacement has no effect with given subsets"):
+        kp.expansion.Combinatorial(subsets=((0,),), replacement=True)

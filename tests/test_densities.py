@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 
 import kapsi as kp
+
 
 KINDS = {
     "normal": kp.NaiveNormal,
@@ -405,3 +407,44 @@ def test_invalid_given_parameters_name_what_is_allowed() -> None:
         kp.NaiveNormal(std=1, smoothing=0.1)
     with pytest.raises(kp.SpecError, match="mean: expected"):
         kp.NaiveNormal(mean="zero")
+
+
+# ------------------------------------------------------------------------------------------------ joint densities
+
+
+def test_joint_normal_of_classes_is_quadratic_discriminant_analysis() -> None:
+    x, y = blobs(300, 3, 4, seed=0)
+    x = x @ np.random.default_rng(3).normal(size=(4, 4)) * [1, 10, 0.1, 1]  # correlated
+    spec = kp.ModelSpec((4, 3), kp.LayerSpec(kp.HeadSpec(kp.JointNormal(3), kp.Eye(), kp.ConstantRemainder())))
+    model = kp.calibrate(kp.Model(spec, dtype=torch.float64), torch.from_numpy(x), torch.from_numpy(y))
+    priors = np.bincount(y) / len(y)
+    model.layers[0].heads[0].assign("remainder", value=torch.from_numpy(np.log(priors)))
+    joint = model(torch.from_numpy(x)).numpy()
+    expected = np.stack(
+        [
+            scipy.stats.multivariate_normal.logpdf(x, x[y == c].mean(0), np.cov(x[y == c].T, bias=True))
+            for c in range(3)
+        ],
+        1,
+    )
+    np.testing.assert_allclose(joint, expected + np.log(priors), rtol=1e-5, atol=1e-5)
+    theirs = QuadraticDiscriminantAnalysis(solver="svd").fit(x, y).predict(x)
+    assert (joint.argmax(1) == theirs).mean() > 0.99  # divides by one row less
+
+
+def test_joint_normal_without_labels_separates_clusters() -> None:
+    x, y = blobs(400, 2, 3, seed=4)
+    x[y == 1] += 50
+    found = fitted(kp.JointNormal(2), x).kappa
+    means = np.sort(found["mean"].numpy(), 0)
+    np.testing.assert_allclose(means, np.sort([x[y == c].mean(0) for c in (0, 1)], 0), rtol=1e-9)
+
+
+def test_joint_normal_of_poor_data_is_finite() -> None:
+    cases = [np.zeros((1, 3)), np.ones((5, 3)) * [1, 2, 3], np.arange(9.0).reshape(3, 3)]
+    for x in cases:
+        for count in (1, 2):
+            head = fitted(kp.JointNormal(count), x)
+            assert bool(head.expand(torch.from_numpy(x + 1)).dense().isfinite().all())
+    with pytest.raises(kp.SpecError, match=r"JointNormal\(count=2\): y has 3 classes; count must be a multiple of 3"):
+        fitted(kp.JointNormal(2), *blobs(60, 3, 2, seed=2))

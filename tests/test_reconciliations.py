@@ -302,3 +302,15 @@ def test_frozen_random_weights_are_trained_by_what_is_left(psi) -> None:
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0] / 4
     assert all(torch.equal(tensor, buffers[name]) for name, tensor in model.named_buffers())
+
+
+def test_a_trained_hypernet_trains_its_layers_and_refuses_a_seed() -> None:
+    psi = kp.HyperNet(length=2, hidden=5, trained=True)
+    model = kp.Model(kp.rpn([3, 2], reconciliation=psi), seed=0, dtype=torch.float64)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    assert {name.split(".")[-1] for name in before} == {"vector", "layer", "output"}
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kp.fit(model, (x, x[:, :2]), solver="adamw", epochs=2)
+    assert all(not torch.equal(value, before[name]) for name, value in model.named_parameters())
+    with pytest.raises(kp.SpecError, match=r"HyperNet\(trained=True, seed=3\): a trained G is drawn with the model"):
+        kp.HyperNet(trained=True, seed=3)

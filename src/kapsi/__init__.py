@@ -12,6 +12,7 @@ from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
 from kapsi.expansion.evidence import *
 from kapsi.expansion.fourier import *
+from kapsi.expansion.joint import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
 from kapsi.expansion.potential import *
@@ -69,7 +70,7 @@ from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge,
 from kapsi.version import __version__
 
 # Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or
-# a specification (combinatorial, compression, density, evidence, potential, tree, wavelet) are listed in `kapsi.expansion` only.
+# a specification (combinatorial, compression, density, evidence, joint, potential, tree, wavelet) are only in `kapsi.expansion`.
 __all__ = [
     "AUC",
     "F1",

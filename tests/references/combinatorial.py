@@ -16,7 +16,23 @@ from references.base import Reference, Table
 def subsets(f: Any, m: int) -> list[list[int]]:
     if f.subsets is not None:
         return [list(subset) for subset in f.subsets]
-    return [list(c) for size in range(1, f.order + 1) for c in itertools.combinations(range(m), size)]
+    choose = itertools.combinations_with_replacement if getattr(f, "replacement", False) else itertools.combinations
+    return [list(c) for size in range(1, f.order + 1) for c in choose(range(m), size)]
+
+
+def combinatorial_size(f: Any, m: int) -> int:
+    if f.subsets:
+        return sum(map(len, f.subsets))
+    more = 1 if f.replacement else 0
+    return sum(i * math.comb(m + more * (i - 1), i) for i in range(1, f.order + 1))
+
+
+def joint_normal(f: Any, x: ndarray, t: Any) -> ndarray:
+    columns = []
+    for mean, factor in zip(t["mean"], t["factor"], strict=True):
+        inverse = np.linalg.inv(np.tril(factor, -1) + np.diag(np.exp(np.diag(factor))))
+        columns.append(np.atleast_1d(multivariate_normal.logpdf(x, mean, inverse @ inverse.T)))
+    return np.stack(columns, 1)
 
 
 def normal(f: Any, x: ndarray, t: Any) -> ndarray:
@@ -44,10 +60,11 @@ def categorical(f: Any, x: ndarray, t: Any) -> ndarray:
 
 EXPANSIONS: Table = {
     "combinatorial": Reference(
-        "itertools.combinations",
+        "itertools.combinations, combinations_with_replacement",
         lambda f, x, t: np.concatenate([x[:, s] for s in subsets(f, x.shape[1])], 1),
-        lambda f, m: sum(map(len, f.subsets)) if f.subsets else sum(i * math.comb(m, i) for i in range(1, f.order + 1)),
+        combinatorial_size,
     ),
+    "joint_normal": Reference("scipy.stats.multivariate_normal", joint_normal, lambda f, m: f.count),
     "combinatorial_categorical": Reference(
         "numpy indexing of tables",
         categorical,

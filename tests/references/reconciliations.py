@@ -59,6 +59,8 @@ def splitmix64(seed: int, count: int) -> list[int]:
 
 def hypernet(f: Any, w: Any, n: int, grid: tuple[int, int], channel: int = 0) -> ndarray:
     hidden = w["vector"] if f.hidden is None else np.maximum(0, w["layer"] @ w["vector"])
+    if f.trained:
+        return np.einsum("ndk,k->nd", w["output"], hidden)
     width = n * len(hidden)
     words = -(-width // 64)
     place = f.seed * 0x9E3779B97F4A7C15 + channel * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D
@@ -86,6 +88,12 @@ def _dual(f: Any, n: int, q: int, t: int) -> int:
 def _kronecker(f: Any, n: int, q: int, t: int) -> int:
     p, width, s, other = _sizes(f, n, q, t)
     return f.terms * (p * width + s * other)
+
+
+def _hypernet(f: Any, n: int, q: int, t: int) -> int:
+    units = f.hidden or f.length
+    layers = (f.length * units if f.hidden else 0) + n * q * t * units
+    return f.length + (layers if f.trained else 0)
 
 
 RECONCILIATIONS: Table = {
@@ -121,7 +129,7 @@ RECONCILIATIONS: Table = {
         lambda f, w, n, grid: np.diag(w["outputs"]) @ w["left"] @ np.diag(w["ranks"]) @ w["right"],
         lambda f, n, q, t: n + f.rank,
     ),
-    "hypernet": Reference("splitmix64 in Python integers, numpy.matmul", hypernet, lambda f, n, q, t: f.length),
+    "hypernet": Reference("splitmix64 in Python integers, numpy.matmul", hypernet, _hypernet),
     "dual_low_rank_kronecker": Reference(
         "numpy.kron",
         _terms(lambda f, w: np.kron(w["left_rows"] @ w["left_columns"], w["right_rows"] @ w["right_columns"])),

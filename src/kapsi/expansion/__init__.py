@@ -8,6 +8,7 @@ from kapsi.expansion import (
     density,
     evidence,
     fourier,
+    joint,
     kernel,
     orthogonal,
     potential,
@@ -27,6 +28,7 @@ from kapsi.expansion.compression import *
 from kapsi.expansion.density import *
 from kapsi.expansion.evidence import *
 from kapsi.expansion.fourier import *
+from kapsi.expansion.joint import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
 from kapsi.expansion.potential import *
@@ -47,6 +49,7 @@ __all__ += compression.__all__
 __all__ += density.__all__
 __all__ += evidence.__all__
 __all__ += fourier.__all__
+__all__ += joint.__all__
 __all__ += kernel.__all__
 __all__ += orthogonal.__all__
 __all__ += potential.__all__

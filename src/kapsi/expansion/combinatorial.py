@@ -53,7 +53,7 @@ class Combinations(Expansion):
     def factors(self, in_features: int) -> tuple[int, int]:
         name = type(self).__name__
         if self.subsets is None:
-            columns = sum(self._columns(i) * math.comb(in_features, i) for i in range(1, self.order + 1))
+            columns = sum(self._columns(i) * self._number(in_features, i) for i in range(1, self.order + 1))
             if columns > MAX_MATERIALIZED:
                 raise SpecError(
                     f"{name}(order={self.order}): {in_features:,} inputs make {columns:,} columns, at most "
@@ -75,10 +75,15 @@ class Combinations(Expansion):
         """Return the number of columns of a combination of `size` inputs."""
         return 1
 
+    def _number(self, in_features: int, size: int) -> int:
+        """Return the number of combinations of `size` inputs."""
+        return math.comb(in_features, size)
+
 
 @dataclass(frozen=True)
 class Combinatorial(Combinations, name="combinatorial"):
-    """The inputs of every combination, concatenated: κ(x) = [(x choose 1), …, (x choose d)], d = order, D = Σ i·C(m, i).
+    """The inputs of every combination, concatenated: κ(x) = [(x choose 1), …, (x choose d)], d = order, D = Σ i·C(m, i);
+    with replacement D = Σ i·C(m + i − 1, i).
 
     Combinations are in order of size, then lexicographic, the inputs of each in ascending order: x₁, x₂, x₃, x₁x₂, x₁x₃,
     x₂x₃ for three inputs and order 2, where x₁x₂ are two columns.
@@ -87,6 +92,7 @@ class Combinatorial(Combinations, name="combinatorial"):
         order: d, size of the largest combination, 1 to 4; combinations of more than m inputs do not exist.
         subsets: combinations to use instead of all, as tuples of input indices from 0, of any sizes and in any order; D is
             then the sum of their sizes. Overrides the order.
+        replacement: combinations with replacement: an input may appear several times, as in x₁x₁.
 
     Raises:
         SpecError: more than 16.7 million columns, or a subset with an unknown input.
@@ -101,15 +107,26 @@ class Combinatorial(Combinations, name="combinatorial"):
         tensor([3., 1., 2.])
     """
 
-    examples = ({}, {"order": 3}, {"subsets": ((0,),)})
+    examples = ({}, {"order": 3}, {"subsets": ((0,),)}, {"order": 3, "replacement": True})
+
+    replacement: bool = False
+
+    def check(self) -> None:
+        super().check()
+        if self.replacement and self.subsets is not None:
+            raise SpecError("Combinatorial(subsets=…, replacement=True): replacement has no effect with given subsets")
 
     def _columns(self, size: int) -> int:
         return size
 
+    def _number(self, in_features: int, size: int) -> int:
+        return math.comb(in_features + size - 1, size) if self.replacement else super()._number(in_features, size)
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         self.factors(x.shape[-1])  # check the size first
         if self.subsets is None:
-            index = torch.cat([c.T.flatten() for c in all_combinations(x.shape[-1], self.order, x.device)])
+            combinations = all_combinations(x.shape[-1], self.order, x.device, replacement=self.replacement)
+            index = torch.cat([c.T.flatten() for c in combinations])
         else:
             index = torch.tensor([number for subset in self.subsets for number in subset], device=x.device)
         return DenseFeatures(x.index_select(-1, index))
@@ -391,19 +408,20 @@ def _independent_states(
     return total
 
 
-def all_combinations(m: int, order: int, device: torch.device) -> list[Tensor]:
+def all_combinations(m: int, order: int, device: torch.device, *, replacement: bool = False) -> list[Tensor]:
     """Return all combinations of 1, 2, … order of m inputs, `(size, C(m, size))`, with columns in lexicographic order.
 
-    Each combination of one size less is extended by every later input.
+    Each combination of one size less is extended by every later input; with replacement also by its last input.
     """
     last = torch.arange(m, device=device)
     combinations = [last.unsqueeze(0)]
-    for size in range(2, min(order, m) + 1):
-        total = math.comb(m, size)
-        later = m - 1 - last
+    step = int(not replacement)  # from the last input of a combination to the first that extends it
+    for size in range(2, (order if replacement else min(order, m)) + 1):
+        total = math.comb(m + size - 1, size) if replacement else math.comb(m, size)
+        later = m - step - last
         parent = torch.repeat_interleave(later, output_size=total)
         begin = later.cumsum(0) - later
-        last = last[parent] + 1 + torch.arange(total, device=device) - begin[parent]
+        last = last[parent] + step + torch.arange(total, device=device) - begin[parent]
         combinations.append(torch.cat((combinations[-1][:, parent], last.unsqueeze(0))))
     return combinations
 

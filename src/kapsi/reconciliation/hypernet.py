@@ -15,7 +15,7 @@ from kapsi.errors import SpecError
 from kapsi.features import Features, ProductFeatures, add, formed
 from kapsi.function import Param, Params, Tensors, option
 from kapsi.reconciliation.base import Reconciliation
-from kapsi.weights import ActingWeights, Weights
+from kapsi.weights import ActingWeights, DenseWeights, Weights
 
 __all__ = ["HyperNet"]
 
@@ -257,12 +257,14 @@ class HyperNet(Reconciliation, name="hypernet"):
 
     h is the identity (k = length), or a frozen random layer with ReLU, h(w) = max(0, F w) with k = hidden. Blocks of G are
     generated on demand, in the forward and again in the backward pass, so memory does not limit n × D. The time is that of
-    generating n·D·k signs. F is a buffer, saved with the model.
+    generating n·D·k signs. F is a buffer, saved with the model. A trained network has parameters F and G instead, with l =
+    length + k·length + n·D·k.
 
     Args:
         length: l, the number of parameters, 1 to 2²⁰.
         hidden: units of the frozen hidden layer, 1 to 2²⁰; None: no hidden layer.
         seed: seed of G, 0 to 2³¹ − 1; heads of equal size and seed share G, channels of a head differ.
+        trained: train both layers, `layer` (F) and `output` (G, `(n, D, k)`), which then have normal initial values.
 
     Source: arXiv 2407.04819, "HyperNets based Parameter Reconciliation"; Ha et al., HyperNetworks (arXiv 1609.09106).
 
@@ -271,30 +273,40 @@ class HyperNet(Reconciliation, name="hypernet"):
         8
     """
 
-    examples = ({"length": 4}, {"length": 3, "hidden": 16, "seed": 5})
+    examples = ({"length": 4}, {"length": 3, "hidden": 16, "seed": 5}, {"length": 2, "hidden": 5, "trained": True})
 
     length: int = option(16, minimum=1, maximum=2**20)
     hidden: int | None = option(None, minimum=1, maximum=2**20)
     seed: int = option(0, minimum=0, maximum=2**31 - 1)
+    trained: bool = False
+
+    def check(self) -> None:
+        if self.trained and self.seed:
+            raise SpecError(
+                f"HyperNet(trained=True, seed={self.seed}): a trained G is drawn with the model; leave seed out"
+            )
 
     def params(self, out_features: int, factors: tuple[int, int]) -> Params:
         units = self.hidden or self.length
-        if out_features * units > BLOCK * 64:
+        if not self.trained and out_features * units > BLOCK * 64:
             raise SpecError(
                 f"HyperNet: {out_features:,} outputs × {units:,} units make a block of {out_features * units:,} entries; "
                 f"at most {BLOCK * 64:,} are allowed; use fewer units"
             )
         # Rows of ψ have an expected square norm of one.
         vector = Param((self.length,), (factors[0] * factors[1] * units) ** -0.5)
-        if self.hidden is None:
-            return {"vector": vector}
-        return {
-            "vector": vector,
-            "layer": Param((self.hidden, self.length), (2 / self.length) ** 0.5 * self.length**0.5, trainable=False),
-        }
+        params: dict[str, Param] = {"vector": vector}
+        if self.hidden is not None:
+            deviation = (2 / self.length) ** 0.5 * self.length**0.5
+            params["layer"] = Param((self.hidden, self.length), deviation, trainable=self.trained)
+        if self.trained:
+            params["output"] = Param((out_features, factors[0] * factors[1], units), "normal")
+        return params
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
         hidden = params["vector"]
         if self.hidden is not None:
             hidden = torch.relu(params["layer"] @ hidden.unsqueeze(-1)).squeeze(-1)
+        if self.trained:
+            return DenseWeights(torch.einsum("...ndk,...k->...nd", params["output"], hidden))
         return GeneratedWeights(hidden, out_features, factors[0] * factors[1], self.seed)
