@@ -11,7 +11,6 @@ from sklearn.naive_bayes import GaussianNB
 
 import kapsi as kp
 
-
 KINDS = {
     "normal": kp.NaiveNormal,
     "cauchy": kp.NaiveCauchy,
