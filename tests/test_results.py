@@ -18,8 +18,8 @@ from kapsi.paper.tables import build
 RESULTS = Path(__file__).parents[1] / "results"
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="source distributions have no results")
 STORED = {
-    "elementary": 124,
-    "composite": 134,
+    "elementary": 192,
+    "composite": 142,
     "feynman": 324,
     "feynman-rest": 93,
     "discrete": 84,
@@ -28,8 +28,8 @@ STORED = {
     "tabular": 300,
     "elementary-variants": 68,
     "composite-variants": 68,
-    "feynman-variants": 108,
-    "rank-sweep": 20,
+    "feynman-variants": 216,
+    "rank-sweep": 28,
     "depth-width": 40,
     "mnist-ablation": 726,
     "mnist-processing": 68,
