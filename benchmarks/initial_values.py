@@ -196,8 +196,12 @@ def ratios_table(figures: Figures, report: Report, functions: Mapping[str, list[
         if "xavier" not in name:
             summary.rows.append([name, number(statistics.median(values)), number(max(values))])
     report.tables.append(summary)
-    report.targets.append(Target("error of the default / Xavier's, median", 1, statistics.median(ratios), "×", most=True))
-    report.targets.append(Target("error of the default / Xavier's, the worst function", MOST, max(ratios), "×", most=True))
+    report.targets.append(
+        Target("error of the default / Xavier's, median", 1, statistics.median(ratios), "×", most=True)
+    )
+    report.targets.append(
+        Target("error of the default / Xavier's, the worst function", MOST, max(ratios), "×", most=True)
+    )
 
 
 def agreement_table(figures: Figures, report: Report, epochs: int) -> None:

@@ -36,9 +36,6 @@ MAX_INTERVALS = 100_000
 MAX_SAVED = 2**28
 """Largest number of entries of κ(x) saved for the backward pass, 1 GiB in float32; larger κ(x) is recomputed."""
 
-MAX_SAVED_ZEROS = 2**24
-"""The same where a product gathers the rows of ψ for non-zero functions, which takes fewer operations."""
-
 MIN_WIDTH = 1e-3
 """Width of the narrowest interval between quantiles, in mean widths: equal values would give intervals of zero width."""
 
@@ -72,8 +69,8 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         uniform_share: weight of uniform breakpoints mixed into quantiles, 0 to 1; avoids very narrow
             intervals for inputs with many equal values.
         checkpoint: whether κ(x) is recomputed in the backward pass: memory is independent of the number of intervals, and
-            κ(x) is evaluated twice. None: above 2²⁸ entries in κ(x) (1 GiB in float32), or 2²⁴ on a CPU with many
-            intervals, where a product gathers. A compiled model leaves the choice to the compiler.
+            κ(x) is evaluated twice. None: above 2²⁸ entries in κ(x), 1 GiB in float32. A compiled model leaves the
+            choice to the compiler.
 
     Raises:
         SpecError: low is not below high; knots do not increase, or contradict intervals, low or high.
@@ -254,8 +251,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         """Return whether κ(x) is recomputed in the backward pass."""
         if self.checkpoint is not None:
             return self.checkpoint
-        entries = x.numel() * (self.intervals + self.degree)
-        return entries > MAX_SAVED or (entries > MAX_SAVED_ZEROS and self.gathers(x))
+        return x.numel() * (self.intervals + self.degree) > MAX_SAVED
 
     def gathers(self, x: Tensor) -> bool:
         """Return whether a product sums the rows of ψ for non-zero functions instead of materializing κ(x).
