@@ -36,7 +36,7 @@ class HeadSpec(Spec):
         init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
             to outputs of unit deviation for standard normal inputs. They differ where products of B-splines, as in
             `Nested((BSpline(), Taylor(2)))`, have a `Dense` or `LowRank` ψ: `smooth` adds a random linear function to every
-            row, and otherwise draws the same numbers. The other rules fill all random tensors of ψ and π by their shapes
+            row and scales outputs to a deviation of 0.4. The other rules fill all random tensors of ψ and π by their shapes
             alone, as `torch.nn.init`, one axis counting as a row, each channel by itself: `xavier_uniform`, `xavier_normal`,
             `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing is random.
     """

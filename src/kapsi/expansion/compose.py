@@ -213,7 +213,7 @@ class Extended(ComposedExpansion, name="extended"):
 
     def linear(self, weights: Tensor) -> Tensor | None:
         """Return the coefficients of equal shares of all parts that have linear functions, 0 for the others."""
-        rows = [part.linear(weights) for part in self.parts]
+        rows = [part.linear(weights) for part in self.processed_parts]
         count = sum(row is not None for row in rows)
         if not count:
             return None
@@ -331,7 +331,7 @@ class Nested(ComposedExpansion, name="nested"):
     def linear(self, weights: Tensor) -> Tensor | None:
         """Return the coefficients in the last part: each part has those of the part before as weights."""
         rows: Tensor | None = weights
-        for part in self.parts:
+        for part in self.processed_parts:
             rows = None if rows is None else part.linear(rows)
         return rows
 

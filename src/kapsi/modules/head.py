@@ -200,14 +200,14 @@ class Head(nn.Module):
         self.pi.reset(generator, rule)
         if self.bias is not None:
             self.bias.zero_()
-        psi = self.spec.reconciliation
+        psi, gain = self.spec.reconciliation, self._gain
         if self.spec.init == "smooth" and psi.linear_rows in self.psi.names():
-            add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
+            gain *= add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())
         if rule is None:
             if weights:
-                psi.scale(weights, self._gain / self._output_rms(weights[0]))
-            self.spec.remainder.scale(self.pi, self.in_features, self.out_features, self._gain)
+                psi.scale(weights, gain / self._output_rms(weights[0]))
+            self.spec.remainder.scale(self.pi, self.in_features, self.out_features, gain)
         self.validate()
 
     def _output_rms(self, like: Tensor) -> float:
