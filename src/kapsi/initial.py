@@ -52,7 +52,7 @@ Xavier's values with 1, 0.7 times with 3, 7.6 times without a linear function.
 SMOOTH_DEVIATION = 0.4
 """Deviation of the outputs of heads with added linear functions, π included: within the grid of the next layer, [−1, 1].
 
-With a linear remainder, median over 34 functions: 0.4 to 0.5 times the error of Xavier's values, 1.3 to 1.7 times at 1.
+With a linear remainder, median over 34 functions: 0.5 times the error of Xavier's values; 1.3 to 1.7 times at a deviation of 1.
 """
 
 
