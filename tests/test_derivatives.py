@@ -221,10 +221,10 @@ def test_layer_norms_nest_in_every_order(outer, inner, affine) -> None:
 def test_a_masked_head_of_several_channels_has_right_derivatives_in_every_order() -> None:
     head = kp.Head(3, 2, kp.HeadSpec(kp.Taylor(2), kp.Masked(0.4), channels=3), seed=0, dtype=torch.float64)
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    values = head.psi["values"].detach()
+    values = head.psi["entries"].detach()
 
     def loss(values: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(head, {"psi.values": values}, (x,)).square().sum()
+        return torch.func.functional_call(head, {"psi.entries": values}, (x,)).square().sum()
 
     # What is not within a transformation scatters.
     reference = torch.autograd.functional.jacobian(loss, values)

@@ -405,7 +405,7 @@ def test_masks_keep_exactly_the_share() -> None:
         head = kp.Head(10, 4, kp.HeadSpec(reconciliation=kp.Masked(ratio), channels=2), seed=0)
         kept = round(ratio * 40)
         assert head.psi["mask"].flatten(1).sum(1).tolist() == [kept, kept]
-        assert head.psi["values"].shape == (2, kept)
+        assert head.psi["entries"].shape == (2, kept)
         dense = head.weights().dense()
         assert torch.equal(dense != 0, head.psi["mask"])
     masks = kp.Head(10, 4, kp.HeadSpec(reconciliation=kp.Masked(), channels=2), seed=0).psi["mask"]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import kapsi as kp
+from kapsi.data.problems import problem
 from kapsi.function import ROLES
 from kapsi.testing import WatchSizes, inputs
 
@@ -123,7 +124,7 @@ def test_types_of_tensors_follow_the_model_but_for_those_with_their_own() -> Non
     assert {t.dtype for name, t in head.state_dict().items() if "mask" not in name} == {torch.float64}
     half = copy.deepcopy(head).to(torch.bfloat16)
     assert half.psi["mask"].dtype == torch.bool
-    assert half.psi["values"].dtype == half.kappa["range"].dtype == torch.bfloat16
+    assert half.psi["entries"].dtype == half.kappa["range"].dtype == torch.bfloat16
 
 
 # ------------------------------------------------------------------------------------------------ the formula
@@ -464,7 +465,49 @@ def test_calibration_goes_layer_by_layer() -> None:
     ends = torch.stack((lambda v: (v.amin(0), v.amax(0)))(nn.functional.layer_norm(x, (3,))))
     torch.testing.assert_close(first.heads[0].kappa["range"], ends)
     hidden = nn.functional.layer_norm(first(x), (4,))  # of the calibrated first layer
-    torch.testing.assert_close(second.heads[0].kappa["range"], torch.stack((hidden.amin(0), hidden.amax(0))))
+    center, half = (hidden.amin(0) + hidden.amax(0)) / 2, (hidden.amax(0) - hidden.amin(0)) / 2
+    wide = (3 * half).clamp_min(1)  # at least as wide as [-1, 1], the range before
+    torch.testing.assert_close(second.heads[0].kappa["range"], torch.stack((center - wide, center + wide)))
+
+
+@pytest.mark.parametrize("kappa", [kp.BSpline(), kp.GaussianRBF(), kp.expansion.RickerWavelet()])
+def test_hidden_ranges_of_parts_and_remainders_have_the_same_margin(kappa: Any) -> None:
+    x = inputs(50, 2) * 3
+
+    def calibrated(spec: kp.HeadSpec) -> dict[str, torch.Tensor]:
+        layers = (kp.LayerSpec(kp.HeadSpec(kp.Identity())), kp.LayerSpec(spec))
+        model = kp.Model(kp.ModelSpec((2, 3, 1), layers), seed=0, dtype=torch.float64)
+        return {
+            name: t for name, t in kp.calibrate(model, x).layers[1].heads[0].state_dict().items() if "psi" not in name
+        }
+
+    plain = calibrated(kp.HeadSpec(kappa))
+    parts = calibrated(kp.HeadSpec(kp.Extended((kappa, kp.Nested((kappa, kp.Identity()))))))
+    remainder = calibrated(kp.HeadSpec(kp.Identity(), remainder=kp.ExpansionRemainder(kappa)))
+    for name, value in plain.items():
+        name = name.removeprefix("kappa.")
+        for other in (parts[f"kappa.0.{name}"], parts[f"kappa.1.0.{name}"], remainder[f"pi.expansion.{name}"]):
+            assert torch.equal(other, value)
+
+
+def test_an_expansion_without_a_range_is_calibrated_on_hidden_outputs_as_they_are() -> None:
+    x = inputs(50, 2) * 3
+    spec = kp.rpn([2, 3, 1], kp.NaiveNormal(2))
+    model = kp.calibrate(kp.Model(spec, seed=0, dtype=torch.float64), x)
+    second = model.layers[1].heads[0]
+    alone = kp.calibrate(kp.Head(3, 1, kp.HeadSpec(kp.NaiveNormal(2)), seed=0, dtype=torch.float64), model.layers[0](x))
+    for name, tensor in alone.kappa.named_buffers():
+        assert torch.equal(second.kappa.get_buffer(name), tensor)
+
+
+def test_a_calibrated_deep_model_trains_as_well_as_without_calibration() -> None:
+    x, y = (torch.as_tensor(values) for values in problem("C.4").sample(300, seed=0))
+    spec = kp.rpn([2, 2, 2, 1], kp.Extended((kp.BSpline(), kp.Taylor(2))), kp.LowRank(1), "zero")
+    losses = []
+    for seed in range(3):
+        model = kp.calibrate(kp.Model(spec, seed=seed, dtype=torch.float64), x)
+        losses.append(kp.fit(model, (x, y.unsqueeze(1)), solver="levenberg_marquardt", epochs=50)[-1].loss)
+    assert sorted(losses)[1] < 1e-8  # 0.3 with ranges without a margin
 
 
 def test_calibration_uses_no_dropout_and_moves_no_statistics() -> None:
@@ -524,7 +567,7 @@ ASSIGN_ERRORS = {
     "refused": (("expansion", {"range": [[0.0, 0.0], [1.0, 0.0]]}), "each lower end of the range must be below"),
     "not a mask": (("reconciliation", {"mask": torch.full((3, 12), 2)}), "expected true and false, or ones and zeros"),
     "second of two": (
-        ("reconciliation", {"values": torch.zeros(18), "mask": torch.ones(3, 12)}),
+        ("reconciliation", {"entries": torch.zeros(18), "mask": torch.ones(3, 12)}),
         "must keep exactly 18",
     ),
 }
@@ -1069,7 +1112,7 @@ def test_heads_together_make_fewer_products(monkeypatch) -> None:
     model(inputs(5, 4))
     assert len(calls) == 3
     one_by_one(model)(inputs(5, 4))
-    assert len(calls) == 3 + 5
+    assert len(calls) == 3 + 4  # a linear head calls nn.Linear
 
 
 def test_weights_of_third_parties_are_fused_and_suggested(monkeypatch) -> None:

@@ -23,6 +23,7 @@ ORDER = [
     "installed",
     "function",
     "derivatives",
+    "hooks",
     "features",
     "weights",
     "contraction",

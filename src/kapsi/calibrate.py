@@ -19,7 +19,9 @@ M = TypeVar("M", bound=nn.Module)
 def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     """Set grids, centers and other buffers of all expansions from data, layer by layer, in place.
 
-    Each layer is calibrated on the outputs of the calibrated layers before. The function of the model may change.
+    Each layer is calibrated on the outputs of the calibrated layers before. These outputs grow and move during training, so the
+    ranges of hidden layers (splines, radial bases, wavelets) are three times as wide as the outputs of the untrained layers, and
+    at least as wide as before. The function of the model may change; `kapsi.zoo.kan.update_grid` keeps it.
 
     Args:
         model: a model, layer, head or expansion module.
@@ -46,20 +48,23 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
                 layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
             for head in layer.heads if isinstance(layer, Layer) else [layer]:
                 if isinstance(head, Head):
-                    _calibrate_head(head, x, y)
+                    _calibrate_head(head, x, y, hidden=i > 0)
             if i + 1 < len(layers):  # the outputs of the last layer are not needed
                 x = layer(x)
     return model
 
 
-def _calibrate_head(head: Head, x: Tensor, y: Tensor | None) -> None:
+def _calibrate_head(head: Head, x: Tensor, y: Tensor | None, *, hidden: bool) -> None:
     if x.layout != torch.strided:
         head.check_inputs(x)
     if not head._owner:
         if x.shape[-1] != head.in_features:
             raise DataError(f"calibrate: expected inputs of shape (rows, {head.in_features}), got {tuple(x.shape)}")
-        head.kappa.assign(head.spec.expansion.calibrate(head.before(x), head.kappa, y), "calibrate")
-    head.pi.assign(head.spec.remainder.calibrate(x, head.pi, y), "calibrate")
+        kappa = head.spec.expansion
+        new = (kappa.calibrate_hidden if hidden else kappa.calibrate)(head.before(x), head.kappa, y)
+        head.kappa.assign(new, "calibrate")
+    pi = head.spec.remainder
+    head.pi.assign((pi.calibrate_hidden if hidden else pi.calibrate)(x, head.pi, y), "calibrate")
 
 
 @contextmanager

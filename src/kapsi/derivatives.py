@@ -16,6 +16,13 @@ def differentiated_forward() -> bool:
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
+def is_plain(*tensors: Tensor) -> bool:
+    """Return whether operations on tensors are executed at once and need no derivative: no compiler, transform or gradient."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)
+
+
 def layer_norm(x: Tensor, epsilon: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Return (x − mean) / √(variance + ε) over the last axis, times a weight and plus a bias if given.
 

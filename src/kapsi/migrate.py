@@ -5,7 +5,7 @@ Model files, run folders and stored results keep their values; only names and ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 RENAMED_OPTIONS: dict[str, dict[str, str]] = {
@@ -30,6 +30,9 @@ MINI_BATCH_OPTIONS = {
     "compile": "compile",
 }
 
+RENAMED_TENSORS = {"values": "entries"}
+"""Tensors of catalogue functions: the name in files of 0.1 and the current name."""
+
 SOLVER_OPTIONS: dict[str, dict[str, str]] = {
     "adamw": MINI_BATCH_OPTIONS,
     "sgd": MINI_BATCH_OPTIONS | {"momentum": "momentum"},
@@ -44,6 +47,22 @@ TRAINING_OPTIONS = {"penalty": "l2", "group_sparsity": "group_l1"}
 
 TABLE_OPTIONS = {"validation": "validation_fraction", "stopping": "early_stopping_fraction"}
 """Options that belonged to the training in 0.1 and belong to the table now."""
+
+
+def migrate_tensor(name: str, expected: Container[str]) -> str:
+    """Return the current name of a tensor in a file, such as `layers.0.heads.0.psi.entries`.
+
+    Args:
+        name: the name in the file.
+        expected: the names of the tensors of the model.
+
+    Example:
+        >>> migrate_tensor("psi.values", {"psi.mask", "psi.entries"})
+        'psi.entries'
+    """
+    path, dot, last = name.rpartition(".")
+    renamed = path + dot + RENAMED_TENSORS.get(last, last)
+    return renamed if name not in expected and renamed in expected else name
 
 
 def migrate_model(data: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from kapsi.errors import FileError, SpecError, refuse
 from kapsi.files import atomic
-from kapsi.migrate import migrate_model
+from kapsi.migrate import migrate_model, migrate_tensor
 from kapsi.modules import Model
 from kapsi.spec import ModelSpec, from_dict, to_dict
 from kapsi.version import __version__
@@ -111,7 +111,8 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
         with safe_open(path, framework="pt", device="cpu") as handle:
             metadata = handle.metadata() or {}
             model, frozen = _blank(metadata, {name: handle.get_slice(name) for name in handle.keys()}, str(path))  # noqa: SIM118
-            tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
+            expected = model.state_dict()
+            tensors = {migrate_tensor(name, expected): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         system = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         damaged = f"is not a safetensors file, or is damaged: {error}"
@@ -166,6 +167,10 @@ def _blank(metadata: dict[str, str], slices: dict[str, Any], where: str) -> tupl
         model = Model(spec, device="meta")
     except SpecError as error:
         raise type(error)(f"{where}: spec: {error}") from None
+    expected = model.state_dict()
+    slices = {migrate_tensor(name, expected): tensor for name, tensor in slices.items()}
+    if isinstance(frozen, list):
+        frozen = [migrate_tensor(name, expected) if isinstance(name, str) else name for name in frozen]
     problem = _mismatch(model, slices, frozen)
     if problem:
         raise SpecError(f"{where}: {problem}")

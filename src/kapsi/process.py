@@ -20,6 +20,7 @@ from kapsi.derivatives import layer_norm
 from kapsi.errors import DataError
 from kapsi.features import DenseFeatures, Features, formed
 from kapsi.function import Function, Submodule, option
+from kapsi.hooks import must_be_called
 
 
 class Process(Function, role="process"):
@@ -75,12 +76,11 @@ def processed(features: Features, steps: Sequence[Process], modules: nn.Sequenti
         modules: their modules in order.
         where: prefix of the message on features too wide to be materialized.
     """
-    first, start = steps[0], 0
-    if isinstance(first, LayerNorm) and folds(steps):
-        features, start = features.normalized(first.epsilon), 1
-        if len(steps) == 1:
-            return features
-    return DenseFeatures(modules[start:](formed(features, where)))
+    first: Any = modules[0]
+    if not folds(steps) or type(first) is not _LayerNorm or must_be_called(first) or must_be_called(modules):
+        return DenseFeatures(modules(formed(features, where)))
+    features = features.normalized(first.eps)
+    return features if len(modules) == 1 else DenseFeatures(modules[1:](formed(features, where)))
 
 
 # ------------------------------------------------------------------------------------------------ activations

@@ -55,6 +55,10 @@ class Remainder(Function, role="remainder"):
         """Return new values for some of the tensors, as `Expansion.calibrate`."""
         return {}
 
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return new values as `calibrate`, for inputs that move during training, as `Expansion.calibrate_hidden`."""
+        return self.calibrate(x, params, y)
+
     def scale(self, params: nn.Module, in_features: int, out_features: int, gain: float) -> None:
         """Multiply π by a positive gain in place, through freshly drawn trainable tensors."""
         for tensor in params.parameters():
@@ -241,6 +245,12 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
         return {
             "expansion": self.expansion.calibrate(x, params["expansion"], y),
             "remainder": self.remainder.calibrate(x, params["remainder"], y),
+        }
+
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return {
+            "expansion": self.expansion.calibrate_hidden(x, params["expansion"], y),
+            "remainder": self.remainder.calibrate_hidden(x, params["remainder"], y),
         }
 
     def validate(self, tensors: Tensors) -> None:

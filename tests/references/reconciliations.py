@@ -15,7 +15,7 @@ from references.base import Reference, Table
 
 def masked(f: Any, w: Any, n: int, grid: tuple[int, int]) -> ndarray:
     matrix = np.zeros((n, math.prod(grid)))
-    matrix[w["mask"]] = w["values"]
+    matrix[w["mask"]] = w["entries"]
     return matrix
 
 

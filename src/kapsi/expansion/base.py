@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ from kapsi.process import Process
 
 NORMAL_IQR = 1.3489795003921634
 """Interquartile range of the standard normal distribution."""
+
+HIDDEN_MARGIN = 3.0
+"""`Expansion.margin` of expansions with a grid.
+
+Outputs of a trained layer are wider than those of an untrained one. Levenberg–Marquardt, extended B-spline and Taylor, five
+seeds: with a margin of 1 the errors of C.1, C.4 and C.7 have medians of 0.7, 0.5 and 0.06; with 2, 4e-12, 3e-9 and 0.05; with 3,
+5e-12, 5e-11 and 3e-9.
+"""
 
 Interval: TypeAlias = tuple[int, float, float]
 """A group of consecutive columns and their domain: (columns, low, high)."""
@@ -46,7 +54,13 @@ class Expansion(Function, role="expansion"):
     """κ: a data expansion, `(..., m) → (..., D)`, row by row.
 
     Call an instance with inputs and the declared tensors; the result is a `Features`.
+
+    Attributes:
+        margin: width of the calibrated range of a hidden layer, relative to its inputs before training; 1 for expansions
+            without a range.
     """
+
+    margin: ClassVar[float] = 1.0
 
     @abstractmethod
     def factors(self, in_features: int) -> tuple[int, int]:
@@ -96,6 +110,13 @@ class Expansion(Function, role="expansion"):
     def steps(self) -> tuple[Process, ...]:
         """Return the processing inside of the expansion."""
         return ()
+
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        """Return new values as `calibrate`, for inputs that move during training: the outputs of an untrained layer.
+
+        The data are stretched about their center by `margin`, and at least to the width of the domain.
+        """
+        return self.calibrate(_stretched(self, x) if self.margin > 1 else x, params, y)
 
     def has_grid(self) -> bool:
         """Return whether `kapsi.refine` can refine a grid of the expansion."""
@@ -214,6 +235,17 @@ def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:
     if not expansion.heavy_tailed():
         return x
     return x.clamp(*common_domain(expansion, x.shape[-1]))
+
+
+def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
+    """Return inputs `(rows, m)` stretched about their center by the margin, and at least to the width of the domain."""
+    low, high = x.amin(0), x.amax(0)
+    center, half = low / 2 + high / 2, high / 2 - low / 2
+    domain_low, domain_high = common_domain(expansion, x.shape[-1])
+    least = (domain_high - domain_low) / 2 if math.isfinite(domain_high - domain_low) else 0.0
+    # Constant inputs have no width to stretch.
+    factor = torch.where(half > 0, (least / half).clamp(expansion.margin, 1e6), expansion.margin)
+    return center + (x - center) * factor
 
 
 def common_domain(expansion: Expansion, in_features: int) -> tuple[float, float]:

@@ -191,6 +191,9 @@ class Extended(ComposedExpansion, name="extended"):
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.processed_parts)}
 
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return {str(i): part.calibrate_hidden(x, params[str(i)], y) for i, part in enumerate(self.parts)}
+
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return all parts with a grid refined, the others unchanged."""
         finer_parts = [
@@ -301,9 +304,15 @@ class Nested(ComposedExpansion, name="nested"):
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values part by part, each from the outputs of the calibrated parts before."""
+        return self._calibrated(x, params, y, hidden=False)
+
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return self._calibrated(x, params, y, hidden=True)
+
+    def _calibrated(self, x: Tensor, params: Tensors, y: Tensor | None, *, hidden: bool) -> Mapping[str, Any]:
         values: dict[str, Any] = {}
         for i, part in enumerate(self.processed_parts):
-            new = part.calibrate(x, params[str(i)], y)
+            new = (part.calibrate_hidden if hidden else part.calibrate)(x, params[str(i)], y)
             values[str(i)] = new
             if i + 1 < len(self.processed_parts):
                 x = formed(part(x, _Overlay(params[str(i)], new)), "Nested")

@@ -7,13 +7,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError, shown
-from kapsi.expansion.base import ElementWise, Interval
+from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval
 from kapsi.expansion.numerics import data_range, evenly, exp_neg, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option, options_of
@@ -54,6 +54,8 @@ class RadialBasis(ElementWise):
         {"centers": (-1.0, 0.2, 0.9), "width": (0.5, 1.0, 2.0)},
         {"centers": 3, "width": 0.8},
     )
+
+    margin: ClassVar[float] = HIDDEN_MARGIN
 
     @abstractmethod
     def _profile(self, u: Tensor) -> Tensor:

@@ -14,18 +14,18 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import DataError, SpecError
-from kapsi.expansion.base import ElementWise, Interval, Refinement
+from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval, Refinement
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
 from kapsi.expansion.spline_product import SplineProduct
-from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_rate
+from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_range, uniform_rate
 from kapsi.features import DenseFeatures, Features, RecomputedFeatures
 from kapsi.function import Param, Params, Tensors, option
 
@@ -101,6 +101,8 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         {"intervals": 4, "checkpoint": True},
         {"knots": (-1.0, 0.1, 1.0), "checkpoint": True},
     )
+
+    margin: ClassVar[float] = HIDDEN_MARGIN
 
     intervals: int = option(5, minimum=1, maximum=MAX_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
@@ -245,7 +247,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
             basis = self._on_range(values, ends)
         else:
             basis = self._on_any_knots(values, ends)
-        return basis.to(x.dtype)
+        return basis if basis.dtype == x.dtype else basis.to(x.dtype)
 
     def _recomputes(self, x: Tensor) -> bool:
         """Return whether κ(x) is recomputed in the backward pass."""
@@ -278,18 +280,17 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         n, degree, inputs = self.intervals, self.degree, x.shape[-1]
         low, rate = self._range(x, ends)
         if self.extrapolation != "extended":
-            basis: Tensor = UniformBasis.apply(x, low, rate, n, degree, self.clamped().extrapolation, 0)
-            return basis
+            outside = "clamp" if self.extrapolation == "error" else self.extrapolation
+            return UniformBasis.of(x, low, rate, n, degree, outside, 0)
         # The outer knots make a wider range; functions that vanish on the original range are cut off.
-        basis = UniformBasis.apply(x, low, rate, n + 2 * degree, degree, "zero", degree)
+        basis = UniformBasis.of(x, low, rate, n + 2 * degree, degree, "zero", degree)
         return basis.narrow(-1, degree * inputs, (n + degree) * inputs)
 
     def _range(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """Return lower ends and intervals per unit of each input; refuse x out of range if `extrapolation` says so."""
-        low, high = working_precision(ends).unbind(0)
         if self.extrapolation == "error":
-            self._refuse_outside(x, low, high)
-        return low, uniform_rate(low, high, self.intervals)
+            self._refuse_outside(x, *working_precision(ends).unbind(0))
+        return uniform_range(ends, self.intervals)
 
     def _on_any_knots(self, values: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` by differentiable operations."""

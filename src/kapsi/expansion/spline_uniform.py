@@ -6,12 +6,13 @@ import functools
 import inspect
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kapsi.derivatives import OwnDerivatives
+from kapsi.derivatives import OwnDerivatives, is_plain
+from kapsi.expansion.numerics import working_precision
 
 
 class UniformBasis(OwnDerivatives):
@@ -33,9 +34,18 @@ class UniformBasis(OwnDerivatives):
 
     @staticmethod
     def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
-        indices, pieces = uniform_pieces_at(x, low, rate, intervals, degree, outside, before)
-        columns = x.new_zeros(*pieces.shape[:-1], (intervals + degree) * x.shape[-1])
-        return columns.scatter_(-1, indices, pieces)
+        rows, pieces = _pieces_by_row(x, low, rate, intervals, degree, outside, before)
+        *lead, inputs = x.shape
+        columns = x.new_zeros(*lead, intervals + degree, inputs)
+        return columns.scatter_(-2, rows, pieces).flatten(-2)
+
+    @staticmethod
+    def of(x: Tensor, low: Tensor, rate: Tensor, *options: Any) -> Tensor:
+        """Return the basis; without derivatives as plain operations, since a function costs as much as ten of them."""
+        if is_plain(x, low):
+            return UniformBasis.forward(x, low, rate, *options)
+        basis: Tensor = UniformBasis.apply(x, low, rate, *options)
+        return basis
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -91,23 +101,35 @@ def uniform_pieces_at(
 
     Not differentiable: values are computed in place.
     """
-    position, clamped, cell = _located(x, low, rate, intervals, before)
+    rows, pieces = _pieces_by_row(x, low, rate, intervals, degree, outside, before)
+    inputs = x.shape[-1]
+    columns = torch.arange(inputs, device=x.device).add(rows, alpha=inputs)
+    return columns.flatten(-2), pieces.flatten(-2)
+
+
+def _pieces_by_row(
+    x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
+) -> tuple[Tensor, Tensor]:
+    """Return the non-zero functions on uniform knots: their numbers and values, both `(..., degree + 1, m)`."""
+    # For a single row the time is that of the number of operations.
+    position, clamped, cell = _located(x.unsqueeze(-2), low, rate, intervals, before)
     # On a CPU a comparison is cheap, and saves the passes for inputs out of range if there are none.
-    inside = type(position) is Tensor and position.device.type == "cpu" and torch.equal(position, clamped)
+    inside = type(position) is Tensor and position.is_cpu and position.equal(clamped)
     if not inside:
         cell.clamp_(0, intervals - 1)  # a NaN has no interval; any will do, since the values are NaN
-    indices = _indices(cell, degree)
-    pieces = _polynomial(_coefficients(x, degree, 0), clamped.frac(), in_place=True)
-    pieces.clamp_min_(0)  # rounding may give values below 0
+    table = _table(x, degree)
+    rows = cell + table.rows
+    pieces = _polynomial(table.values, clamped.frac(), in_place=True)
+    pieces.relu_()  # rounding may give values below 0
     if inside or outside == "clamp":
-        return indices, pieces.flatten(-2)
+        return rows, pieces
     if outside == "linear":
-        excess = (position - clamped).unsqueeze(-2)
-        lower, upper = (slope.unsqueeze(-1) for slope in _end_slopes(x, degree))
-        pieces.addcmul_(excess.clamp_max(0), lower).addcmul_(excess.clamp_min(0), upper)
+        excess = position.sub_(clamped)
+        lower, upper = table.end_slopes
+        pieces.addcmul_(excess, torch.where(excess < 0, lower, upper))
     else:
-        pieces.mul_(_in_range(position, intervals).unsqueeze(-2))
-    return indices, pieces.flatten(-2)
+        pieces.mul_(_in_range(position, intervals))
+    return rows, pieces
 
 
 def _uniform_slopes(
@@ -131,12 +153,41 @@ def _uniform_slopes(
         differentiable: whether the results may be differentiated.
     """
     position, clamped, cell = _located(x, low, rate, intervals, before)
-    cell = cell.clamp(0, intervals - 1)
+    position, clamped, cell = position.unsqueeze(-2), clamped.unsqueeze(-2), cell.clamp(0, intervals - 1).unsqueeze(-2)
     # Up to 1 inclusive: the upper end has a second derivative too.
     t = position.clamp(0, intervals) - cell if differentiable else clamped.frac()
     if outside != "linear":
-        rate = torch.where(_in_range(position, intervals), rate, torch.zeros_like(rate))
-    return _indices(cell, degree), _polynomial(_coefficients(x, degree, 1), t), rate
+        rate = torch.where(_in_range(position.squeeze(-2), intervals), rate, torch.zeros_like(rate))
+    table, inputs = _table(x, degree), x.shape[-1]
+    indices = torch.arange(inputs, device=x.device).add(cell + table.rows, alpha=inputs)
+    return indices.flatten(-2), _polynomial(table.slopes, t), rate
+
+
+def uniform_range(ends: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
+    """Return lower ends and intervals per unit of x for ends `(2, m)`, in single precision at least; not for a compiler.
+
+    Kept for ends of equal values: eight operations on few numbers take a quarter of the time of a layer for one row.
+    """
+    if type(ends) is not Tensor or not ends.is_cpu or torch._C._are_functorch_transforms_active():
+        return _computed_range(ends, intervals)
+    known = _RANGES.get((id(ends), intervals))
+    # Compared by value: neither identity nor a version shows every change of a tensor.
+    if known is None or known[0].dtype != ends.dtype or not ends.equal(known[0]):
+        if len(_RANGES) >= MAX_RANGES:
+            _RANGES.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            known = (ends.clone(), *_computed_range(ends, intervals))
+        _RANGES[id(ends), intervals] = known
+    return known[1], known[2]
+
+
+def _computed_range(ends: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
+    low, high = working_precision(ends).unbind(0)
+    return low, uniform_rate(low, high, intervals)
+
+
+MAX_RANGES = 256
+_RANGES: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
 
 def uniform_rate(low: Tensor, high: Tensor, intervals: int) -> Tensor:
@@ -153,23 +204,15 @@ def _located(x: Tensor, low: Tensor, rate: Tensor, intervals: int, before: int) 
         position = position + before
     # The upper end belongs to the last interval: moved down by a rounding step.
     clamped = position.clamp(0, intervals * (1 - torch.finfo(position.dtype).eps))
-    return position, clamped, clamped.detach().long()
+    return position, clamped, clamped.long()
 
 
 def _in_range(position: Tensor, intervals: int) -> Tensor:
     return (position >= 0) & (position <= intervals)
 
 
-def _indices(cell: Tensor, degree: int) -> Tensor:
-    """Return the column indices of the non-zero functions, `(..., (degree + 1)·m)`."""
-    inputs = cell.shape[-1]
-    of_first_interval = torch.arange((degree + 1) * inputs, device=cell.device).view(degree + 1, inputs)
-    return torch.add(of_first_interval, cell.unsqueeze(-2), alpha=inputs).flatten(-2)
-
-
 def _polynomial(coefficients: Sequence[Tensor], t: Tensor, in_place: bool = False) -> Tensor:
-    """Return polynomials of t `(..., m)` by Horner's rule, `(..., k, m)`, for coefficients `(k, 1)` in ascending order."""
-    t = t.unsqueeze(-2)
+    """Return polynomials of t `(..., 1, m)` by Horner's rule, `(..., k, m)`, for coefficients `(k, 1)` in ascending order."""
     *lower, value = coefficients
     if not lower:
         return value + 0 * t
@@ -179,15 +222,45 @@ def _polynomial(coefficients: Sequence[Tensor], t: Tensor, in_place: bool = Fals
     return value
 
 
-def _coefficients(like: Tensor, degree: int, derivative: int) -> tuple[Tensor, ...]:
-    """Return coefficients of the non-zero functions on an interval, or of a derivative, each `(degree + 1, 1)`."""
-    return like.new_tensor(_uniform_coefficients(degree)[derivative]).unsqueeze(-1).unbind(0)
+class _Table(NamedTuple):
+    """Constants of a degree as tensors.
+
+    Attributes:
+        rows: 0, 1, …, degree, `(degree + 1, 1)`.
+        values: coefficients of t⁰, t¹, … of the non-zero functions on an interval, each `(degree + 1, 1)`.
+        slopes: the same of their derivatives.
+        end_slopes: slopes at the lower and the upper end of an interval, each `(degree + 1, 1)`.
+    """
+
+    rows: Tensor
+    values: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+    end_slopes: tuple[Tensor, Tensor]
 
 
-def _end_slopes(like: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """Return the slopes of the functions at the lower and upper end of an interval, `(degree + 1,)`."""
-    slopes = like.new_tensor(_uniform_coefficients(degree)[1])
-    return slopes[0], slopes.sum(0)
+_TABLES: dict[tuple[int, torch.dtype, torch.device], _Table] = {}
+
+
+def _table(like: Tensor, degree: int) -> _Table:
+    """Return the constants in the type and on the device of a tensor."""
+    if type(like) is not Tensor:
+        return _make_table(degree, like.dtype, like.device)
+    key = (degree, like.dtype, like.device)
+    table = _TABLES.get(key)
+    if table is None:
+        with torch.inference_mode(False):  # tensors of this mode have no derivatives outside
+            table = _make_table(*key)
+        if not torch._C._are_functorch_transforms_active():
+            _TABLES[key] = table
+    return table
+
+
+def _make_table(degree: int, dtype: torch.dtype, device: torch.device) -> _Table:
+    values, slopes = (
+        torch.tensor(rows, dtype=dtype, device=device).unsqueeze(-1) for rows in _uniform_coefficients(degree)
+    )
+    rows = torch.arange(degree + 1, device=device).unsqueeze(-1)
+    return _Table(rows, values.unbind(0), slopes.unbind(0), (slopes[0], slopes.sum(0)))
 
 
 @functools.cache

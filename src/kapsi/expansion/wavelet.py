@@ -6,12 +6,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import ElementWise, Interval, KnownDerivatives
+from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval, KnownDerivatives
 from kapsi.expansion.numerics import clamp_gaussian_input, data_range, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
@@ -39,6 +39,8 @@ class Wavelet(ElementWise):
     `center` and `log_scale`, `(m,)`, are buffers, initially zero; `kapsi.calibrate` sets both so that z ranges from −T/2 to
     T/2 on the data.
     """
+
+    margin: ClassVar[float] = HIDDEN_MARGIN
 
     scales: int = option(3, minimum=1, maximum=32)
     shifts: int = option(4, minimum=1, maximum=100_000)

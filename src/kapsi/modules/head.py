@@ -9,15 +9,18 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
-from kapsi.features import Features, check_formed
+from kapsi.expansion import Identity
+from kapsi.features import DenseFeatures, Features, check_formed
 from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
+from kapsi.hooks import has_hooks
 from kapsi.initial import RULES, add_linear, output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import folds, pipeline, processed
-from kapsi.reconciliation import Reconciliation
+from kapsi.reconciliation import Dense, Reconciliation
 from kapsi.remainder import ZeroRemainder
 from kapsi.spec import HeadSpec
 from kapsi.weights import Weights
@@ -107,6 +110,8 @@ class Head(nn.Module):
         self._owner: tuple[Head, ...] = ()
         self._gain = 1.0
         self._has_remainder = not isinstance(spec.remainder, ZeroRemainder)
+        self._columns = columns
+        self._is_linear = type(spec.expansion) is Identity and type(spec.reconciliation) is Dense and channels is None
         self.reset_parameters(seed)
 
     # -------------------------------------------------------------------------------- the formula
@@ -114,18 +119,18 @@ class Head(nn.Module):
     def expand(self, x: Tensor) -> Features:
         """Return κ(x) with processing before and after; x as in `forward`."""
         self.check_inputs(x)
-        if self._owner:
-            return self._owner[0].expand(x)
-        spec = self.spec
-        features = spec.expansion(self.before(x) if spec.before else x, self.kappa)
-        if not isinstance(features, Features) or features.columns != self.factors[0] * self.factors[1]:
+        owner = self._owner[0]._modules if self._owner else self._modules
+        before, after = cast(nn.Sequential, owner["before"]), cast(nn.Sequential, owner["after"])
+        expansion = self.spec.expansion
+        features = expansion(before(x) if before._modules else x, cast(Store, owner["kappa"]).ready())
+        if not isinstance(features, Features) or features.columns != self._columns:
             result = f"{features.columns} columns" if isinstance(features, Features) else type(features).__name__
-            wanted = f"Features of {self.factors[0] * self.factors[1]} columns, the product of `factors`"
-            raise SpecError(f"{type(spec.expansion).__name__}: must return {wanted}; returned {result}")
-        if not spec.after:
+            wanted = f"Features of {self._columns} columns, the product of `factors`"
+            raise SpecError(f"{type(expansion).__name__}: must return {wanted}; returned {result}")
+        if not after._modules:
             return features
         where = f"Head({self.in_features} → {self.out_features}): processing after κ"
-        return processed(features, spec.after, self.after, where)
+        return processed(features, self.spec.after, after, where)
 
     def check_inputs(self, x: Tensor) -> None:
         """Raise a `DataError` if inputs do not match the head, before any computation."""
@@ -155,13 +160,14 @@ class Head(nn.Module):
 
     def weights(self) -> Weights:
         """Return ψ(w); `weights().dense()` is `(channels, n, D)`."""
-        return self.spec.reconciliation(self.psi, self.out_features, self.factors)
+        psi = cast(Store, self._modules["psi"]).ready()
+        return self.spec.reconciliation(psi, self.out_features, self.factors)
 
     def remainder(self, x: Tensor) -> Tensor:
         """Return π(x), `(..., n)`."""
         if x.layout != torch.strided:
             self.check_inputs(x)
-        return self.spec.remainder(x, self.pi, self.out_features)
+        return self.spec.remainder(x, self.pi.ready(), self.out_features)
 
     def forward(self, x: Tensor, features: Features | None = None, *, route: Route = None) -> Tensor:
         """Return y of shape `(..., n)`.
@@ -172,8 +178,44 @@ class Head(nn.Module):
             features: κ(x), if known already.
             route: `"dense"` or `"structured"`, for comparisons; see `kapsi.contract`.
         """
+        if self._is_linear and features is None and route is None:
+            matrix = self._plain_matrix(x)
+            if matrix is not None:
+                y = F.linear(x, matrix, self._parameters["bias"])
+                return y + self.remainder(x) if self._has_remainder else y
         y = contract_sum(self.expand(x) if features is None else features, self.weights(), self.bias, route=route)
         return y + self.remainder(x) if self._has_remainder else y
+
+    def _plain_matrix(self, x: Tensor) -> Tensor | None:
+        """Return ψ(w) of a head that is `nn.Linear` for x; None if x needs an error or a part does more than it declares.
+
+        A shortcut for single rows, where Python takes most of the time.
+        """
+        modules = self._modules
+        psi = modules["psi"]
+        if (
+            not isinstance(x, Tensor)
+            or x.layout is not torch.strided
+            or x.dim() == 0
+            or x.shape[-1] != self.in_features
+            or not x.is_floating_point()
+            or self._owner  # with the processing of another head
+            or modules["before"]._modules  # type: ignore[union-attr]
+            or modules["after"]._modules  # type: ignore[union-attr]
+            or psi._forward_pre_hooks  # type: ignore[union-attr]
+            or not _as_written(self)
+        ):
+            return None
+        return psi._parameters.get("matrix")  # type: ignore[union-attr]
+
+    def fusible(self) -> bool:
+        """Return whether the head may be computed jointly with others: a call does nothing but the formula of its specification."""
+        return (
+            _as_written(self)
+            and not has_hooks(self)
+            and cast(Store, self._modules["psi"]).as_declared()
+            and cast(Store, self._modules["pi"]).as_declared()
+        )
 
     # -------------------------------------------------------------------------------- initial values
 
@@ -288,6 +330,25 @@ class Head(nn.Module):
     def extra_repr(self) -> str:
         spec = self.spec
         return f"{self.in_features} → {self.out_features}, {spec.expansion}, {spec.reconciliation}, {spec.remainder}"
+
+
+_EXPAND, _WEIGHTS, _REMAINDER, _FORWARD = Head.expand, Head.weights, Head.remainder, Head.forward
+
+
+def _as_written(head: Head) -> bool:
+    """Return whether the formula of a head is that of `Head`, replaced neither in the object nor in the class."""
+    own = head.__dict__
+    return (
+        type(head) is Head
+        and "expand" not in own
+        and "weights" not in own
+        and "remainder" not in own
+        and "forward" not in own
+        and Head.expand is _EXPAND
+        and Head.weights is _WEIGHTS
+        and Head.remainder is _REMAINDER
+        and Head.forward is _FORWARD
+    )
 
 
 # ------------------------------------------------------------------------------------------------ checks

@@ -13,6 +13,7 @@ from kapsi.errors import SpecError, refuse
 from kapsi.features import Features, add
 from kapsi.fusion import Mean, Sum
 from kapsi.modules.head import Head
+from kapsi.hooks import has_global_hooks
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import pipeline
 from kapsi.spec import LayerSpec
@@ -71,7 +72,8 @@ class Layer(nn.Module):
             head._gain = gain
             heads.append(head)
             self._owners.append(owner)
-        self._groups = _grouped(heads, self._owners, self._is_sum())
+        self._sums = isinstance(spec.fusion, Sum | Mean)
+        self._groups = _grouped(heads, self._owners, self._sums)
         target = device or torch.get_default_device()
         for i, head in enumerate(heads):
             if target.type != "meta":
@@ -91,7 +93,8 @@ class Layer(nn.Module):
         """Draw all tensors."""
         generator = as_generator(seed)
         for head in self.heads:
-            head.reset_parameters(generator)  # type: ignore[operator]
+            if hasattr(head, "reset_parameters"):
+                cast(Any, head).reset_parameters(generator)
         if not any(tensor.is_meta for tensor in self.fusion.parameters()):
             self.fusion.reset(generator)
         for module in self.output:
@@ -102,8 +105,13 @@ class Layer(nn.Module):
         """Return κ(x) of heads with untrained κ by the index of the head, to be computed once for many steps."""
         return {
             i: head.expand(x).materialize()
-            for i, head in enumerate(cast(list[Head], self.heads))
-            if self._owners[i] == i and not head.kappa.trainable() and all(step.fixed for step in head.spec.steps())
+            for i, head in enumerate(self.heads)
+            if isinstance(head, Head)
+            and not head._owner
+            and head.fusible()
+            and not head.kappa.trainable()
+            and head.kappa.as_declared()
+            and all(step.fixed for step in head.spec.steps())
         }
 
     def forward(self, x: Tensor, features: Mapping[int, Features] | None = None, *, route: Route = None) -> Tensor:
@@ -114,31 +122,47 @@ class Layer(nn.Module):
             features: result of `fixed_features(x)`.
             route: see `Head.forward`; with a route heads are not fused.
         """
-        if len(self._owners) == 1 and self._is_sum():
-            for head in self.heads:
-                y = head(x, features.get(0) if features else None, route=route)
+        modules = self._modules
+        heads = cast(nn.Module, modules["heads"])._modules
+        if len(heads) == 1 and self._sums and features is None and route is None:
+            (head,) = heads.values()
+            y = cast(nn.Module, head)(x)
         else:
-            y = self._forward(x, dict(features or {}), route)
-        return self.output(y) if self.spec.output else y
+            y = self._forward(x, features or {}, route)
+        output = cast(nn.Module, modules["output"])
+        return output(y) if output._modules else y
 
     def groups(self, route: Route = None) -> list[list[int]]:
         """Return the indices of fused heads, contracted by one product: heads with the same κ, and ψ of the same options.
 
-        Heads with hooks are not fused, and no heads with a route.
+        No head is fused with a route, with a hook of all modules, or if a call of one of them does more than the formula of
+        its specification: hooks, replaced methods, computed tensors, other modules.
         """
-        heads = cast(list[Head], list(self.heads))
-        if route is None and not any(_has_hooks(head) for head in heads):
+        heads = list(self.heads)
+        if route is None and len(heads) == len(self._owners) and not has_global_hooks() and all(map(_fusible, heads)):
             return self._groups
         return [[i] for i in range(len(heads))]
 
-    def _is_sum(self) -> bool:
-        return isinstance(self.spec.fusion, Sum | Mean)
+    def check_heads(self, where: str) -> list[Head]:
+        """Return the heads, for functions that read or set their tensors.
+
+        Raises:
+            SpecError: a module in the place of a head, or a head with replaced methods or computed tensors.
+        """
+        for i, head in enumerate(self.heads):
+            problem = "" if isinstance(head, Head) else f"is a {type(head).__name__}, expected a kapsi.Head"
+            if isinstance(head, Head):
+                for store in (head.kappa, head.psi, head.pi):
+                    store.check_as_declared(f"{where}: heads.{i}")
+            if problem:
+                raise SpecError(f"{where}: heads.{i} {problem}; put the head back first")
+        return cast(list[Head], list(self.heads))
 
     def fused_weights(self, group: list[int]) -> Weights:
         """Return the weights of a group of heads as weights of one head: summed, or concatenated along the channel axis."""
         heads = cast(list[Head], [self.heads[i] for i in group])
         first, weights = heads[0], heads[0].weights()
-        if isinstance(weights, DenseWeights) and self._is_sum():  # summed without stacking
+        if isinstance(weights, DenseWeights) and self._sums:  # summed without stacking
             others = (head.weights().merged().matrix() for head in heads[1:])
             return DenseWeights(add((weights.merged().matrix(), *others)))
         return first.spec.reconciliation(_FusedStores([head.psi for head in heads]), first.out_features, first.factors)
@@ -147,7 +171,7 @@ class Layer(nn.Module):
         """Return the outputs of a group of heads with the same κ(x) from one product: the sum, or each output for other fusions."""
         heads = cast(list[Head], [self.heads[i] for i in group])
         weights = self.fused_weights(group)
-        if self._is_sum():
+        if self._sums:
             biases = [head.bias for head in heads if head.bias is not None]
             y = contract_sum(features, weights, add(biases) if biases else None)
             return [add((y, *(head.remainder(x) for head in heads if head._has_remainder)))]
@@ -160,27 +184,36 @@ class Layer(nn.Module):
             outputs.append(y + head.remainder(x) if head._has_remainder else y)
         return outputs
 
-    def _forward(self, x: Tensor, shared: dict[int, Features], route: Route) -> Tensor:
-        heads = cast(list[Head], list(self.heads))
+    def _forward(self, x: Tensor, features: Mapping[int, Features], route: Route) -> Tensor:
+        heads = list(self.heads)
+        shared = {heads[i]: kappa for i, kappa in features.items()}
         outputs: dict[int, Tensor] = {}
         groups = self.groups(route)
+        hooked = has_global_hooks()
         if isinstance(x, Tensor) and x.layout != torch.strided:
             # Columns of each ψ are gathered; fusion would copy each ψ whole.
             groups = [[i] for i in range(len(heads))]
             for head in heads:
-                head.check_inputs(x)
+                if isinstance(head, Head):
+                    head.check_inputs(x)
         for group in groups:
-            owner, first = self._owners[group[0]], heads[group[0]]
+            first = heads[group[0]]
+            if hooked or not isinstance(first, Head) or not first.fusible():
+                # With κ of its own input, which a hook may replace, and through which gradients pass a hook.
+                takes_route = route is not None and isinstance(first, Head)
+                outputs[group[0]] = first(x, route=route) if takes_route else first(x)
+                continue
+            owner = first._owner[0] if first._owner else first
             if owner not in shared:
                 shared[owner] = first.expand(x)
             if len(group) == 1:
                 outputs[group[0]] = first(x, shared[owner], route=route)
             else:
                 outputs |= zip(group, self.fused_outputs(group, x, shared[owner]), strict=False)
-        if self._is_sum():
+        if self._sums:
             total = add(outputs.values())
             return total / len(heads) if isinstance(self.spec.fusion, Mean) else total
-        return self.spec.fusion(torch.stack([outputs[i] for i in range(len(heads))]), self.fusion)
+        return self.spec.fusion(torch.stack([outputs[i] for i in range(len(heads))]), self.fusion.ready())
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, fusion={self.spec.fusion}"
@@ -237,9 +270,8 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
     return sorted(groups)
 
 
-def _has_hooks(head: Head) -> bool:
-    """Return whether a head has hooks and must be called."""
-    return bool(head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks)
+def _fusible(head: nn.Module) -> bool:
+    return isinstance(head, Head) and head.fusible()
 
 
 def _can_share(head: Head) -> bool:

@@ -209,7 +209,7 @@ class ExpansionModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return κ(x), `(..., D)`, for x of shape `(..., m)`."""
         check_tensor("ExpansionModule", x, self.in_features)
-        return self.expansion(x, self.kappa).dense()
+        return self.expansion(x, self.kappa.ready()).dense()
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, {self.expansion}"

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from kapsi.errors import SpecError, check_integer, unknown
 from kapsi.function import MAX_TENSOR, Initializer, Param, Params, Submodule, flatten
+from kapsi.migrate import migrate_tensor
 
 __all__ = ["Seed", "Store", "as_generator", "memory"]
 
@@ -45,9 +46,11 @@ def memory(what: str) -> Iterator[None]:
 class Store(nn.Module):
     """The tensors of a function by name: trainable tensors are parameters, the others buffers.
 
-    `store["name"]` is a tensor, or the store of a nested function. A tensor declared `transposed` is stored with its last
-    axis first, `(D, rank)`, also in `parameters()` and `state_dict()`; `store["name"]` is a view of the declared shape,
-    `(rank, D)`, as are assigned values.
+    `store["name"]` is a tensor, or the store of a nested function. A function reads its tensors from `store.ready()`, which
+    runs the forward hooks of the store first: pruning and hook-based norms of `torch.nn.utils` recompute tensors there.
+
+    A tensor declared `transposed` is stored with its last axis first, `(D, rank)`, also in `parameters()` and
+    `state_dict()`; `store["name"]` is a view of the declared shape, `(rank, D)`, as are assigned values.
 
     Args:
         params: the declaration.
@@ -68,6 +71,7 @@ class Store(nn.Module):
         super().__init__()
         self._declared = dict(params)
         self._channels = channels
+        self._transposed = {name for name, param in params.items() if isinstance(param, Param) and param.transposed}
         for name, param in params.items():
             self._check_name(name)
             if isinstance(param, Submodule):
@@ -93,6 +97,7 @@ class Store(nn.Module):
             not isinstance(name, str)
             or (not name.isidentifier() and not name.isdecimal())
             or hasattr(Store, name)
+            or hasattr(nn.ModuleDict, name)  # torch keeps parametrizations by name in a ModuleDict
             or name in self.__dict__
             or keyword.iskeyword(name)
             or name.startswith("_")
@@ -102,11 +107,51 @@ class Store(nn.Module):
             )
 
     def __getitem__(self, name: str) -> Any:
-        value = getattr(self, name, None)
-        if name not in self._declared or value is None:
-            raise KeyError(unknown("tensor", name, self._declared))
-        param = self._declared[name]
-        return value.movedim(0, -1) if isinstance(param, Param) and param.transposed else value
+        value: Any = self._parameters.get(name)
+        if value is None:
+            value = self._buffers.get(name)
+            if value is None:
+                # Also tensors that a parametrization or a hook computes.
+                value = getattr(self, name, None) if name in self._declared else None
+                if value is None:
+                    raise KeyError(unknown("tensor", name, self._declared))
+                if isinstance(value, Store):
+                    return value.ready()
+        return value.movedim(0, -1) if name in self._transposed else value
+
+    def ready(self) -> Store:
+        """Return the store after its forward hooks, which may recompute tensors."""
+        return self() if self._forward_pre_hooks or self._forward_hooks else self
+
+    def as_declared(self) -> bool:
+        """Return whether the tensors are the declared parameters and buffers, not computed by hooks or parametrizations."""
+        return (
+            type(self) is Store
+            and not (self._forward_pre_hooks or self._forward_hooks)
+            and all(module.as_declared() for module in self._modules.values() if isinstance(module, Store))
+        )
+
+    def check_as_declared(self, where: str) -> None:
+        """Raise a `SpecError` if a tensor is computed by a hook or a parametrization, and cannot be set."""
+        for name, store in self.named_modules():
+            if isinstance(store, Store) and not store.as_declared():
+                known = store._parameters.keys() | store._buffers.keys() | store._modules.keys()
+                computed = ", ".join(
+                    f"{name}.{tensor}".lstrip(".") for tensor in store._declared if tensor not in known
+                )
+                problem = f"{computed} is computed by" if computed else "the store has"
+                raise SpecError(
+                    f"{where}: {problem} a hook or a parametrization; remove it first (torch.nn.utils.prune.remove, "
+                    "remove_spectral_norm, parametrize.remove_parametrizations)"
+                )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        expected = {prefix + name for name in (*self._parameters, *self._buffers)}
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            renamed = migrate_tensor(name, expected)
+            if renamed not in state_dict:
+                state_dict[renamed] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def names(self) -> list[str]:
         """Return the names of all tensors, with dots for nested functions."""
@@ -119,6 +164,7 @@ class Store(nn.Module):
     @torch.no_grad()
     def reset(self, generator: Generator | None = None, rule: Initializer | None = None) -> None:
         """Draw new initial values, of random parameters by a rule if one is given."""
+        self.check_as_declared("reset_parameters")
         for name, param in self._declared.items():
             if isinstance(param, Param):
                 sizes = " × ".join(f"{size:,}" for size in self[name].shape)
@@ -146,6 +192,7 @@ class Store(nn.Module):
     def matched(self, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
         """Return pairs of a tensor of the store and its new values, after a check; arguments as in `assign`."""
         pairs: list[tuple[Tensor, Tensor]] = []
+        self.check_as_declared(where)
         for name, value in values.items():
             if name not in self._declared:
                 raise SpecError(f"{where}: {unknown('tensor', name, self._declared)}")
@@ -186,8 +233,11 @@ class Store(nn.Module):
             problem = f"expected numbers within the range of {target.dtype}"
         return tensor, problem
 
-    def forward(self, *args: Any) -> Any:
-        raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")
+    def forward(self, *args: Any) -> Store:
+        """Return the store; called by `ready` for the hooks."""
+        if args:
+            raise SpecError("Store: holds tensors and is not called; call the head, the layer or the model")
+        return self
 
     def extra_repr(self) -> str:
         params = [(name, p) for name, p in self._declared.items() if isinstance(p, Param)]

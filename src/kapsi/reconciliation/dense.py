@@ -49,7 +49,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
     """Trained values at random positions, zeros elsewhere: ψ(w) = M ⊙ W, l = round(ratio·n·D).
 
     Only kept entries have parameters; the mask is a buffer, saved with the model. Set a custom mask with
-    `head.assign("reconciliation", mask=…)`: exactly l entries, filled by `values` row by row.
+    `head.assign("reconciliation", mask=…)`: exactly l entries, filled by `entries` row by row.
 
     Args:
         ratio: fraction of entries kept, 0 to 1.
@@ -71,12 +71,12 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
         kept = round(self.ratio * out_features * columns)
         mask = functools.partial(random_mask, kept=kept)
         return {
-            "values": Param((kept,), (out_features / max(kept, 1)) ** 0.5),
+            "entries": Param((kept,), (out_features / max(kept, 1)) ** 0.5),
             "mask": Param((out_features, columns), mask, trainable=False, dtype=torch.bool),
         }
 
     def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
-        mask, values = params["mask"], params["values"]
+        mask, values = params["mask"], params["entries"]
         transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
         if (transformed or differentiated_forward()) and values.numel():
             # Torch lacks the forward derivative of the gradient of a masked scatter, and the vmap rule.
@@ -85,7 +85,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
         return DenseWeights(torch.zeros_like(mask, dtype=values.dtype).masked_scatter(mask, values))
 
     def validate(self, tensors: Tensors) -> None:
-        require_kept(f"Masked(ratio={self.ratio})", "mask", tensors["mask"], tensors["values"].shape[-1])
+        require_kept(f"Masked(ratio={self.ratio})", "mask", tensors["mask"], tensors["entries"].shape[-1])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ A registered function is tested through its `examples`, so a new class needs no 
 A violated law raises an AssertionError with the name of the law and the case.
 """
 
-from kapsi.testing import functions, pairs, roles
+from kapsi.testing import conventions, functions, pairs, roles
 from kapsi.testing.cases import examples_of, inputs, instances, layer_with, model_with
 from kapsi.testing.registry import LAWS, Law, check, check_pairs, has_structure, law, pair_matters
 from kapsi.testing.sizes import WatchSizes

@@ -29,7 +29,7 @@ MAX_JACOBIAN = 2**25
 MAX_STORED = 2**27
 """Numbers of inputs and targets stored in float64 during training, 1 GiB; larger data are read in each iteration."""
 
-MAX_DIRECT = 2_000
+MAX_DIRECT = 2_500
 """Parameters up to which A is computed and factored; steps of larger models use conjugate gradients.
 
 Seconds per iteration for 4,000 rows, a tanh network and one thread, direct and by conjugate gradients: 0.06 and 0.14 with

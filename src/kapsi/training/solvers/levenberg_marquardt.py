@@ -134,7 +134,7 @@ class LevenbergMarquardtRun(SolverRun):
 
     An epoch is an iteration: damping grows until a step lowers the objective. Several starts are solved as one batch, each with a
     separate damping; the model gets the best start after every iteration. Converged starts stop, non-finite ones are dropped. Up
-    to 2,000 parameters A is computed and factored; for more parameters, conjugate gradients use products with J without
+    to 2,500 parameters A is computed and factored; for more parameters, conjugate gradients use products with J without
     computing J.
 
     Args:

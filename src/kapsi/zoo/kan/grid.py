@@ -171,4 +171,4 @@ def _rebase(head: Head, change: ChangeOfBasis) -> dict[str, Any]:
     if not torch.equal(edges, edges[..., :1, :].expand_as(edges)):
         raise SpecError("its mask keeps a part of the splines of an edge, undefined on a new grid; mask whole edges")
     weights = change.columns(head.weights().dense())
-    return {"values": weights[mask.view_as(weights)].view_as(head.psi["values"])}
+    return {"entries": weights[mask.view_as(weights)].view_as(head.psi["entries"])}

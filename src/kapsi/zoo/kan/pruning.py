@@ -160,7 +160,7 @@ def _prune_layer(
         values: dict[str, Any] = {"matrix": matrix}
         if not bool(entries.all()) and (masked or isinstance(spec.reconciliation, Masked)):
             spec = dataclasses.replace(spec, reconciliation=Masked(int(entries.sum()) / entries.numel()))
-            values = {"mask": entries.flatten(1), "values": matrix[entries.flatten(1)]}
+            values = {"mask": entries.flatten(1), "entries": matrix[entries.flatten(1)]}
         else:
             spec = dataclasses.replace(spec, reconciliation=Dense())
         specs.append(spec)
