@@ -1255,6 +1255,101 @@ def test_heads_together_compile_export_and_map(psi, fusion, channels) -> None:
     torch.testing.assert_close(torch.func.vmap(model)(x), model(x), rtol=0, atol=1e-12)
 
 
+# ------------------------------------------------------------------------------------------------ computed tensors
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Around(Doubled):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.inner(x))
+
+
+def changed(way: str, widths: tuple[int, ...] = (3, 4, 1)) -> tuple[kp.Model, kp.Head]:
+    """Return a model with a pruned, normalized, parametrized or wrapped first head, and the head."""
+    model = kp.Model(kp.rpn(list(widths), expansion=kp.Taylor(2)), seed=0, dtype=torch.float64)
+    head = model.layers[0].heads[0]
+    if way == "pruned":
+        torch.nn.utils.prune.l1_unstructured(head.psi, "matrix", amount=0.5)
+    elif way == "normalized":
+        torch.nn.utils.spectral_norm(head.psi, "matrix")
+    elif way == "parametrized":
+        torch.nn.utils.parametrize.register_parametrization(head.psi, "matrix", Doubled())
+    else:
+        model.layers[0].heads[0] = Around(head)
+    return model, head
+
+
+WAYS = ["pruned", "normalized", "parametrized", "wrapped"]
+
+
+@pytest.mark.parametrize("solver", ["adamw", "lbfgs", "levenberg_marquardt"])
+@pytest.mark.parametrize("way", WAYS)
+def test_changed_heads_are_trained(way, solver) -> None:
+    if (way, solver) == ("normalized", "levenberg_marquardt"):
+        pytest.skip("torch has no batching rule for the power iteration of spectral_norm")
+    model, head = changed(way)
+    x = inputs(64, 3)
+    y = x[:, :1] * x[:, 1:2]
+    with torch.no_grad():
+        before = float((model(x) - y).square().mean())
+    kp.fit(model, (x, y), solver=solver, epochs=5)
+    with torch.no_grad():
+        assert float((model.eval()(x) - y).square().mean()) < 0.99 * before
+    if way == "pruned":
+        mask = head.psi.matrix_mask
+        assert bool((head.weights().matrix()[mask == 0] == 0).all())
+        assert int((mask == 0).sum()) == mask.numel() // 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_needs_the_declared_tensors_refuses_changed_heads_in_one_line(way, tmp_path) -> None:
+    model, head = changed(way, (3, 1))
+    calls = {
+        "remove parametrizations, pruning and added modules": lambda: kp.save(model, tmp_path / "model"),
+        "no Head": lambda: kp.fit(model, (inputs(8, 3), inputs(8, 1)), solver="ridge"),
+    }
+    if way == "wrapped":
+        calls["layers.0.heads.0 is a Around, expected a Head"] = lambda: kp.explain(model)
+    else:
+        calls["matrix is computed by a hook or a parametrization; remove it first"] = lambda: head.reset_parameters(0)
+        calls["Head.assign('reconciliation'): matrix is computed"] = lambda: head.assign(
+            "reconciliation", matrix=head.weights().matrix()
+        )
+    for message, call in calls.items():
+        with pytest.raises(kp.SpecError) as caught:
+            call()
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_hooks_of_processing_after_kappa_are_called() -> None:
+    model = kp.Model(kp.rpn([3, 2], kp.Taylor(2), after=("layer_norm",)), seed=0, dtype=torch.float64)
+    norm = model.layers[0].heads[0].after[0]
+    x = inputs(5, 3)
+    expected = model(x)
+    seen = []
+    norm.register_forward_hook(lambda *arguments: seen.append(arguments))
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+    assert len(seen) == 1
+
+
+def test_states_with_the_former_name_of_a_tensor_are_loaded(tmp_path) -> None:
+    model = kp.Model(kp.rpn([3, 2], reconciliation=kp.Masked()), seed=0)
+    name, former = "layers.0.heads.0.psi.entries", "layers.0.heads.0.psi.values"
+    state = {former if key == name else key: value + 1 for key, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert torch.equal(model.state_dict()[name], state[former])
+    assert former in state
+
+
 # ------------------------------------------------------------------------------------------------ routes
 
 ROUTES = ["dense", "structured"]

@@ -125,6 +125,7 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
     reports: list[HeadReport] = []
     try:
         for i, (real, layer) in enumerate(zip(model.layers, sized.layers, strict=True)):
+            cast(Layer, real).check_heads(f"explain: layers.{i}")
             # Groups of the real model: heads with hooks are not fused.
             groups = cast(Layer, real).groups(route)
             x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)

@@ -419,8 +419,10 @@ def all_combinations(m: int, order: int, device: torch.device, *, replacement: b
     for size in range(2, (order if replacement else min(order, m)) + 1):
         total = math.comb(m + size - 1, size) if replacement else math.comb(m, size)
         later = m - step - last
-        parent = torch.repeat_interleave(later, output_size=total)
         begin = later.cumsum(0) - later
+        # The last combination that begins at or before each column; ONNX has no repeat_interleave of a known size.
+        starts = torch.zeros(total + 1, dtype=torch.int64, device=device).scatter_add(0, begin, torch.ones_like(begin))
+        parent = starts.cumsum(0)[:total] - 1
         last = last[parent] + step + torch.arange(total, device=device) - begin[parent]
         combinations.append(torch.cat((combinations[-1][:, parent], last.unsqueeze(0))))
     return combinations

@@ -128,8 +128,15 @@ class Store(nn.Module):
         return (
             type(self) is Store
             and not (self._forward_pre_hooks or self._forward_hooks)
-            and all(module.as_declared() for module in self._modules.values() if isinstance(module, Store))
+            and all(self._holds(name) for name in self._declared)
         )
+
+    def _holds(self, name: str) -> bool:
+        """Return whether an entry is a parameter, a buffer or a module, not computed."""
+        module = self._modules.get(name)
+        if isinstance(module, Store):
+            return module.as_declared()
+        return module is not None or name in self._parameters or name in self._buffers
 
     def check_as_declared(self, where: str) -> None:
         """Raise a `SpecError` if a tensor is computed by a hook or a parametrization, and cannot be set."""
@@ -152,6 +159,11 @@ class Store(nn.Module):
             if renamed not in state_dict:
                 state_dict[renamed] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies of tensors that a hook computed; a copy of the store computes its own.
+        computed = {name: value.detach() for name, value in self.__dict__.items() if isinstance(value, Tensor)}
+        return {**self.__dict__, **computed}
 
     def names(self) -> list[str]:
         """Return the names of all tensors, with dots for nested functions."""

@@ -31,6 +31,14 @@ def _shifted(word: Tensor, count: int) -> Tensor:
     return (word >> count) & ((1 << (64 - count)) - 1)
 
 
+def _bits(word: Tensor, width: int) -> Tensor:
+    """Return eight fields of `width` bits of each integer, the lowest first, `(..., 8)`."""
+    if torch.compiler.is_compiling():  # ONNX shifts by constants only; stacking takes twice the time
+        return torch.stack([(word >> (width * i)) & (2**width - 1) for i in range(8)], -1)
+    shifts = torch.arange(8, device=word.device) * width
+    return (word.unsqueeze(-1) >> shifts) & (2**width - 1)
+
+
 def random_signs(seed: int, start: int, count: int, width: int, like: Tensor) -> Tensor:
     """Return rows `start` to `start + count` of the random matrix of a seed: `(count, width)` of −1 and 1.
 
@@ -44,9 +52,8 @@ def random_signs(seed: int, start: int, count: int, width: int, like: Tensor) ->
     word = (word ^ _shifted(word, 27)) * SECOND
     word = word ^ _shifted(word, 31)
     # Byte by byte through a table: far faster than bit by bit.
-    shifts = torch.arange(8, device=like.device)
-    table = ((torch.arange(256, device=like.device).unsqueeze(-1) >> shifts) & 1).to(like.dtype) * 2 - 1
-    octets = (word.unsqueeze(-1) >> (8 * shifts)) & 255
+    table = _bits(torch.arange(256, device=like.device), 1).to(like.dtype) * 2 - 1
+    octets = _bits(word, 8)
     return table.index_select(0, octets.flatten()).reshape(count, words * 64)[:, :width]
 
 

@@ -68,7 +68,9 @@ class LayeredJacobian:
             return False
         covered = 0
         for layer in cast("list[Layer]", list(model.layers)):
-            head = cast(Head, layer.heads[0])
+            head = layer.heads[0]
+            if not isinstance(head, Head) or not head.fusible():
+                return False
             spec, pi = head.spec, head.spec.remainder
             if len(layer.heads) > 1 or not isinstance(layer.spec.fusion, Sum) or spec.channels > 1:
                 return False

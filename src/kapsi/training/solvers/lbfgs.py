@@ -166,5 +166,5 @@ def fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
     if not isinstance(model, Model) or x.layout != torch.strided:
         return None
     first = cast(Layer, model.layers[0])
-    columns = sum(math.prod(cast(Head, head).factors) for head in first.heads)
+    columns = sum(math.prod(head.factors) for head in first.heads if isinstance(head, Head))
     return first.fixed_features(x) if x.shape[0] * columns <= MAX_KEPT else None

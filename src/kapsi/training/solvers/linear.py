@@ -115,7 +115,9 @@ def structure(model: nn.Module) -> Structure:
     for i, layer in enumerate(before):
         if _trained(layer):
             raise NotLinear(f"the model has {len(model.layers)} layers, and layers.{i} is trained")
-        for head in cast(list[Head], layer.heads):
+        for head in layer.heads:
+            if not isinstance(head, Head):
+                raise NotLinear(f"layers.{i} has a {type(head).__name__} in the place of a head")
             _require_deterministic((*head.spec.steps(), *layer.spec.output), f"layers.{i}")
     where = f"layers.{len(before)}"
     if last.spec.output:
@@ -124,7 +126,11 @@ def structure(model: nn.Module) -> Structure:
         raise NotLinear(f"the fusion of {where} is {last.spec.fusion}, neither Sum nor Mean")
     share = 1 / len(last.heads) if isinstance(last.spec.fusion, Mean) else 1.0
     result = Structure(list(before), last, share)
-    for i, head in enumerate(cast(list[Head], list(last.heads))):
+    for i, head in enumerate(last.heads):
+        if not isinstance(head, Head) or not head.fusible():
+            raise NotLinear(
+                f"{where}.heads.{i} has hooks, a replaced method, pruned or parametrized tensors, or is no Head"
+            )
         _add_head(result, head, f"{where}.heads.{i}", last._owners[i])
     return result
 
