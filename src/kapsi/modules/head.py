@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from kapsi.contraction import Route, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
 from kapsi.expansion import Identity
-from kapsi.features import DenseFeatures, Features, check_formed
+from kapsi.features import Features, check_formed
 from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
 from kapsi.hooks import has_hooks
 from kapsi.initial import RULES, add_linear, output_rms, probe

@@ -12,8 +12,8 @@ from kapsi.contraction import Route, contract, contract_sum
 from kapsi.errors import SpecError, refuse
 from kapsi.features import Features, add
 from kapsi.fusion import Mean, Sum
-from kapsi.modules.head import Head
 from kapsi.hooks import has_global_hooks
+from kapsi.modules.head import Head
 from kapsi.modules.store import Seed, Store, as_generator, memory
 from kapsi.process import pipeline
 from kapsi.spec import LayerSpec
