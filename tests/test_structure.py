@@ -36,6 +36,7 @@ ORDER = [
     "spec",
     "modules",
     "calibrate",
+    "standardize",
     "refine",
     "model_file",
     "explain",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -563,6 +564,7 @@ def test_empty_intervals_keep_the_function_too() -> None:
     close(kan.update_grid(model, x)(between), before, 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::kapsi.ScaleWarning")  # new grids are coarser
 @pytest.mark.parametrize("psi", [kp.LowRank(2), kp.Dense()])
 def test_other_reconciliations_and_heads_move_too(psi: kp.Reconciliation) -> None:
     head = kp.HeadSpec(kp.BSpline(4, extrapolation="extended"), psi, channels=2)
@@ -581,6 +583,7 @@ def test_other_reconciliations_and_heads_move_too(psi: kp.Reconciliation) -> Non
     close(model.layers[0].heads[0].kappa["range"], 3 * wide, 1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::kapsi.ScaleWarning")  # new grids are coarser
 def test_masked_edges_stay_masked() -> None:
     x = points(100, 2)
     model = randomized(kan.spec([2, 3, 1]))
@@ -803,3 +806,16 @@ def test_what_formulas_are_not_made_of_is_refused() -> None:
             found.text(digits)
     with pytest.raises(kp.DataError, match=r"shape \(\.\.\., 2\)"):
         found(x[:, :1])
+
+
+def test_a_grid_update_reports_a_change_of_the_outputs() -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = kp.Model(kan.spec([3, 4, 1]), seed=0, dtype=torch.float64)
+    before = model(x)
+    with pytest.warns(kp.ScaleWarning, match=r"add intervals first, as in kp.refine\(model, intervals=10\)"):
+        kan.update_grid(model, x)
+    change = (model(x) - before).detach()
+    assert float(change.square().mean().sqrt()) > 0.01 * float(before.detach().std())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the grid is that of the data
+        kan.update_grid(model, x)

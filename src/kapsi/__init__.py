@@ -3,7 +3,7 @@
 from kapsi import expansion, features, plots, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
-from kapsi.errors import DataError, FileError, KapsiError, RunError, SpecError, TableError
+from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
 from kapsi.expansion import Expansion as Expansion
 from kapsi.expansion.adapter import *
 from kapsi.expansion.combinatorial import *
@@ -29,7 +29,7 @@ from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
 from kapsi.listing import functions
 from kapsi.model_file import load, save
 from kapsi.modules import ExpansionModule, Head, Layer, Model, Store
-from kapsi.process import Activation, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
+from kapsi.process import Activation, Affine, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
 from kapsi.reconciliation import Reconciliation as Reconciliation
 from kapsi.reconciliation.dense import *
 from kapsi.reconciliation.hypernet import *
@@ -38,6 +38,7 @@ from kapsi.reconciliation.low_rank import *
 from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
+from kapsi.standardize import standardized
 from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
@@ -84,6 +85,7 @@ __all__ = [
     "Accuracy",
     "Activation",
     "AdamW",
+    "Affine",
     "BalancedAccuracy",
     "BatchNorm",
     "Bernoulli",
@@ -127,6 +129,7 @@ __all__ = [
     "Process",
     "Recall",
     "Ridge",
+    "ScaleWarning",
     "Solver",
     "SpecError",
     "SquaredHinge",
@@ -156,6 +159,7 @@ __all__ = [
     "rpn",
     "save",
     "save_spec",
+    "standardized",
     "to_dict",
     "train",
     "weights",

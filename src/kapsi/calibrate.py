@@ -43,12 +43,14 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
         y = _targets(y, x)
     with _all_or_nothing(model):
         layers: list[nn.Module] = list(model.layers) if isinstance(model, Model) else [model]
+        moves = False  # whether training changes the inputs of the layer
         for i, layer in enumerate(layers):
             if isinstance(layer, ExpansionModule):
                 layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
             for head in layer.heads if isinstance(layer, Layer) else [layer]:
                 if isinstance(head, Head):
-                    _calibrate_head(head, x, y, hidden=i > 0)
+                    _calibrate_head(head, x, y, hidden=moves)
+            moves = moves or any(parameter.requires_grad for parameter in layer.parameters())
             if i + 1 < len(layers):  # the outputs of the last layer are not needed
                 x = layer(x)
     return model

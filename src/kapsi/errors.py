@@ -47,6 +47,10 @@ class RunError(FileError):
     """A damaged run folder, a run folder of a newer version or in use, or no run folder."""
 
 
+class ScaleWarning(UserWarning):
+    """Inputs far outside the domain of κ, or a grid update that moves outputs."""
+
+
 # ------------------------------------------------------------------------------------------------ messages
 
 

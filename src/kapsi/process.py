@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kapsi.derivatives import layer_norm
-from kapsi.errors import DataError
+from kapsi.errors import DataError, SpecError
 from kapsi.features import DenseFeatures, Features, formed
 from kapsi.function import Function, Submodule, option
 from kapsi.hooks import must_be_called
@@ -151,6 +151,15 @@ Exp = _activation("Exp", "exp", _exponential, "eˣ for x ≤ 10, its tangent bey
 # ------------------------------------------------------------------------------------------------ norms and dropout
 
 
+def _check_several(process: Process, features: int) -> None:
+    """Raise a `SpecError` for a norm over the features of a row with a single feature."""
+    if features == 1:
+        raise SpecError(
+            f"{process.name}: a norm over the features of a row is constant for one feature, whatever the inputs; use "
+            "batch_norm, or leave the norm out"
+        )
+
+
 class _LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.eps, self.weight, self.bias)
@@ -158,7 +167,7 @@ class _LayerNorm(nn.LayerNorm):
 
 @dataclass(frozen=True)
 class LayerNorm(Process, name="layer_norm"):
-    """(x − mean) / √(variance + ε) over the features of each row.
+    """(x − mean) / √(variance + ε) over the features of each row, at least two.
 
     After κ and without affine part, the norm folds into the contraction, and κ(x) need not be materialized.
 
@@ -173,6 +182,7 @@ class LayerNorm(Process, name="layer_norm"):
     epsilon: float = option(1e-5, minimum=0.0)
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        _check_several(self, features)
         return _LayerNorm(features, eps=self.epsilon, elementwise_affine=self.affine, device=device, dtype=dtype)
 
 
@@ -231,7 +241,7 @@ class _InstanceNorm(nn.Module):
 
 @dataclass(frozen=True)
 class InstanceNorm(Process, name="instance_norm"):
-    """(x − mean) / √(variance + ε) of each row, as an instance with one channel of m positions.
+    """(x − mean) / √(variance + ε) of each row, as an instance with one channel of m positions, at least two.
 
     Without affine part equal to the layer norm; the affine part is a single scale and shift for all positions.
 
@@ -246,7 +256,32 @@ class InstanceNorm(Process, name="instance_norm"):
     epsilon: float = option(1e-5, minimum=0.0)
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        _check_several(self, features)
         return _InstanceNorm(self.epsilon, self.affine, device=device, dtype=dtype)
+
+
+class _Affine(nn.Module):
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, features: int, **factory: Any) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(features, **factory))
+        self.register_buffer("scale", torch.ones(features, **factory))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.shift) * self.scale
+
+
+@dataclass(frozen=True)
+class Affine(Process, name="affine"):
+    """(x − shift) · scale of each feature, with fixed numbers.
+
+    Both are buffers, saved with the model, initially 0 and 1; `kapsi.standardized` sets them from data.
+    """
+
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        return _Affine(features, device=device, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ NORMAL_IQR = 1.3489795003921634
 """Interquartile range of the standard normal distribution."""
 
 HIDDEN_MARGIN = 3.0
-"""`Expansion.margin` of expansions with a grid.
+"""`Expansion.hidden_margin` of expansions with a grid.
 
 Outputs of a trained layer are wider than those of an untrained one. Levenberg–Marquardt, extended B-spline and Taylor, five
 seeds: with a margin of 1 the errors of C.1, C.4 and C.7 have medians of 0.7, 0.5 and 0.06; with 2, 4e-12, 3e-9 and 0.05; with 3,
@@ -56,11 +56,11 @@ class Expansion(Function, role="expansion"):
     Call an instance with inputs and the declared tensors; the result is a `Features`.
 
     Attributes:
-        margin: width of the calibrated range of a hidden layer, relative to its inputs before training; 1 for expansions
+        hidden_margin: width of the calibrated range of a hidden layer, relative to its inputs before training; 1 for expansions
             without a range.
     """
 
-    margin: ClassVar[float] = 1.0
+    hidden_margin: ClassVar[float] = 1.0
 
     @abstractmethod
     def factors(self, in_features: int) -> tuple[int, int]:
@@ -73,6 +73,13 @@ class Expansion(Function, role="expansion"):
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the domain of well-behaved inputs, as (columns, low, high) for each group of columns in order."""
         return ((self.out_features(in_features), -math.inf, math.inf),)
+
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor] | None:
+        """Return the ends of the range of inputs resolved by κ with its current tensors, `(m,)`; None if unknown or unlimited."""
+        low, high = common_domain(self, in_features)
+        if not low < high or math.isinf(low) or math.isinf(high) or self.params(in_features):
+            return None
+        return torch.full((in_features,), low), torch.full((in_features,), high)
 
     def heavy_tailed(self) -> bool:
         """Return whether a few inputs dominate the outputs, as with polynomials of high degree, 1/x and tan.
@@ -114,9 +121,9 @@ class Expansion(Function, role="expansion"):
     def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values as `calibrate`, for inputs that move during training: the outputs of an untrained layer.
 
-        The data are stretched about their center by `margin`, and at least to the width of the domain.
+        The data are stretched about their center by `hidden_margin`, and at least to the width of the domain.
         """
-        return self.calibrate(_stretched(self, x) if self.margin > 1 else x, params, y)
+        return self.calibrate(_stretched(self, x) if self.hidden_margin > 1 else x, params, y)
 
     def has_grid(self) -> bool:
         """Return whether `kapsi.refine` can refine a grid of the expansion."""
@@ -244,7 +251,7 @@ def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
     domain_low, domain_high = common_domain(expansion, x.shape[-1])
     least = (domain_high - domain_low) / 2 if math.isfinite(domain_high - domain_low) else 0.0
     # Constant inputs have no width to stretch.
-    factor = torch.where(half > 0, (least / half).clamp(expansion.margin, 1e6), expansion.margin)
+    factor = torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, 1e6), expansion.hidden_margin)
     return center + (x - center) * factor
 
 

@@ -94,6 +94,12 @@ class Processed(Expansion, name="processed"):
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         return {"expansion": self.expansion.calibrate(self._prepared(x, params), params["expansion"], y)}
 
+    def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
+        return {"expansion": self.expansion.calibrate_hidden(self._prepared(x, params), params["expansion"], y)}
+
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor] | None:
+        return None if self.before else self.expansion.covered(params["expansion"], in_features)
+
     def has_grid(self) -> bool:
         return self.expansion.has_grid()
 
@@ -147,6 +153,12 @@ class ComposedExpansion(Expansion):
         for i, part in enumerate(self.processed_parts):
             part.validate(tensors[str(i)])
 
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor] | None:
+        """Return the range of the first part that has one; of `Nested`, only the first part sees the inputs."""
+        parts = self.processed_parts[:1] if isinstance(self, Nested) else self.processed_parts
+        ranges = (part.covered(params[str(i)], in_features) for i, part in enumerate(parts))
+        return next((ends for ends in ranges if ends is not None), None)
+
     def has_grid(self) -> bool:
         return any(part.has_grid() for part in self.parts)
 
@@ -192,7 +204,7 @@ class Extended(ComposedExpansion, name="extended"):
         return {str(i): part.calibrate(x, params[str(i)], y) for i, part in enumerate(self.processed_parts)}
 
     def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        return {str(i): part.calibrate_hidden(x, params[str(i)], y) for i, part in enumerate(self.parts)}
+        return {str(i): part.calibrate_hidden(x, params[str(i)], y) for i, part in enumerate(self.processed_parts)}
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return all parts with a grid refined, the others unchanged."""

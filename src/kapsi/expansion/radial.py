@@ -55,7 +55,7 @@ class RadialBasis(ElementWise):
         {"centers": 3, "width": 0.8},
     )
 
-    margin: ClassVar[float] = HIDDEN_MARGIN
+    hidden_margin: ClassVar[float] = HIDDEN_MARGIN
 
     @abstractmethod
     def _profile(self, u: Tensor) -> Tensor:
@@ -101,6 +101,10 @@ class RadialBasis(ElementWise):
             reach = (self._widths()[0], self._widths()[-1]) if self.count == 1 else (0.0, 0.0)
             low, high = self.centers[0] - reach[0], self.centers[-1] + reach[1]
         return ((self.out_features(in_features), low, high),)
+
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor]:
+        centers, widths = params["centers"].detach(), params["log_width"].detach().exp()
+        return (centers - widths).amin(0), (centers + widths).amax(0)
 
     def _positions(self) -> tuple[float, ...]:
         """Return the centers before calibration."""

@@ -102,7 +102,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         {"knots": (-1.0, 0.1, 1.0), "checkpoint": True},
     )
 
-    margin: ClassVar[float] = HIDDEN_MARGIN
+    hidden_margin: ClassVar[float] = HIDDEN_MARGIN
 
     intervals: int = option(5, minimum=1, maximum=MAX_INTERVALS)
     degree: int = option(3, minimum=0, maximum=16)
@@ -159,12 +159,15 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         )
         return {"knots": Param((len(values), in_features), tuple(values.flatten().tolist()), trainable=False)}
 
-    def validate(self, tensors: Tensors) -> None:
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor]:
         if self.knots == "uniform":
-            low, high = tensors["range"].unbind(0)
-        else:
+            return params["range"][0], params["range"][1]
+        return params["knots"][self.degree], params["knots"][self.degree + self.intervals]
+
+    def validate(self, tensors: Tensors) -> None:
+        low, high = self.covered(tensors, 0)
+        if self.knots != "uniform":
             knots = tensors["knots"]
-            low, high = knots[self.degree], knots[self.degree + self.intervals]
             if not bool(knots.isfinite().all()):
                 raise SpecError("BSpline: the knots must be finite")
             if not bool((knots.diff(dim=0) >= 0).all()):

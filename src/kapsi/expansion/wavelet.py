@@ -40,7 +40,7 @@ class Wavelet(ElementWise):
     T/2 on the data.
     """
 
-    margin: ClassVar[float] = HIDDEN_MARGIN
+    hidden_margin: ClassVar[float] = HIDDEN_MARGIN
 
     scales: int = option(3, minimum=1, maximum=32)
     shifts: int = option(4, minimum=1, maximum=100_000)
@@ -55,6 +55,10 @@ class Wavelet(ElementWise):
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return ((self.out_features(in_features), -self.shifts / 2, self.shifts / 2),)
+
+    def covered(self, params: Tensors, in_features: int) -> tuple[Tensor, Tensor]:
+        center, half = params["center"].detach(), params["log_scale"].detach().exp() * (self.shifts / 2)
+        return center - half, center + half
 
     def params(self, in_features: int) -> Params:
         trainable = getattr(self, "learnable", False)

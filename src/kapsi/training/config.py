@@ -34,6 +34,8 @@ class TrainConfig(Spec):
         l1: factor of the sum of absolute values, with the same weights of parameters.
         smoothness: factor of the squared second differences of spline coefficients along the grid.
         group_l1: factor of the sum of the norms of edges; an edge is all weights between one input and one output of a head.
+        standardize: whether `kapsi.fit` adds fixed affine layers at both ends first, as `kapsi.standardized`: to the inputs, and to
+            the outputs of a regression. The model keeps them, and its units are those of the data.
         seed: seed of initial values, splits and the order of rows.
     """
 
@@ -49,6 +51,7 @@ class TrainConfig(Spec):
     l1: float = option(0.0, minimum=0.0, maximum=1e30)
     smoothness: float = option(0.0, minimum=0.0, maximum=1e30)
     group_l1: float = option(0.0, minimum=0.0, maximum=1e30)
+    standardize: bool = False
     seed: int = option(0, minimum=0, maximum=2**32 - 1)
 
     def check(self) -> None:

@@ -93,6 +93,8 @@ class Solver(Function, role="solver"):
     """Steps on some of the rows: models stay in float32, a share of the rows is held out to choose the number of epochs."""
     distributed: ClassVar[bool] = False
     """Parameters may be divided among processes."""
+    scale_invariant: ClassVar[bool] = False
+    """Steps do not depend on the unit of the loss."""
 
     @abstractmethod
     def start(self, task: Task) -> SolverRun:

@@ -16,7 +16,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,8 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
     Source: Moré, The Levenberg–Marquardt algorithm (1978); Nielsen, Damping parameter in Marquardt's method (1999); Transtrum and
         Sethna, Improvements to the Levenberg–Marquardt algorithm (arXiv 1201.5885).
     """
+
+    scale_invariant: ClassVar[bool] = True
 
     restarts: int = option(1, minimum=1, maximum=4096)
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)

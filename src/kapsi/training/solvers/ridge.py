@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,8 @@ class Ridge(Solver, name="ridge"):
     Args:
         tolerance: relative decrease of the penalized loss below which training ends; unused for closed forms.
     """
+
+    scale_invariant: ClassVar[bool] = True
 
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
 

@@ -108,6 +108,8 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         raise SpecError(
             f"training.loss: {training.loss.name} does not fit {problem.task}, which needs {needs}; choose {known}"
         )
+    if training.standardize:
+        raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
     sized = Model(model.sized(width, outputs), device="meta")
     training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError
+from kapsi.errors import ScaleWarning, SpecError
 from kapsi.expansion.spline import BSpline
 from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation.base import ChangeOfBasis
@@ -19,6 +20,9 @@ from kapsi.zoo.kan.edges import checked_rows, heads_of, layers_of
 POINTS = 4
 """Evenly spaced points of each new interval, per non-zero spline, fitted together with the data."""
 
+TOLERANCE = 0.01
+"""Change of the outputs reported, relative to their deviation."""
+
 SHARE = 0.01
 """Weight of all these points relative to the data."""
 
@@ -29,7 +33,8 @@ def update_grid(model: Model, x: Tensor) -> Model:
 
     `kapsi.calibrate` sets the new range or knots. The coefficients on the new grid are a least-squares fit to the old functions,
     at the data and, with 1 % of the weight, at evenly spaced points of each new interval, so few data suffice. Functions
-    representable on both grids are kept exactly.
+    representable on both grids are kept exactly. Where the new grid is coarser than the old function, the outputs move: a
+    change above 1 % of the deviation of the outputs at x is reported as a warning, with the remedy, more intervals.
 
     Args:
         model: see `kapsi.calibrate`; only heads with a `BSpline` as κ change. ψ must be dense, of low rank, a Kronecker kind
@@ -40,6 +45,7 @@ def update_grid(model: Model, x: Tensor) -> Model:
         The same model.
 
     Raises:
+        ScaleWarning: the outputs at x moved by more than 1 % of their deviation (root mean square).
         SpecError: no spline; a spline inside another expansion or a remainder; processing after κ; an unsupported ψ. The model is
             unchanged then.
 
@@ -66,15 +72,32 @@ def update_grid(model: Model, x: Tensor) -> Model:
     was_training = model.training
     model.eval()
     try:
+        y, h = model(x), x
         for number, layer in enumerate(layers_of(model)):
-            _update_layer(layer, x, f"update_grid: layers.{number}")
-            x = layer(x)
+            _update_layer(layer, h, f"update_grid: layers.{number}")
+            h = layer(h)
+        _report_change(model, y, h)
     except Exception:
         model.load_state_dict(before)
         raise
     finally:
         model.train(was_training)
     return model
+
+
+def _report_change(model: Model, before: Tensor, after: Tensor) -> None:
+    """Warn of outputs that moved by more than the tolerance."""
+    change = float((after - before).double().square().mean().sqrt())
+    deviation = float((before - before.mean(0)).double().square().mean().sqrt())
+    if change > TOLERANCE * deviation and change > 1e-6 * float(before.abs().max()):
+        grids = [head.spec.expansion.intervals for _, head in model.heads() if isinstance(head.spec.expansion, BSpline)]
+        warnings.warn(
+            f"update_grid: the outputs moved by {change:.2g} (root mean square), {change / max(deviation, 1e-300):.2g} of their "
+            f"deviation: the new grids are coarser than the old functions; add intervals first, as in "
+            f"kp.refine(model, intervals={2 * max(grids)})",
+            ScaleWarning,
+            stacklevel=4,
+        )
 
 
 def _check_spline(head: Head, where: str) -> None:

@@ -1,0 +1,236 @@
+"""Fixed affine layers at both ends of a model, from data: users keep their units, the layers between see numbers near one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kapsi.calibrate import calibrate
+from kapsi.errors import DataError, ScaleWarning, SpecError, refuse
+from kapsi.expansion.simple import Identity
+from kapsi.modules import Head, Layer, Model
+from kapsi.modules.store import Seed
+from kapsi.process import Affine, pipeline
+from kapsi.reconciliation.dense import Eye
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+
+FIRST = LayerSpec((HeadSpec(Identity(), Eye()),), output=(Affine(),))
+"""The layer in front: (x − mean) / deviation."""
+
+FAR = 10.0
+"""Distance from the center of the range of κ, in half widths, from which inputs count as far outside."""
+
+NARROW = 1e-3
+"""Spread of an input relative to the range of κ below which κ is nearly constant."""
+
+LARGE = 1e4
+"""Size of inputs from which, or below the inverse of which, an expansion without a range gets a warning."""
+
+SMALL_TARGETS = 1e-5
+"""Standard deviation of targets below which gradient steps fail: gradients are near the ε of AdamW, 10⁻⁸."""
+
+
+def standardized(
+    model: Model | ModelSpec,
+    x: Any,
+    y: Any = None,
+    *,
+    seed: Seed = None,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """Return a model with fixed affine layers at both ends, so that its inputs and outputs have the units of the data.
+
+    f(x) = μ_y + σ_y g((x − μ_x) / σ_x), g the given model, calibrated on the standardized inputs. μ and σ are means and standard
+    deviations of the columns, buffers of a process `affine`: saved with the model, not trained. A constant column has σ = 1.
+
+    Args:
+        model: a model, not changed, or a specification; null widths are taken from the data.
+        x: inputs in the units of the data, `(rows, m)`.
+        y: real targets, `(rows,)` or `(rows, n)`; class labels (integers) or None leave the outputs as they are.
+        seed: a seed or a generator for the initial values of a specification.
+        dtype: type of a model from a specification.
+
+    Raises:
+        SpecError: neither a model nor a specification, or a model standardized already.
+        DataError: no rows, not finite, or numbers of columns that do not match the model.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> x = torch.rand(200, 2, dtype=torch.float64) * 1e9
+        >>> y = 1e-9 * x[:, :1] * x[:, 1:]
+        >>> spec = kp.rpn([2, 1], kp.Taylor(2))
+        >>> model = kp.standardized(spec, x, y, seed=0, dtype=torch.float64)
+        >>> records = kp.fit(model, (x, y), epochs=20)
+        >>> bool(((model(x) - y).abs() < 1e-6 * y.std()).all())
+        True
+    """
+    inputs = _columns("x", x)
+    targets = None if y is None else _columns("y", y)
+    if isinstance(model, ModelSpec):
+        outputs = None if targets is None or not targets.is_floating_point() else targets.shape[1]
+        spec = model if model.widths[-1] is not None else model.sized(out_features=outputs)
+        model = Model(spec.sized(in_features=inputs.shape[1]), seed=seed, dtype=dtype)
+    elif isinstance(model, Model):
+        model = copy.deepcopy(model)
+    else:
+        refuse("standardized", "a kapsi Model or ModelSpec", model)
+    if is_standardized(model):
+        raise SpecError("standardized: the model is standardized already; give the model without its first layer")
+    if targets is not None and not targets.is_floating_point():
+        targets = None
+    standardize(model, Moments.of([inputs]), None if targets is None else Moments.of([targets]))
+    return calibrate(model, inputs, y if y is None else torch.as_tensor(y))
+
+
+def is_standardized(model: Model) -> bool:
+    """Return whether the first layer of a model is that of `standardized`."""
+    return len(model.spec.layers) > 1 and model.spec.layers[0] == FIRST
+
+
+class Moments:
+    """Means and standard deviations of columns, in float64.
+
+    Args:
+        mean, deviation: `(columns,)`; the deviation of a constant column is 1.
+    """
+
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+        self.mean, self.deviation = mean, deviation
+
+    @classmethod
+    def of(cls, parts: Iterable[Tensor]) -> Moments:
+        """Return the moments of rows in parts `(rows, columns)`."""
+        count, mean, squares, eps = 0, torch.zeros(()), torch.zeros(()), 0.0
+        for part in parts:
+            values = part.detach().to(torch.float64).reshape(len(part), -1)
+            if len(values):
+                center = values.mean(0)
+                share = len(values) / (count + len(values))
+                squares = squares + (values - center).square().sum(0) + (center - mean).square() * (count * share)
+                mean = mean + (center - mean) * share
+                count, eps = count + len(values), torch.finfo(part.dtype).eps
+        if not count or not bool(mean.isfinite().all() and squares.isfinite().all()):
+            raise DataError("standardized: expected at least one row, and finite values")
+        deviation = (squares / count).sqrt()
+        # Rounding of a constant column is no spread.
+        return cls(mean, torch.where(deviation > 4 * eps * mean.abs(), deviation, 1.0))
+
+
+@torch.no_grad()
+def standardize(model: Model, inputs: Moments, targets: Moments | None) -> None:
+    """Add the affine layers to a model, in place.
+
+    Raises:
+        DataError: numbers of columns other than those of the model.
+    """
+    sizes = ((inputs, model.in_features, "inputs"), (targets, model.out_features, "outputs"))
+    for moments, size, name in sizes:
+        if moments is not None and len(moments.mean) != size:
+            raise DataError(f"standardized: the model has {size} {name} and the data {len(moments.mean)} columns")
+    like = next(t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
+    first = Layer(model.in_features, model.in_features, FIRST, device=like.device, dtype=like.dtype)
+    _set(first.output[0], inputs.mean, 1 / inputs.deviation)
+    specs = [layer for _, _, layer in model.spec.resolved()]
+    if targets is not None:
+        last = cast(Layer, model.layers[-1])
+        last.output.extend(pipeline((Affine(),), model.out_features, like.device, like.dtype))
+        _set(last.output[-1], -targets.mean / targets.deviation, targets.deviation)
+        last.spec = specs[-1] = replace(last.spec, output=(*last.spec.output, Affine()))
+    model.layers.insert(0, first)
+    first.train(model.training)
+    model.layers.train(model.training)
+    model.spec = ModelSpec((model.spec.widths[0], *model.spec.widths), (FIRST, *specs))
+
+
+def _set(module: torch.nn.Module, shift: Tensor, scale: Tensor) -> None:
+    """Set the buffers of an affine step, within the range of their type."""
+    for name, value in (("shift", shift), ("scale", scale)):
+        buffer = module.get_buffer(name)
+        largest = torch.finfo(buffer.dtype).max
+        buffer.copy_(value.clamp(-largest, largest))
+
+
+def _columns(name: str, values: Any) -> Tensor:
+    """Return data as a tensor `(rows, columns)`, of a floating-point type except for labels."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"standardized: expected {name} as numbers, got {type(values).__name__}") from None
+    if name == "x":
+        tensor = tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+    if tensor.layout != torch.strided or tensor.dim() not in ((1, 2) if name == "y" else (2,)):
+        raise DataError(f"standardized: expected {name} as dense numbers `(rows, columns)`, got {tuple(tensor.shape)}")
+    return tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
+
+
+# ------------------------------------------------------------------------------------------------ a warning
+
+
+@torch.no_grad()
+def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
+    """Warn if inputs lie far outside the range of κ of the first layer, or vary by a tiny part of the range only.
+
+    Args:
+        model: the model.
+        parts: some of the inputs, `(rows, m)`.
+        where: prefix of the message.
+    """
+    parts = [part for part in parts if part.layout == torch.strided and len(part)]
+    if not parts:
+        return
+    x = torch.cat(parts).to(torch.float64)
+    layers = list(model.layers)
+    if is_standardized(model):
+        x = cast(Layer, layers.pop(0))(x.to(next(model.buffers()).dtype)).to(torch.float64)
+    for head in cast("list[Head]", list(cast(Layer, layers[0]).heads)):
+        if head.spec.before:
+            continue
+        problem = _problem(head, x)
+        if problem:
+            warnings.warn(
+                f"{where}: {problem}; use standardize=True or kapsi.standardized, scale the inputs, or call kapsi.calibrate first",
+                ScaleWarning,
+                stacklevel=4,
+            )
+            return
+
+
+def warn_of_targets(y: Tensor, where: str) -> None:
+    """Warn of targets so small that absolute thresholds of a solver, such as ε of AdamW, end training early."""
+    deviation = float(y.detach().to(torch.float64).nan_to_num().std(0).max()) if len(y) > 1 else 0.0
+    if 0 < deviation < SMALL_TARGETS:
+        warnings.warn(
+            f"{where}: the targets have a standard deviation of {deviation:.3g}, too small for gradient steps; use solver "
+            "levenberg_marquardt, or targets in a smaller unit",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+def _problem(head: Head, x: Tensor) -> str:
+    """Return why inputs do not suit the κ of a head; empty if they do."""
+    expansion = head.spec.expansion
+    ends = expansion.covered(head.store("expansion"), head.in_features)
+    if ends is None:
+        size = float(x.abs().max())
+        if head.store("expansion").names() or 1 / LARGE <= size <= LARGE or size == 0:
+            return ""
+        return f"the largest input is {size:.3g} in size, far from 1, where {expansion.name} is accurate"
+    low, high = (end.to(x) for end in ends)
+    half, spread = (high - low) / 2, x.amax(0) - x.amin(0)
+    far = ((x - (low + half)).abs().amax(0) > FAR * half) & (spread > 0)
+    narrow = (spread > 0) & (spread < NARROW * 2 * half)
+    if not bool((far | narrow).any()):
+        return ""
+    i = int((far | narrow).nonzero()[0])
+    relation = "is far outside" if bool(far[i]) else "is a tiny part of"
+    return (
+        f"input {i} lies between {float(x[:, i].min()):.3g} and {float(x[:, i].max()):.3g}, which {relation} the range of "
+        f"{expansion.name}, {float(low[i]):.3g} to {float(high[i]):.3g}"
+    )
