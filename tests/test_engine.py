@@ -148,6 +148,7 @@ def test_lbfgs_ends_when_it_has_converged():
     assert records[-1].loss <= records[0].loss
 
 
+@pytest.mark.filterwarnings("ignore::kapsi.ScaleWarning")
 def test_a_loss_that_is_not_finite_is_an_error_and_the_best_weights_stay():
     x, y = (tensor.float() for tensor in numbers(200))
     model, states = kp.Model(kp.rpn([3, 1], kp.Taylor(4)), seed=0), []

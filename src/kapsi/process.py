@@ -266,8 +266,13 @@ class _Affine(nn.Module):
 
     def __init__(self, features: int, **factory: Any) -> None:
         super().__init__()
-        self.register_buffer("shift", torch.zeros(features, **factory))
-        self.register_buffer("scale", torch.ones(features, **factory))
+        self.register_buffer("shift", torch.empty(features, **factory))
+        self.register_buffer("scale", torch.empty(features, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.shift.zero_()
+        self.scale.fill_(1)
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.shift) * self.scale
