@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from kapsi.contraction import Route, check_route, contract_sum, describe
+from kapsi.contraction import Route, check_route, describe
 from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.features import Features, NormalizedFeatures
 from kapsi.function import short_form
@@ -205,7 +205,7 @@ def _follow(work: _Work, head: Head, x: Tensor, features: Features, route: Route
     with work:
         weights = head.weights()
         before = work.operations
-        y = contract_sum(features, weights, head.bias, route=route)
+        y = head.product(features, weights, route)
     if isinstance(weights, ActingWeights) and route != "dense":
         base = features.base if isinstance(features, NormalizedFeatures) else features
         work.operations = before + round(weights.passes(base) * (work.operations - before))

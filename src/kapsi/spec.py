@@ -30,7 +30,7 @@ class HeadSpec(Spec):
         reconciliation: the reconciliation ψ.
         remainder: the remainder π.
         bias: whether a trainable b `(n,)` is added, zero at first.
-        channels: number of summed parameter sets w_c with the same κ, 1 to 2²⁰.
+        channels: number of parameter sets w_c with the same κ, 1 to 2²⁰, summed unless `fusion` states otherwise.
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
         init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
@@ -39,6 +39,7 @@ class HeadSpec(Spec):
             row and scales outputs to a deviation of 0.4. The other rules fill all random tensors of ψ and π by their shapes
             alone, as `torch.nn.init`, one axis counting as a row, each channel by itself: `xavier_uniform`, `xavier_normal`,
             `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing is random.
+        fusion: how the products ⟨κ(x), ψ(w_c)⟩ of several channels are combined; default: their sum.
     """
 
     expansion: Expansion = Identity()
@@ -49,6 +50,13 @@ class HeadSpec(Spec):
     before: tuple[Process, ...] = ()
     after: tuple[Process, ...] = ()
     init: Init = "smooth"
+    fusion: Fusion = Sum()
+
+    def check(self) -> None:
+        if self.channels == 1 and self.fusion != Sum():
+            raise SpecError(
+                f"HeadSpec(fusion={self.fusion}): needs several channels; LayerSpec has the fusion of heads"
+            )
 
     def steps(self) -> tuple[Process, ...]:
         """Return all steps before, inside of, and after κ."""

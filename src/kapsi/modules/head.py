@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kapsi.contraction import Route, contract_sum
+from kapsi.contraction import Route, contract, contract_sum
 from kapsi.errors import DataError, SpecError, attempt, check_choice, check_integer, refuse
 from kapsi.expansion import Identity
 from kapsi.features import Features, check_formed
 from kapsi.function import MAX_EXPANSION, MAX_TENSOR, Function, Params, catalogue, flatten
+from kapsi.fusion import Sum
 from kapsi.hooks import has_hooks
 from kapsi.initial import RULES, add_linear, output_rms, probe
 from kapsi.modules.store import Seed, Store, as_generator, memory
@@ -99,6 +100,8 @@ class Head(nn.Module):
                 check_trained(spec, psi, pi, out_features, self.factors, dtype)
             self.psi = Store(psi, channels, device, dtype)
             self.pi = Store(pi, None, device, dtype)
+            if not isinstance(spec.fusion, Sum):
+                self.fusion = Store(spec.fusion.params(spec.channels, out_features), None, device, dtype)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
         if spec.bias:
@@ -112,6 +115,7 @@ class Head(nn.Module):
         self._has_remainder = not isinstance(spec.remainder, ZeroRemainder)
         self._columns = columns
         self._is_linear = type(spec.expansion) is Identity and type(spec.reconciliation) is Dense and channels is None
+        self._sums_channels = isinstance(spec.fusion, Sum)
         self.reset_parameters(seed)
 
     # -------------------------------------------------------------------------------- the formula
@@ -183,8 +187,16 @@ class Head(nn.Module):
             if matrix is not None:
                 y = F.linear(x, matrix, self._parameters["bias"])
                 return y + self.remainder(x) if self._has_remainder else y
-        y = contract_sum(self.expand(x) if features is None else features, self.weights(), self.bias, route=route)
+        y = self.product(self.expand(x) if features is None else features, self.weights(), route)
         return y + self.remainder(x) if self._has_remainder else y
+
+    def product(self, features: Features, weights: Weights, route: Route = None) -> Tensor:
+        """Return the fused products ⟨κ(x), ψ(w_c)⟩ of all channels, plus b, `(..., n)`."""
+        if self._sums_channels:
+            return contract_sum(features, weights, self.bias, route=route)
+        products = contract(features, weights, route=route)
+        y = self.spec.fusion(products.movedim(-2, 0), self.fusion)
+        return y if self.bias is None else y + self.bias
 
     def _plain_matrix(self, x: Tensor) -> Tensor | None:
         """Return ψ(w) of a head that is `nn.Linear` for x; None if x needs an error or a part does more than it declares.
@@ -246,9 +258,14 @@ class Head(nn.Module):
         if self.spec.init == "smooth" and psi.linear_rows in self.psi.names():
             gain *= add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())
+        if not self._sums_channels:
+            self.fusion.reset(generator)
         if rule is None:
             if weights:
-                psi.scale(weights, gain / self._output_rms(weights[0]))
+                # Measured for the sum of the channels, of unit deviation each.
+                channels = self.spec.channels
+                fused = self.spec.fusion.gain(channels) / channels**0.5
+                psi.scale(weights, gain / self._output_rms(weights[0]) / fused)
             self.spec.remainder.scale(self.pi, self.in_features, self.out_features, gain)
         self.validate()
 

@@ -251,11 +251,11 @@ def _grouped(heads: list[Head], owners: list[int], summed: bool) -> list[list[in
     """
     alike: dict[Any, list[int]] = {}
     for i, head in enumerate(heads):
-        alike.setdefault((owners[i], head.spec.reconciliation, head.spec.channels), []).append(i)
+        alike.setdefault((owners[i], head.spec.reconciliation, head.spec.channels, head.spec.fusion), []).append(i)
     groups: list[list[int]] = []
     for members in alike.values():
         head, most, fewest = heads[members[0]], 1, 1
-        if len(members) > 1:
+        if len(members) > 1 and isinstance(head.spec.fusion, Sum):
             weights = head.weights()
             dense = isinstance(weights, DenseWeights)  # summed without a new axis
             if weights.can_stack and (summed or not dense):

@@ -144,6 +144,8 @@ def _require_deterministic(steps: tuple[Process, ...], where: str) -> None:
 def _add_head(result: Structure, head: Head, where: str, owner: int) -> None:
     spec = head.spec
     _require_deterministic(spec.steps(), where)
+    if not isinstance(spec.fusion, Sum):
+        raise NotLinear(f"the channels of {where} are combined by {spec.fusion}, not summed")
     for name, module in (("κ", head.kappa), ("processing before κ", head.before), ("processing after κ", head.after)):
         if _trained(module):
             raise NotLinear(f"{name} of {where} is trained")
