@@ -156,7 +156,7 @@ class Tensors(typing.Protocol):
 LAYER_ROLES = ("expansion", "reconciliation", "remainder", "fusion", "process")
 """Roles of the functions in a layer; loss, metric and solver are the roles of training."""
 
-ROLES: dict[str, dict[str, type[Function]]] = {}
+ROLES: dict[str, dict[str, type[Function]]] = {role: {} for role in LAYER_ROLES}
 ALIASES: dict[str, dict[str, str]] = {}
 
 
