@@ -196,7 +196,7 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
             warnings.warn(
                 f"{where}: {problem}; use standardize=True or kapsi.standardized, scale the inputs, or call kapsi.calibrate first",
                 ScaleWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return
 
@@ -209,7 +209,7 @@ def warn_of_targets(y: Tensor, where: str) -> None:
             f"{where}: the targets have a standard deviation of {deviation:.3g}, too small for gradient steps; use solver "
             "levenberg_marquardt, or targets in a smaller unit",
             ScaleWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

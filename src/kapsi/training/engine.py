@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from kapsi.errors import KapsiError, SpecError, attempt, refuse
 from kapsi.function import catalogue
 from kapsi.modules import Model
-from kapsi.standardize import warn_of_scale, warn_of_targets
 from kapsi.training.callbacks import Callbacks
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig, configured, is_builtin
@@ -33,7 +32,7 @@ from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_
 from kapsi.training.records import Epoch, Step
 from kapsi.training.resolve import REQUESTED, Resolved, check_at_once, resolve, resolve_loss
 from kapsi.training.resume import Progress, Recorder, tensors_of
-from kapsi.training.scaling import standardize_model
+from kapsi.training.scaling import check_scale, standardize_model
 from kapsi.training.solvers import NotFinite, Solver, SolverRun, Task
 from kapsi.training.threads import SMALL_ELEMENTS, threads_for
 
@@ -41,9 +40,6 @@ INTERRUPTED = "interrupted"
 STOPPED = "stopped by a callback"
 CUT_SHORT = "stopped by a callback during the epoch"
 ALL_EPOCHS = "all epochs are over"
-
-SCALE_ROWS = 1_000
-"""Rows compared with the range of κ."""
 
 DRY_RUN_ROWS = 50
 """Rows of the first call of third-party losses and metrics."""
@@ -267,7 +263,8 @@ class _TrainingRun:
         self.monitored = _check_metrics(self.metrics, config.monitor, self.loss, self.outputs)
         self._dry_run()
         self.solver = self._start()
-        self._warn("fit" if keeps_best else "train")
+        if isinstance(model, Model) and not self.solver.at_once:
+            check_scale(model, self.rows, self.chosen, "fit" if keeps_best else "train")
         self.progress = Progress()
         self.interrupted = self.cut_short = self.resumed_finished = False
         self.first: dict[str, Tensor] = self._weights() if keeps_best else {}
@@ -354,15 +351,6 @@ class _TrainingRun:
         if run.at_once and chosen.reason == REQUESTED:
             check_at_once(chosen.config)
         return run
-
-    def _warn(self, where: str) -> None:
-        """Warn of inputs and targets on an unsuitable scale."""
-        if not isinstance(self.model, Model) or self.solver.at_once or not self.rows.in_memory:
-            return
-        batch = next(iter(self.rows.chunks(SCALE_ROWS)))
-        warn_of_scale(self.model, [batch.x], where)
-        if not self.loss.classes and not self.chosen.solver.scale_invariant:
-            warn_of_targets(batch.y, where)
 
     # -------------------------------------------------------------------------------- the loop
 
