@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kapsi as kp
+from kapsi.expansion import spline_uniform
 from kapsi.explain import _Work
 
 SPECS = {
@@ -37,19 +38,30 @@ def test_sizes_and_parameters_are_those_of_the_model(spec):
     assert sum(report.parameters for report in reports) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.fixture(autouse=True)
+def no_known_ranges(monkeypatch):
+    """Every test computes ranges of splines anew."""
+    monkeypatch.setattr(spline_uniform, "_RANGES", {})
+
+
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of new storages of real tensors, by their addresses, while they are all kept alive."""
+    """Counts the bytes of new storages of real tensors, by their addresses, while they are all kept alive.
+
+    Copies of ranges of splines are not counted: they serve later passes.
+    """
 
     def __init__(self, known):
         super().__init__()
         self.kept = {tensor.untyped_storage().data_ptr(): tensor for tensor in known}
+        self.given = set(self.kept)
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes():
-                if tensor.untyped_storage().data_ptr() not in self.kept:
+                copied = func is torch.ops.aten.clone.default and args[0].untyped_storage().data_ptr() in self.given
+                if tensor.untyped_storage().data_ptr() not in self.kept and not copied:
                     self.bytes += tensor.untyped_storage().nbytes()
                 self.kept[tensor.untyped_storage().data_ptr()] = tensor
         return result
