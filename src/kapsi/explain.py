@@ -147,6 +147,7 @@ def _of_layer(name: str, layer: Layer, groups: list[list[int]], x: Tensor, route
         work.restart()
         first, owner = cast(Head, layer.heads[group[0]]), layer._owners[group[0]]
         if owner not in shared:
+            first.expand(x[:1])  # constants kept for later calls are created before counting
             with work:
                 shared[owner] = first.expand(x)
         features = shared[owner]
