@@ -82,7 +82,7 @@ def test_smooth_heads_start_near_linear_functions_of_several_directions(expansio
 # ------------------------------------------------------------------------------------------------ rules
 
 
-def test_only_rows_of_coefficients_on_grids_depend_on_smoothness() -> None:
+def test_only_grids_beside_or_within_other_functions_depend_on_smoothness() -> None:
     same, other = 0, 0
     for expansion in expansions():
         for reconciliation in (kp.Dense(), kp.LowRank(1), kp.Masked()) if expansion.has_grid() else (kp.Dense(),):
@@ -91,16 +91,21 @@ def test_only_rows_of_coefficients_on_grids_depend_on_smoothness() -> None:
                 for init in ("smooth", "measured")
             ]
             equal = all(torch.equal(a, b) for a, b in zip(*(head.parameters() for head in heads), strict=True))
-            plain = isinstance(expansion, kp.Nested) and not expansion.between
-            first = expansion.parts[0] if plain else None
-            if isinstance(first, kp.BSpline) and not isinstance(reconciliation, kp.Masked):
-                assert not equal, (expansion, reconciliation)
-                other += 1
-            else:
-                assert equal, (expansion, reconciliation)
-                same += 1
+            composed = isinstance(expansion, kp.Nested | kp.Extended) and len(expansion.parts) > 1
+            assert equal == (not (composed and expansion.has_grid())), (expansion, reconciliation)
+            same += equal
+            other += not equal
     assert same > 50
-    assert other >= 2
+    assert other >= 6
+
+
+def test_splines_beside_other_functions_start_with_outputs_within_the_next_grid() -> None:
+    x = torch.randn(4000, 3, generator=generator(2), dtype=torch.float64)
+    for remainder in ("zero", "linear"):
+        parts = (kp.BSpline(), kp.Taylor(2))
+        head = kp.Head(3, 50, kp.HeadSpec(kp.Extended(parts), remainder=remainder), seed=0, dtype=torch.float64)
+        size = 0.4 if remainder == "zero" else 0.4 * 2**0.5
+        assert abs(float(head(x).detach().square().mean().sqrt()) - size) < 0.1 * size
 
 
 def test_measured_values_are_normal_numbers_scaled_to_unit_outputs() -> None:

@@ -715,3 +715,16 @@ def test_rounding_steps_beyond_the_range_are_no_error() -> None:
     torch.testing.assert_close(head(beyond), head(ends))
     with pytest.raises(kp.DataError, match="1 inputs are out of range"):
         head(torch.tensor([[1.00001]]))
+
+
+@pytest.mark.parametrize("extrapolation", ["linear", "clamp", "extended"])
+def test_models_with_ranges_of_their_own_run_at_once(extrapolation) -> None:
+    spec = kp.rpn([2, 3], kp.BSpline(extrapolation=extrapolation), kp.LowRank(1))
+    models = [kp.Model(spec, seed=seed, dtype=torch.float64) for seed in range(3)]
+    for i, model in enumerate(models):
+        model.layers[0].heads[0].assign("expansion", range=[[-1.0, -0.5 * i], [1.0 + i, 2.0]])
+    state = torch.func.stack_module_state(models)
+    x = torch.randn(3, 20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
+    together = torch.func.vmap(lambda tensors, x: torch.func.functional_call(models[0], tensors, (x,)))(state, x)
+    expected = torch.stack([model(part) for model, part in zip(models, x, strict=True)])
+    torch.testing.assert_close(together, expected, rtol=1e-12, atol=1e-12)

@@ -142,6 +142,10 @@ class Expansion(Function, role="expansion"):
         """
         return None
 
+    def output_deviation(self) -> float:
+        """Return the deviation that the rule `smooth` of initial values scales the outputs of a head to."""
+        return 1.0
+
     def rough(self) -> bool:
         """Return whether independent coefficients make a rough function: products of the pieces of a grid."""
         return False

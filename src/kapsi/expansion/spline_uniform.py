@@ -112,6 +112,8 @@ def _pieces_by_row(
 ) -> tuple[Tensor, Tensor]:
     """Return the non-zero functions on uniform knots: their numbers and values, both `(..., degree + 1, m)`."""
     # For a single row the time is that of the number of operations.
+    if low.dim() > 1:  # ranges that differ between batches of `vmap`
+        low, rate = low.unsqueeze(-2), rate.unsqueeze(-2)
     position, clamped, cell = _located(x.unsqueeze(-2), low, rate, intervals, before)
     # On a CPU a comparison is cheap, and saves the passes for inputs out of range if there are none.
     inside = type(position) is Tensor and position.is_cpu and position.equal(clamped)

@@ -255,8 +255,10 @@ class Head(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
         psi, gain = self.spec.reconciliation, self._gain
-        if self.spec.init == "smooth" and psi.linear_rows in self.psi.names():
-            gain *= add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
+        if self.spec.init == "smooth":
+            gain *= self.spec.expansion.output_deviation()
+            if psi.linear_rows in self.psi.names():
+                add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())
         if not self._sums_channels:
             self.fusion.reset(generator)
