@@ -1,8 +1,8 @@
 """Convert the results of B-splines in composed expansions run before `init` was an option of heads: their rule is `init: measured`.
 
 The default changed to `smooth` for B-splines in `Nested` and `Extended`, and the experiments of these results now state
-`measured`. Computation and scores are unchanged; hash, short text and key of the configuration are recomputed. A result is converted if its hash is that of
-the current configuration without `init: measured`; other lines are unchanged.
+`measured`. Computation and scores are unchanged; hash, short text and key of the configuration are recomputed. A result is
+converted if its hash is that of the current configuration without `init: measured`; other lines are unchanged.
 
 Usage: python results/convert_measured.py [FOLDER]
 """
