@@ -652,7 +652,7 @@ def spoil(path, how):
     if how == "deleted":
         path.unlink()
     else:
-        path.write_bytes({"cut": data[: len(data) // 4], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
+        path.write_bytes({"cut": data[: len(data) // 3], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut", "empty", "garbled"])

@@ -215,6 +215,12 @@ def test_names_that_no_function_can_have(base, name):
             pass
 
 
+def test_options_that_hide_a_method_are_refused():
+    dataclass(frozen=True)(type("Odd", (kp.Loss,), {"__annotations__": {"rows": int}, "rows": 3}, name="odd"))
+    with pytest.raises(kp.SpecError, match="Odd: the option rows hides a method of the role loss; rename the field"):
+        kp.TrainConfig(loss="odd")
+
+
 @pytest.mark.parametrize("field", ["name", "kind"])
 def test_options_called_name_or_kind_are_refused(field):
     dataclass(frozen=True)(type("Odd", (kp.Loss,), {"__annotations__": {field: str}, field: "a"}, name="odd"))

@@ -414,7 +414,7 @@ def test_masks_keep_exactly_the_share() -> None:
 
 def test_mask_of_ones_own_is_filled_row_by_row() -> None:
     head = kp.Head(3, 2, kp.HeadSpec(reconciliation=kp.Masked(0.5)), seed=0)
-    head.assign("reconciliation", mask=[[0, 1, 0], [1, 0, 1]], values=[1.0, 2.0, 3.0])
+    head.assign("reconciliation", mask=[[0, 1, 0], [1, 0, 1]], entries=[1.0, 2.0, 3.0])
     assert head.weights().dense()[0].tolist() == [[0, 1, 0], [2, 0, 3]]
     with pytest.raises(kp.SpecError, match=r"Masked\(ratio=0\.5\): the mask must keep exactly 3 entries, got \[1\]"):
         head.assign("reconciliation", mask=[[0, 1, 0], [0, 0, 0]])

@@ -538,7 +538,7 @@ def test_a_function_that_forgets_an_option_fails(registry) -> None:
 
 
 def test_check_refuses_what_it_cannot_check() -> None:
-    with pytest.raises(kp.SpecError, match="no law is called 'shape'; choose from leading_shapes"):
+    with pytest.raises(kp.SpecError, match=r"no law is called 'shape'; choose from .*leading_shapes"):
         check(kp.Identity, laws=["shape"])
     with pytest.raises(kp.SpecError, match="expected an expansion or a reconciliation, got the fusion sum"):
         check_pairs(kp.Sum)

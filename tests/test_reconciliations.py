@@ -274,7 +274,7 @@ def test_masks_and_patterns_of_ones_own() -> None:
     head = kp.Head(4, 4, kp.HeadSpec(kp.Identity(), kp.Masked(0.5)), seed=0)
     mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)
     mask[0, 2:] = True
-    head.assign("reconciliation", mask=mask, values=torch.arange(1.0, 9.0))
+    head.assign("reconciliation", mask=mask, entries=torch.arange(1.0, 9.0))
     expected = torch.tensor([[0, 0, 1, 2], [3, 0, 0, 0], [4, 5, 0, 0], [6, 7, 8, 0]], dtype=torch.float32)
     assert torch.equal(head.weights().dense()[0], expected)
     with pytest.raises(kp.SpecError, match="must keep exactly 8 entries"):

@@ -391,7 +391,7 @@ Z = torch.randn(COUNT, 2, generator=torch.Generator().manual_seed(2))
         (X[:, :2], Z, "mse", r"the model has 3 inputs, got x of shape \(103, 2\)"),
         (X, Z[:, 0], "mse", r"the model has 2 outputs, .* got targets of shape \(103,\)"),
         (X, Z.T.reshape(COUNT, 1, 2), "mse", "the model has 2 outputs"),
-        (X, Y, "mse", "the model has 2 outputs, for targets of shape .rows, 2.; got targets of shape"),
+        (X, Y, "mse", "the model has 2 outputs, and mse needs targets of shape .rows, 2.; got targets of shape"),
         (
             X,
             Z[:, 0],

@@ -58,13 +58,11 @@ class Param:
     Args:
         shape: shape without the leading channel axis of heads with several channels.
         init: a standard deviation; constants (1, one per row, or all elements); the name of an initializer (`zeros`, `ones`,
-            `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`, for a picklable model a function
-            of a module or a partial of a function.
+            `normal`, `uniform` on [−1, 1)); or a callable `(shape, generator) -> Tensor`, picklable for a picklable model.
         trainable: False for a buffer, saved with the model and not trained: masks, grid ends, centers, constants.
         dtype: a type independent of the model's, such as `torch.bool` for a mask.
-        transposed: store the tensor with the last axis first (before the channel axis): one row of memory per column of ψ,
-            as sparse inputs gather rows. The parameter and `state_dict` have the exchanged shape; `store["name"]` has the
-            declared shape.
+        transposed: store the tensor, also in `state_dict`, with the last axis first (before the channel axis), as sparse inputs
+            gather rows; `store["name"]` has the declared shape.
     """
 
     shape: tuple[int, ...]
@@ -241,11 +239,15 @@ def _check_definition(cls: Any) -> None:
     """Raise a `SpecError` for an incomplete class at the first instance, before a file with it is written."""
     params = cls.__dict__.get("__dataclass_params__")
     registered: Any = ROLES.get(cls.role, {}).get(cls.__dict__.get("name", ""))
-    missing = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
+    missing = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__isabstractmethod__", False)]
+    options = {field.name for field in options_of(cls)} if params else set()
+    hidden = [n for n in options if any(isinstance(vars(c).get(n), types.FunctionType) for c in cls.__mro__[1:])]
     if params is None or not params.frozen:
         problem = "a function is a frozen dataclass; write @dataclass(frozen=True) above the class"
-    elif {"name", "kind"} & {field.name for field in options_of(cls)}:
+    elif {"name", "kind"} & options:
         problem = "no option may be called name or kind; rename the field"
+    elif hidden:
+        problem = f"the option {hidden[0]} hides a method of the role {cls.role}; rename the field"
     elif registered is not cls:
         problem = f'a function has a name of its own; write class {cls.__name__}(…, name="…")'
     elif missing:
@@ -290,8 +292,7 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
     """
     known, aliases = ROLES[role], ALIASES[role]
     failures: tuple[str, ...] = ()
-    word = registered_name(role, name)
-    if word is None:
+    if (word := registered_name(role, name)) is None:
         failures = load_installed()
         word = registered_name(role, name)
     if word is None:

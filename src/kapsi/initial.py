@@ -56,11 +56,11 @@ def add_linear(expansion: Expansion, rows: Tensor, in_features: int, generator: 
 
     Only a rough expansion is concerned; splines alone, or beside other columns, keep their normal coefficients.
     """
-    if not expansion.rough():
+    if not expansion.rough_products():
         return
     shape = (*rows.shape[:-1], in_features)
     weights = torch.randn(shape, generator=generator, device="cpu") * (LINEAR_SHARE * in_features**-0.5)
-    linear = expansion.linear(weights)
+    linear = expansion.linear_coefficients(weights)
     if linear is not None:
         rows.add_(linear.to(rows))
 

@@ -397,7 +397,7 @@ class Entry:
             class    kapsi.Masked
             formula  ψ(w) = M ⊙ W, l = round(ratio·n·D)
             size     l = round(ratio·n·D); 36 for n = 6, D = 12
-            tensors  values, mask (buffer)
+            tensors  entries, mask (buffer)
             source   arXiv 2407.04819, "Masking based Parameter Reconciliation"
             <BLANKLINE>
             options

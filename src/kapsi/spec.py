@@ -61,7 +61,7 @@ class HeadSpec(Spec):
 
     def steps(self) -> tuple[Process, ...]:
         """Return all steps before, inside of, and after κ."""
-        return (*self.before, *self.expansion.steps(), *self.after)
+        return (*self.before, *self.expansion.inner_processes(), *self.after)
 
 
 @dataclass(frozen=True)

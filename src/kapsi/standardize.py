@@ -188,8 +188,8 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
     layers = list(model.layers)
     if is_standardized(model):
         x = cast(Layer, layers.pop(0))(x.to(next(model.buffers()).dtype)).to(torch.float64)
-    for head in cast("list[Head]", list(cast(Layer, layers[0]).heads)):
-        if head.spec.before:
+    for head in cast(Layer, layers[0]).heads:
+        if not isinstance(head, Head) or head.spec.before:
             continue
         problem = _problem(head, x)
         if problem:

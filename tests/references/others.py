@@ -31,6 +31,7 @@ FORMULAS: dict[str, Callable[..., ndarray]] = {
     "layer_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "instance_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "batch_norm": lambda f, x: x / np.sqrt(1 + f.epsilon),  # in evaluation, before it has seen a batch
+    "affine": lambda f, x: x,  # before its shift and scale are set
     "dropout": lambda f, x: x,  # in evaluation
 }
 

@@ -114,7 +114,7 @@ class Expansion(Function, role="expansion"):
         """
         return {}
 
-    def steps(self) -> tuple[Process, ...]:
+    def inner_processes(self) -> tuple[Process, ...]:
         """Return the processing inside of the expansion."""
         return ()
 
@@ -146,11 +146,11 @@ class Expansion(Function, role="expansion"):
         """Return the deviation that the rule `smooth` of initial values scales the outputs of a head to."""
         return 1.0
 
-    def rough(self) -> bool:
+    def rough_products(self) -> bool:
         """Return whether independent coefficients make a rough function: products of the pieces of a grid."""
         return False
 
-    def linear(self, weights: Tensor) -> Tensor | None:
+    def linear_coefficients(self, weights: Tensor) -> Tensor | None:
         """Return coefficients of linear functions: ⟨κ(x), c⟩ = ⟨w, x⟩; None (default) if κ has no such coefficients.
 
         The inputs of an expansion with a domain [low, high] count from its center in half its width, from −1 to 1; a grid

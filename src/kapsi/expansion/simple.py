@@ -34,7 +34,7 @@ class Identity(ElementWise, name="identity"):
     def takes_sparse(self) -> bool:
         return True
 
-    def linear(self, weights: Tensor) -> Tensor:
+    def linear_coefficients(self, weights: Tensor) -> Tensor:
         return weights
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:

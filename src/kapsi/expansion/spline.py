@@ -178,7 +178,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     def clamped(self) -> BSpline:
         return replace(self, extrapolation="clamp") if self.extrapolation == "error" else self
 
-    def linear(self, weights: Tensor) -> Tensor:
+    def linear_coefficients(self, weights: Tensor) -> Tensor:
         """Return the means of the inner knots of each function (Greville's points) times the weights."""
         points = self._greville().to(weights)
         return (points.unsqueeze(-1) * weights.unsqueeze(-2)).flatten(-2)

@@ -28,7 +28,7 @@ class SplineProduct(RecomputedProduct):
     def forward(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:  # type: ignore[override]
         if matrix.dim() == 2 and spline.gathers(x):
             return _gathered(spline, matrix, x, ends)
-        if matrix.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        if matrix.dtype != x.dtype or (not x.is_meta and torch.is_autocast_enabled(x.device.type)):
             return RecomputedProduct.forward(spline._columns, matrix, x, ends)
         rows, flat = matrix.flatten(0, -2), x.reshape(-1, x.shape[-1])
         result = flat.new_zeros(len(flat), len(rows))

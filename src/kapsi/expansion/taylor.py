@@ -80,7 +80,7 @@ class Taylor(Expansion, name="taylor"):
     def takes_sparse(self) -> bool:
         return True
 
-    def linear(self, weights: Tensor) -> Tensor:
+    def linear_coefficients(self, weights: Tensor) -> Tensor:
         """Return w for the inputs themselves, which come first, and 0 for all products."""
         return F.pad(weights, (0, self.out_features(weights.shape[-1]) - weights.shape[-1]))
 

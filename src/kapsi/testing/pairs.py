@@ -19,7 +19,7 @@ from kapsi.expansion.base import clamp_to_domain, rms
 from kapsi.features import DenseFeatures, RecomputedFeatures
 from kapsi.function import flatten
 from kapsi.modules import Head
-from kapsi.process import LayerNorm, Process
+from kapsi.process import InstanceNorm, LayerNorm, Process
 from kapsi.reconciliation import Reconciliation
 from kapsi.spec import HeadSpec
 from kapsi.testing.cases import (
@@ -167,6 +167,8 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
                 deviations.append(rms(expansion, y - y.mean()))
         middle = sorted(deviations)[len(deviations) // 2]
         require(1 / 3 <= middle <= 3, f"8 → 8, {channels} channels: the standard deviation is {middle:.3g}")
+    if any(isinstance(step, LayerNorm | InstanceNorm) for step in expansion.inner_processes()):
+        return  # refused for one feature
     head = Head(1, 1, HeadSpec(expansion, reconciliation), seed=0)
     if not any(parameter.numel() for parameter in head.psi.parameters()):
         return  # a fraction of a single entry may be zero

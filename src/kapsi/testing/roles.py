@@ -43,7 +43,7 @@ from kapsi.weights import Weights
 @law("function", "expansion")
 def columns(function: Expansion) -> None:
     """Factors, out_features, features and the groups of the domain agree on D."""
-    norms = any(isinstance(step, LayerNorm | InstanceNorm) for step in function.steps())
+    norms = any(isinstance(step, LayerNorm | InstanceNorm) for step in function.inner_processes())
     for m in (2, 3, 5) if norms else (1, 2, 3, 5):
         head = Head(m, 1, HeadSpec(expansion=function), seed=0, dtype=torch.float64)
         features = head.expand(inputs(2, m))

@@ -151,7 +151,7 @@ class Loss(Function, role="loss"):
         if target.shape[1:] not in ((columns,), *([()] if columns == 1 else [])):
             shapes = f"(rows, {columns})" + (" or (rows,)" if columns == 1 else "")
             raise DataError(
-                f"{where}: the model has {outputs} outputs, for targets of shape {shapes}; "
+                f"{where}: the model has {outputs} outputs, and {self.name} needs targets of shape {shapes}; "
                 f"got targets of shape {tuple(target.shape)}"
             )
         if not bool(torch.isfinite(target).all()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from kapsi.calibrate import calibrate
 from kapsi.data.tabular import TableProblem, folds, split
-from kapsi.errors import RunError, SpecError, TableError
+from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.training.checkpoint import Checkpoints
@@ -65,7 +66,10 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
             pairs = [split(train.y, config.table.early_stopping_fraction, classes=classes, seed=seed)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
-    model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
+    with warnings.catch_warnings():
+        # Columns and targets are standardized; a constant target leaves rounding errors.
+        warnings.simplefilter("ignore", ScaleWarning)
+        model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
     table_model = TableModel(
         model.requires_grad_(True), train.preprocessing, problem.target, problem.task, problem.classes, train.scale
     )

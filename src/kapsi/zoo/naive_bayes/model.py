@@ -73,7 +73,7 @@ def spec(
         >>> import kapsi as kp
         >>> kp.Model(spec(4, 3)).layers[0].heads[0]
         Head(
-          4 → 3, NaiveNormal(count=3, learnable=True, smoothing=1e-09), Eye(blocks=True), ConstantRemainder(value=0.0)
+          4 → 3, NaiveNormal(count=3, ...), Eye(blocks=True), ConstantRemainder(value=0.0)
           ...
     """
     where = f"naive_bayes.spec(kind={kind!r})"
