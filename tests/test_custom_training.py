@@ -479,3 +479,19 @@ def test_solvers_are_read_from_names_and_mappings(data, solver):
     config = kp.from_dict({"solver": data}, kp.TrainConfig)
     assert config.solver == solver
     assert kp.from_dict(kp.to_dict(config), kp.TrainConfig) == config
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1.7e9, 1e12])
+def test_shares_of_variance_far_from_zero(offset):
+    generator = torch.Generator().manual_seed(3)
+    y, error = torch.randn(2, 200, 2, generator=generator, dtype=torch.float64)
+    y, share = y * 60 + torch.tensor([offset, 0.0]), torch.rand(200, generator=generator, dtype=torch.float64)
+    f = y + 3 * error + 1
+    for weight in (None, share):
+        w = None if weight is None else weight.numpy()
+        for metric, theirs in (
+            (kp.R2(), reference.r2_score),
+            (kp.ExplainedVariance(), reference.explained_variance_score),
+        ):
+            wanted = theirs(y.numpy(), f.numpy(), sample_weight=w, multioutput="variance_weighted")
+            assert score_of(metric, f, y, weight) == pytest.approx(wanted, rel=1e-9), metric.name

@@ -23,8 +23,11 @@ def make_loss(name) -> kp.Loss:
 
 
 def metrics_of(kind, *parts):
-    """Return the metrics of rows in parts `(output, target, weight)`."""
-    sums = [[metric.sums(*part, kind) for part in parts] for metric in default_metrics(kind)]
+    """Return the metrics of rows in parts `(output, target, weight)`, at once where parts do not add up."""
+    whole = [tuple(None if piece[0] is None else torch.cat(piece) for piece in zip(*parts, strict=True))]
+    sums = [
+        [metric.sums(*part, kind) for part in (whole if metric.gathered else parts)] for metric in default_metrics(kind)
+    ]
     return {
         metric.name: metric.value(sum(each).tolist()) for metric, each in zip(default_metrics(kind), sums, strict=True)
     }

@@ -181,60 +181,60 @@ class MedianAbsoluteError(Metric, name="median_absolute_error"):
 
 @dataclass(frozen=True)
 class R2(Metric, name="r2"):
-    """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both sums over all targets (unlike `r2_score`).
+    """Coefficient of determination: 1 − Σ(y − f)²/Σ(y − ȳ)², both sums over all targets.
 
-    For constant targets: 1 for exact predictions, otherwise 0.
+    As `r2_score(…, multioutput="variance_weighted")` of scikit-learn. For constant targets: 1 for exact predictions, otherwise 0.
     """
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = False
+    gathered: ClassVar[bool] = True  # sums of y² lose the digits of a deviation far below the mean
     skips_missing: ClassVar[bool] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
         values = columns_of(target).double()
         known = ~values.isnan() if loss.skips_missing else torch.ones_like(values, dtype=torch.bool)
         values = values.masked_fill(~known, 0)
-        squares = (columns_of(loss.decide(output)).double() - values).square() * known
-        w = values.new_ones(len(values)) if weight is None else weight.double()
-        return w @ torch.cat([known.double(), squares, values, values.square()], 1)
+        squares = (columns_of(loss.decide(output)).double() - values).square()
+        w = known.double() if weight is None else known * weight.double().unsqueeze(1)
+        return torch.stack([(w * squares).sum(), _squared_deviations(values, w)])
 
     def value(self, sums: list[float]) -> float:
-        k = len(sums) // 4
-        columns = [
-            column for column in zip(*(sums[i : i + k] for i in range(0, 4 * k, k)), strict=True) if column[0] > 0
-        ]
-        squares = sum(column[1] for column in columns)
-        deviations = sum(max(second - first**2 / total, 0.0) for total, _, first, second in columns)
-        # Deviations of nothing but rounding count as zero.
-        constant = deviations <= 1e-14 * sum(column[3] for column in columns)
-        return float(squares == 0) if constant else 1 - squares / deviations
+        squares, deviations = sums
+        return 1 - squares / deviations if deviations else float(squares == 0)
 
 
 @dataclass(frozen=True)
 class ExplainedVariance(Metric, name="explained_variance"):
     """Explained variance: 1 − Var(y − f)/Var(y), variances summed over all targets: `r2` without a constant error.
 
-    For constant targets: 1 for errors without variance, otherwise 0.
+    As `explained_variance_score(…, multioutput="variance_weighted")` of scikit-learn. For constant targets: 1 for errors without
+    variance, otherwise 0.
     """
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = False
+    gathered: ClassVar[bool] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:
         values = columns_of(target).double()
-        moments = torch.cat([columns_of(loss.decide(output)).double() - values, values], 1)
-        w = values.new_ones(len(values)) if weight is None else weight.double()
-        return torch.cat([w.sum().unsqueeze(0), w @ moments, w @ moments.square()])
+        errors = columns_of(loss.decide(output)).double() - values
+        w = torch.ones_like(values) if weight is None else weight.double().unsqueeze(1).expand_as(values)
+        return torch.stack([_squared_deviations(errors, w, size=values), _squared_deviations(values, w)])
 
     def value(self, sums: list[float]) -> float:
-        total, *moments = sums
-        count = len(moments) // 4
-        means, squares = ([moment / total for moment in part] for part in (moments[: 2 * count], moments[2 * count :]))
-        variances = [max(square - mean**2, 0.0) for mean, square in zip(means, squares, strict=True)]
-        # A variance of nothing but rounding counts as zero.
-        small = [variance <= 1e-14 * square for variance, square in zip(variances, squares, strict=True)]
-        errors, spread = sum(variances[:count]), sum(variances[count:])
-        return float(all(small[:count])) if all(small[count:]) else 1 - errors / spread
+        errors, deviations = sums
+        return 1 - errors / deviations if deviations else float(errors == 0)
+
+
+def _squared_deviations(values: Tensor, weight: Tensor, size: Tensor | None = None) -> Tensor:
+    """Return Σ w (v − v̄)² over all columns; deviations of nothing but rounding, relative to `size`, count as zero."""
+    total = weight.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    mean = (weight * values).sum(0) / total
+    squares = (weight * (values - mean).square()).sum(0)
+    largest = (values if size is None else size).abs().amax(0)
+    rounding = total * (8 * torch.finfo(torch.float64).eps * largest).square()
+    return torch.where(squares > rounding, squares, 0).sum()
 
 
 @dataclass(frozen=True)
