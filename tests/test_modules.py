@@ -1290,6 +1290,17 @@ def changed(way: str, widths: tuple[int, ...] = (3, 4, 1)) -> tuple[kp.Model, kp
 WAYS = ["pruned", "normalized", "parametrized", "wrapped"]
 
 
+@pytest.mark.parametrize("way", ["pruned", "normalized", "parametrized"])
+def test_computed_tensors_have_plain_gradient_steps_and_no_penalty_of_the_grid(way) -> None:
+    model, _ = changed(way)
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(20, 3)
+    assert kp.fit(model, (x, x.sum(1)), epochs=2)[-1].solver == "adamw"
+    with pytest.raises(
+        kp.SpecError, match=r"TrainConfig\(smoothness and group_l1\): .* a hook or a parametrization; remove"
+    ):
+        kp.fit(model, (x, x.sum(1)), epochs=2, group_l1=0.1)
+
+
 @pytest.mark.parametrize("solver", ["adamw", "lbfgs", "levenberg_marquardt"])
 @pytest.mark.parametrize("way", WAYS)
 def test_changed_heads_are_trained(way, solver) -> None:

@@ -141,6 +141,8 @@ class Penalties:
             groups.setdefault(weight, []).append(parameter)
         self._penalized = [(self.strength * weight, group) for weight, group in groups.items()] if self.strength else []
         parts = [part for part in _parts(model) if part.trained()] if self._smoothness or self._group else []
+        for part in parts:
+            part.store.check_as_declared(f"TrainConfig(smoothness and group_l1): {part.name}")
         self._splines = _splines(parts, self._smoothness) if self._smoothness else []
         self._edges = _edges(parts, self._group) if self._group else []
         held = bool(self.quadratic) and (self.strength > 0 or self._l1 > 0)
