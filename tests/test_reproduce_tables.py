@@ -531,7 +531,7 @@ def test_the_search_of_each_method_is_counted_and_differences_are_told(tmp_path,
     experiment = replace(experiment, methods=methods)
     table = build(experiment, EXPECTED, made(experiment, SCORES))
     assert difference(table) == ""
-    assert "as many candidates, starts, epochs and seeds as kapsi in tiny" in overview([table])
+    assert "equal numbers of candidates, starts, epochs and seeds in tiny" in overview([table])
     budgets["mlp"] = Budget(1, 96, 900)
     assert difference(table) == "MLP <1>: fewer candidates and more starts"
     assert "- tiny: MLP \\<1\\>: fewer candidates and more starts" in overview([table])
@@ -571,5 +571,5 @@ def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None
     # Each printed column stands before the column of its method.
     headings = [cell.split("<br>")[0].strip() for cell in as_markdown(table).split("\n|")[1].split("|")]
     assert [headings.index(name) for name in ("RPN extended", "kapsi", "RPN nested", "recipe")] == [2, 3, 4, 5]
-    assert "Rows of fewer than three seeds are preliminary: tiny (kapsi, recipe)." in overview([table])
+    assert "Fewer than three seeds, hence preliminary: tiny (kapsi, recipe)." in overview([table])
     assert "preliminary" not in overview([full(tmp_path)])

@@ -34,8 +34,8 @@ class HeadSpec(Spec):
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
         init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
-            to outputs of unit deviation for standard normal inputs. They differ for B-splines in `Extended` and `Nested`:
-            `smooth` scales outputs to a deviation of 0.4, and adds a random linear function to every row of a `Dense` or
+            to outputs of unit RMS for standard normal inputs. They differ for B-splines in `Extended` and `Nested`:
+            `smooth` scales outputs to an RMS of 0.5, and adds a random linear function to every row of a `Dense` or
             `LowRank` ψ on products of B-splines, as in `Nested((BSpline(), Taylor(2)))`. The other rules fill all random
             tensors of ψ and π by their shapes alone, as `torch.nn.init`, one axis counting as a row, each channel by itself:
             `xavier_uniform`, `xavier_normal`, `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing

@@ -221,7 +221,7 @@ def _problem(head: Head, x: Tensor) -> str:
         size = float(x.abs().max())
         if head.store("expansion").names() or 1 / LARGE <= size <= LARGE or size == 0:
             return ""
-        return f"the largest input is {size:.3g} in size, far from 1, where {expansion.name} is accurate"
+        return f"the largest input is {size:.3g} in size, far from 1; {expansion.name} needs inputs of unit scale"
     low, high = (end.to(x) for end in ends)
     half, spread = (high - low) / 2, x.amax(0) - x.amin(0)
     far = ((x - (low + half)).abs().amax(0) > FAR * half) & (spread > 0)

@@ -142,8 +142,8 @@ class Expansion(Function, role="expansion"):
         """
         return None
 
-    def output_deviation(self) -> float:
-        """Return the deviation that the rule `smooth` of initial values scales the outputs of a head to."""
+    def initial_rms(self) -> float:
+        """Return the RMS that the rule `smooth` of initial values scales the outputs of a head to."""
         return 1.0
 
     def rough_products(self) -> bool:

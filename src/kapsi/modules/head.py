@@ -256,7 +256,7 @@ class Head(nn.Module):
             self.bias.zero_()
         psi, gain = self.spec.reconciliation, self._gain
         if self.spec.init == "smooth":
-            gain *= self.spec.expansion.output_deviation()
+            gain *= self.spec.expansion.initial_rms()
             if psi.linear_rows in self.psi.names():
                 add_linear(self.spec.expansion, self.psi[psi.linear_rows], self.in_features, generator)
         weights: list[Tensor] = list(self.psi.parameters())

@@ -83,10 +83,10 @@ class Search:
         return (self.method.label, *("" if ends is None else _range(ends) for ends in ranges))
 
     def less_than(self, other: Search) -> list[str]:
-        """Return the kinds of effort smaller than those of another search."""
+        """Return the kinds of effort smaller than those of another search, compared by the greatest of all rows."""
         names = ("candidates", "starts", "epochs", "seeds")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
-        return [name for name, mine, theirs in pairs if mine and theirs and mine < theirs]
+        return [name for name, mine, theirs in pairs if mine and theirs and mine[::-1] < theirs[::-1]]
 
 
 def _range(ends: tuple[int, int]) -> str:

@@ -76,7 +76,7 @@ def _few_seeds(tables: Sequence[ResultTable]) -> str:
         ]
         if labels:
             texts.append(f"{table.experiment.name} ({', '.join(labels)})")
-    return ", ".join(texts)
+    return "; ".join(texts)
 
 
 def _fairness(tables: Sequence[ResultTable]) -> list[str]:
@@ -85,13 +85,15 @@ def _fairness(tables: Sequence[ResultTable]) -> list[str]:
     others = [(table.experiment.name, text) for table in tables if (text := difference(table))]
     lines = []
     if same:
-        lines.append(f"The baselines get as many candidates, starts, epochs and seeds as kapsi in {', '.join(same)}.")
+        lines.append(
+            f"Baselines and kapsi have equal numbers of candidates, starts, epochs and seeds in {', '.join(same)}."
+        )
     if others:
         lines.append("The searches of the baselines differ from that of kapsi (each page has the numbers):")
         lines += ["", *(f"- {escape_markdown(name)}: {escape_markdown(text)}" for name, text in others)]
     few = _few_seeds(tables)
     if few:
-        lines += ["", f"Rows of fewer than three seeds are preliminary: {escape_markdown(few)}."]
+        lines += ["", f"Fewer than three seeds, hence preliminary: {escape_markdown(few)}."]
     return lines
 
 

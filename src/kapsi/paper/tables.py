@@ -159,8 +159,8 @@ class ResultTable:
         same_rows = [line for line in lines if line.row.name in self.experiment.compare.instead]
         if printed:
             names = [LABELS.get(column, column) for column in self.compared]
-            better = "the better of " if len(names) > 1 else ""
-            texts.append(self._verdict(f"the paper ({better}{', '.join(names)})", printed_factors(self)))
+            best = "the best of " if len(names) > 2 else "the better of " if len(names) > 1 else ""
+            texts.append(self._verdict(f"the paper ({best}{', '.join(names)})", printed_factors(self)))
         if same_rows:
             methods = ", ".join(dict.fromkeys(line.reference_name for line in same_rows))
             reason = f" ({self.experiment.compare.reason})" if self.experiment.compare.reason else ""
