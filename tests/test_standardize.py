@@ -157,3 +157,30 @@ def test_a_norm_of_a_single_feature_is_refused(norm: Any, place: str) -> None:
     with pytest.raises(kp.SpecError, match="constant for one feature"):
         kp.Model(spec, seed=0)
     kp.Model(kp.rpn([2, 1, 1], **{place: "batch_norm"}), seed=0)
+
+
+def test_missing_targets_are_left_out_of_the_moments() -> None:
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.cat((3 * x[:, :1], 1e6 * x[:, 1:]), 1)
+    y[::3, 0] = torch.nan
+    y[1::4, 1] = torch.nan
+    model = kp.Model(kp.rpn([2, 2], bias=True), seed=0, dtype=torch.float64)
+    kp.fit(model, (x, y), loss=kp.MSE(ignore_missing=True), standardize=True, epochs=20)
+    step = model.layers[-1].output[0]
+    torch.testing.assert_close(step.scale, torch.from_numpy(np.nanstd(y.numpy(), axis=0)))
+    assert float((model(x).detach() - y).nan_to_num().abs().max()) < 1.0
+
+
+def test_rows_without_moments_are_refused() -> None:
+    x = torch.ones(0, 3)
+    with pytest.raises(kp.DataError, match="at least one row"):
+        kp.standardized(kp.rpn([3, 3]), x, x)
+    with pytest.raises(kp.DataError, match="squares in the range"):
+        kp.standardized(kp.rpn([3, 3]), torch.rand(5, 3, dtype=torch.float64) * 1e200)
+
+
+def test_wrapped_heads_are_not_calibrated_in_silence() -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0)
+    model.layers[0].heads[0] = torch.nn.Sequential(model.layers[0].heads[0])
+    with pytest.raises(kp.SpecError, match=r"layers\.0\.heads\.0 is a Sequential, expected a kapsi Head"):
+        kp.calibrate(model, torch.rand(9, 2))

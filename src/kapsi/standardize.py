@@ -104,19 +104,23 @@ class Moments:
         self.mean, self.deviation = mean, deviation
 
     @classmethod
-    def of(cls, parts: Iterable[Tensor]) -> Moments:
-        """Return the moments of rows in parts `(rows, columns)`."""
-        count, mean, squares, eps = 0, torch.zeros(()), torch.zeros(()), 0.0
+    def of(cls, parts: Iterable[Tensor], *, skip_missing: bool = False) -> Moments:
+        """Return the moments of rows in parts `(rows, columns)`, of known values alone if missing ones (NaN) are skipped."""
+        count, mean, squares, eps = torch.zeros(()), torch.zeros(()), torch.zeros(()), 0.0
         for part in parts:
-            values = part.detach().to(torch.float64).reshape(len(part), -1)
-            if len(values):
-                center = values.mean(0)
-                share = len(values) / (count + len(values))
-                squares = squares + (values - center).square().sum(0) + (center - mean).square() * (count * share)
-                mean = mean + (center - mean) * share
-                count, eps = count + len(values), torch.finfo(part.dtype).eps
-        if not count or not bool(mean.isfinite().all() and squares.isfinite().all()):
-            raise DataError("standardized: expected at least one row, and finite values")
+            values = part.detach().to(torch.float64)
+            values = values.unsqueeze(1) if values.dim() == 1 else values.flatten(1)
+            known = ~values.isnan() if skip_missing else torch.ones_like(values, dtype=torch.bool)
+            values, rows = values.masked_fill(~known, 0), known.sum(0).double()
+            center = values.sum(0) / rows.clamp_min(1)
+            share = rows / (count + rows).clamp_min(1)
+            squares = squares + ((values - center).square() * known).sum(0) + (center - mean).square() * (count * share)
+            mean = mean + (center - mean) * share
+            count, eps = count + rows, torch.finfo(part.dtype).eps
+        if not bool((count > 0).all()):
+            raise DataError("standardized: expected at least one row, with a value in every column")
+        if not bool(mean.isfinite().all() and squares.isfinite().all()):
+            raise DataError("standardized: expected finite values, with squares in the range of float64")
         deviation = (squares / count).sqrt()
         # Rounding of a constant column is no spread.
         return cls(mean, torch.where(deviation > 4 * eps * mean.abs(), deviation, 1.0))

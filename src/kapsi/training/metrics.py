@@ -149,7 +149,7 @@ class MAE(TargetwiseMetric, name="mae", aliases=("mean_absolute_error",)):
 
 @dataclass(frozen=True)
 class MAPE(TargetwiseMetric, name="mape", aliases=("mean_absolute_percentage_error",)):
-    """Mean absolute relative error |y − f| / |y|, a fraction, averaged over targets; zeros count as 2.2e-16."""
+    """Mean absolute relative error abs(y − f) / abs(y), a fraction, averaged over targets; zeros count as 2.2e-16."""
 
     discrete: ClassVar[bool | None] = False
 

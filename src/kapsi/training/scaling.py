@@ -36,7 +36,9 @@ def standardize_model(model: nn.Module, rows: Rows, loss: Loss) -> None:
         return
     size = rows_at_a_time(model)
     real = not loss.classes and not loss.discrete and loss.outputs_per_target == 1
-    targets = Moments.of(batch.y for batch in rows.chunks(size)) if real else None
+    targets = None
+    if real:
+        targets = Moments.of((batch.y for batch in rows.chunks(size)), skip_missing=loss.skips_missing)
     standardize(model, Moments.of(batch.x for batch in rows.chunks(size)), targets)
     first = next(iter(rows.chunks(CALIBRATION_ROWS)))
     with torch.no_grad():
