@@ -102,9 +102,13 @@ def uniform_pieces_at(
     Not differentiable: values are computed in place.
     """
     rows, pieces = _pieces_by_row(x, low, rate, intervals, degree, outside, before)
-    inputs = x.shape[-1]
-    columns = torch.arange(inputs, device=x.device).add(rows, alpha=inputs)
-    return columns.flatten(-2), pieces.flatten(-2)
+    return _column_indices(rows), pieces.flatten(-2)
+
+
+def _column_indices(rows: Tensor) -> Tensor:
+    """Return the column indices `(..., k·m)` of functions given by their numbers on the grid, `(..., k, m)`."""
+    inputs = rows.shape[-1]
+    return torch.arange(inputs, device=rows.device).add(rows, alpha=inputs).flatten(-2)
 
 
 def _pieces_by_row(
@@ -160,9 +164,8 @@ def _uniform_slopes(
     t = position.clamp(0, intervals) - cell if differentiable else clamped.frac()
     if outside != "linear":
         rate = torch.where(_in_range(position.squeeze(-2), intervals), rate, torch.zeros_like(rate))
-    table, inputs = _table(x, degree), x.shape[-1]
-    indices = torch.arange(inputs, device=x.device).add(cell + table.rows, alpha=inputs)
-    return indices.flatten(-2), _polynomial(table.slopes, t), rate
+    table = _table(x, degree)
+    return _column_indices(cell + table.rows), _polynomial(table.slopes, t), rate
 
 
 def uniform_range(ends: Tensor, intervals: int) -> tuple[Tensor, Tensor]:
