@@ -18,6 +18,7 @@ import kapsi as kp
 from kapsi.data.problems import problem
 from kapsi.function import ROLES
 from kapsi.testing import WatchSizes, inputs
+from kapsi.zoo import kan
 
 BUSY = kp.HeadSpec(kp.BSpline(3), kp.Masked(), kp.LinearRemainder(bias=True), bias=True, channels=2)
 
@@ -1339,6 +1340,40 @@ def test_what_needs_the_declared_tensors_refuses_changed_heads_in_one_line(way, 
             call()
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.Sequential, Around, lambda layer: torch.nn.Linear(3, 4).double()])
+@pytest.mark.parametrize("solver", ["auto", "adamw", "lbfgs", "levenberg_marquardt"])
+def test_models_with_another_module_in_the_place_of_a_layer_are_trained(wrap, solver) -> None:
+    torch.manual_seed(0)
+    model = kp.Model(kp.rpn([3, 4, 1], kp.BSpline()), seed=0, dtype=torch.float64)
+    model.layers[0] = wrap(model.layers[0])
+    x = inputs(64, 3)
+    y = x[:, :1] * x[:, 1:2]
+    before = float((kp.predict(model, x) - y).square().mean())
+    kp.fit(model, (x, y), solver=solver, epochs=5)
+    assert float((kp.predict(model, x) - y).square().mean()) < 0.9 * before
+    torch.testing.assert_close(model(x, route="dense"), model(x))
+
+
+def test_another_module_in_the_place_of_a_layer_is_named_where_layers_are_needed() -> None:
+    model = kp.Model(kp.rpn([3, 4, 1], kp.BSpline()), seed=0, dtype=torch.float64)
+    model.layers[1] = Around(model.layers[1])
+    x = inputs(8, 3)
+    for call in (
+        lambda: kp.explain(model),
+        lambda: kp.calibrate(model, x),
+        lambda: kp.standardized(model, x, x[:, :1]),
+        lambda: kp.fit(model, (x, x[:, :1]), standardize=True),
+        lambda: kp.modules.scale_last_layer(model),
+        lambda: kan.update_grid(model, x),
+    ):
+        with pytest.raises(kp.SpecError, match=r"layers\.1 is a Around, expected a Layer; put the layer back first"):
+            call()
+    inner = model.layers[1].inner
+    model.reset_parameters(1)
+    expected = kp.Model(model.spec, seed=1, dtype=torch.float64)
+    assert all(torch.equal(a, b) for a, b in zip(inner.parameters(), expected.layers[1].parameters(), strict=True))
 
 
 def test_hooks_of_processing_after_kappa_are_called() -> None:

@@ -301,3 +301,63 @@ def test_wrong_arguments() -> None:
         kp.refine(model.layers[0].heads[1], 10)
     with pytest.raises(kp.SpecError, match="on the meta device"):
         kp.refine(kp.Model(spec(), device="meta"), 10)
+
+
+def refined_model() -> tuple[kp.Model, torch.Tensor]:
+    model = kp.Model(kp.rpn([2, 3, 1], kp.BSpline(intervals=5)), seed=0, dtype=torch.float64)
+    return model, torch.rand(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def test_hooks_are_kept() -> None:
+    model, x = refined_model()
+    seen: list[str] = []
+    model.layers[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] / 2,))
+    model.layers[1].heads[0].register_forward_hook(
+        lambda module, args, kwargs, output: seen.append("head"), with_kwargs=True
+    )
+    expected = model(x)
+    fine = kp.refine(model, 10)
+    torch.testing.assert_close(fine(x), expected, rtol=0, atol=1e-12)
+    assert seen == ["head", "head"]
+    fine.layers[0]._forward_hooks.clear()  # the hooks of the two models are separate
+    assert torch.equal(model(x), expected)
+
+
+def replaced(model: kp.Model) -> None:
+    model.layers[0].forward = lambda x: x
+
+
+def pruned(model: kp.Model) -> None:
+    torch.nn.utils.prune.l1_unstructured(model.layers[0].heads[0].psi, "matrix", amount=0.5)
+
+
+def wrapped_head(model: kp.Model) -> None:
+    model.layers[1].heads[0] = torch.nn.Sequential(model.layers[1].heads[0])
+
+
+def wrapped_layer(model: kp.Model) -> None:
+    model.layers[1] = torch.nn.Sequential(model.layers[1])
+
+
+def further_layer(model: kp.Model) -> None:
+    model.layers.append(kp.Layer(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replaced, r"layers\.0 has a forward method of its own"),
+        (pruned, r"layers\.0\.heads\.0\.psi: matrix is computed by a hook or a parametrization; remove it first"),
+        (wrapped_head, r"layers\.1\.heads\.0 is a Sequential, expected a Head; put the head back first"),
+        (wrapped_layer, r"layers\.1 is a Sequential, expected a Layer; put the layer back first"),
+        (further_layer, "the model has 3 layers, and its specification 2"),
+        (lambda model: model.register_buffer("extra", torch.ones(1)), "differs from its specification, see extra"),
+    ],
+)
+def test_changed_models_are_refused_in_one_line(change, message) -> None:
+    model, _ = refined_model()
+    change(model)
+    with pytest.raises(kp.SpecError, match=rf"^refine: .*{message}") as caught:
+        kp.refine(model, 10)
+    assert "\n" not in str(caught.value)

@@ -182,5 +182,5 @@ def test_rows_without_moments_are_refused() -> None:
 def test_wrapped_heads_are_not_calibrated_in_silence() -> None:
     model = kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0)
     model.layers[0].heads[0] = torch.nn.Sequential(model.layers[0].heads[0])
-    with pytest.raises(kp.SpecError, match=r"layers\.0\.heads\.0 is a Sequential, expected a kapsi Head"):
+    with pytest.raises(kp.SpecError, match=r"layers\.0\.heads\.0 is a Sequential, expected a Head; put the head back"):
         kp.calibrate(model, torch.rand(9, 2))

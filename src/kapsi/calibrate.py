@@ -42,17 +42,14 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     if y is not None:
         y = _targets(y, x)
     with _all_or_nothing(model):
-        layers: list[nn.Module] = list(model.layers) if isinstance(model, Model) else [model]
+        layers = model.check_layers("calibrate") if isinstance(model, Model) else [model]
         moves = False  # whether training changes the inputs of the layer
         for i, layer in enumerate(layers):
             if isinstance(layer, ExpansionModule):
                 layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
-            for j, head in enumerate(layer.heads) if isinstance(layer, Layer) else [(0, layer)]:
+            for head in layer.check_heads("calibrate: layer") if isinstance(layer, Layer) else [layer]:
                 if isinstance(head, Head):
                     _calibrate_head(head, x, y, hidden=moves)
-                elif isinstance(layer, Layer):
-                    problem = f"layers.{i}.heads.{j} is a {type(head).__name__}, expected a kapsi Head"
-                    raise SpecError(f"calibrate: {problem}; calibrate before the head is wrapped")
             moves = moves or any(parameter.requires_grad for parameter in layer.parameters())
             if i + 1 < len(layers):  # the outputs of the last layer are not needed
                 x = layer(x)

@@ -121,13 +121,13 @@ def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadR
     check_integer("explain: batch", batch, 0)
     check_route("explain", route)
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    layers = model.check_layers("explain")
     sized = Model(model.spec, device="meta", dtype=dtype).eval()
     reports: list[HeadReport] = []
     try:
-        for i, (real, layer) in enumerate(zip(model.layers, sized.layers, strict=True)):
-            cast(Layer, real).check_heads(f"explain: layers.{i}")
+        for i, (real, layer) in enumerate(zip(layers, sized.layers, strict=True)):
             # Groups of the real model: heads with hooks are not fused.
-            groups = cast(Layer, real).groups(route)
+            groups = real.groups(route)
             x = torch.empty(batch, cast(Layer, layer).in_features, device="meta", dtype=dtype)
             reports += _of_layer(f"layers.{i}", cast(Layer, layer), groups, x, route)
     except (RuntimeError, TypeError) as error:

@@ -23,6 +23,12 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def original(module: nn.Module) -> nn.Module:
+    """Return the module that a compiled one wraps, other modules unchanged."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def must_be_called(module: nn.Module) -> bool:
     """Return whether a call of a module does more than the `forward` of its class."""
     return has_hooks(module) or "forward" in module.__dict__ or has_global_hooks()

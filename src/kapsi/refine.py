@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.function import Params, coerce, flatten, options_of
-from kapsi.modules import Head, Layer, Model
+from kapsi.modules import Head, Layer, Model, Store
 from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.spec import HeadSpec
 
@@ -23,7 +24,7 @@ def refine(model: Model, intervals: int) -> Model:
     """Return a new model of the same function with a finer grid.
 
     Each interval of every spline is divided into equal parts (knot insertion), and ψ is carried over exactly. Heads without
-    a spline, types, devices, frozen parameters, and training or evaluation mode are copied.
+    a spline, types, devices, frozen parameters, hooks, and training or evaluation mode are copied.
 
     The function is the same on the range of every spline, and outside for every `extrapolation` except `extended` with
     uniform knots: knots outside of the range depend on the width of the intervals.
@@ -35,7 +36,8 @@ def refine(model: Model, intervals: int) -> Model:
     Raises:
         SpecError: a model without a spline; not a multiple; a head without an exact refinement: constant, masked or generated ψ,
             a Kronecker kind off κ's natural grid, a spline with values used by other parts of a `Nested`, processing after
-            κ, a spline in a remainder. The message names the head.
+            κ, a spline in a remainder; pruned or parametrized tensors, replaced methods, other modules in the place of a layer
+            or a head. The message names the head.
 
     Source: grid extension of Kolmogorov–Arnold networks (arXiv 2404.19756), here exact; knot insertion: de Boor, A Practical
         Guide to Splines (2001), chapter XI.
@@ -59,24 +61,45 @@ def refine(model: Model, intervals: int) -> Model:
         problem = "no head of the model has a spline, and other expansions have no grid"
     if problem:
         raise SpecError(f"refine: {problem}")
+    layers = model.check_layers("refine")
+    _check_formula(model)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     specs = {name: _carry_over(state, name, head, intervals) for name, head in model.heads()}
-    layers = tuple(
+    finer_layers = tuple(
         dataclasses.replace(layer.spec, heads=tuple(specs[f"layers.{i}.heads.{k}"] for k in range(len(layer.heads))))
-        for i, layer in enumerate(model.layers)
-        if isinstance(layer, Layer)
+        for i, layer in enumerate(layers)
     )
-    if len(model.spec.layers) == 1 and len(set(layers)) == 1:
-        layers = layers[:1]
-    finer = Model(dataclasses.replace(model.spec, layers=layers), seed=0, device="meta")
+    if len(model.spec.layers) == 1 and len(set(finer_layers)) == 1:
+        finer_layers = finer_layers[:1]
+    finer = Model(dataclasses.replace(model.spec, layers=finer_layers), seed=0, device="meta")
     _share(state, dict(finer.heads()))
+    if other := sorted(finer.state_dict().keys() ^ state.keys()):
+        raise SpecError(
+            f"refine: the model differs from its specification, see {', '.join(other[:3])}; remove added parts first"
+        )
     finer.load_state_dict(state, assign=True)
     parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
     for name, parameter in finer.named_parameters():
         parameter.requires_grad_(parameters[name].requires_grad)
     for name, module in finer.named_modules():
         module.training = modules[name].training if name in modules else model.training
+        if name in modules:
+            hooks = {key: value for key, value in modules[name].__dict__.items() if "hook" in key}
+            module.__dict__.update({key: copy.copy(value) for key, value in hooks.items()})
     return finer
+
+
+def _check_formula(model: Model) -> None:
+    """Raise a `SpecError` if part of a model computes more than its specification states, hooks of modules excepted."""
+    for name, module in model.named_modules():
+        where = f"refine: {name or 'the model'}"
+        kind = next((kind for kind in (Model, Layer, Head) if isinstance(module, kind)), None)
+        if kind is not None and ("forward" in module.__dict__ or type(module).forward is not kind.forward):
+            raise SpecError(
+                f"{where} has a forward method of its own, which the refined model would not have; refine without it"
+            )
+        if isinstance(module, Store):
+            module.check_as_declared(where)
 
 
 def _carry_over(state: dict[str, Tensor], name: str, head: Head, intervals: int) -> HeadSpec:

@@ -137,6 +137,7 @@ def standardize(model: Model, inputs: Moments, targets: Moments | None) -> None:
     for moments, size, name in sizes:
         if moments is not None and len(moments.mean) != size:
             raise DataError(f"standardized: the model has {size} {name} and the data {len(moments.mean)} columns")
+    model.check_layers("standardized")
     like = next(t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
     first = Layer(model.in_features, model.in_features, FIRST, device=like.device, dtype=like.dtype)
     _set(first.output[0], inputs.mean, 1 / inputs.deviation)
@@ -192,7 +193,7 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
     layers = list(model.layers)
     if is_standardized(model):
         x = cast(Layer, layers.pop(0))(x.to(next(model.buffers()).dtype)).to(torch.float64)
-    for head in cast(Layer, layers[0]).heads:
+    for head in getattr(layers[0], "heads", ()):  # of another module in the place of the layer, none
         if not isinstance(head, Head) or head.spec.before:
             continue
         problem = _problem(head, x)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from kapsi.contraction import Route
 from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
 from kapsi.function import short_form
+from kapsi.hooks import original
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, as_generator
@@ -77,7 +79,7 @@ class Model(nn.Module):
         """Draw all tensors, for instance after `to_empty` of a model on the meta device."""
         generator = as_generator(seed)
         for layer in self.layers:
-            layer.reset_parameters(generator)  # type: ignore[operator]
+            _reset(layer, generator)
 
     def forward(self, x: Tensor, features: Mapping[int, Features] | None = None, *, route: Route = None) -> Tensor:
         """Return y of shape `(..., n)`.
@@ -88,7 +90,10 @@ class Model(nn.Module):
             route: the route of all heads, see `Head.forward`; `model(x, route="dense")` computes without structure.
         """
         for layer in self.layers:
-            x = layer(x) if features is None and route is None else layer(x, features, route=route)
+            if (features is None and route is None) or not isinstance(layer, Layer):
+                x = layer(x)
+            else:
+                x = layer(x, features, route=route)
             features = None
         return x
 
@@ -97,6 +102,25 @@ class Model(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Head):
                 yield name, module
+
+    def check_layers(self, where: str) -> list[Layer]:
+        """Return the layers, of compiled ones the originals.
+
+        Raises:
+            SpecError: another module is in the place of a layer or a head.
+        """
+        layers = []
+        for i, layer in enumerate(map(original, self.layers)):
+            if not isinstance(layer, Layer):
+                raise SpecError(
+                    f"{where}: layers.{i} is a {type(layer).__name__}, expected a Layer; put the layer back first"
+                )
+            layer.check_heads(f"{where}: layers.{i}")
+            layers.append(layer)
+        expected = len(self.spec.resolved())
+        if len(layers) != expected:
+            raise SpecError(f"{where}: the model has {len(layers)} layers, and its specification {expected}")
+        return layers
 
     def freeze(self, *patterns: str, frozen: bool = True) -> list[str]:
         """Freeze parameters, or with `frozen=False` unfreeze them; saved with the model.
@@ -215,10 +239,22 @@ class ExpansionModule(nn.Module):
         return f"{self.in_features} → {self.out_features}, {self.expansion}"
 
 
+def _reset(module: nn.Module, generator: Generator | None) -> None:
+    """Draw the tensors of a module in the place of a layer: of all modules in it with a method for that."""
+    reset = getattr(module, "reset_parameters", None)
+    if isinstance(module, Model | Layer | Head | ExpansionModule):
+        module.reset_parameters(generator)
+    elif callable(reset):
+        reset()
+    else:
+        for child in module.children():
+            _reset(child, generator)
+
+
 @torch.no_grad()
 def scale_last_layer(model: Model, factor: float = 0.01) -> Model:
     """Scale the last layer of a model, in place: with a small factor the first outputs are near zero."""
-    for head in model.layers[-1].heads:  # type: ignore[union-attr]
+    for head in cast(list[Head], list(model.check_layers("scale_last_layer")[-1].heads)):
         weights = list(head.psi.parameters())
         if weights:
             head.spec.reconciliation.scale(weights, factor)

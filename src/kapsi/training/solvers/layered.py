@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from kapsi.fusion import Sum
+from kapsi.hooks import original
 from kapsi.modules import Head, Layer, Model
 from kapsi.remainder import LinearRemainder, ZeroRemainder
 from kapsi.weights import DenseWeights, LowRankWeights
@@ -67,9 +68,9 @@ class LayeredJacobian:
         if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
             return False
         covered = 0
-        for layer in cast("list[Layer]", list(model.layers)):
-            head = layer.heads[0]
-            if not isinstance(head, Head) or not head.fusible():
+        for layer in map(original, model.layers):
+            head = layer.heads[0] if isinstance(layer, Layer) else None
+            if not isinstance(layer, Layer) or not isinstance(head, Head) or not head.fusible():
                 return False
             spec, pi = head.spec, head.spec.remainder
             if len(layer.heads) > 1 or not isinstance(layer.spec.fusion, Sum) or spec.channels > 1:

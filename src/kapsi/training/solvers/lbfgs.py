@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kapsi.features import Features
 from kapsi.function import option
+from kapsi.hooks import original
 from kapsi.modules import Head, Layer, Model
 from kapsi.training.data import Batch
 from kapsi.training.distributed import Group
@@ -165,6 +166,8 @@ def fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
     """Return κ(x) of the first layer for all rows; None if trained or too large."""
     if not isinstance(model, Model) or x.layout != torch.strided:
         return None
-    first = cast(Layer, model.layers[0])
+    first = original(model.layers[0])
+    if not isinstance(first, Layer):
+        return None
     columns = sum(math.prod(head.factors) for head in first.heads if isinstance(head, Head))
     return first.fixed_features(x) if x.shape[0] * columns <= MAX_KEPT else None

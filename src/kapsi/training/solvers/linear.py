@@ -14,6 +14,7 @@ from torch.func import functional_call
 from kapsi.errors import DataError, SpecError
 from kapsi.features import formed
 from kapsi.fusion import Mean, Sum
+from kapsi.hooks import original
 from kapsi.modules import Head, Layer, Model, Store
 from kapsi.process import BatchNorm, Process
 from kapsi.reconciliation import Masked, Reconciliation, ZeroReconciliation
@@ -111,6 +112,8 @@ def structure(model: nn.Module) -> Structure:
         return result
     if not isinstance(model, Model):
         raise NotLinear(f"the model is a {type(model).__name__}, not a kapsi.Model or nn.Linear")
+    if not all(isinstance(original(layer), Layer) for layer in model.layers):
+        raise NotLinear("another module is in the place of a layer")
     *before, last = cast(list[Layer], list(model.layers))
     for i, layer in enumerate(before):
         if _trained(layer):

@@ -105,8 +105,8 @@ def checked_rows(model: Any, x: Any, where: str, least: int = 1) -> Tensor:
 
 
 def layers_of(model: Model) -> list[Layer]:
-    """Return the layers of a model."""
-    return cast(list[Layer], list(model.layers))
+    """Return the layers of a model, checked with the heads."""
+    return model.check_layers("kan")
 
 
 def heads_of(layer: Layer) -> list[Head]:
