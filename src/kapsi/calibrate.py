@@ -42,7 +42,7 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     if y is not None:
         y = _targets(y, x)
     with _all_or_nothing(model):
-        layers = model.check_layers("calibrate") if isinstance(model, Model) else [model]
+        layers: list[nn.Module] = [*model.check_layers("calibrate")] if isinstance(model, Model) else [model]
         moves = False  # whether training changes the inputs of the layer
         for i, layer in enumerate(layers):
             if isinstance(layer, ExpansionModule):
