@@ -16,7 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from measure import Report, Table, Target, number, options, progress
@@ -72,7 +72,11 @@ def rows(function: FunctionProblem, seed: int) -> Rows:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def by_rule(init: Any) -> Callable[[Case, list[int], Rows, int], kp.Model]:
+Builder: TypeAlias = Callable[[Case, list[int], Rows, int], kp.Model]
+"""What builds a model from a case, widths, rows of one seed, and the seed."""
+
+
+def by_rule(init: Any) -> Builder:
     """Return what builds a model with initial values by a rule."""
 
     def build(case: Case, widths: list[int], data: Rows, seed: int) -> kp.Model:
@@ -82,12 +86,12 @@ def by_rule(init: Any) -> Callable[[Case, list[int], Rows, int], kp.Model]:
     return build
 
 
-BUILDERS: Mapping[str, Callable[[Case, list[int], Rows, int], kp.Model]] = {
+BUILDERS: Mapping[str, Builder] = {
     "smooth": by_rule("smooth"),
     "xavier_uniform": by_rule("xavier_uniform"),
     "measured": by_rule("measured"),
 }
-"""What builds a model from a case, widths, rows of one seed, and the seed; each name is a column."""
+"""Builders by the name of their column."""
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -137,8 +141,8 @@ def best_error_of_fit(model: kp.Model, data: Rows, epochs: int) -> float:
 class Figures:
     """Errors by case, column, function and seed; kept in a file of JSON lines, if one is given."""
 
-    def __init__(self, file: Path | None, epochs: int, seeds: int) -> None:
-        self.file, self.epochs, self.seeds = file, epochs, seeds
+    def __init__(self, file: Path | None, epochs: int, seeds: int, builders: Mapping[str, Builder] = BUILDERS) -> None:
+        self.file, self.epochs, self.seeds, self.builders = file, epochs, seeds, builders
         self.known: dict[str, dict[str, list[float]]] = {}
         if file is not None and file.exists():
             for line in file.read_text(encoding="utf-8").splitlines():
@@ -147,15 +151,26 @@ class Figures:
     def of(self, case: Case, column: str, group: str, chosen: Sequence[FunctionProblem]) -> dict[str, list[float]]:
         """Return the errors of all seeds by function, from the file or by training."""
         key = f"{case}, {column}, {group}, {self.epochs} epochs, {self.seeds} seeds, {len(chosen)} functions"
-        if key not in self.known:
-            progress(f"initial_values: {key}")
-            runs = [(function, seed) for function in chosen for seed in range(self.seeds)]
+        runs = [(function, seed) for function in chosen for seed in range(self.seeds)]
+
+        def errors() -> list[float]:
             data = [rows(*run) for run in runs]
             models = [
-                BUILDERS[column](case, WIDTHS[group], part, seed) for (_, seed), part in zip(runs, data, strict=True)
+                self.builders[column](case, WIDTHS[group], part, seed)
+                for (_, seed), part in zip(runs, data, strict=True)
             ]
+            return best_errors(models, data, self.epochs)
+
+        return self.kept(key, runs, errors)
+
+    def kept(
+        self, key: str, runs: Sequence[tuple[FunctionProblem, int]], errors: Callable[[], Sequence[float]]
+    ) -> dict[str, list[float]]:
+        """Return the errors of runs by function, from the file if it has them."""
+        if key not in self.known:
+            progress(key)
             found: dict[str, list[float]] = {}
-            for (function, _), error in zip(runs, best_errors(models, data, self.epochs), strict=True):
+            for (function, _), error in zip(runs, errors(), strict=True):
                 found.setdefault(function.name, []).append(error)
             self.known[key] = found
             if self.file is not None:

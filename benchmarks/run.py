@@ -35,6 +35,7 @@ NAMES = (
     "engine",
     "elementary",
     "initial_values",
+    "calibration",
     "interruptions",
     "out_of_core",
 )

@@ -31,6 +31,7 @@ SCRIPTS = (
     "engine",
     "elementary",
     "initial_values",
+    "calibration",
     "interruptions",
     "out_of_core",
 )

@@ -38,6 +38,7 @@ ORDER = [
     "calibrate",
     "standardize",
     "refine",
+    "grids",
     "model_file",
     "explain",
     "listing",

@@ -607,7 +607,7 @@ def test_grids_that_cannot_move_are_refused_and_nothing_changes() -> None:
     x = points(50, 2)
     refused = {
         "no head of the model has a spline": kp.rpn([2, 1], kp.Chebyshev(3)),
-        "the spline is a part of extended": kp.rpn([2, 1], kp.Extended((kp.BSpline(), kp.Identity()))),
+        "Nested: the function cannot be kept": kp.rpn([2, 1], kp.Nested((kp.BSpline(), kp.Chebyshev(2)))),
         "the spline is a part of b_spline": kp.rpn([2, 1], remainder=kp.ExpansionRemainder(kp.BSpline())),
         "LayerNorm after κ": kp.rpn([2, 1], kp.BSpline(), after="layer_norm"),
         "HyperNet: cannot be carried over": kp.rpn([2, 1], kp.BSpline(), kp.HyperNet()),

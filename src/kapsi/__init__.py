@@ -44,6 +44,7 @@ from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.data import ParquetRows
 from kapsi.training.engine import fit, train
+from kapsi.training.grid_updates import GridUpdates
 from kapsi.training.launch import open_group
 from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
 from kapsi.training.losses import MSE, Bernoulli, CrossEntropy, Gaussian, Hinge, Huber, Loss, SquaredHinge
@@ -103,6 +104,7 @@ __all__ = [
     "Function",
     "Fusion",
     "Gaussian",
+    "GridUpdates",
     "Head",
     "HeadSpec",
     "Hinge",

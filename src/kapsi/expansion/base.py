@@ -31,6 +31,9 @@ seeds: with a margin of 1 the errors of C.1, C.4 and C.7 have medians of 0.7, 0.
 Interval: TypeAlias = tuple[int, float, float]
 """A group of consecutive columns and their domain: (columns, low, high)."""
 
+RowMap: TypeAlias = Callable[[Tensor], Tensor]
+"""A linear map of rows `(..., a)` to `(..., b)`."""
+
 
 @dataclass(frozen=True)
 class Refinement:
@@ -46,8 +49,8 @@ class Refinement:
 
     expansion: Expansion
     tensors: Tensors
-    columns: Callable[[Tensor], Tensor]
-    grid: Callable[[Tensor], Tensor] | None = None
+    columns: RowMap
+    grid: RowMap | None = None
 
 
 class Expansion(Function, role="expansion"):
@@ -139,6 +142,31 @@ class Expansion(Function, role="expansion"):
 
         Raises:
             SpecError: the functions of the current grid are not representable on the new grid.
+        """
+        return None
+
+    def moved(self, x: Tensor, tensors: Tensors, margin: float = 1.0) -> Refinement | None:
+        """Return the same functions on a grid of equal size moved to data, or None without a grid.
+
+        The old functions are least-squares combinations of the new ones. The new grid is that of `calibrate`; the tensors of
+        the result are those that change.
+
+        Args:
+            x: inputs of the expansion, `(rows, m)`.
+            tensors: current values.
+            margin: width of the new range relative to the data.
+
+        Raises:
+            SpecError: a grid with functions that cannot be expressed on another grid.
+        """
+        return None
+
+    def substituted(self, columns: RowMap, in_features: int) -> RowMap | None:
+        """Return the map of rows r ↦ r T with κ(M u) = T κ(u); None if κ has no such T.
+
+        Args:
+            columns: rows r ↦ r M, `(..., m)` to `(..., m)`.
+            in_features: number of inputs m.
         """
         return None
 
@@ -248,15 +276,21 @@ def clamp_to_domain(expansion: Expansion, x: Tensor) -> Tensor:
     return x.clamp(*common_domain(expansion, x.shape[-1]))
 
 
+def stretched(x: Tensor, factor: Tensor | float) -> Tensor:
+    """Return inputs `(rows, m)` stretched about the center of their range."""
+    center = x.amin(0) / 2 + x.amax(0) / 2
+    return center + (x - center) * factor
+
+
 def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
     """Return inputs `(rows, m)` stretched about their center by the margin, and at least to the width of the domain."""
-    low, high = x.amin(0), x.amax(0)
-    center, half = low / 2 + high / 2, high / 2 - low / 2
+    half = x.amax(0) / 2 - x.amin(0) / 2
     domain_low, domain_high = common_domain(expansion, x.shape[-1])
     least = (domain_high - domain_low) / 2 if math.isfinite(domain_high - domain_low) else 0.0
     # Constant inputs have no width to stretch.
-    factor = torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, 1e6), expansion.hidden_margin)
-    return center + (x - center) * factor
+    return stretched(
+        x, torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, 1e6), expansion.hidden_margin)
+    )
 
 
 def common_domain(expansion: Expansion, in_features: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, Interval, Refinement, common_domain
+from kapsi.expansion.base import Expansion, Interval, Refinement, RowMap, common_domain
 from kapsi.expansion.simple import Identity
 from kapsi.features import (
     ConcatenatedFeatures,
@@ -111,13 +111,19 @@ class Processed(Expansion, name="processed"):
         return self.expansion.has_grid()
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
-        finer = self.expansion.refined(tensors["expansion"], in_features, intervals)
-        if finer is None:
+        return self._around(self.expansion.refined(tensors["expansion"], in_features, intervals))
+
+    def moved(self, x: Tensor, tensors: Tensors, margin: float = 1.0) -> Refinement | None:
+        return self._around(self.expansion.moved(self._prepared(x, tensors), tensors["expansion"], margin))
+
+    def _around(self, inner: Refinement | None) -> Refinement | None:
+        """Return a refinement of κ₁ as one of the whole."""
+        if inner is None:
             return None
         if self.after:
             steps = ", ".join(type(step).__name__ for step in self.after)
-            raise SpecError(f"Processed: {steps} after κ acts on its columns, and a finer grid has other columns")
-        return replace(finer, expansion=replace(self, expansion=finer.expansion), tensors={"expansion": finer.tensors})
+            raise SpecError(f"Processed: {steps} after κ acts on its columns, and another grid has other columns")
+        return replace(inner, expansion=replace(self, expansion=inner.expansion), tensors={"expansion": inner.tensors})
 
     def _prepared(self, x: Tensor, params: Tensors) -> Tensor:
         result: Tensor = params["before"](x) if self.before else x
@@ -218,23 +224,30 @@ class Extended(ComposedExpansion, name="extended"):
 
     def refined(self, tensors: Tensors, in_features: int, intervals: int) -> Refinement | None:
         """Return all parts with a grid refined, the others unchanged."""
-        finer_parts = [
-            part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.processed_parts)
-        ]
-        if not any(finer_parts):
+        inner = [part.refined(tensors[str(i)], in_features, intervals) for i, part in enumerate(self.processed_parts)]
+        unchanged = {str(i): tensors[str(i)] for i, new in enumerate(inner) if new is None}
+        return self._joined(inner, unchanged, in_features)
+
+    def moved(self, x: Tensor, tensors: Tensors, margin: float = 1.0) -> Refinement | None:
+        """Return the grids of all parts moved to the data."""
+        inner = [part.moved(x, tensors[str(i)], margin) for i, part in enumerate(self.processed_parts)]
+        return self._joined(inner, {}, x.shape[-1])
+
+    def _joined(
+        self, inner: list[Refinement | None], unchanged: Mapping[str, Any], in_features: int
+    ) -> Refinement | None:
+        """Return refinements of some parts as one of the whole, with the tensors of some unchanged parts."""
+        if not any(inner):
             return None
         sizes = [part.out_features(in_features) for part in self.processed_parts]
 
         def columns(rows: Tensor) -> Tensor:
-            pieces = zip(rows.split(sizes, -1), finer_parts, strict=True)
-            return torch.cat([piece if finer is None else finer.columns(piece) for piece, finer in pieces], -1)
+            pieces = zip(rows.split(sizes, -1), inner, strict=True)
+            return torch.cat([piece if new is None else new.columns(piece) for piece, new in pieces], -1)
 
-        parts = tuple(
-            part if finer is None else finer.expansion
-            for part, finer in zip(self.processed_parts, finer_parts, strict=True)
-        )
-        values = {str(i): tensors[str(i)] if finer is None else finer.tensors for i, finer in enumerate(finer_parts)}
-        return Refinement(replace(self, parts=parts), values, columns)
+        parts = tuple(part if new is None else new.expansion for part, new in zip(self.parts, inner, strict=True))
+        values = {str(i): new.tensors for i, new in enumerate(inner) if new is not None}
+        return Refinement(replace(self, parts=parts), {**unchanged, **values}, columns)
 
     def linear_coefficients(self, weights: Tensor) -> Tensor | None:
         """Return the coefficients of equal shares of all parts that have linear functions, 0 for the others."""
@@ -354,6 +367,27 @@ class Nested(ComposedExpansion, name="nested"):
             return None
         values = {str(i): tensors[str(i)] for i in range(last)} | {str(last): finer.tensors}
         return replace(finer, expansion=replace(self, parts=(*self.parts[:last], finer.expansion)), tensors=values)
+
+    def moved(self, x: Tensor, tensors: Tensors, margin: float = 1.0) -> Refinement | None:
+        """Return the grid of a part moved to its inputs; the parts after it must turn linear maps of inputs into linear maps."""
+        widths, values = self._widths(x.shape[-1]), {}
+        columns: RowMap | None = None
+        grid: RowMap | None = None
+        for i, part in enumerate(self.processed_parts):
+            if columns is not None:
+                grid, columns = None, part.substituted(columns, widths[i])
+                if columns is None:
+                    raise SpecError(
+                        f"Nested: the function cannot be kept with another grid of part {i - 1}, as {type(part).__name__}, "
+                        "not a polynomial in its outputs, comes after it"
+                    )
+            else:
+                new = part.moved(x, tensors[str(i)], margin)
+                if new is not None:
+                    values[str(i)], columns, grid = new.tensors, new.columns, new.grid
+                elif i + 1 < len(widths):
+                    x = formed(part(x, tensors[str(i)]), "Nested")
+        return None if columns is None else Refinement(self, values, columns, grid)
 
     def rough_products(self) -> bool:
         grid_inside = not self.element_wise() and any(part.has_grid() for part in self.parts[:-1])

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import ElementWise, Expansion
+from kapsi.expansion.base import ElementWise, Expansion, RowMap
 from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
@@ -36,6 +36,9 @@ class Identity(ElementWise, name="identity"):
 
     def linear_coefficients(self, weights: Tensor) -> Tensor:
         return weights
+
+    def substituted(self, columns: RowMap, in_features: int) -> RowMap:
+        return columns
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         return features_of(x)

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import DataError, SpecError
-from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval, Refinement
+from kapsi.expansion.base import HIDDEN_MARGIN, ElementWise, Interval, Refinement, stretched
 from kapsi.expansion.numerics import data_range, working_precision
 from kapsi.expansion.spline_knots import express_in, insertion, pieces_on_knots, subdivide, with_outer_knots
+from kapsi.expansion.spline_move import on_new_grid
 from kapsi.expansion.spline_product import SplineProduct
 from kapsi.expansion.spline_uniform import UniformBasis, pieces_on_uniform_knots, uniform_range, uniform_rate
 from kapsi.features import DenseFeatures, Features, RecomputedFeatures
@@ -389,6 +390,9 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         alike = bool((first == first[:, :1]).all()) and float((weights - weights[..., :1]).abs().max()) <= rounding
         grid = functools.partial(express_in, first=first[:, :1], weights=weights[..., :1], inputs=1) if alike else None
         return Refinement(finer, values, columns, grid)
+
+    def moved(self, x: Tensor, tensors: Tensors, margin: float = 1.0) -> Refinement:
+        return on_new_grid(self, x, tensors, self.calibrate(x if margin == 1 else stretched(x, margin), tensors))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion
+from kapsi.expansion.base import Expansion, RowMap
 from kapsi.features import (
     DenseFeatures,
     Features,
@@ -83,6 +83,23 @@ class Taylor(Expansion, name="taylor"):
     def linear_coefficients(self, weights: Tensor) -> Tensor:
         """Return w for the inputs themselves, which come first, and 0 for all products."""
         return F.pad(weights, (0, self.out_features(weights.shape[-1]) - weights.shape[-1]))
+
+    def substituted(self, columns: RowMap, in_features: int) -> RowMap | None:
+        """Return the map of each degree, M ⊗ … ⊗ M; None for the symmetric form."""
+        if self.symmetric and self.degree > 1:
+            return None
+        m = in_features
+
+        def mapped(rows: Tensor) -> Tensor:
+            pieces = []
+            for k, piece in enumerate(rows.split([m ** (k + 1) for k in range(self.degree)], -1), 1):
+                power = piece.unflatten(-1, (m,) * k)
+                for axis in range(-k, 0):
+                    power = columns(power.movedim(axis, -1)).movedim(-1, axis)
+                pieces.append(power.flatten(-k))
+            return torch.cat(pieces, -1)
+
+        return mapped
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         inputs = features_of(x)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from kapsi.errors import SpecError, did_you_mean, refuse
 from kapsi.function import Function, Spec, catalogue, option, options_of
 from kapsi.migrate import LOSS_OPTIONS, SOLVER_OPTIONS, TABLE_OPTIONS, TRAINING_OPTIONS
+from kapsi.training.grid_updates import GridUpdates
 from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric
 from kapsi.training.solvers.base import Solver
@@ -36,6 +37,8 @@ class TrainConfig(Spec):
         group_l1: factor of the sum of the norms of edges; an edge is all weights between one input and one output of a head.
         standardize: whether `kapsi.fit` adds fixed affine layers at both ends first, as `kapsi.standardized`: to the inputs, and to
             the outputs of a regression. The model keeps them, and its units are those of the data.
+        grid_updates: when grids of splines move to their inputs during `kapsi.fit`, with the function kept, as
+            `{"every": 10, "until": 50}`; see `kapsi.GridUpdates`. None: never.
         seed: seed of initial values, splits and the order of rows.
     """
 
@@ -52,6 +55,7 @@ class TrainConfig(Spec):
     smoothness: float = option(0.0, minimum=0.0, maximum=1e30)
     group_l1: float = option(0.0, minimum=0.0, maximum=1e30)
     standardize: bool = False
+    grid_updates: GridUpdates | None = None
     seed: int = option(0, minimum=0, maximum=2**32 - 1)
 
     def check(self) -> None:

@@ -25,6 +25,7 @@ from kapsi.training.config import TrainConfig, configured, is_builtin
 from kapsi.training.data import Rows, make_rows
 from kapsi.training.diagnosis import diagnose
 from kapsi.training.distributed import Group
+from kapsi.training.grid_updates import grid_mover
 from kapsi.training.losses import CallableLoss, Loss
 from kapsi.training.metrics import CallableMetric, Metric, default_metrics
 from kapsi.training.penalties import Penalties
@@ -263,6 +264,7 @@ class _TrainingRun:
         self.monitored = _check_metrics(self.metrics, config.monitor, self.loss, self.outputs)
         self._dry_run()
         self.solver = self._start()
+        self.mover = grid_mover(model, self.rows, self.chosen, self.group)
         if isinstance(model, Model) and not self.solver.at_once:
             check_scale(model, self.rows, self.chosen, "fit" if keeps_best else "train")
         self.progress = Progress()
@@ -373,6 +375,8 @@ class _TrainingRun:
         progress, config, number = self.progress, self.chosen.config, self.progress.number + 1
         try:
             with threads_for(self._elements()), self.group.guard():
+                if self.mover is not None:
+                    self.mover.begin_epoch(progress, self.solver)
                 self._steps(number, started)
         except NotFinite as error:
             self._raise(error)
@@ -402,7 +406,7 @@ class _TrainingRun:
             report.learning_rate,
             self.chosen.solver.name,
             self.chosen.reason,
-            report.details or {},
+            (report.details or {}) | progress.details,
             progress.stop_reason,
         )
 

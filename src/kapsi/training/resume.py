@@ -48,6 +48,7 @@ class Progress:
         stale_epochs: number of epochs since the best epoch.
         seconds: training time so far, without interruptions.
         stop_reason: why training ended, None before.
+        details: values for the record of the current epoch.
     """
 
     number: int = 0
@@ -58,6 +59,7 @@ class Progress:
     stale_epochs: int = 0
     seconds: float = 0.0
     stop_reason: str | None = None
+    details: dict[str, float] = field(default_factory=dict)
 
 
 class Recorder:
@@ -143,6 +145,7 @@ class Recorder:
             "seconds": progress.seconds,
             "over": reason,
             "keeps_best": self.keeps_best,
+            "details": progress.details,
             "context": self.checkpoints.context,
             "solver": plain,
         }
@@ -207,7 +210,8 @@ class Recorder:
         number, step, taken, lowest, since, seconds, over = (data[key] for key in keys)
         records = [Epoch(**record) for record in data["records"]]
         limits = {name: data["identity"]["limits"][name] for name in FREE}
-        return Progress(number, step, taken, records, lowest, since, seconds, over), limits
+        details = data.get("details", {})  # absent in earlier versions
+        return Progress(number, step, taken, records, lowest, since, seconds, over, details), limits
 
     @staticmethod
     def parts(saved: Saved) -> dict[str, dict[str, Tensor]]:

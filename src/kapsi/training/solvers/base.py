@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kapsi.errors import SpecError
 from kapsi.function import Function
+from kapsi.grids import GridUpdate
 from kapsi.training.data import Batch, Rows
 from kapsi.training.distributed import Group
 from kapsi.training.losses import Loss
@@ -96,6 +98,11 @@ class Solver(Function, role="solver"):
     scale_invariant: ClassVar[bool] = False
     """Steps do not depend on the unit of the loss."""
 
+    @property
+    def follows_grids(self) -> bool:
+        """Whether `SolverRun.follow_grids` continues on moved grids of splines."""
+        return False
+
     @abstractmethod
     def start(self, task: Task) -> SolverRun:
         """Return the running solver of a task.
@@ -150,6 +157,10 @@ class SolverRun(ABC):
     @abstractmethod
     def restore(self, state: State) -> None:
         """Continue from a state; the weights of the model have been restored before."""
+
+    def follow_grids(self, update: GridUpdate) -> None:
+        """Continue with the next epoch after grids and parameters of the model have changed; see `Solver.follows_grids`."""
+        raise SpecError(f"{type(self).__name__}: follow_grids must be defined, since Solver.follows_grids is true")
 
     def length(self) -> int | None:
         """Return the number of steps of an epoch, None if unknown."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kapsi.features import Features
 from kapsi.function import option
+from kapsi.grids import GridUpdate
 from kapsi.hooks import original
 from kapsi.modules import Head, Layer, Model
 from kapsi.training.data import Batch
@@ -34,6 +35,8 @@ class LBFGS(Solver, name="lbfgs"):
 
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
     compile: bool = False
+
+    follows_grids = True
 
     def start(self, task: Task) -> SolverRun:
         return LBFGSRun(task, self)
@@ -146,6 +149,11 @@ class LBFGSRun(SolverRun):
             self.ended = "the loss no longer falls"
         self.last = first
         yield
+
+    def follow_grids(self, update: GridUpdate) -> None:
+        """Drop the history, of other parameters, and the stored κ(x)."""
+        self.optimizer.state.clear()
+        self.stored, self.last = None, math.inf
 
     def report(self) -> Report:
         return Report(self.loss, ended=self.ended)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from kapsi.errors import DataError, SpecError
 from kapsi.function import option
+from kapsi.grids import GridUpdate
 from kapsi.modules import Head, Layer, Model
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
 from kapsi.training.solvers.jacobian import Objective, Point, parameter_vector
@@ -126,6 +127,11 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
 
     restarts: int = option(1, minimum=1, maximum=4096)
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
+
+    @property
+    def follows_grids(self) -> bool:
+        """Whether there is a single start: all starts have the grids of the model."""
+        return self.restarts == 1
 
     def start(self, task: Task) -> SolverRun:
         return LevenbergMarquardtRun(task, self)
@@ -434,6 +440,12 @@ class LevenbergMarquardtRun(SolverRun):
             parameter.copy_(part.view(parameter.shape))
 
     # -------------------------------------------------------------------------------- the protocol
+
+    def follow_grids(self, update: GridUpdate) -> None:
+        """Continue from the model, with the scale of the new parameters; the damping stays."""
+        starts, self._objective, self._point = self.starts, None, None
+        starts.theta[0] = parameter_vector(self.task.model)
+        starts.scale.zero_()
 
     def report(self) -> Report:
         best, starts = self._best, self.starts

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kapsi.errors import SpecError, attempt
 from kapsi.function import option
+from kapsi.grids import GridUpdate
 from kapsi.training.data import Batch
 from kapsi.training.distributed import Group
 from kapsi.training.prediction import outputs_of
@@ -54,6 +55,7 @@ class MiniBatch(Solver):
     precision: Literal["full", "bfloat16", "float16"] = "full"
     compile: bool = False
 
+    follows_grids = True
     mini_batch: ClassVar[bool] = True
     distributed: ClassVar[bool] = True
 
@@ -251,6 +253,19 @@ class MiniBatchRun(SolverRun):
 
     def step_loss(self) -> float | None:
         return self.value
+
+    def follow_grids(self, update: GridUpdate) -> None:
+        """Express the averaged weights in the new bases, and drop the moments of the moved parameters."""
+        for parameter in update.parameters:
+            self.optimizer.state.pop(parameter, None)
+        if self.average is None:
+            return
+        current = [p.detach().clone() for p in self.parameters]
+        self._put(self.average)
+        update.express()
+        for average, parameter in zip(self.average, self.parameters, strict=True):
+            average.copy_(parameter.detach())
+        self._put(current)
 
     def report(self) -> Report:
         group = self.task.group
