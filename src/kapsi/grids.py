@@ -68,8 +68,7 @@ def update_grids(model: Model, x: Tensor, where: str, margin: float = 1.0) -> Gr
     try:
         y, hidden = model(x), x
         moves = False  # whether training changes the inputs of the layer
-        for number, module in enumerate(model.layers):
-            layer = cast(Layer, module)
+        for number, layer in enumerate(model.check_layers(where)):
             update.bases += _update_layer(layer, hidden, f"{where}: layers.{number}", margin if moves else 1.0)
             hidden = layer(hidden)
             moves = moves or any(parameter.requires_grad for parameter in layer.parameters())
@@ -91,8 +90,8 @@ def check_grids(model: Model, x: Tensor, where: str) -> None:
 
 def _check(model: Model, where: str) -> None:
     found = False
-    for number, layer in enumerate(model.layers):
-        for k, head in enumerate(cast(Layer, layer).check_heads(f"{where}: layers.{number}")):
+    for number, layer in enumerate(model.check_layers(where)):
+        for k, head in enumerate(cast(list[Head], list(layer.heads))):
             remainder, after = head.spec.remainder, head.spec.after
             problem = ""
             if isinstance(remainder, ExpansionRemainder) and remainder.expansion.has_grid():
