@@ -8,11 +8,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import kapsi as kp
+from kapsi.arrays import frame_values
 from kapsi.training.data import make_rows
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -405,3 +407,52 @@ def test_several_inputs_are_refused(data, said) -> None:
     if isinstance(data, tuple) and not isinstance(data[0], torch.Tensor):
         with pytest.raises(kp.DataError, match=said):
             kp.predict(model_of(), data[0])
+
+
+# ------------------------------------------------------------------------------------------------ values that do not fit
+
+
+def test_values_beyond_the_type_of_the_model_are_named() -> None:
+    model = kp.Model(kp.rpn([2, 1]), seed=0)
+    x = np.ones((5, 2))
+    x[3, 1] = 1e39
+    message = r"column 1 of row 3 \(counted from 0\) is 1e\+39, beyond the range of torch\.float32; .* float64"
+    for table in (x, pd.DataFrame(x), scipy.sparse.csr_matrix(x), torch.from_numpy(x)):
+        with pytest.raises(kp.DataError, match=message):
+            kp.predict(model, table, batch_size=2)
+    assert torch.equal(kp.predict(model.double(), x)[:3], kp.predict(model, np.ones((3, 2))))
+
+
+def test_outputs_beyond_the_type_of_the_model_get_a_warning() -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.Taylor(2)), seed=0)
+    x = torch.ones(5, 2)
+    x[4] = 1e30
+    with pytest.warns(kp.ScaleWarning, match=r"the outputs of row 4 .* are not finite, the inputs are; scale"):
+        kp.predict(model, x, batch_size=2)
+
+
+def test_unknown_inputs_give_unknown_values_but_no_class() -> None:
+    x = torch.ones(5, 2)
+    x[2, 0] = torch.nan
+    output = kp.predict(kp.Model(kp.rpn([2, 1]), seed=0), x)
+    assert output.isnan().flatten().tolist() == [False, False, True, False, False]
+    model = kp.Model(kp.rpn([2, 3]), seed=0)
+    for loss in ("cross_entropy", "hinge", "bernoulli"):
+        with pytest.raises(kp.DataError, match=rf"row 2 .* are not numbers, so {loss} has no class; look for NaN"):
+            kp.predict(model, x, loss, batch_size=2)
+    assert kp.predict_proba(model, x)[2].isnan().all()
+
+
+@pytest.mark.parametrize("fill", [0.0, np.nan])
+def test_sparse_columns_of_pandas_are_taken_as_numbers(fill: float) -> None:
+    x = np.array([[0.0, 1.0], [2.0, fill], [0.0, 3.0]])
+    frame = pd.DataFrame(x, columns=["a", "b"]).astype(pd.SparseDtype(float, fill))
+    np.testing.assert_array_equal(frame_values(frame, "inputs", "fit"), x)
+    np.testing.assert_array_equal(frame_values(frame["b"], "inputs", "fit"), x[:, 1])
+    wide = pd.DataFrame.sparse.from_spmatrix(scipy.sparse.csr_matrix((2**15, 2**3)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kapsi.arrays.MAX_DENSE", 2**17)
+        with pytest.raises(
+            kp.DataError, match=r"sparse frame of 262,144 values; give a SciPy matrix, frame\.sparse\.to_coo"
+        ):
+            kp.predict(kp.Model(kp.rpn([8, 1])), wide)

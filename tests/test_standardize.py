@@ -62,7 +62,7 @@ def test_the_moments_are_saved_and_not_trained(tmp_path: Path) -> None:
     x, y = rows(1e6)
     model = kp.standardized(SPEC, x, y, seed=0, dtype=torch.float64)
     before = {name: tensor.clone() for name, tensor in model.named_buffers() if "output" in name}
-    assert len(before) == 4
+    assert len(before) == 6
     kp.fit(model, (x, y), solver=kp.AdamW(batch_size=50), epochs=2)
     assert all(torch.equal(model.get_buffer(name), tensor) for name, tensor in before.items())
     kp.save(model, tmp_path / "model.safetensors")
@@ -184,3 +184,176 @@ def test_wrapped_heads_are_not_calibrated_in_silence() -> None:
     model.layers[0].heads[0] = torch.nn.Sequential(model.layers[0].heads[0])
     with pytest.raises(kp.SpecError, match=r"layers\.0\.heads\.0 is a Sequential, expected a Head; put the head back"):
         kp.calibrate(model, torch.rand(9, 2))
+
+
+# ------------------------------------------------------------------------------------------------ units of distributions
+
+
+def noisy(scale: float, offset: float) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = rows()
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return x, scale * (torch.cat((y, -y), 1) + 0.1 * noise) + offset
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-3, 5.0), (1e9, -1e10)])
+def test_means_and_variances_have_the_units_of_the_targets(scale: float, offset: float) -> None:
+    x, y = noisy(scale, offset)
+    mean, deviation = y.mean(0), y.std(0, correction=0)
+    options: dict[str, Any] = {"loss": "gaussian", "solver": "levenberg_marquardt", "epochs": 6}
+    spec = kp.rpn([3, 4], kp.Taylor(2), remainder="linear", bias=True)
+    model = kp.Model(spec, seed=0, dtype=torch.float64)
+    records = kp.fit(model, (x, y), standardize=True, **options)
+    by_hand = kp.Model(spec, seed=0, dtype=torch.float64)
+    spread = x.std(0, correction=0)
+    spread[2] = 1.0
+    z = (x - x.mean(0)) / spread
+    expected = kp.fit(by_hand, (z, (y - mean) / deviation), **options)
+    output, plain = kp.predict(model, x), kp.predict(by_hand, z)
+    torch.testing.assert_close((output[:, :2] - mean) / deviation, plain[:, :2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(output[:, 2:], plain[:, 2:] + 2 * deviation.log(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(kp.predict(model, x, "gaussian"), output[:, :2])
+    # The density of y is that of the standardized targets divided by σ.
+    assert records[-1].loss == pytest.approx(expected[-1].loss + float(deviation.log().sum()), abs=1e-6)
+
+
+def test_variances_beyond_those_of_the_loss_are_refused() -> None:
+    x, y = noisy(1e-9, 0.0)
+    with pytest.raises(kp.DataError, match="log-variances from -30 to 80, the targets standard deviations from"):
+        kp.fit(kp.Model(kp.rpn([3, 4])), (x, y), loss="gaussian", standardize=True)
+
+
+def test_losses_with_several_outputs_need_units() -> None:
+    with pytest.raises(kp.SpecError, match="has 2 outputs for each target and no method output_units"):
+        kp.Loss.output_units(kp.Gaussian(), torch.zeros(1), torch.ones(1))
+    x, y = rows()
+    with pytest.raises(kp.DataError, match=r"2 outputs and the data 1 columns; with several outputs .* kapsi\.fit"):
+        kp.standardized(kp.rpn([3, 2]), x, y)
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+
+OFFSET = 1.7e9  # seconds from 1970 to 2023
+
+
+@pytest.mark.parametrize("solver", ["levenberg_marquardt", "lbfgs", "adamw"])
+@pytest.mark.parametrize("kind", ["float64", "int64", "memory map"])
+def test_offsets_beyond_float32_are_shifted_in_float64(solver: str, kind: str, tmp_path: Path) -> None:
+    u, _ = rows()
+    seconds = (100 * u[:, :2]).round()  # steps of one second; float32 has steps of 128
+    x: Any = seconds + OFFSET if kind != "int64" else (seconds + OFFSET).long()
+    y = (seconds[:, :1] / 50 - 1) * (seconds[:, 1:] / 50 - 1)
+    if kind == "memory map":
+        mapped = np.memmap(tmp_path / "x", mode="w+", dtype=np.float64, shape=tuple(x.shape))
+        mapped[:] = x.numpy()
+        x = mapped
+    model = kp.Model(kp.rpn([2, 1], kp.Taylor(2), bias=True), seed=0)
+    assert next(model.parameters()).dtype == torch.float32
+    kp.fit(model, (x, y), solver=solver, epochs=300 if solver == "adamw" else 20, standardize=True)
+    output = kp.predict(model, x)
+    assert output.dtype == torch.float32
+    assert float((output - y).square().mean().sqrt()) < (0.05 if solver == "adamw" else 1e-3)
+    if isinstance(x, torch.Tensor):
+        torch.testing.assert_close(model(x.double()), output)
+        standardized = kp.standardized(kp.rpn([2, 1], kp.BSpline()), x, y, seed=0)
+        ends = standardized.layers[1].heads[0].kappa["range"]
+        z = (seconds - seconds.mean(0)) / seconds.std(0, correction=0)
+        torch.testing.assert_close(ends.double(), torch.stack((z.amin(0), z.amax(0))), rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_model_keeps_the_whole_offset(tmp_path: Path) -> None:
+    x, y = rows()
+    model = kp.standardized(kp.rpn([3, 1], kp.Taylor(2)), x + OFFSET, y, seed=0)
+    kp.save(model, tmp_path / "model.safetensors")
+    loaded = kp.load(tmp_path / "model.safetensors")
+    assert torch.equal(kp.predict(loaded, x + OFFSET), kp.predict(model, x + OFFSET))
+    same = kp.standardized(kp.rpn([3, 1], kp.Taylor(2)), x, y, seed=0)
+    torch.testing.assert_close(kp.predict(loaded, x + OFFSET), kp.predict(same, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [1e8, -OFFSET])
+def test_rounded_inputs_get_a_warning(offset: float) -> None:
+    x, y = rows()
+    with pytest.warns(kp.ScaleWarning) as caught:
+        kp.fit(kp.Model(kp.rpn([3, 1])), (x + offset, y), solver="ridge")
+    assert "column 0 of the inputs lies between" in str(caught[0].message)
+    assert "standardize=True, which shifts in float64" in str(caught[0].message)
+    with pytest.warns(kp.ScaleWarning, match="column 0 of the targets .* float64"):
+        kp.fit(kp.Model(kp.rpn([3, 1])), (x, y + offset), solver="ridge")
+
+
+def test_inputs_that_the_type_represents_get_no_warning() -> None:
+    x, y = rows()
+    years = (1990 + 30 * x).round()
+    for data, dtype in (
+        ((x + OFFSET, y), torch.float64),
+        ((years, y), torch.float32),
+        ((years.long(), y), torch.float32),
+    ):
+        kp.fit(kp.Model(kp.rpn([3, 1]), dtype=dtype), data, solver="ridge")
+    kp.fit(kp.Model(kp.rpn([3, 1])), (x + OFFSET, y), solver="levenberg_marquardt", epochs=2, standardize=True)
+
+
+def test_moments_beyond_the_type_of_the_model_are_refused() -> None:
+    x, y = rows()
+    with pytest.raises(kp.DataError, match=r"of column 0 of the inputs exceed the range of torch\.float32"):
+        kp.standardized(kp.rpn([3, 1]), x * 1e45, y)
+
+
+# ------------------------------------------------------------------------------------------------ kinds of data
+
+
+def test_frames_are_taken_as_in_fit() -> None:
+    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    x, y = rows()
+    frame, column = pandas.DataFrame(x.numpy(), columns=["a", "b", "c"]), pandas.Series(y[:, 0].numpy())
+    expected = kp.standardized(SPEC, x, y, seed=0)
+    sparse = frame.astype(pandas.SparseDtype(float, 0.0))
+    kinds = {
+        "pandas": (frame, column),
+        "nullable": (frame.convert_dtypes(), column.convert_dtypes()),
+        "sparse": (sparse, column.astype(pandas.SparseDtype(float, 0.0))),
+        "mixed": (frame.assign(a=sparse["a"]), column.to_frame()),
+        "arrow": (arrow.table(frame), arrow.array(column)),
+        "lists": (x.tolist(), y.tolist()),
+        "arrays": (np.asfortranarray(x.numpy()), y.numpy().astype(">f8")),
+    }
+    for name, (inputs, targets) in kinds.items():
+        model = kp.standardized(SPEC, inputs, targets, seed=0)
+        states = zip(model.state_dict().items(), expected.state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for (_, a), b in states), name
+    labels = pandas.Series((x[:, 0] > 0.5).numpy())
+    assert kp.standardized(kp.rpn([3, 2]), frame, labels, seed=0).spec.layers[-1].output == ()
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.array([["a", "b"]]), "expected numbers as inputs"),
+        (np.ones((2, 3), dtype=complex), "expected numbers as inputs"),
+        (torch.ones(2, 3, dtype=torch.complex64), "expected x as real numbers"),
+        (torch.empty(2, 3, device="meta"), "meta device"),
+        ([[1.0, 2.0], [3.0]], "expected x as numbers, got list"),
+        (torch.ones(2, 3).to_sparse_csr(), "expected x as dense numbers"),
+        (np.array([[np.datetime64("2020-01-01")]]), "expected numbers as inputs"),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_refused_in_one_line(x: Any, message: str) -> None:
+    with pytest.raises(kp.DataError, match=message):
+        kp.standardized(kp.rpn([3, 1]), x)
+
+
+def test_densities_are_calibrated_by_class_if_their_number_allows() -> None:
+    x, _ = rows()
+    x = x[:, :2]
+    labels = torch.arange(len(x)) % 3
+    x = x + labels[:, None]
+    moments = (x - x.mean(0)) / x.std(0, correction=0)
+    for count, grouped in ((2, False), (3, True)):
+        spec = kp.rpn([2, 3], kp.expansion.NaiveNormal(count))
+        model = kp.standardized(spec, x, labels, seed=0, dtype=torch.float64)
+        expected = kp.calibrate(kp.Model(spec, seed=0, dtype=torch.float64), moments, labels if grouped else None)
+        given = model.layers[1].heads[0].kappa["mean"]
+        torch.testing.assert_close(given, expected.layers[0].heads[0].kappa["mean"])
+        fitted = kp.Model(spec, seed=0, dtype=torch.float64)
+        assert kp.fit(fitted, (x, labels), epochs=5, standardize=True)[-1].loss < np.log(3)

@@ -16,6 +16,7 @@ ROOT = Path(kapsi.__file__).parent
 # From the ground up: a module imports from those before it and from its own folder.
 ORDER = [
     "errors",
+    "arrays",
     "text",
     "migrate",
     "version",

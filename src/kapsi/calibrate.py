@@ -93,7 +93,7 @@ def _inputs(model: nn.Module, x: Tensor) -> Tensor:
     if any(tensor.is_meta for tensor in tensors):
         raise SpecError("calibrate: the model is on the meta device and has no values")
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), x)
-    x = x.to(like.device, like.dtype)
+    x = x.to(like.device, model.input_dtype(x.dtype) if isinstance(model, Model) else like.dtype)
     if x.dim() == 0 or x.numel() == 0:
         raise DataError(f"calibrate: expected inputs of shape (rows, m) with at least one row, got {tuple(x.shape)}")
     sparse = x.layout != torch.strided

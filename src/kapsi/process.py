@@ -262,27 +262,30 @@ class InstanceNorm(Process, name="instance_norm"):
 
 class _Affine(nn.Module):
     shift: Tensor
+    low: Tensor
     scale: Tensor
 
     def __init__(self, features: int, **factory: Any) -> None:
         super().__init__()
-        self.register_buffer("shift", torch.empty(features, **factory))
-        self.register_buffer("scale", torch.empty(features, **factory))
+        for name in ("shift", "low", "scale"):
+            self.register_buffer(name, torch.empty(features, **factory))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         self.shift.zero_()
+        self.low.zero_()
         self.scale.fill_(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.shift) * self.scale
+        return ((x - self.shift - self.low) * self.scale).to(self.scale.dtype)
 
 
 @dataclass(frozen=True)
 class Affine(Process, name="affine"):
-    """(x − shift) · scale of each feature, with fixed numbers.
+    """(x − shift − low) · scale of each feature, with fixed numbers.
 
-    Both are buffers, saved with the model, initially 0 and 1; `kapsi.standardized` sets them from data.
+    Buffers, saved with the model, initially 0, 0 and 1; `kapsi.standardized` sets them from data. `low` is the rounding error of
+    the shift. Inputs of a wider type are shifted in their type, and the result is cast to that of the buffers.
     """
 
     def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:

@@ -13,8 +13,8 @@ from kapsi.expansion import Expansion, Identity
 from kapsi.files import atomic, plain
 from kapsi.function import Function, Spec, coerce, option, options_of
 from kapsi.fusion import Fusion, Sum
-from kapsi.process import Process
-from kapsi.reconciliation import Dense, Reconciliation
+from kapsi.process import Affine, Process
+from kapsi.reconciliation import Dense, Eye, Reconciliation
 from kapsi.remainder import Remainder, ZeroRemainder
 
 Init: TypeAlias = Literal["smooth", "measured", "xavier_uniform", "xavier_normal", "kaiming_uniform", "fan_out"]
@@ -81,6 +81,10 @@ class LayerSpec(Spec):
     def check(self) -> None:
         if not self.heads:
             raise SpecError("LayerSpec(heads=()): at least one head is needed")
+
+
+STANDARDIZING = LayerSpec((HeadSpec(Identity(), Eye()),), output=(Affine(),))
+"""The first layer of `kapsi.standardized`: (x − mean) / deviation."""
 
 
 def _widths(widths: Sequence[int | None]) -> str:

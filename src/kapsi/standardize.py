@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.arrays import as_tensor, frame_values, is_frame, wider_dtype
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, ScaleWarning, SpecError, refuse
-from kapsi.expansion.simple import Identity
 from kapsi.modules import Head, Layer, Model
 from kapsi.modules.store import Seed
 from kapsi.process import Affine, pipeline
-from kapsi.reconciliation.dense import Eye
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
-
-FIRST = LayerSpec((HeadSpec(Identity(), Eye()),), output=(Affine(),))
-"""The layer in front: (x − mean) / deviation."""
+from kapsi.spec import STANDARDIZING, ModelSpec
 
 FAR = 10.0
 """Distance from the center of the range of κ, in half widths, from which inputs count as far outside."""
@@ -31,6 +29,9 @@ NARROW = 1e-3
 
 LARGE = 1e4
 """Size of inputs from which, or below the inverse of which, an expansion without a range gets a warning."""
+
+ROUNDED = 1e-3
+"""Distance of neighboring numbers, relative to the spread of a column, from which a cast counts as a loss."""
 
 SMALL_TARGETS = 1e-5
 """Standard deviation of targets below which gradient steps fail: gradients are near the ε of AdamW, 10⁻⁸."""
@@ -48,11 +49,14 @@ def standardized(
 
     f(x) = μ_y + σ_y g((x − μ_x) / σ_x), g the given model, calibrated on the standardized inputs. μ and σ are means and standard
     deviations of the columns, buffers of a process `affine`: saved with the model, not trained. A constant column has σ = 1.
+    Inputs in float64 and integers are shifted in float64, also by a float32 model: times in seconds since 1970 keep their
+    differences. `kapsi.fit` and `kapsi.predict` pass such inputs on; a call `model(x)` takes x in its type.
 
     Args:
         model: a model, not changed, or a specification; null widths are taken from the data.
-        x: inputs in the units of the data, `(rows, m)`.
-        y: real targets, `(rows,)` or `(rows, n)`; class labels (integers) or None leave the outputs as they are.
+        x: inputs in the units of the data, `(rows, m)`: a tensor, an array, or a data frame.
+        y: real targets, `(rows,)` or `(rows, n)`; class labels (integers) or None leave the outputs as they are. Densities are
+            calibrated by class if their `count` is a multiple of the number of classes.
         seed: a seed or a generator for the initial values of a specification.
         dtype: type of a model from a specification.
 
@@ -80,17 +84,24 @@ def standardized(
         model = copy.deepcopy(model)
     else:
         refuse("standardized", "a kapsi Model or ModelSpec", model)
-    if is_standardized(model):
+    if model.standardized:
         raise SpecError("standardized: the model is standardized already; give the model without its first layer")
-    if targets is not None and not targets.is_floating_point():
-        targets = None
-    standardize(model, Moments.of([inputs]), None if targets is None else Moments.of([targets]))
-    return calibrate(model, inputs, y if y is None else torch.as_tensor(y))
+    units = None
+    if targets is not None and targets.is_floating_point():
+        moments = Moments.of([targets])
+        units = moments.mean, moments.deviation
+    standardize(model, Moments.of([inputs]), units)
+    return calibrate_by_class(model, inputs, targets if targets is None or targets.shape[1] > 1 else targets[:, 0])
 
 
-def is_standardized(model: Model) -> bool:
-    """Return whether the first layer of a model is that of `standardized`."""
-    return len(model.spec.layers) > 1 and model.spec.layers[0] == FIRST
+def calibrate_by_class(model: Model, x: Tensor, y: Tensor | None) -> Model:
+    """Calibrate a model, by class if possible: a `count` of densities need not be a multiple of the number of classes."""
+    try:
+        return calibrate(model, x, y)
+    except SpecError:
+        if y is None:
+            raise
+    return calibrate(model, x)
 
 
 class Moments:
@@ -127,48 +138,81 @@ class Moments:
 
 
 @torch.no_grad()
-def standardize(model: Model, inputs: Moments, targets: Moments | None) -> None:
+def standardize(model: Model, inputs: Moments, units: tuple[Tensor, Tensor] | None) -> None:
     """Add the affine layers to a model, in place.
 
+    Args:
+        model: the model.
+        inputs: moments of the inputs.
+        units: offset and factor of each output, `(n,)` in float64: outputs are offset + factor · g. None: unchanged.
+
     Raises:
-        DataError: numbers of columns other than those of the model.
+        SpecError: another module is in the place of a layer.
+        DataError: numbers of columns other than those of the model, or moments beyond the range of its type.
     """
-    sizes = ((inputs, model.in_features, "inputs"), (targets, model.out_features, "outputs"))
-    for moments, size, name in sizes:
-        if moments is not None and len(moments.mean) != size:
-            raise DataError(f"standardized: the model has {size} {name} and the data {len(moments.mean)} columns")
+    sizes = (
+        (inputs.mean, model.in_features, "inputs"),
+        (None if units is None else units[0], model.out_features, "outputs"),
+    )
+    for values, size, name in sizes:
+        if values is not None and len(values) != size:
+            hint = "; with several outputs for each target use kapsi.fit(…, loss=…, standardize=True)"
+            raise DataError(
+                f"standardized: the model has {size} {name} and the data {len(values)} columns{hint * (name == 'outputs')}"
+            )
     model.check_layers("standardized")
     like = next(t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point())
-    first = Layer(model.in_features, model.in_features, FIRST, device=like.device, dtype=like.dtype)
-    _set(first.output[0], inputs.mean, 1 / inputs.deviation)
+    first = Layer(model.in_features, model.in_features, STANDARDIZING, device=like.device, dtype=like.dtype)
+    _set(first.output[0], inputs.mean, 1 / inputs.deviation, "inputs")
     specs = [layer for _, _, layer in model.spec.resolved()]
-    if targets is not None:
+    if units is not None:
         last = cast(Layer, model.layers[-1])
         last.output.extend(pipeline((Affine(),), model.out_features, like.device, like.dtype))
-        _set(last.output[-1], -targets.mean / targets.deviation, targets.deviation)
+        _set(last.output[-1], -units[0] / units[1], units[1], "targets")
         last.spec = specs[-1] = replace(last.spec, output=(*last.spec.output, Affine()))
     model.layers.insert(0, first)
     first.train(model.training)
     model.layers.train(model.training)
-    model.spec = ModelSpec((model.spec.widths[0], *model.spec.widths), (FIRST, *specs))
+    model.spec = ModelSpec((model.spec.widths[0], *model.spec.widths), (STANDARDIZING, *specs))
 
 
-def _set(module: torch.nn.Module, shift: Tensor, scale: Tensor) -> None:
-    """Set the buffers of an affine step, within the range of their type."""
-    for name, value in (("shift", shift), ("scale", scale)):
-        buffer = module.get_buffer(name)
-        largest = torch.finfo(buffer.dtype).max
-        buffer.copy_(value.clamp(-largest, largest))
+def _set(module: torch.nn.Module, shift: Tensor, scale: Tensor, kind: str) -> None:
+    """Set the buffers of an affine step; raise a `DataError` for values beyond the range of their type."""
+    dtype = module.get_buffer("shift").dtype
+    limits = torch.finfo(dtype)
+    bad = (shift.abs() > limits.max) | (scale.abs() > limits.max) | (scale.abs() < limits.tiny)
+    if bool(bad.any()):
+        column = int(bad.nonzero()[0])
+        raise DataError(
+            f"standardized: mean or standard deviation of column {column} of the {kind} exceed the range of {dtype}; use a "
+            "model in float64, or another unit"
+        )
+    low = shift - shift.to(dtype).to(shift.dtype)
+    for name, value in (("shift", shift), ("low", low), ("scale", scale)):
+        module.get_buffer(name).copy_(value)
 
 
 def _columns(name: str, values: Any) -> Tensor:
     """Return data as a tensor `(rows, columns)`, of a floating-point type except for labels."""
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"standardized: expected {name} as numbers, got {type(values).__name__}") from None
-    if name == "x":
-        tensor = tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+    where, kind = "standardized", "inputs" if name == "x" else "targets"
+    if is_frame(values) and not isinstance(values, Tensor | np.ndarray):
+        values = frame_values(values, kind, where)
+    if hasattr(values, "tocsr"):
+        raise DataError("standardized: sparse inputs are not shifted; use x.toarray(), or scale the inputs")
+    if isinstance(values, list | tuple | np.generic):
+        with contextlib.suppress(ValueError):  # of rows of different lengths
+            values = np.asarray(values)
+    if isinstance(values, Tensor):
+        tensor = values.detach()
+    elif isinstance(values, np.ndarray):
+        tensor = as_tensor(values, kind, where)
+    else:
+        raise DataError(f"standardized: expected {name} as numbers, got {type(values).__name__}")
+    if name == "x" and not tensor.is_floating_point() and not tensor.is_complex():
+        tensor = tensor.to(wider_dtype(tensor.dtype, torch.get_default_dtype()))
+    if tensor.is_complex() or tensor.is_meta:
+        given = "a tensor on the meta device" if tensor.is_meta else tensor.dtype
+        raise DataError(f"standardized: expected {name} as real numbers, got {given}")
     if tensor.layout != torch.strided or tensor.dim() not in ((1, 2) if name == "y" else (2,)):
         raise DataError(f"standardized: expected {name} as dense numbers `(rows, columns)`, got {tuple(tensor.shape)}")
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
@@ -189,10 +233,11 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
     parts = [part for part in parts if part.layout == torch.strided and len(part)]
     if not parts:
         return
-    x = torch.cat(parts).to(torch.float64)
+    x = torch.cat(parts)
     layers = list(model.layers)
-    if is_standardized(model):
-        x = cast(Layer, layers.pop(0))(x.to(next(model.buffers()).dtype)).to(torch.float64)
+    if model.standardized:
+        x = layers.pop(0)(x)
+    x = x.to(torch.float64)
     for head in getattr(layers[0], "heads", ()):  # of another module in the place of the layer, none
         if not isinstance(head, Head) or head.spec.before:
             continue
@@ -204,6 +249,32 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
                 stacklevel=5,
             )
             return
+
+
+def warn_of_rounding(values: Tensor, dtype: torch.dtype, kind: str, remedy: str, where: str) -> None:
+    """Warn of a column with differences that a cast to a narrower type rounds, such as times in seconds since 1970.
+
+    Args:
+        values: some rows in the type of the data, `(rows, …)`.
+        dtype: the type of the cast.
+        kind: `inputs` or `targets`.
+        remedy: how to avoid the loss.
+        where: prefix of the message.
+    """
+    if values.layout != torch.strided or not len(values) or wider_dtype(values.dtype, dtype) == dtype:
+        return
+    columns = values.detach().to(torch.float64).reshape(len(values), -1)
+    low, high = columns.nan_to_num().aminmax(dim=0)
+    spacing = torch.finfo(dtype).eps * torch.maximum(low.abs(), high.abs())
+    bad = (high > low) & (spacing > max(ROUNDED, 8 * torch.finfo(dtype).eps) * (high - low))
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        warnings.warn(
+            f"{where}: column {i} of the {kind} lies between {float(low[i]):.12g} and {float(high[i]):.12g}, and {dtype} rounds to "
+            f"steps of {float(spacing[i]):.2g} there; {remedy}",
+            ScaleWarning,
+            stacklevel=5,
+        )
 
 
 def warn_of_targets(y: Tensor, where: str) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Generator, Tensor, nn
 
+from kapsi.arrays import wider_dtype
 from kapsi.contraction import Route
 from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
@@ -19,7 +20,7 @@ from kapsi.hooks import original
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, as_generator
-from kapsi.spec import HeadSpec, ModelSpec
+from kapsi.spec import STANDARDIZING, HeadSpec, ModelSpec
 from kapsi.text import text_table
 
 __all__ = ["ExpansionModule", "Model", "scale_last_layer", "trained_count"]
@@ -74,6 +75,20 @@ class Model(nn.Module):
     def out_features(self) -> int:
         """Return the number of outputs."""
         return int(self.spec.widths[-1] or 0)
+
+    @property
+    def standardized(self) -> bool:
+        """Whether the first layer is the fixed affine map of `kapsi.standardized`."""
+        return len(self.spec.layers) > 1 and self.spec.layers[0] == STANDARDIZING
+
+    def input_dtype(self, given: torch.dtype) -> torch.dtype:
+        """Return the type for inputs of a given type: that of the model; with a standardizing first layer a wider one is kept.
+
+        Args:
+            given: type of the inputs; integers of 32 and 64 bits count as float64.
+        """
+        own = next((t.dtype for t in (*self.parameters(), *self.buffers()) if t.is_floating_point()), given)
+        return wider_dtype(given, own) if self.standardized else own
 
     def reset_parameters(self, seed: Seed = None) -> None:
         """Draw all tensors, for instance after `to_empty` of a model on the meta device."""

@@ -33,7 +33,7 @@ from kapsi.training.prediction import evaluate, evaluation, outputs_of, rows_at_
 from kapsi.training.records import Epoch, Step
 from kapsi.training.resolve import REQUESTED, Resolved, check_at_once, resolve, resolve_loss
 from kapsi.training.resume import Progress, Recorder, tensors_of
-from kapsi.training.scaling import check_scale, standardize_model
+from kapsi.training.scaling import check_rounding, check_scale, standardize_model
 from kapsi.training.solvers import NotFinite, Solver, SolverRun, Task
 from kapsi.training.threads import SMALL_ELEMENTS, threads_for
 
@@ -304,6 +304,9 @@ class _TrainingRun:
             "dtype": like.dtype,
             "device": device,
         }
+        shifted = config.standardize or (known and cast(Model, model).standardized)
+        settings["wide_inputs"] = known and shifted
+        check_rounding(rows, like.dtype, shifted=shifted, classes=loss.classes)
         rows = rows.bind(loss, **settings, class_weights=config.class_weights)
         return rows, None if held is None else held.bind(loss, **settings)
 

@@ -18,8 +18,11 @@ from torch.nn import functional as F
 from kapsi.errors import DataError, SpecError, attempt, refuse
 from kapsi.function import Function, catalogue, option
 
-MAX_LOG_VARIANCE = 30.0
-"""Log-variances are clamped to ± 30: e³⁰ times a squared error is still finite in float32."""
+MIN_LOG_VARIANCE, MAX_LOG_VARIANCE = -30.0, 80.0
+"""Range of log-variances: e³⁰ times a squared error is finite in float32, and e⁻⁸⁰ above its smallest number."""
+
+LOG_VARIANCE_MARGIN = 6.0
+"""Distance of the log-variance of the targets from the ends of this range, a factor of 20 in the standard deviation."""
 
 
 def columns_of(target: Tensor) -> Tensor:
@@ -116,6 +119,22 @@ class Loss(Function, role="loss"):
     def observed(self, target: Tensor) -> Tensor | None:
         """Return the observed share of the targets of each row in float64, `(rows,)`; None if none may be missing."""
         return None
+
+    def output_units(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+        """Return offset and factor of each output, `(n,)`, from standardized targets to targets in the units of the data.
+
+        Args:
+            mean, deviation: mean and standard deviation of each target column, `(k,)` in float64.
+
+        Raises:
+            SpecError: unknown for this loss, with several outputs for each target.
+        """
+        if self.outputs_per_target != 1:
+            raise SpecError(
+                f"fit(standardize=True): {self.name} has {self.outputs_per_target} outputs for each target and no method "
+                "output_units with the unit of each; add the method, or scale the data and leave standardize out"
+            )
+        return mean, deviation
 
     # -------------------------------------------------------------------------------- checks
 
@@ -363,17 +382,28 @@ class Gaussian(TargetwiseLoss, name="gaussian"):
 
     def elements(self, output: Tensor, target: Tensor) -> Tensor:
         mean, log_variance = output.chunk(2, 1)
-        log_variance = log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE)
+        log_variance = log_variance.clamp(MIN_LOG_VARIANCE, MAX_LOG_VARIANCE)
         squares = (columns_of(target) - mean).square() * torch.exp(-log_variance)
         return 0.5 * (squares + log_variance + math.log(2 * math.pi))
 
     def decide(self, output: Tensor) -> Tensor:
         return output.chunk(2, 1)[0]
 
+    def output_units(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+        shift = 2 * deviation.log()  # of the log-variance
+        low, high = MIN_LOG_VARIANCE + LOG_VARIANCE_MARGIN, MAX_LOG_VARIANCE - LOG_VARIANCE_MARGIN
+        if not bool(((low <= shift) & (shift <= high)).all()):
+            given = f"from {float(deviation.min()):.3g} to {float(deviation.max()):.3g}"
+            raise DataError(
+                f"fit(standardize=True): gaussian has log-variances from {MIN_LOG_VARIANCE:g} to {MAX_LOG_VARIANCE:g}, the targets "
+                f"standard deviations {given}; use another unit"
+            )
+        return torch.cat([mean, shift]), torch.cat([deviation, torch.ones_like(deviation)])
+
     def slopes(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = output.chunk(2, 1)
-        inside = log_variance.abs() <= MAX_LOG_VARIANCE
-        precision = torch.exp(-log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE))
+        clamped = log_variance.clamp(MIN_LOG_VARIANCE, MAX_LOG_VARIANCE)
+        inside, precision = log_variance == clamped, torch.exp(-clamped)
         error = mean - columns_of(target)
         gradient = torch.cat([precision * error, 0.5 * (1 - precision * error.square()) * inside], 1)
         # Fisher's information: 1/σ² for the mean, 1/2 for the log-variance.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import DataError, KapsiError, SpecError, check_integer, refuse
+from kapsi.errors import DataError, KapsiError, ScaleWarning, SpecError, check_integer, refuse
 from kapsi.function import coerce
-from kapsi.modules import Head
+from kapsi.modules import Head, Model
 from kapsi.training.data import Rows
 from kapsi.training.distributed import Group
 from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric, default_metrics
+from kapsi.training.rows.base import bad_row, row_label
 from kapsi.training.rows.stored import as_column
 
 LossLike: TypeAlias = Loss | str | Mapping[str, Any]
@@ -172,14 +174,54 @@ def _outputs(model: nn.Module, x: Any, loss: Loss | None, where: str, batch_size
         for begin in range(0, max(1, len(rows)), size):  # one empty part if there are no rows
             part = rows.cut(begin, min(begin + size, len(rows)))
             run = call_model if loss is None else outputs_of
-            output = run(model, model, part.to(like.device, like.dtype), where)
+            dtype = model.input_dtype(part.dtype) if isinstance(model, Model) else like.dtype
+            inputs = _cast_inputs(part, dtype, begin, where).to(like.device)
+            output = run(model, model, inputs, where)
             if not isinstance(output, Tensor) or (loss is not None and output.dim() != 2):
                 given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
                 raise SpecError(f"{where}: the model must map (rows, m) to (rows, n), it returned {given}")
             if loss is not None and not parts:
                 loss.check_outputs(output.shape[1], where)
+            _check_outputs(output, inputs, begin, where)
             parts.append(output)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _cast_inputs(part: Tensor, dtype: torch.dtype, begin: int, where: str) -> Tensor:
+    """Return inputs in the type of a model.
+
+    Raises:
+        DataError: a finite value beyond the range of the type.
+    """
+    inputs = part.to(dtype)
+    row = bad_row(inputs) if part.dtype != dtype else None
+    if row is None:
+        return inputs
+    dense = part.to_dense() if part.layout != torch.strided else part
+    lost = (dense.isfinite() & ~dense.to(dtype).isfinite()).flatten(1).nonzero()
+    if len(lost):
+        row, column = lost[0].tolist()
+        value = dense.flatten(1)[row, column].item()
+        raise DataError(
+            f"{where}: column {column} of {row_label(row + begin)} is {value:.3g}, beyond the range of {dtype}; scale the inputs, "
+            "or use a model in float64"
+        )
+    return inputs
+
+
+def _check_outputs(output: Tensor, inputs: Tensor, begin: int, where: str) -> None:
+    """Warn of outputs that are not finite although the inputs are."""
+    if bad_row(output) is None or output.shape[:1] != inputs.shape[:1]:
+        return
+    given = inputs.to_dense() if inputs.layout != torch.strided else inputs
+    bad = given.flatten(1).isfinite().all(1) & ~output.flatten(1).isfinite().all(1)
+    if bool(bad.any()):
+        name = row_label(begin + int(bad.nonzero()[0]))
+        warnings.warn(
+            f"{where}: the outputs of {name} are not finite, the inputs are; scale the inputs, or use a model in float64",
+            ScaleWarning,
+            stacklevel=4,
+        )
 
 
 def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_size: int | None = None) -> Tensor:
@@ -201,7 +243,14 @@ def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_siz
     """
     kind = None if loss is None else coerce(Loss, loss, "predict: loss")
     output = _outputs(model, x, kind, "predict", batch_size)
-    return output if kind is None else kind.decide(output)
+    if kind is None:
+        return output
+    if (kind.classes or kind.discrete) and bool(output.isnan().any()):
+        name = row_label(int(output.isnan().any(1).nonzero()[0]))
+        raise DataError(
+            f"predict: the outputs of {name} are not numbers, so {kind.name} has no class; look for NaN in its inputs"
+        )
+    return kind.decide(output)
 
 
 def predict_log_proba(

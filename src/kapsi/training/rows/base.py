@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.arrays import wider_dtype
 from kapsi.data.tabular import split
 from kapsi.errors import DataError, SpecError, TableError, refuse
 from kapsi.training.losses import Loss
@@ -123,6 +124,7 @@ class Rows(ABC):
         dtype: torch.dtype,
         device: torch.device | str | None = None,
         class_weights: ClassWeights = None,
+        wide_inputs: bool = False,
         where: str = "fit",
     ) -> Self:
         """Return the rows in the types of a loss and a model, checked: types, sizes, finite values, integer class labels, weights.
@@ -137,6 +139,7 @@ class Rows(ABC):
             dtype: dtype of the model's parameters.
             device: device of the batches; None leaves batches on the device of the data.
             class_weights: weight per class, or `balanced`: rows / (classes · rows of the class).
+            wide_inputs: whether inputs keep a wider type than `dtype`, for a model that shifts inputs first.
             where: prefix of error messages.
 
         Raises:
@@ -151,7 +154,7 @@ class Rows(ABC):
             _check_class_weights(class_weights, loss.class_count(outputs, where), where)
         target_device = None if device is None else torch.device(device)
         bound = copy.copy(self)
-        bound.binding = Binding(loss, in_features, outputs, dtype, target_device, where)
+        bound.binding = Binding(loss, in_features, outputs, dtype, target_device, where, wide_inputs)
         bound._check_all(bound.binding, class_weights)
         return bound
 
@@ -379,6 +382,7 @@ class Binding:
         dtype: dtype of the model.
         device: device of the batches, None for the device of the data.
         where: prefix of error messages.
+        wide_inputs: whether inputs keep a wider type; integers of 32 and 64 bits are float64 then.
         factors: weight per class, None without class weights.
         scale: inverse of the mean weight.
     """
@@ -389,6 +393,7 @@ class Binding:
     dtype: torch.dtype
     device: torch.device | None
     where: str
+    wide_inputs: bool = False
     factors: Tensor | None = None
     scale: float = 1.0
 
@@ -417,8 +422,12 @@ class Binding:
             self.check_targets(y)
         return x, y
 
+    def input_dtype(self, given: torch.dtype) -> torch.dtype:
+        """Return the type for inputs of a given type."""
+        return wider_dtype(given, self.dtype) if self.wide_inputs else self.dtype
+
     def _cast_inputs(self, x: Tensor, name: RowLabel) -> Tensor:
-        inputs = x.to(self.dtype)
+        inputs = x.to(self.input_dtype(x.dtype))
         self._check_finite(inputs, "inputs", name, x)
         return inputs
 

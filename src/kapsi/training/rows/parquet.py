@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kapsi.arrays import as_tensor
 from kapsi.errors import SpecError, TableError, did_you_mean, refuse
 from kapsi.training.rows.base import (
     FINGERPRINTED,
@@ -28,7 +29,6 @@ from kapsi.training.rows.base import (
     mix_seed,
     part_of,
 )
-from kapsi.training.rows.stored import as_tensor
 
 SUFFIXES = (".parquet", ".pq")
 
@@ -271,7 +271,7 @@ class ParquetRows(Rows):
 
     def _dtype(self) -> npt.DTypeLike:
         """Return the type of inputs taken from the file, float32 for bfloat16, unknown to NumPy."""
-        dtype = torch.get_default_dtype() if self.binding is None else self.binding.dtype
+        dtype = torch.get_default_dtype() if self.binding is None else self.binding.input_dtype(torch.float64)
         return {torch.float64: np.float64, torch.float16: np.float16}.get(dtype, np.float32)
 
     def _targets(self) -> Iterator[tuple[Tensor, Tensor | None, RowLabel]]:
@@ -283,7 +283,7 @@ class ParquetRows(Rows):
     def _buffers(self, seed: int, epoch: int) -> Iterator[list[_Span]]:
         """Yield the contents of the buffer: row groups in shuffled order, whole unless larger than the buffer."""
         width = self.in_features + self.target_columns + 1
-        size = 4 if self.binding is None else self.binding.dtype.itemsize
+        size = 4 if self.binding is None else self.binding.input_dtype(torch.float64).itemsize
         room = max(1, BUFFER_BYTES // (width * size))
         groups = self._spans(0, self.count)
         order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))

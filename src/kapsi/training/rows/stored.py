@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kapsi.arrays import as_tensor, frame_values, is_frame
 from kapsi.errors import DataError
 from kapsi.training.rows.base import (
     FINGERPRINTED,
@@ -32,7 +33,6 @@ from kapsi.training.rows.base import (
     row_label,
     weighed,
 )
-from kapsi.training.rows.frames import frame_values, is_frame
 
 PERMUTED_AT_ONCE = 2**24
 """Rows with a stored permutation, 128 MiB; the order of more rows is computed block by block."""
@@ -199,33 +199,6 @@ def _is_mapped(array: npt.NDArray[Any]) -> bool:
     return False
 
 
-def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
-    """Return a numeric array as a tensor, without a copy if possible.
-
-    Raises:
-        DataError: the array is masked or not numeric.
-    """
-    problem = ""
-    if isinstance(array, np.ma.MaskedArray):
-        problem = (
-            f"the {kind} are a masked array; fill masked values with .filled(…), .filled(np.nan) for ignored targets"
-        )
-    elif array.dtype.kind not in "biuf":
-        problem = f"expected numbers as {kind}, got an array of {array.dtype}; use .astype(float)"
-    elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        if array.dtype.itemsize == 8 and len(array) and array.max() > np.iinfo(np.int64).max:
-            problem = f"the {kind} have integers above {np.iinfo(np.int64).max}; use .astype(float)"
-        array = array.astype(np.int64)
-    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = array.astype(np.float64)
-    if problem:
-        reject(where, problem)
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of read-only arrays: the tensor is never written
-        return torch.from_numpy(array)
-
-
 # ------------------------------------------------------------------------------------------------ rows
 
 
@@ -305,6 +278,12 @@ class StoredRows(Rows):
             indices = order(begin, end) if self.indices is None else self.indices[order(begin, end)]
             yield self._stored(self._take(indices), count, indices, 0)
 
+    def spaced(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of at most `count` rows at equal distances."""
+        indices = torch.linspace(0, self.count - 1, min(count, self.count), dtype=torch.float64).long()
+        x, y, _ = self._take(indices if self.indices is None else self.indices[indices])
+        return x, y
+
     def chunks(self, size: int, *, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         begin, end = part_of(0, self.count, rank, ranks)
         for i in range(begin, end, size):
@@ -369,7 +348,7 @@ def as_column(values: object, kind: str, where: str) -> _Column:
     """Return an argument as a column.
 
     Args:
-        values: a tensor, an array, a SciPy matrix, or a frame (see `kapsi.training.rows.frames`).
+        values: a tensor, an array, a SciPy matrix, or a frame (see `kapsi.arrays`).
         kind: `inputs`, `targets` or `weights`; only inputs may be sparse.
         where: prefix of error messages.
 

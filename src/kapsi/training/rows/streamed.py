@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from kapsi.arrays import as_tensor
 from kapsi.errors import DataError
 from kapsi.training.rows.base import (
     Batch,
@@ -26,7 +27,7 @@ from kapsi.training.rows.base import (
     reject,
     row_label,
 )
-from kapsi.training.rows.stored import as_column, as_tensor, cut, reject_several, shuffled
+from kapsi.training.rows.stored import as_column, cut, reject_several, shuffled
 
 SAMPLED = 8
 """First items, which define sizes and types."""

@@ -1,13 +1,58 @@
-"""Data frames and columns of pandas, polars and pyarrow as arrays, recognized by their methods: no package is imported."""
+"""Arrays as tensors; data frames and columns of pandas, polars and pyarrow, recognized by their methods: no package is imported."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from kapsi.errors import DataError
+
+MAX_DENSE = 2**27
+"""Largest number of values of a sparse frame as an array: 1 GiB."""
+
+
+def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
+    """Return a numeric array as a tensor, without a copy if possible.
+
+    Raises:
+        DataError: the array is masked or not numeric.
+    """
+    problem = ""
+    if isinstance(array, np.ma.MaskedArray):
+        problem = (
+            f"the {kind} are a masked array; fill masked values with .filled(…), .filled(np.nan) for ignored targets"
+        )
+    elif array.dtype.kind not in "biuf":
+        problem = f"expected numbers as {kind}, got an array of {array.dtype}; use .astype(float)"
+    elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        if array.dtype.itemsize == 8 and len(array) and array.max() > np.iinfo(np.int64).max:
+            problem = f"the {kind} have integers above {np.iinfo(np.int64).max}; use .astype(float)"
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    if problem:
+        raise DataError(f"{where}: {problem}")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of read-only arrays: the tensor is never written
+        return torch.from_numpy(array)
+
+
+def wider_dtype(given: torch.dtype, own: torch.dtype) -> torch.dtype:
+    """Return a given type if more precise than that of a model, and the model's otherwise.
+
+    Args:
+        given: type of inputs; integers of 32 and 64 bits count as float64.
+        own: a floating-point type.
+    """
+    given = torch.float64 if given in (torch.int32, torch.int64) else given
+    return given if given.is_floating_point and torch.finfo(given).eps < torch.finfo(own).eps else own
 
 
 def is_frame(values: object) -> bool:
@@ -37,6 +82,11 @@ def frame_values(values: Any, kind: str, where: str) -> npt.NDArray[Any]:
         return _numbers(values, f"the {kind}", where)
     if not columns:
         raise DataError(f"{where}: the {kind} are a {type(values).__name__} without columns; expected at least one")
+    if hasattr(values, "sparse") and math.prod(values.shape) > MAX_DENSE:
+        raise DataError(
+            f"{where}: the {kind} are a sparse frame of {math.prod(values.shape):,} values; give a SciPy matrix, "
+            "frame.sparse.to_coo().tocsr()"
+        )
     return np.column_stack(
         [_numbers(column, f"column {str(name)[:60]!r} of the {kind}", where) for name, column in columns]
     )
@@ -56,10 +106,13 @@ def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
     options: dict[str, Any] = (
         {"zero_copy_only": False} if hasattr(column, "null_count") and hasattr(column, "type") else {}
     )
-    if getattr(dtype, "kind", "") in ("b", "i", "u", "f") and hasattr(dtype, "na_value"):  # nullable types of pandas
+    sparse = hasattr(dtype, "fill_value")  # of pandas
+    if (
+        not sparse and getattr(dtype, "kind", "") in ("b", "i", "u", "f") and hasattr(dtype, "na_value")
+    ):  # nullable types of pandas
         missing = bool(column.isna().any())
         options = {"dtype": np.float64, "na_value": np.nan} if missing else {"dtype": dtype.numpy_dtype}
-    array = np.asarray(column.to_numpy(**options))
+    array = np.asarray(column if sparse else column.to_numpy(**options))
     if array.dtype == object:
         items = array.tolist()
         if all(item is None or isinstance(item, bool | int | float) for item in items):
