@@ -127,29 +127,29 @@ def compare(kind: str, values: np.ndarray, found: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_setting_is_the_fit_of_scipy(kind) -> None:
+def test_one_component_is_the_fit_of_scipy(kind) -> None:
     found = parameters(fitted(KINDS[kind](1), SAMPLES[kind]))
     for j in range(3):
         compare(kind, SAMPLES[kind][:, j], {name: value[0, j] for name, value in found.items()})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_without_labels_are_fits_of_rank_groups(kind) -> None:
+def test_components_without_labels_are_fits_of_rank_groups(kind) -> None:
     x = SAMPLES[kind][:200]
     found = parameters(fitted(KINDS[kind](2), x))
     for j in range(3):
-        for setting, group in enumerate(np.split(np.sort(x[:, j]), 2)):
-            compare(kind, group, {name: value[setting, j] for name, value in found.items()})
+        for component, group in enumerate(np.split(np.sort(x[:, j]), 2)):
+            compare(kind, group, {name: value[component, j] for name, value in found.items()})
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_settings_with_labels_are_class_major(kind) -> None:
+def test_components_with_labels_are_class_major(kind) -> None:
     x, y = SAMPLES[kind][:200], np.array([5, 5, -1, 5] * 50)
     found = parameters(fitted(KINDS[kind](4), x, y))
     groups = [group for label in (-1, 5) for group in np.array_split(np.sort(x[y == label], 0), 2)]
-    for setting, group in enumerate(groups):
+    for component, group in enumerate(groups):
         for j in range(3):
-            compare(kind, group[:, j], {name: value[setting, j] for name, value in found.items()})
+            compare(kind, group[:, j], {name: value[component, j] for name, value in found.items()})
 
 
 @pytest.mark.parametrize("kind", ["laplace", "cauchy"])
@@ -324,20 +324,20 @@ def test_every_trained_value_is_a_distribution(kind) -> None:
             tensor.copy_(2 * torch.randn(tensor.shape, generator=generator))
     found, (distribution, _, arguments, _) = parameters(head), SCIPY[kind]
     # The density has the mass of one, by the trapezoidal rule on quantiles far into both tails.
-    for setting in range(3):
-        frozen = distribution(*arguments({name: value[setting, 0] for name, value in found.items()}))
+    for component in range(3):
+        frozen = distribution(*arguments({name: value[component, 0] for name, value in found.items()}))
         grid = frozen.ppf(np.linspace(0.02, 0.98, 20_001))
         grid = grid[grid > 0.01] if kind in POSITIVE else grid
         if len(grid) < 10_000:
             continue  # nearly all of it lies below the floor
         x = torch.from_numpy(grid)[:, None].expand(-1, 2)
-        density = head.expand(x).dense().reshape(-1, 3, 2)[:, setting, 0].exp().detach().numpy()
+        density = head.expand(x).dense().reshape(-1, 3, 2)[:, component, 0].exp().detach().numpy()
         assert np.trapezoid(density, grid) == pytest.approx(frozen.cdf(grid[-1]) - frozen.cdf(grid[0]), rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ given parameters
 
-# Options of each density, SciPy's names of parameters that it keeps, and both as one setting for all inputs.
+# Options of each density, SciPy's names of parameters that it keeps, and both as one component for all inputs.
 GIVEN = {
     "normal-mean": ("normal", {"mean": 2.5}, {"floc": 2.5}),
     "normal-std": ("normal", {"std": 0.7}, {"fscale": 0.7}),

@@ -215,7 +215,7 @@ def test_rows_with_a_pole_are_compared_on_the_same_rows(tmp_path) -> None:
     assert without.lines[0].factor is None
 
 
-def test_other_configurations_seeds_and_settings_are_told_apart(tmp_path) -> None:
+def test_other_configurations_seeds_and_environments_are_told_apart(tmp_path) -> None:
     experiment = tiny(tmp_path)
     changed = tiny(tmp_path, more="options: {iterations: 9}\n")
     own = made(experiment, {("a", "kapsi"): [1.0, 1.0, 1.0]})
@@ -227,7 +227,7 @@ def test_other_configurations_seeds_and_settings_are_told_apart(tmp_path) -> Non
     assert table.lines[0].statistics["kapsi"].mean == 1.0
     assert table.lines[1].statistics["kapsi"].mean == 4.0
     assert (table.lines[0].statistics["kapsi"].mark, table.lines[1].statistics["kapsi"].mark) == ("", "ᵃ")
-    assert [setting.count for setting in table.settings] == [3, 3]
+    assert [environment.count for environment in table.environments] == [3, 3]
     assert "2 results of other configurations in the store are not shown" in table.notes
     assert "1 results of other seeds in the store are not shown" in table.notes
     assert "3 results of other versions or machines in the store are not shown" in table.notes
@@ -262,7 +262,7 @@ def test_marks_go_by_the_number_of_results(tmp_path) -> None:
     other = made(experiment, {("b", "kapsi"): [4.0] * 3, ("c", "kapsi"): [4.0] * 3}, machine=elsewhere)
     table = build(experiment, EXPECTED, [*own, *other])
     assert [line.statistics["kapsi"].mark for line in table.lines] == ["ᵃ", "", ""]
-    assert [setting.count for setting in table.settings] == [6, 3]
+    assert [environment.count for environment in table.environments] == [6, 3]
     assert "ᵃ" in as_text(table)
     assert "ᵃ" not in overview([table])
 
@@ -464,7 +464,7 @@ def test_the_summary_of_all_experiments(tmp_path) -> None:
     )
     page = readme([table], {"tiny": "kapsi reproduce tiny"})
     assert "kapsi reproduce tiny\n" in page
-    assert table.settings[0].versions["torch"] in page.replace("\\", "")
+    assert table.environments[0].versions["torch"] in page.replace("\\", "")
 
 
 def test_pages_are_written_from_the_store_alone(tmp_path, capsys, monkeypatch) -> None:
@@ -520,7 +520,7 @@ def test_accuracies_against_baselines_are_differences(tmp_path) -> None:
     methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
     experiment = replace(experiment, methods=methods)
     scores = {(row, "kapsi"): [0.9] for row in "abc"} | {("a", "mlp"): [0.8], ("b", "mlp"): [0.9], ("c", "mlp"): [0.95]}
-    assert against_baselines(build(experiment, EXPECTED, made(experiment, scores))) == "MLP <1> 1 : 1 (+0.0000)"
+    assert against_baselines(build(experiment, EXPECTED, made(experiment, scores))) == "MLP <1> 1 : 1 (+0.0000; 1 seed)"
 
 
 def test_the_search_of_each_method_is_counted_and_differences_are_told(tmp_path, monkeypatch) -> None:
@@ -565,11 +565,41 @@ def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None
     ((first, ext), (second, nested)) = table.own_columns()
     assert (first.name, [factor for _, factor in ext]) == ("kapsi", pytest.approx([10, 10, 10]))
     assert (second.name, [factor for _, factor in nested]) == ("recipe", pytest.approx([0.02, 5]))
-    assert "rows worse than its own column of the paper: kapsi 0 of 3, recipe 1 of 2" in overview([table])
+    assert "rows worse than the same model in the paper: kapsi: 0 of 3; recipe: 1 of 2" in overview([table])
     assert "compared with its own column in the paper: recipe: " in "\n".join(table.summary())
     assert "worse: a (50× higher)" in "\n".join(table.summary())
     # Each printed column stands before the column of its method.
     headings = [cell.split("<br>")[0].strip() for cell in as_markdown(table).split("\n|")[1].split("|")]
     assert [headings.index(name) for name in ("RPN extended", "kapsi", "RPN nested", "recipe")] == [2, 3, 4, 5]
-    assert "Fewer than three seeds, hence preliminary: tiny (kapsi, recipe)." in overview([table])
-    assert "preliminary" not in overview([full(tmp_path)])
+    assert "Preliminary, as rows have fewer than three seeds:\n\n- tiny: kapsi; recipe\n" in overview([table])
+    assert "fewer than three seeds, hence preliminary results, in tiny. [Details](r/README.md)" in overview(
+        [table], "r/", "r/README.md"
+    )
+    assert "reliminary" not in overview([full(tmp_path)])
+
+
+def test_methods_measured_here_are_compared_over_their_common_seeds(tmp_path) -> None:
+    experiment = tiny(tmp_path, more="compare: {instead: {b: recipe}}\n")
+    methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    results = made(experiment, SCORES | {("a", "mlp"): [4e-6], ("b", "recipe"): [2.0, 6.0], ("c", "mlp"): [0.1]})
+    # Row c: the seeds of the baseline are not those of the headline.
+    results = [
+        result for result in results if not (result.row == "c" and result.method == "kapsi" and result.seed == 0)
+    ]
+    table = build(experiment, EXPECTED, results)
+    (found,) = comparisons(table)
+    assert [line.row.name for line in found.lines] == ["a", "b"]
+    assert found.factors[0] == pytest.approx(4e-6 / 1e-5)  # of seed 0 alone; the mean over all seeds is 2.33e-5
+    a, b, _ = table.lines
+    assert b.factor == pytest.approx(4.0 / 1e-3)
+    assert a.statistics["kapsi"].paired(a.statistics["recipe"]) == pytest.approx((np.mean(SCORES["a", "kapsi"]), 0.3))
+    assert any("MLP <1> here: MSE ≥ 100× lower in 1 of 2 rows" in line for line in table.summary())
+    assert "compared over the seeds that both have" in as_text(table, 400)
+
+
+def test_conditions_replace_the_statement_on_selection(tmp_path) -> None:
+    experiment = tiny(tmp_path, more="conditions: 100 rows, no model selection\n")
+    table = build(experiment, EXPECTED, made(experiment, SCORES))
+    assert "here: 100 rows, no model selection; the test rows are evaluated once" in as_text(table, 400)
+    assert "; 100 rows, no model selection |" in overview([table])

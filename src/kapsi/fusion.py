@@ -20,8 +20,8 @@ class Fusion(Function, role="fusion"):
         return {}
 
     def gain(self, heads: int) -> float:
-        """Return the standard deviation of the fused output at initial values, for independent head outputs of unit
-        deviation.
+        """Return the standard deviation of the fused output at initial values, for independent head outputs of
+        standard deviation 1.
         """
         return 1.0
 

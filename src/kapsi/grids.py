@@ -17,7 +17,7 @@ from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.remainder import ExpansionRemainder
 
 TOLERANCE = 0.01
-"""Change of the outputs reported, relative to their deviation."""
+"""Smallest reported RMS change of the outputs, relative to their standard deviation."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class GridUpdate:
     """A grid update of a model.
 
     Attributes:
-        change: root mean square of the change of the outputs at the inputs, relative to their deviation.
+        change: RMS change of the outputs at the inputs, relative to their standard deviation.
         bases: heads on new grids, and the change of basis of ψ.
     """
 
@@ -144,7 +144,7 @@ def _expressed(head: Head, change: ChangeOfBasis) -> dict[str, Any]:
 
 
 def _relative_change(before: Tensor, after: Tensor) -> float:
-    """Return the change of outputs (root mean square) relative to their deviation, 0 for changes by rounding."""
+    """Return the RMS change of outputs relative to their standard deviation, 0 for changes by rounding."""
     change = float((after - before).double().square().mean().sqrt())
     deviation = float((before - before.mean(0)).double().square().mean().sqrt())
     rounding = 64 * torch.finfo(before.dtype).eps * float(before.abs().max())

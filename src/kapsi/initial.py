@@ -43,7 +43,7 @@ RULES: Mapping[str, Initializer] = {
 """Initial values by the shape of a tensor alone."""
 
 LINEAR_SHARE = 3.0
-"""Deviation of the directions of linear functions, relative to normal coefficients of unit norm in a row.
+"""Standard deviation of the directions of linear functions, relative to normal coefficients of unit norm in a row.
 
 C.1, C.4, C.9 and C.12, nested B-splines and Taylor, three seeds, 500 rows and epochs: median test error 0.8 times that of
 Xavier's values with 1, 0.7 times with 3, 7.6 times without a linear function.

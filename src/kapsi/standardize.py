@@ -47,10 +47,10 @@ def standardized(
 ) -> Model:
     """Return a model with fixed affine layers at both ends, so that its inputs and outputs have the units of the data.
 
-    f(x) = μ_y + σ_y g((x − μ_x) / σ_x), g the given model, calibrated on the standardized inputs. μ and σ are means and standard
-    deviations of the columns, buffers of a process `affine`: saved with the model, not trained. A constant column has σ = 1.
-    Inputs in float64 and integers are shifted in float64, also by a float32 model: times in seconds since 1970 keep their
-    differences. `kapsi.fit` and `kapsi.predict` pass such inputs on; a call `model(x)` takes x in its type.
+    f(x) = μ_y + σ_y g((x − μ_x) / σ_x), where g is the given model, calibrated on the standardized inputs. μ and σ are the
+    means and standard deviations of the columns, stored as buffers of a process `affine`: they are saved with the model and
+    not trained. A constant column has σ = 1. Inputs in float64 and integers are shifted in float64, also by a float32 model, so
+    that times in seconds since 1970 keep their differences. `kapsi.fit` and `kapsi.predict` pass such inputs on unchanged.
 
     Args:
         model: a model, not changed, or a specification; null widths are taken from the data.

@@ -213,7 +213,7 @@ def edited(config: RunConfig, edits: Edits) -> RunConfig:
 
 
 def _as_settings(message: str) -> str:
-    """Return a message with settings of the command line in place of code."""
+    """Return a message with options of the command line in place of Python code."""
     from kapsi.function import catalogue
 
     code = re.search(r"(solver|loss)=(?:kp\.)?(\w+)\((\w+=[^()]*)\)$", message)

@@ -385,7 +385,7 @@ def _summarize(
         typer.echo(f"{name}: not run, no page")
         for old in (Path(output) / f"{name}{suffix}" for suffix in (".md", ".html")):
             if old.exists():
-                note(f"{old} shows results that no longer exist, or other settings; delete it")
+                note(f"{old} shows results that no longer exist, or results of other versions; delete it")
     for name in shipped():
         if name not in tables:
             experiment = load_shipped(name)
@@ -395,7 +395,8 @@ def _summarize(
     _write(str(Path(output) / "README.md"), readme(ordered, commands))
     typer.echo(f"{Path(output) / 'README.md'}")
     if into is not None:
-        _write(into, _between(into, overview(ordered, _link(into, output))))
+        link = _link(into, output)
+        _write(into, _between(into, overview(ordered, link, f"{link}README.md")))
         typer.echo(into)
     _show_count(ordered)
 

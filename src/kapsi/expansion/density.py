@@ -35,7 +35,7 @@ MAX_INPUT = 1e150
 """Fits clamp inputs to this size, so that sums of squares stay finite in float64."""
 
 MAX_SHAPE = 1e4
-"""Largest fitted shape of a gamma distribution, with a deviation of 1% of the mean; float32 loses digits beyond."""
+"""Largest fitted shape of a gamma distribution, with a standard deviation of 1% of the mean; float32 loses digits beyond."""
 
 MAX_DEGREES = 1e6
 """Largest fitted degrees of freedom."""
@@ -46,25 +46,25 @@ ITERATIONS_CAUCHY = 60
 ITERATIONS_NEWTON = 10
 """Each step doubles the number of correct digits, starting from at least one."""
 
-Setting: TypeAlias = float | tuple[float, ...] | None
-"""A given parameter: one number for all settings, one number for each, or None to have it fitted."""
+GivenParameter: TypeAlias = float | tuple[float, ...] | None
+"""A given parameter: one number for all components, one number for each, or None to have it fitted."""
 
 
 @dataclass(frozen=True)
 class NaiveDensity(ElementWise):
-    """Log-densities of each input: κ(x) = [log p(x | θ₁), …, log p(x | θ_d)], setting-major, d = count, D = m·d.
+    """Log-densities of each input: κ(x) = [log p(x | θ₁), …, log p(x | θ_d)], component-major, d = count, D = m·d.
 
-    The parameters θ are tensors `(count, m)`, one value for each setting and input, buffers unless learnable; positive
+    The parameters θ are tensors `(count, m)`, one value for each component and input, buffers unless learnable; positive
     parameters are stored as logarithms, so every value is valid.
 
     `kapsi.calibrate` fits by maximum likelihood. Without labels, the data of each input are divided by rank into `count`
-    groups of equal size, and each setting is fitted to a group, in ascending order. With labels, y of shape `(rows,)` or
-    `(rows, 1)` of integers in any type, the settings are class-major in ascending order: each class has count /
-    classes settings, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no labels.
-    A constant group gets a deviation of 3·10⁻⁵ times the deviation of the input; of the widest input, if the input is
-    constant; and 1 if all are constant.
+    groups of equal size, and each component is fitted to a group, in ascending order. With labels, y of shape `(rows,)` or
+    `(rows, 1)` of integers in any type, the components are class-major in ascending order: each class has count /
+    classes components, fitted to the rank groups of its rows. Other targets (fractions, several columns) count as no labels.
+    A constant group gets a standard deviation of 3·10⁻⁵ times that of the input; if the input is constant, times that of
+    the widest input; and 1 if all inputs are constant.
 
-    Parameters given as options hold for all inputs, one number for all settings or one for each. Calibration keeps them and
+    Parameters given as options hold for all inputs, one number for all components or one for each. Calibration keeps them and
     fits the other parameters by maximum likelihood at their current values; training changes them if learnable.
     """
 
@@ -79,7 +79,9 @@ class NaiveDensity(ElementWise):
             numbers = value if isinstance(value, tuple) else () if value is None else (value,)
             where = f"{type(self).__name__}({name}={shown(value)})"
             if isinstance(value, tuple) and len(value) != self.count:
-                raise SpecError(f"{where}: expected one number, or {self.count} numbers, one for each setting (count)")
+                raise SpecError(
+                    f"{where}: expected one number, or {self.count} numbers, one for each component (count)"
+                )
             low, high = (1e-30, 1e30) if tensor.startswith("log_") else (-1e30, 1e30)
             if not all(low <= number <= high for number in numbers):
                 raise SpecError(f"{where}: {name} must be from {low:g} to {high:g}")
@@ -102,7 +104,7 @@ class NaiveDensity(ElementWise):
         return {name: Param(shape, numbers, trainable=self.learnable) for name, numbers in values.items()}
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return maximum likelihood estimates of the parameters not given, each setting from its group of rows.
+        """Return maximum likelihood estimates of the parameters not given, each component from its group of rows.
 
         Raises:
             SpecError: `count` is not a multiple of the number of classes in y.
@@ -120,15 +122,15 @@ class NaiveDensity(ElementWise):
         classes = 1 if labels is None else len(labels.unique())
         fits = []
         for k, group in enumerate(self._groups(rows, labels)):
-            # Of several settings, a setting with constant rows, as the zeros of a 0/1 column, gets a fraction of the
-            # deviation of the input: with a deviation near rounding its column would dominate all others.
+            # Of several components, a component with constant rows, as the zeros of a 0/1 column, gets a fraction of the
+            # standard deviation of the input: near rounding errors, its column would dominate all others.
             degenerate = (deviation(group) == 0) & (deviations > 0) & (self.count > classes)
             least = torch.where(degenerate, deviations / self.count, min_deviation)
             fits.append(self._fit(group, least, widest, {name: values[k] for name, values in known.items()}))
         return {name: torch.stack([fit[name] for fit in fits]) for name in fits[0] if name not in known}
 
     def _groups(self, rows: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
-        """Yield the rows for each setting, with every column sorted."""
+        """Yield the rows for each component, with every column sorted."""
         classes = [] if labels is None else labels.unique().tolist()
         per_class, rest = divmod(self.count, max(1, len(classes)))
         if rest:
@@ -154,7 +156,7 @@ class NaiveDensity(ElementWise):
 
     @abstractmethod
     def _defaults(self) -> dict[str, tuple[float, ...]]:
-        """Return the parameters before calibration by name, a value for each setting."""
+        """Return the parameters before calibration by name, a value for each component."""
 
     @abstractmethod
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
@@ -168,8 +170,8 @@ class NaiveDensity(ElementWise):
 
         Args:
             rows: `(rows, m)`, at least one, each column in ascending order.
-            min_deviation: deviation of each input in place of zero, `(m,)`.
-            widest: largest deviation of an input in all data, `()`.
+            min_deviation: standard deviation of each input in place of zero, `(m,)`.
+            widest: largest standard deviation of an input in all data, `()`.
             known: given parameters by name of the tensor, as stored, `(m,)` each.
         """
 
@@ -199,18 +201,18 @@ class PositiveDensity(NaiveDensity):
 class NaiveNormal(NaiveDensity, name="naive_normal", aliases=("normal",)):
     """Log-densities of normal distributions: log p(x | μ, σ) = −(x − μ)²/(2σ²) − log σ − ½ log 2π, D = m·count.
 
-    Before calibration the means are evenly spaced on [−1.5, 1.5] with σ = 1. A single setting is symmetric about its mean
-    and cannot distinguish −2 from 2; two settings of different means can. Fits use mean and variance of each group, plus a
-    fraction of the largest variance of an input. With labels and one setting per class, the sum of the columns of a class
+    Before calibration the means are evenly spaced on [−1.5, 1.5] with σ = 1. A single component is symmetric about its mean
+    and cannot distinguish −2 from 2; two components of different means can. Fits use mean and variance of each group, plus a
+    fraction of the largest variance of an input. With labels and one component per class, the sum of the columns of a class
     is the log-likelihood of scikit-learn's `GaussianNB`, also for inputs constant within a class, whose columns are then huge.
     Models trained on such inputs (columns of zeros and ones) need a smoothing of about 0.01. See `NaiveDensity` for the
     groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `mean` (μ) and `log_scale` (log σ).
         smoothing: fraction of the largest variance of an input added to all fitted variances, 0 to 1.
-        mean, std: given μ and σ, a number or one for each setting; σ above 0. None: fitted.
+        mean, std: given μ and σ, a number or one for each component; σ above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (a) Gaussian.
 
@@ -225,8 +227,8 @@ class NaiveNormal(NaiveDensity, name="naive_normal", aliases=("normal",)):
     given: ClassVar[Mapping[str, str]] = {"mean": "mean", "std": "log_scale"}
 
     smoothing: float = option(SMOOTHING, minimum=0.0, maximum=1.0)
-    mean: Setting = None
-    std: Setting = None
+    mean: GivenParameter = None
+    std: GivenParameter = None
 
     def check(self) -> None:
         super().check()
@@ -257,9 +259,9 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace", aliases=("laplace",)):
     from 2. Fits use the median of each group and the mean distance from the median; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `location` (μ) and `log_scale` (log b).
-        location, scale: given μ and b, a number or one for each setting; b above 0. None: fitted.
+        location, scale: given μ and b, a number or one for each component; b above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (c) Laplace.
 
@@ -272,8 +274,8 @@ class NaiveLaplace(NaiveDensity, name="naive_laplace", aliases=("laplace",)):
     examples = ({}, {"count": 3, "learnable": True}, {"location": 0.5, "scale": (0.5, 2.0)})
     given: ClassVar[Mapping[str, str]] = {"location": "location", "scale": "log_scale"}
 
-    location: Setting = None
-    scale: Setting = None
+    location: GivenParameter = None
+    scale: GivenParameter = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
@@ -297,9 +299,9 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy", aliases=("cauchy",)):
     see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `location` (x₀) and `log_scale` (log γ).
-        location, scale: given x₀ and γ, a number or one for each setting; γ above 0. None: fitted.
+        location, scale: given x₀ and γ, a number or one for each component; γ above 0. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (d) Cauchy. The fit: Kent, Tyler and Vardi, A curious
         likelihood identity for the multivariate t-distribution (1994).
@@ -313,8 +315,8 @@ class NaiveCauchy(NaiveDensity, name="naive_cauchy", aliases=("cauchy",)):
     examples = ({}, {"count": 3, "learnable": True}, {"location": (-1.0, 1.0), "scale": 0.5})
     given: ClassVar[Mapping[str, str]] = {"location": "location", "scale": "log_scale"}
 
-    location: Setting = None
-    scale: Setting = None
+    location: GivenParameter = None
+    scale: GivenParameter = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"location": evenly(-1.5, 1.5, self.count), "log_scale": (0.0,)}
@@ -349,10 +351,10 @@ class NaiveExponential(PositiveDensity, name="naive_exponential", aliases=("expo
     the mean of each group; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameter `log_rate` (log λ).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
-        rate: given λ, above 0, a number or one for each setting. None: fitted.
+        rate: given λ, above 0, a number or one for each component. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (b) exponential.
 
@@ -365,7 +367,7 @@ class NaiveExponential(PositiveDensity, name="naive_exponential", aliases=("expo
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1}, {"rate": (0.5, 3.0)})
     given: ClassVar[Mapping[str, str]] = {"rate": "log_rate"}
 
-    rate: Setting = None
+    rate: GivenParameter = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"log_rate": evenly(math.log(0.5), math.log(2), self.count)}
@@ -388,10 +390,10 @@ class NaiveGamma(PositiveDensity, name="naive_gamma", aliases=("gamma",)):
     Newton's method for the shape, at most 10,000; see `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `log_shape` (log k) and `log_scale` (log θ).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
-        shape, scale: given k and θ, above 0, a number or one for each setting. None: fitted.
+        shape, scale: given k and θ, above 0, a number or one for each component. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (f) gamma. The fit: Minka, Estimating a Gamma distribution
         (2002).
@@ -406,8 +408,8 @@ class NaiveGamma(PositiveDensity, name="naive_gamma", aliases=("gamma",)):
     examples = ({}, {"count": 1}, {"count": 3, "learnable": True, "floor": 0.1}, {"shape": (1.0, 3.0), "scale": 0.5})
     given: ClassVar[Mapping[str, str]] = {"shape": "log_shape", "scale": "log_scale"}
 
-    shape: Setting = None
-    scale: Setting = None
+    shape: GivenParameter = None
+    scale: GivenParameter = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         shapes = evenly(math.log(1), math.log(4), self.count)
@@ -448,10 +450,10 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared", aliases=("naive
     `NaiveDensity` for the groups.
 
     Args:
-        count: settings of each input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameter `log_degrees` (log k).
         floor: ε, start of the continuation, 10⁻⁶ to 10⁶, in units of x.
-        degrees: given k, above 0, a number or one for each setting. None: fitted.
+        degrees: given k, above 0, a number or one for each component. None: fitted.
 
     Source: arXiv 2407.04819, "Probabilistic Data Expansion"; (e) chi-squared. The fit: Minka, Estimating a Dirichlet
         distribution (2000), appendix C.
@@ -465,7 +467,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared", aliases=("naive
     examples = ({}, {"count": 3, "learnable": True, "floor": 0.1}, {"degrees": (1.5, 4.0)})
     given: ClassVar[Mapping[str, str]] = {"degrees": "log_degrees"}
 
-    degrees: Setting = None
+    degrees: GivenParameter = None
 
     def _defaults(self) -> dict[str, tuple[float, ...]]:
         return {"log_degrees": evenly(math.log(1), math.log(4), self.count)}
@@ -501,7 +503,7 @@ class NaiveMixed(ElementWise, name="naive_mixed", aliases=("hybrid", "hybrid_pro
 
     Args:
         kinds: the distributions, each once: `normal`, `cauchy`, `laplace`, `exponential`, `gamma`, `chi_squared`.
-        count: settings of each distribution and input, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components of each distribution and input, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters.
         floor: start of the continuation of distributions on x > 0, 10⁻⁶ to 10⁶, in units of x.
 

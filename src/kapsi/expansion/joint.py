@@ -25,16 +25,16 @@ __all__ = ["JointNormal"]
 class JointNormal(Expansion, name="joint_normal"):
     """Joint normal log-densities of all inputs: κ(x) = [log N(x | μ₁, Σ₁), …, log N(x | μ_d, Σ_d)], d = count, D = count.
 
-    Each setting has a mean and a full covariance, Σ⁻¹ = WᵀW with lower triangular W, buffers unless learnable. With labels,
+    Each component has a mean and a full covariance, Σ⁻¹ = WᵀW with lower triangular W, buffers unless learnable. With labels,
     `kapsi.calibrate` fits each class by maximum likelihood, in ascending order of labels, and the head
     `HeadSpec(JointNormal(classes), Eye(), ConstantRemainder())` with log-priors as constants is quadratic discriminant
-    analysis. Several settings per class, or settings without labels, are fitted to the rows nearest to k-means centers.
+    analysis. Several components per class, or components without labels, are fitted to the rows nearest to k-means centers.
     A fraction of the variance of each input is added to its fitted variances.
 
     Before calibration the means are evenly spaced from (−1.5, …, −1.5) to (1.5, …, 1.5) with Σ = I.
 
     Args:
-        count: settings, 1 to 100,000; with labels a multiple of the number of classes.
+        count: components, 1 to 100,000; with labels a multiple of the number of classes.
         learnable: train the parameters `mean` (μ, `(count, m)`) and `factor` (W, `(count, m, m)`: strictly lower part, and the
             logarithms of the diagonal; the upper part is ignored).
         smoothing: fraction of the variance of each input in all rows added to its fitted variances, 0 to 1.
@@ -66,7 +66,7 @@ class JointNormal(Expansion, name="joint_normal"):
         }
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
-        """Return maximum likelihood estimates, each setting from its group of rows.
+        """Return maximum likelihood estimates, each component from its group of rows.
 
         Raises:
             SpecError: `count` is not a multiple of the number of classes in y.
@@ -79,7 +79,7 @@ class JointNormal(Expansion, name="joint_normal"):
         return {"mean": torch.stack([mean for mean, _ in fits]), "factor": torch.stack([factor for _, factor in fits])}
 
     def _groups(self, rows: Tensor, scale: Tensor, labels: Tensor | None) -> Iterator[Tensor]:
-        """Yield the rows for each setting."""
+        """Yield the rows for each component."""
         classes = [] if labels is None else labels.unique().tolist()
         per_class, rest = divmod(self.count, max(1, len(classes)))
         if rest:
@@ -98,10 +98,10 @@ class JointNormal(Expansion, name="joint_normal"):
                 yield group if len(group) else part
 
     def _fit(self, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return μ and the stored W of some rows; `scale` is the deviation of each input in all rows."""
+        """Return μ and the stored W of some rows; `scale` is the standard deviation of each input in all rows."""
         mean = rows.mean(0)
         units = (rows - mean) / scale
-        # In units of the deviations, so that inputs of any scale are inverted alike; 10⁻¹² keeps a singular matrix positive.
+        # Scaled to unit variance, so that inputs of any scale are inverted alike; 10⁻¹² keeps a singular matrix positive.
         covariance = units.T @ units / len(rows) + max(self.smoothing, 1e-12) * torch.eye(len(scale)).to(units)
         lower = torch.linalg.cholesky(covariance)
         inverse = torch.linalg.solve_triangular(lower, torch.eye(len(scale)).to(units), upper=False) / scale

@@ -264,7 +264,7 @@ class Head(nn.Module):
             self.fusion.reset(generator)
         if rule is None:
             if weights:
-                # Measured for the sum of the channels, of unit deviation each.
+                # Measured for the sum of the channels, of unit standard deviation each.
                 channels = self.spec.channels
                 fused = self.spec.fusion.gain(channels) / channels**0.5
                 psi.scale(weights, gain / self._output_rms(weights[0]) / fused)

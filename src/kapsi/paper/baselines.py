@@ -10,12 +10,12 @@ import numpy as np
 
 from kapsi.paper.experiment import PROCEDURES, Budget, Method
 from kapsi.paper.store import canonical
-from kapsi.paper.tables import Line, ResultTable, factor_of
+from kapsi.paper.tables import Line, ResultTable, paired_factors
 
 
 @dataclass(frozen=True)
 class BaselineComparison:
-    """The headline against a baseline, on the rows with a result of both.
+    """The headline against a baseline, on the rows and seeds with a result of both.
 
     Attributes:
         baseline: the baseline.
@@ -44,20 +44,22 @@ class BaselineComparison:
         """Median of the factors."""
         return float(np.median(self.factors))
 
+    @property
+    def seeds(self) -> tuple[int, int]:
+        """Smallest and largest number of common seeds of a row."""
+        pairs = ((line.result, line.statistics[self.baseline.name]) for line in self.lines)
+        return _ends([len(own.common_seeds(theirs)) for own, theirs in pairs if own is not None])
+
 
 def comparisons(table: ResultTable) -> list[BaselineComparison]:
     """Return the comparisons of the headline with each baseline, in the order of the columns."""
-    higher = table.experiment.higher_is_better
+    even = 0.0 if table.experiment.higher_is_better else 1.0
     found = []
     for baseline in (method for method in table.methods if method.baseline):
-        pairs = [
-            (line, factor_of(line.result.mean, line.statistics[baseline.name].mean, higher))
-            for line in table.lines
-            if line.result is not None and baseline.name in line.statistics
-        ]
+        pairs = paired_factors(table, baseline)
         if pairs:
             lines, factors = zip(*pairs, strict=True)
-            found.append(BaselineComparison(baseline, lines, factors, 0.0 if higher else 1.0))
+            found.append(BaselineComparison(baseline, lines, factors, even))
     return found
 
 
@@ -80,7 +82,7 @@ class Search:
     def cells(self) -> tuple[str, ...]:
         """Return method, candidates, starts, epochs and seeds as strings."""
         ranges = (self.candidates, self.starts, self.epochs, self.seeds)
-        return (self.method.label, *("" if ends is None else _range(ends) for ends in ranges))
+        return (self.method.label, *("" if ends is None else range_text(ends) for ends in ranges))
 
     def less_than(self, other: Search) -> list[str]:
         """Return the kinds of effort smaller than those of another search, compared by the greatest of all rows."""
@@ -89,7 +91,8 @@ class Search:
         return [name for name, mine, theirs in pairs if mine and theirs and mine[::-1] < theirs[::-1]]
 
 
-def _range(ends: tuple[int, int]) -> str:
+def range_text(ends: tuple[int, int]) -> str:
+    """Return a range of integers, a single one if its ends are equal."""
     low, high = ends
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

@@ -326,6 +326,7 @@ class Experiment(Spec):
         threads: number of threads of a run, None for the default of the procedure.
         pictures: kinds of pictures.
         time: expected duration, in words.
+        conditions: how models are trained, if not by selection on validation rows; shown above the table and in the overview.
         notes: lines below the table.
     """
 
@@ -346,6 +347,7 @@ class Experiment(Spec):
     threads: int | None = option(None, minimum=1, maximum=MAX_THREADS)
     pictures: tuple[Picture, ...] = option((), read=read_names)
     time: str = option("", read=one_line)
+    conditions: str = option("", read=one_line)
     notes: tuple[str, ...] = option((), read=read_lines)
 
     def check(self) -> None:

@@ -6,28 +6,31 @@ import math
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from kapsi.paper.baselines import BaselineComparison, comparisons, difference, searches
+from kapsi.paper.baselines import BaselineComparison, comparisons, difference, range_text, searches
 from kapsi.paper.render import duration, escape_markdown, parameter_range, score_text, times
 from kapsi.paper.tables import ResultTable, count, printed_factors
 
 MAX_SCORES = 6
 """Rows of an experiment with all scores in the overview."""
+FEW_SEEDS = 3
+"""Results of fewer seeds are preliminary."""
 MAX_NAMED = 2
 """Rows of a comparison with a baseline that are named instead of counted."""
 
 
 HEADINGS = (
     *("experiment", "rows", "MSE ≥ 100× lower than the paper", "MSE not higher", "score here (paper)"),
-    *("against the baselines measured here: rows better : worse (median)", "parameters", "CPU time"),
+    *("baselines measured here, same seeds: rows better : worse (median)", "parameters", "CPU time"),
 )
 
 
-def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
+def overview(tables: Sequence[ResultTable], link: str | None = "", details: str = "") -> str:
     """Return a Markdown table of all experiments: comparisons with the paper and with the baselines, cost.
 
     Args:
         tables: the tables of all experiments.
         link: prefix of the links to the pages, as in "results/"; None for no links.
+        details: page with the differences of searches and seeds, named instead of listing them; empty to list them.
     """
     text = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---:|---|---|---:|---:|"]
     for table in tables:
@@ -41,7 +44,7 @@ def overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
         texts = (escape_markdown(_scores(table)), escape_markdown(against_baselines(table)))
         cells = [shown, f"{table.done} of {table.named}", *_against(table), *texts, size, spent]
         text.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*text, "", *_fairness(tables)]) + "\n"
+    return "\n".join([*text, "", *(_fairness_in_short(tables, details) if details else _fairness(tables))]) + "\n"
 
 
 def against_baselines(table: ResultTable) -> str:
@@ -53,7 +56,9 @@ def _rows_and_median(comparison: BaselineComparison) -> str:
     if len(comparison.lines) <= MAX_NAMED:
         pairs = zip(comparison.lines, comparison.factors, strict=True)
         return ", ".join(f"{line.row.name} {_gain(factor, comparison.even)}" for line, factor in pairs)
-    return f"{comparison.better} : {comparison.worse} ({_gain(comparison.median, comparison.even)})"
+    few = comparison.seeds[0] < FEW_SEEDS
+    seeds = f"; {range_text(comparison.seeds)} seed{'s' * (comparison.seeds[1] > 1)}" if few else ""
+    return f"{comparison.better} : {comparison.worse} ({_gain(comparison.median, comparison.even)}{seeds})"
 
 
 def _gain(factor: float, even: float) -> str:
@@ -65,18 +70,30 @@ def _gain(factor: float, even: float) -> str:
     return f"{times(factor)} better" if factor > 1 else f"{times(1 / factor if factor else math.inf)} worse"
 
 
-def _few_seeds(tables: Sequence[ResultTable]) -> str:
-    """Return the experiments and methods with rows of fewer than three seeds, empty if there are none."""
-    texts = []
-    for table in tables:
-        labels = [
+def _few_seeds(tables: Sequence[ResultTable]) -> dict[str, list[str]]:
+    """Return the methods with rows of fewer than three seeds by experiment."""
+    labels = {
+        table.experiment.name: [
             method.label
             for method in table.methods
-            if any(line.statistics[method.name].count < 3 for line in table.lines if method.name in line.statistics)
+            if any(line.statistics[method.name].count < FEW_SEEDS for line in table.lines if method.name in line.statistics)
         ]
-        if labels:
-            texts.append(f"{table.experiment.name} ({', '.join(labels)})")
-    return "; ".join(texts)
+        for table in tables
+    }
+    return {name: methods for name, methods in labels.items() if methods}
+
+
+def _fairness_in_short(tables: Sequence[ResultTable], details: str) -> list[str]:
+    """Return the experiments with different searches and with few seeds, and a link to the page with the methods."""
+    different = [table.experiment.name for table in tables if difference(table)]
+    texts = []
+    if different:
+        texts.append(
+            f"Searches (candidates, starts, epochs) or seeds of the baselines differ in {', '.join(different)}."
+        )
+    if few := _few_seeds(tables):
+        texts.append(f"Some methods have fewer than three seeds, hence preliminary results, in {', '.join(few)}.")
+    return [escape_markdown(" ".join(texts)) + f" [Details]({quote(details)})."] if texts else []
 
 
 def _fairness(tables: Sequence[ResultTable]) -> list[str]:
@@ -91,9 +108,9 @@ def _fairness(tables: Sequence[ResultTable]) -> list[str]:
     if others:
         lines.append("The searches of the baselines differ from that of kapsi (each page has the numbers):")
         lines += ["", *(f"- {escape_markdown(name)}: {escape_markdown(text)}" for name, text in others)]
-    few = _few_seeds(tables)
-    if few:
-        lines += ["", f"Fewer than three seeds, hence preliminary: {escape_markdown(few)}."]
+    if few := _few_seeds(tables):
+        named = (escape_markdown(f"{name}: {'; '.join(methods)}") for name, methods in few.items())
+        lines += ["", "Preliminary, as rows have fewer than three seeds:", "", *(f"- {text}" for text in named)]
     return lines
 
 
@@ -123,7 +140,8 @@ def _scores(table: ResultTable) -> str:
         printed = [mean for line in lines for column in table.compared if (mean := line.paper[column].mean) is not None]
         paper = f" ({score_text(metric, best(printed))})" if printed else ""
         scores = [line.result.mean for line in lines if line.result and math.isfinite(line.result.mean)]
-        return f"best {score_text(metric, best(scores))}{paper}" if scores else ""
+        conditions = f"; {table.experiment.conditions}" if table.experiment.conditions else ""
+        return f"best {score_text(metric, best(scores))}{paper}{conditions}" if scores else ""
     if len(lines) > MAX_SCORES:
         return _own_columns(table)
     labels = [line.headline.label for line in lines if line.headline is not None]
@@ -135,15 +153,15 @@ def _scores(table: ResultTable) -> str:
         inside = "; ".join(part for part in (reference, own) if part)
         paper = f" ({inside})" if inside else ""
         texts.append(f"{line.row.name} {score_text(metric, line.result.mean) if line.result else ''}{paper}")
-    return ", ".join(texts)
+    return ", ".join(texts) + (f"; {table.experiment.conditions}" if table.experiment.conditions else "")
 
 
 def _own_columns(table: ResultTable) -> str:
     """Return the number of rows in which each model is worse than its own column in the paper, empty for a single model."""
     even = 0 if table.experiment.higher_is_better else 1
     counts = [(m.label, sum(factor < even for _, factor in pairs), len(pairs)) for m, pairs in table.own_columns()]
-    texts = (f"{label} {worse} of {rows}" for label, worse, rows in counts)
-    return f"rows worse than its own column of the paper: {', '.join(texts)}" if counts else ""
+    texts = (f"{label}: {worse} of {rows}" for label, worse, rows in counts)
+    return f"rows worse than the same model in the paper: {'; '.join(texts)}" if counts else ""
 
 
 def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
@@ -163,9 +181,9 @@ def readme(tables: Sequence[ResultTable], commands: Mapping[str, str]) -> str:
         "",
         overview(tables),
     ]
-    settings = {setting.text(): None for table in tables for setting in table.settings}
-    if settings:
-        text += ["## Versions and machines", "", *(f"- {escape_markdown(line)}" for line in settings), ""]
+    environments = {environment.text(): None for table in tables for environment in table.environments}
+    if environments:
+        text += ["## Versions and machines", "", *(f"- {escape_markdown(line)}" for line in environments), ""]
     text += ["## Commands", "", "```"]
     text += [commands[table.experiment.name] for table in tables if table.experiment.name in commands]
     text += ["```", ""]

@@ -190,11 +190,14 @@ def _heading(table: ResultTable) -> list[str]:
     if table.quick:
         lines.append("QUICK: a tiny budget that only checks the experiment; not comparable")
     if not all(_on_test(table, method) for method in table.methods):
-        lines.append("here: selected on validation rows of the training part; the test rows are evaluated once")
+        how = experiment.conditions or "selected on validation rows of the training part"
+        lines.append(f"here: {how}; the test rows are evaluated once")
     if any(_on_test(table, method) for method in table.methods):
         lines.append("here, columns with “best epoch on test”: the paper's protocol")
     if table.columns:
         lines.append("paper: the best epoch on the test rows")
+    if len(table.methods) > 1:
+        lines.append("methods measured here are compared over the seeds that both have; the columns show all seeds")
     return lines
 
 
@@ -212,8 +215,8 @@ def _axis_tables(table: ResultTable) -> list[tuple[str, list[tuple[str, ...]]]]:
 
 def _footnotes(table: ResultTable) -> list[str]:
     notes = [
-        f"{setting.mark or 'measured with'} {setting.text()} ({setting.count} result{'s' if setting.count > 1 else ''})"
-        for setting in table.settings
+        f"{used.mark or 'measured with'} {used.text()} ({used.count} result{'s' if used.count > 1 else ''})"
+        for used in table.environments
     ]
     return [*notes, *search_lines(table), *table.notes]
 

@@ -168,9 +168,9 @@ class Result:
         )
 
     @property
-    def setting(self) -> str:
-        """Hash of versions and machine; results of different settings are not mixed."""
-        return _setting(self.versions, self.machine)
+    def environment(self) -> str:
+        """Hash of versions and machine; results of different environments are not mixed."""
+        return _environment(self.versions, self.machine)
 
     @property
     def key(self) -> str:
@@ -211,18 +211,18 @@ class Result:
         return result
 
 
-def _setting(versions: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+def _environment(versions: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     return _hash([dict(versions), [machine.get(name) for name in _DECISIVE]])
 
 
 def here() -> str:
-    """Return the setting of this process."""
-    return _setting(versions(), machine())
+    """Return the environment of this process."""
+    return _environment(versions(), machine())
 
 
 def result_key(configuration: str | None, seed: int, versions: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     """Return the key of a result from the hash of its configuration, the seed, versions and machine."""
-    return _hash([configuration, seed, _setting(versions, machine)])
+    return _hash([configuration, seed, _environment(versions, machine)])
 
 
 def key_of(run: Run) -> str:

@@ -26,7 +26,8 @@ class Statistic:
         seconds, cpu_seconds: mean per seed.
         total: CPU seconds of all seeds.
         best_epoch: mean of the best test score over epochs, None if not recorded.
-        mark: footnote marks of the settings, empty for the first.
+        mark: footnote marks of the environments, empty for the first.
+        scores: score of each seed.
     """
 
     mean: float
@@ -40,10 +41,24 @@ class Statistic:
     best_epoch: float | None = None
     mark: str = ""
     fewest_parameters: int | None = None
+    scores: Mapping[int, float] = field(default_factory=dict)
+
+    def common_seeds(self, other: Statistic) -> list[int]:
+        """Return the seeds of both methods."""
+        return [seed for seed in self.scores if seed in other.scores]
+
+    def paired(self, other: Statistic) -> tuple[float, float] | None:
+        """Return the mean scores of both methods over their common seeds, or None without a common seed."""
+        seeds = self.common_seeds(other)
+        if not seeds:
+            return None
+        own, theirs = ([scores[seed] for seed in seeds] for scores in (self.scores, other.scores))
+        with np.errstate(all="ignore"):
+            return float(np.mean(own)), float(np.mean(theirs))
 
 
 @dataclass(frozen=True)
-class Setting:
+class Environment:
     """Versions and machine of results."""
 
     mark: str
@@ -79,7 +94,8 @@ class Line:
         statistics: statistics of stored results by method.
         reference: reference score of the headline, None if there is none.
         reference_name: label of the reference.
-        factor: reference divided by headline for errors, headline minus reference for accuracies.
+        factor: reference divided by headline for errors, headline minus reference for accuracies; over the common seeds if the
+            reference was measured here.
     """
 
     row: TableRow
@@ -118,7 +134,7 @@ class ResultTable:
         columns: prefixes of the paper's columns shown.
         methods: methods with a result.
         compared: reference columns of the headline.
-        settings: versions and machines of the results, by number of results; the first has no mark.
+        environments: versions and machines of the results, by number of results; the first has no mark.
         notes: footnotes.
         axes: statistics by axis, for a grid of several axes.
         quick: whether the results are from `--quick`.
@@ -130,7 +146,7 @@ class ResultTable:
     columns: tuple[str, ...]
     methods: tuple[Method, ...]
     compared: tuple[str, ...]
-    settings: tuple[Setting, ...] = ()
+    environments: tuple[Environment, ...] = ()
     notes: tuple[str, ...] = ()
     axes: tuple[AxisValue, ...] = ()
     quick: bool = False
@@ -172,14 +188,7 @@ class ResultTable:
         for method in self.methods:
             if any(method is other for other, _ in own):
                 continue
-            pairs = [
-                (line, factor_of(line.result.mean, line.statistics[method.name].mean, self.experiment.higher_is_better))
-                for line in self.lines
-                if line.result is not None
-                and line.headline is not None
-                and method.name in line.statistics
-                and method.name != line.headline.name
-            ]
+            pairs = paired_factors(self, method)
             if pairs:
                 texts.append(self._verdict(f"{method.label} here{_protocol(self.experiment, method)}", pairs))
         best = self.best()
@@ -253,6 +262,19 @@ def count(pairs: Sequence[tuple[Line, float]], least: float) -> int:
     return sum(factor >= least for _, factor in pairs)
 
 
+def paired_factors(table: ResultTable, method: Method) -> list[tuple[Line, float]]:
+    """Return the rows with a seed common to the headline and another method, and their factors over the common seeds."""
+    found = []
+    for line in table.lines:
+        other = line.statistics.get(method.name)
+        if line.result is None or line.headline is None or other is None or method.name == line.headline.name:
+            continue
+        scores = line.result.paired(other)
+        if scores is not None:
+            found.append((line, factor_of(*scores, table.experiment.higher_is_better)))
+    return found
+
+
 def printed_factors(table: ResultTable) -> list[tuple[Line, float]]:
     """Return the rows compared with printed results, with their factors."""
     instead = table.experiment.compare.instead
@@ -281,7 +303,7 @@ def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
 
     Args:
         results: results of different seeds, not empty.
-        mark: footnote marks of the settings.
+        mark: footnote marks of the environments.
     """
     scores = np.array([result.score for result in results], dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -303,6 +325,7 @@ def statistic(results: Sequence[Result], mark: str = "") -> Statistic:
         sum(numbers) / len(numbers) if len(numbers) == len(results) else None,
         mark,
         min(parameters) if parameters else None,
+        {result.seed: result.score for result in results},
     )
 
 
@@ -317,9 +340,9 @@ def build(
 ) -> ResultTable:
     """Return the table of an experiment from stored results.
 
-    For each row and method, results of this process's versions and machine take precedence, then those of the setting with the most
-    results; other machines with equal versions add missing seeds. Marks name the settings. Results of another configuration or of
-    other seeds are not shown.
+    For each row and method, results of this process's versions and machine take precedence, then those of the environment
+    with the most results; other machines with equal versions add missing seeds. Marks name the environments. Results of
+    another configuration or of other seeds are not shown.
 
     Args:
         experiment: the experiment.
@@ -335,8 +358,8 @@ def build(
     rows = [row for row in experiment.active_rows() if selected_rows is None or row.name in selected_rows]
     names = {row.name for row in rows}
     shown = {key: group for key, group in shown.items() if key[0] in names}
-    settings = _settings([result for group in shown.values() for result in group])
-    marks = {setting: mark.mark for setting, mark in settings.items()}
+    environments = _environments([result for group in shown.values() for result in group])
+    marks = {environment: mark.mark for environment, mark in environments.items()}
     stored = {key: statistic(group, _mark(group, marks)) for key, group in shown.items()}
     compared = expected.compared(experiment)
     lines = tuple(_line(experiment, expected, compared, row, stored) for row in rows)
@@ -356,7 +379,7 @@ def build(
         tuple(column for column in expected.columns if any(line.paper[column].mean is not None for line in lines)),
         tuple(method for method in experiment.methods if method.name in present),
         compared,
-        tuple(settings.values()),
+        tuple(environments.values()),
         tuple(notes),
         _axes(experiment, lines),
         quick,
@@ -416,51 +439,51 @@ def _select(
 
 
 def _one_per_seed(results: list[Result]) -> list[Result]:
-    """Return a result for each seed: of this process's setting, otherwise of the setting with the most results.
+    """Return a result for each seed: of this process's environment, otherwise of the environment with the most results.
 
     Seeds from several machines complete each other, with equal versions only: a machine changes the rounding, a version may change
     the method.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault(result.setting, []).append(result)
+        groups.setdefault(result.environment, []).append(result)
 
-    def rank(setting: str) -> tuple[bool, int, str]:
-        group = groups[setting]
-        return setting == here(), len(group), max(result.started for result in group)
+    def rank(environment: str) -> tuple[bool, int, str]:
+        group = groups[environment]
+        return environment == here(), len(group), max(result.started for result in group)
 
     first, *others = sorted(groups, key=rank, reverse=True)
     chosen = {result.seed: result for result in groups[first]}
-    for setting in others:
-        if groups[setting][0].versions == groups[first][0].versions:
-            chosen = {result.seed: result for result in groups[setting]} | chosen
+    for environment in others:
+        if groups[environment][0].versions == groups[first][0].versions:
+            chosen = {result.seed: result for result in groups[environment]} | chosen
     return list(chosen.values())
 
 
 _MARKS = "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ"
 
 
-def _settings(results: list[Result]) -> dict[str, Setting]:
+def _environments(results: list[Result]) -> dict[str, Environment]:
     groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault(result.setting, []).append(result)
+        groups.setdefault(result.environment, []).append(result)
     current = here()
     # By number: pages have the same marks on every machine.
-    order = sorted(groups, key=lambda setting: (-len(groups[setting]), setting != current, setting))
+    order = sorted(groups, key=lambda environment: (-len(groups[environment]), environment != current, environment))
     return {
-        setting: Setting(
+        environment: Environment(
             "" if i == 0 else _MARKS[(i - 1) % len(_MARKS)],
-            groups[setting][0].versions,
-            groups[setting][0].machine,
-            len(groups[setting]),
+            groups[environment][0].versions,
+            groups[environment][0].machine,
+            len(groups[environment]),
         )
-        for i, setting in enumerate(order)
+        for i, environment in enumerate(order)
     }
 
 
 def _mark(results: Sequence[Result], marks: Mapping[str, str]) -> str:
-    """Return the marks of all settings of a cell; the empty mark of the most frequent setting is left out."""
-    return "".join(sorted({marks[result.setting] for result in results}))
+    """Return the marks of all environments of a cell; the empty mark of the most frequent environment is left out."""
+    return "".join(sorted({marks[result.environment] for result in results}))
 
 
 def _line(
@@ -488,9 +511,10 @@ def _line(
             best = max if experiment.higher_is_better else min
             reference, name = best(known, key=lambda pair: pair[0])
     result = statistics.get(headline.name) if headline is not None else None
-    factor = (
-        None if reference is None or result is None else factor_of(result.mean, reference, experiment.higher_is_better)
-    )
+    scores = None if result is None or reference is None else (result.mean, reference)
+    if scores is not None and instead is not None:
+        scores = statistics[headline.name].paired(statistics[instead])  # both were measured here
+    factor = None if scores is None else factor_of(*scores, experiment.higher_is_better)
     return Line(row, headline, paper, statistics, reference, name, factor)
 
 

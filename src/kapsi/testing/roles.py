@@ -237,7 +237,7 @@ def layer_scale(function: Remainder | Fusion) -> None:
 
 @law("function", "fusion")
 def gain(function: Fusion) -> None:
-    """At initial values, fusing independent outputs of unit deviation gives the stated deviation."""
+    """At initial values, fusing independent outputs of unit standard deviation gives the stated standard deviation."""
     for heads in (1, 4, 9):
         outputs = torch.randn(heads, 1024, 16, generator=seeded(8))
         tensors = {name: param.draw(None, seeded(9)) for name, param in flatten(function.params(heads, 16))}

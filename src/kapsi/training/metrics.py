@@ -188,7 +188,7 @@ class R2(Metric, name="r2"):
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = False
-    gathered: ClassVar[bool] = True  # sums of y² lose the digits of a deviation far below the mean
+    gathered: ClassVar[bool] = True  # sums of y² lose the digits of a standard deviation far below the mean
     skips_missing: ClassVar[bool] = True
 
     def sums(self, output: Tensor, target: Tensor, weight: Tensor | None, loss: Loss) -> Tensor:

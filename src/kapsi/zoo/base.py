@@ -1,4 +1,4 @@
-"""Shared parts of the zoo: parity cases, their data and deviations, and checks of the converters and fits."""
+"""Shared parts of the zoo: parity cases, their data and differences, and checks of the converters and fits."""
 
 from __future__ import annotations
 

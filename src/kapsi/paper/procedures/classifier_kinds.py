@@ -60,7 +60,7 @@ class FittedClassifier:
 
 @dataclass(frozen=True)
 class ClassifierTask:
-    """Rows and settings of a fit.
+    """Rows and options of a fit.
 
     Attributes:
         x, y: training rows.

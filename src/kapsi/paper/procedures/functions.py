@@ -161,7 +161,7 @@ class FunctionOptions(Spec):
         edge: share of the validation rows at the extreme of a random direction, 0 to 1.
         tails: share of the validation rows with the highest and the lowest targets, 0 to 1 − edge.
         inputs: `unit` scales to [−1, 1] by the range of the training rows; `raw` does not.
-        targets: `standard`: mean 0 and deviation 1 over the training rows; `scaled`: mean absolute value 1, with zero fixed, for
+        targets: `standard`: mean 0 and variance 1 over the training rows; `scaled`: mean absolute value 1, with zero fixed, for
             outputs of constant sign; `raw`.
         calibrate: whether to set grids and other buffers from the training rows before a fit.
         candidates: {name: candidate}, not empty, under the protocol `paper` a single candidate; null removes a candidate.

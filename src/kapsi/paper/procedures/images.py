@@ -35,7 +35,7 @@ class ImageOptions(Spec):
         data: data set, by default the name of the row.
         classifier: key of `classifiers.KINDS`.
         held_out: number of training rows for the selection, drawn by the seed.
-        inputs: `normalized` by the mean and deviation of the channel, or `unit`, intensities from 0 to 1.
+        inputs: `normalized` by the mean and standard deviation of the channel, or `unit`, intensities from 0 to 1.
         shift: largest random shift of the training images, in pixels, 0 to 27.
         flip: flip training images horizontally at random.
         mix: largest share of another image of the batch mixed in without changing the class, 0 to 0.5.

@@ -17,9 +17,9 @@ def update_grid(model: Model, x: Tensor) -> Model:
     """Move the grid of every spline to the data and keep the function, in place, layer by layer.
 
     `kapsi.calibrate` sets the new range or knots. The coefficients on the new grid are a least-squares fit to the old functions,
-    at the data and, with 1 % of the weight, at evenly spaced points of each new interval, so few data suffice. Functions
-    representable on both grids are kept exactly. Where the new grid is coarser than the old function, the outputs move: a
-    change above 1 % of the deviation of the outputs at x is reported as a warning, with the remedy, more intervals.
+    at the data and, with 1% of the weight, at evenly spaced points of each new interval, so few data suffice. Functions
+    representable on both grids are kept exactly. If the new grid is too coarse for the old function, the outputs change: an RMS
+    change above 1% of the standard deviation of the outputs at x is reported as a warning.
 
     Args:
         model: see `kapsi.calibrate`; heads with a `BSpline` as κ, or as a part of `Extended`, or before Taylor polynomials in
@@ -31,7 +31,7 @@ def update_grid(model: Model, x: Tensor) -> Model:
         The same model.
 
     Raises:
-        ScaleWarning: the outputs at x moved by more than 1 % of their deviation (root mean square).
+        ScaleWarning: the outputs at x changed by more than 1% of their standard deviation (RMS).
         SpecError: no spline; a spline in a remainder, or before other parts of a `Nested` than polynomials; processing after κ;
             an unsupported ψ. The model is unchanged then.
 
@@ -55,8 +55,8 @@ def update_grid(model: Model, x: Tensor) -> Model:
         splines = [head.spec.expansion for _, head in model.heads() if isinstance(head.spec.expansion, BSpline)]
         intervals = 2 * max(spline.intervals for spline in splines) if splines else "…"
         warnings.warn(
-            f"update_grid: the outputs moved by {change:.2g} of their deviation (root mean square): the new grids are coarser than "
-            f"the old functions; add intervals first, as in kp.refine(model, intervals={intervals})",
+            f"update_grid: the outputs changed by {change:.2g} of their standard deviation (RMS): the new grids are coarser "
+            f"than the old functions; add intervals first, as in kp.refine(model, intervals={intervals})",
             ScaleWarning,
             stacklevel=2,
         )
