@@ -58,7 +58,7 @@ def rewrite(path: Path, tensors: dict[str, torch.Tensor] | None = None, **metada
 
 def refused(path: Path, *parts: str) -> str:
     """Expect one quick error of one line that begins with the path, and that nothing large is made."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(kp.SpecError) as caught, WatchSizes() as watch:
         kp.load(path)
     message = str(caught.value)
@@ -68,7 +68,7 @@ def refused(path: Path, *parts: str) -> str:
     for part in parts:
         assert part in message, message
     assert watch.largest < 10**6
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
     return message
 
 
@@ -438,10 +438,10 @@ def test_many_different_heads_without_tensors_are_refused_at_once(tmp_path) -> N
         metadata = handle.metadata()
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     save_file(tensors, path, {**metadata, "spec": json.dumps({"widths": [2, 1], "layers": [{"heads": heads}]})})
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(kp.SpecError, match="20,000 heads, but 2 tensors"):
         kp.load(path)
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_tensors_of_several_types_are_refused(tmp_path) -> None:
