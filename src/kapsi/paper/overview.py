@@ -76,7 +76,9 @@ def _few_seeds(tables: Sequence[ResultTable]) -> dict[str, list[str]]:
         table.experiment.name: [
             method.label
             for method in table.methods
-            if any(line.statistics[method.name].count < FEW_SEEDS for line in table.lines if method.name in line.statistics)
+            if any(
+                line.statistics[method.name].count < FEW_SEEDS for line in table.lines if method.name in line.statistics
+            )
         ]
         for table in tables
     }

@@ -512,8 +512,8 @@ def _line(
             reference, name = best(known, key=lambda pair: pair[0])
     result = statistics.get(headline.name) if headline is not None else None
     scores = None if result is None or reference is None else (result.mean, reference)
-    if scores is not None and instead is not None:
-        scores = statistics[headline.name].paired(statistics[instead])  # both were measured here
+    if result is not None and instead in statistics:
+        scores = result.paired(statistics[instead])  # both were measured here
     factor = None if scores is None else factor_of(*scores, experiment.higher_is_better)
     return Line(row, headline, paper, statistics, reference, name, factor)
 
