@@ -22,7 +22,8 @@ EXAMPLE = ROOT / "examples" / "outside_package"
 
 def environment(*paths) -> dict[str, str]:
     source = Path(kapsi.__file__).parents[1]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, source))), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(map(str, (*paths, source)))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KAPSI_PLUGINS": "kapsi-steps, all"}
 
 
 def run(*command, paths=()) -> subprocess.CompletedProcess[str]:
@@ -83,6 +84,26 @@ kp.save(kp.Model(spec, seed=0), sys.argv[1])
     assert "SoftSteps" in info.stdout or "soft_steps" in info.stdout
     assert "D = m·G; 12 for m = 4" in functions.stdout
     assert "kapsi_steps.SoftSteps" in functions.stdout or "kapsi_steps.soft_steps.SoftSteps" in functions.stdout
+
+
+def test_an_installed_package_is_imported_with_consent_only(tmp_path) -> None:
+    paths = [installed(tmp_path, "kapsi-steps", "kapsi_steps"), EXAMPLE / "src"]
+    (tmp_path / "spec.yaml").write_text("widths: [2, 1]\nlayers: {heads: {expansion: soft_steps}}\n")
+    code = """
+import sys, kapsi as kp
+try:
+    kp.load_spec(sys.argv[1])
+except kp.SpecError as error:
+    assert "no expansion is called 'soft_steps'" in str(error)
+    assert "not imported without consent: set the environment variable KAPSI_PLUGINS=kapsi-steps" in str(error)
+    assert "kapsi_steps" not in sys.modules
+import kapsi_steps  # the other consent
+assert kp.load_spec(sys.argv[1]).layers[0].heads[0].expansion == kapsi_steps.SoftSteps()
+"""
+    environ = {**environment(*paths), "KAPSI_PLUGINS": "another"}
+    command = [sys.executable, "-c", code, str(tmp_path / "spec.yaml")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_what_is_not_installed_is_not_known() -> None:

@@ -1,181 +1,63 @@
 """kapsi: deep function learning with Reconciled Polynomial Networks, y = ⟨κ(x), ψ(w)⟩ + π(x)."""
 
-from kapsi import expansion, features, plots, reconciliation, remainder, weights, zoo
-from kapsi.calibrate import calibrate
-from kapsi.contraction import contract
-from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
-from kapsi.expansion import Expansion as Expansion
-from kapsi.expansion.adapter import *
-from kapsi.expansion.combinatorial import *
-from kapsi.expansion.compose import *
-from kapsi.expansion.compression import *
-from kapsi.expansion.density import *
-from kapsi.expansion.evidence import *
-from kapsi.expansion.fourier import *
-from kapsi.expansion.joint import *
-from kapsi.expansion.kernel import *
-from kapsi.expansion.orthogonal import *
-from kapsi.expansion.potential import *
-from kapsi.expansion.radial import *
-from kapsi.expansion.simple import *
-from kapsi.expansion.spline import *
-from kapsi.expansion.taylor import *
-from kapsi.expansion.tree import *
-from kapsi.expansion.trigonometric import *
-from kapsi.expansion.wavelet import *
-from kapsi.explain import explain
-from kapsi.function import Function, Param, catalogue, option
-from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
-from kapsi.listing import functions
-from kapsi.model_file import load, save
-from kapsi.modules import ExpansionModule, Head, Layer, Model, Store
-from kapsi.process import Activation, Affine, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
-from kapsi.reconciliation import Reconciliation as Reconciliation
-from kapsi.reconciliation.dense import *
-from kapsi.reconciliation.hypernet import *
-from kapsi.reconciliation.kronecker import *
-from kapsi.reconciliation.low_rank import *
-from kapsi.refine import refine
-from kapsi.remainder import *
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
-from kapsi.standardize import standardized
-from kapsi.training.callbacks import Callback
-from kapsi.training.checkpoint import Checkpoints
-from kapsi.training.config import TrainConfig
-from kapsi.training.data import ParquetRows
-from kapsi.training.engine import fit, train
-from kapsi.training.grid_updates import GridUpdates
-from kapsi.training.launch import open_group
-from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
-from kapsi.training.losses import MSE, Bernoulli, CrossEntropy, Gaussian, Hinge, Huber, Loss, SquaredHinge
-from kapsi.training.metrics import (
-    AUC,
-    F1,
-    MAE,
-    MAPE,
-    R2,
-    RMSE,
-    Accuracy,
-    BalancedAccuracy,
-    ExplainedVariance,
-    LogLoss,
-    Matthews,
-    MeanSquaredError,
-    MedianAbsoluteError,
-    Metric,
-    Precision,
-    Recall,
-)
-from kapsi.training.prediction import predict, predict_log_proba, predict_proba
-from kapsi.training.records import Epoch, Step
-from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge, Solver
-from kapsi.version import __version__
+from __future__ import annotations
 
-# Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or
-# a specification (combinatorial, compression, density, evidence, joint, potential, tree, wavelet) are only in `kapsi.expansion`.
-__all__ = [
-    "AUC",
-    "F1",
-    "LBFGS",
-    "MAE",
-    "MAPE",
-    "MSE",
-    "R2",
-    "RMSE",
-    "SGD",
-    "Accuracy",
-    "Activation",
-    "AdamW",
-    "Affine",
-    "BalancedAccuracy",
-    "BatchNorm",
-    "Bernoulli",
-    "Callback",
-    "Checkpoints",
-    "Concatenation",
-    "CrossEntropy",
-    "CsvLog",
-    "DataError",
-    "Dropout",
-    "Epoch",
-    "Expansion",
-    "ExpansionModule",
-    "ExplainedVariance",
-    "Function",
-    "Fusion",
-    "Gaussian",
-    "GridUpdates",
-    "Head",
-    "HeadSpec",
-    "Hinge",
-    "Huber",
-    "InstanceNorm",
-    "JsonLines",
-    "KapsiError",
-    "Layer",
-    "LayerNorm",
-    "LayerSpec",
-    "LevenbergMarquardt",
-    "LogLoss",
-    "Loss",
-    "Matthews",
-    "Mean",
-    "MeanSquaredError",
-    "MedianAbsoluteError",
-    "Metric",
-    "Model",
-    "ModelSpec",
-    "Param",
-    "ParquetRows",
-    "Precision",
-    "Process",
-    "Recall",
-    "Ridge",
-    "ScaleWarning",
-    "Solver",
-    "SpecError",
-    "SquaredHinge",
-    "Step",
-    "Sum",
-    "TensorBoard",
-    "TrainConfig",
-    "WeightedSum",
-    "__version__",
-    "calibrate",
-    "catalogue",
-    "contract",
-    "explain",
-    "features",
-    "fit",
-    "from_dict",
-    "functions",
-    "load",
-    "load_spec",
-    "open_group",
-    "option",
-    "plots",
-    "predict",
-    "predict_log_proba",
-    "predict_proba",
-    "refine",
-    "rpn",
-    "save",
-    "save_spec",
-    "standardized",
-    "to_dict",
-    "train",
-    "weights",
-    "zoo",
-]
-__all__ += expansion.adapter.__all__
-__all__ += expansion.compose.__all__
-__all__ += expansion.fourier.__all__
-__all__ += expansion.kernel.__all__
-__all__ += expansion.orthogonal.__all__
-__all__ += expansion.radial.__all__
-__all__ += expansion.simple.__all__
-__all__ += expansion.spline.__all__
-__all__ += expansion.taylor.__all__
-__all__ += expansion.trigonometric.__all__
-__all__ += reconciliation.__all__
-__all__ += remainder.__all__
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+FUNCTIONS = ("calibrate", "explain", "refine")
+"""Public functions in modules of the same name."""
+
+if TYPE_CHECKING:
+    # Type checkers follow no stars through a second module.
+    from kapsi.expansion import Expansion as Expansion
+    from kapsi.expansion.adapter import *
+    from kapsi.expansion.combinatorial import *
+    from kapsi.expansion.compose import *
+    from kapsi.expansion.compression import *
+    from kapsi.expansion.density import *
+    from kapsi.expansion.evidence import *
+    from kapsi.expansion.fourier import *
+    from kapsi.expansion.joint import *
+    from kapsi.expansion.kernel import *
+    from kapsi.expansion.orthogonal import *
+    from kapsi.expansion.potential import *
+    from kapsi.expansion.radial import *
+    from kapsi.expansion.simple import *
+    from kapsi.expansion.spline import *
+    from kapsi.expansion.taylor import *
+    from kapsi.expansion.tree import *
+    from kapsi.expansion.trigonometric import *
+    from kapsi.expansion.wavelet import *
+    from kapsi.public import *
+    from kapsi.public import __all__ as __all__
+    from kapsi.reconciliation import Reconciliation as Reconciliation
+    from kapsi.reconciliation.dense import *
+    from kapsi.reconciliation.hypernet import *
+    from kapsi.reconciliation.kronecker import *
+    from kapsi.reconciliation.low_rank import *
+    from kapsi.remainder import *
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load the public names, and torch, at first use: `kapsi --help` needs neither."""
+        public = importlib.import_module("kapsi.public")
+        if name not in vars(public):  # also a submodule, while the public names are being loaded
+            raise AttributeError(f"module 'kapsi' has no attribute {name!r}")
+        return vars(public)[name]
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the import of the module `kapsi.calibrate` does not hide the function."""
+        if not (name in FUNCTIONS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *importlib.import_module("kapsi.public").__all__})

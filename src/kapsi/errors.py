@@ -7,12 +7,56 @@ import difflib
 import math
 import numbers
 import operator
+import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+LONGEST_MESSAGE = 2000  # characters; the list of all expansions fits
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, safe for terminals and logs: all of them are escaped, also line breaks.
+
+    Escaped are controls (ESC begins terminal commands), invisible and direction-changing format characters, line and
+    paragraph separators and lone surrogates; the joiners of scripts and emoji stay.
+
+    Example:
+        >>> print(printable("a" + chr(27) + "[2J, b" + chr(0x202E)))
+        a\\x1b[2J, b\\u202e
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_escaped, text))
+
+
+def _escaped(letter: str) -> str:
+    if unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or letter in "\u200c\u200d":
+        return letter
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def line_of(text: str) -> str:
+    """Return a message as one printable line of at most `LONGEST_MESSAGE` characters: its beginning and its end.
+
+    Example:
+        >>> print(line_of("first" + chr(10) + "  second" + chr(27) + "[2J"))
+        first second\\x1b[2J
+    """
+    line = printable(re.sub(r"\s*[\r\n]\s*", " ", text.strip()))
+    if len(line) <= LONGEST_MESSAGE:
+        return line
+    return f"{line[: LONGEST_MESSAGE * 3 // 4]} … {line[-LONGEST_MESSAGE // 5 :]}"
+
 
 class KapsiError(ValueError):
-    """An error for the caller to correct; the command line prints one line and exits with code 2."""
+    """An error for the caller to correct; the command line prints one line and exits with code 2.
+
+    The message is one printable line: names, labels and paths of untrusted files send no command to a terminal.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(line_of(message))
 
 
 class SpecError(KapsiError):

@@ -31,7 +31,7 @@ from kapsi.errors import (
     shown,
     unknown,
 )
-from kapsi.installed import load_installed
+from kapsi.installed import load_installed, load_own
 from kapsi.migrate import RENAMED_OPTIONS
 
 Initializer: TypeAlias = Callable[[tuple[int, ...], Generator | None], Tensor]
@@ -264,6 +264,7 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
         >>> [f.name for f in catalogue("fusion")]
         ['concatenation', 'mean', 'sum', 'weighted_sum']
     """
+    load_own()
     if role is not None and role not in ROLES:
         raise SpecError(unknown("role", role, ROLES))
     roles = ROLES if role is None else [role]
@@ -285,16 +286,15 @@ def registered_name(role: str, name: str) -> str | None:
 
 
 def lookup(role: str, name: str, where: str = "") -> type[Function]:
-    """Return the function of a role by name or alias; an unknown name loads the functions of installed packages.
+    """Return the function of a role by name or alias; an unknown name loads installed packages with the user's consent.
 
     Raises:
         SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
     """
     known, aliases = ROLES[role], ALIASES[role]
-    failures: tuple[str, ...] = ()
-    if (word := registered_name(role, name)) is None:
-        failures = load_installed()
-        word = registered_name(role, name)
+    word = registered_name(role, name)
+    failures = load_installed() if word is None else ()
+    word = word or registered_name(role, name)
     if word is None:
         hint = did_you_mean(name, [*known, *aliases])
         package = "" if hint else ", or install the package that defines it"

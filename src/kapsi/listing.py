@@ -583,7 +583,7 @@ def functions(role: str | None = None) -> Listing:
         >>> [option.name for option in taylor.options], taylor.options[0].range
         (['degree', 'symmetric'], '1..64')
     """
-    failures = load_installed()
+    failures = load_installed(all_of_them=True)
     if role is not None and role not in ROLES:
         raise SpecError(f"functions: {unknown('role', role, ROLES)}")
     chosen = roles() if role is None else [role]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,26 +107,74 @@ def load(path: str | Path, *, device: torch.device | str | None = None) -> Model
     path = Path(path)
     target = _device(device)
     if not path.is_file():
-        raise SpecError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
+        raise SpecError(f"{path}: {_no_model_file(path)}")
     try:
         with safe_open(path, framework="pt", device="cpu") as handle:
-            metadata = handle.metadata() or {}
-            model, frozen = _blank(metadata, {name: handle.get_slice(name) for name in handle.keys()}, str(path))  # noqa: SIM118
-            expected = model.state_dict()
-            tensors = {migrate_tensor(name, expected): handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+            return _built(handle.metadata() or {}, slices, handle.get_tensor, str(path)).to(target)
     except (SafetensorError, OSError) as error:
         system = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         damaged = f"is not a safetensors file, or is damaged: {error}"
         raise SpecError(f"{path}: {system if isinstance(error, OSError) else damaged}") from None
-    model.load_state_dict(tensors, assign=True)
+
+
+def _no_model_file(path: Path) -> str:
+    """Return why a path is no model file, with the call for a run folder."""
+    if path.is_dir() and (path / "run.json").is_file():
+        return f"is a run folder of kapsi fit; kp.load_run({str(path)!r}) returns its model with the preprocessing"
+    return "is not a file" if path.exists() else "there is no such file"
+
+
+def load_bytes(data: bytes, where: str) -> Model:
+    """Return the model of the content of a file, as `load`.
+
+    Args:
+        data: the content.
+        where: prefix of error messages, such as the name of the file.
+
+    Raises:
+        SpecError: as `load`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    try:
+        tensors = load_tensors(data)
+    except SafetensorError as error:
+        raise SpecError(f"{where}: is not a safetensors file, or is damaged: {error}") from None
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # valid: the tensors are read
+    metadata = header.pop("__metadata__", {})
+    return _built(metadata, {name: _Entry(entry) for name, entry in header.items()}, tensors.__getitem__, where)
+
+
+class _Entry:
+    """Shape and type of a tensor, by an entry of a header."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self._entry = entry
+
+    def get_shape(self) -> list[int]:
+        return list(self._entry["shape"])
+
+    def get_dtype(self) -> str:
+        return str(self._entry["dtype"])
+
+
+def _built(
+    metadata: dict[str, str], slices: dict[str, Any], tensor: Callable[[str], torch.Tensor], where: str
+) -> Model:
+    """Return the model of the metadata and tensors of a file, in evaluation mode."""
+    model, frozen = _blank(metadata, slices, where)
+    expected = model.state_dict()
+    model.load_state_dict({migrate_tensor(name, expected): tensor(name) for name in slices}, assign=True)
     for name, head in model.heads():
         try:
             head.validate()
         except SpecError as error:
-            raise SpecError(f"{path}: {name}: {error}") from None
+            raise SpecError(f"{where}: {name}: {error}") from None
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    return model.to(target).eval()
+    return model.eval()
 
 
 def _device(device: torch.device | str | None) -> torch.device:

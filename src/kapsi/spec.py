@@ -20,6 +20,12 @@ from kapsi.remainder import Remainder, ZeroRemainder
 Init: TypeAlias = Literal["smooth", "measured", "xavier_uniform", "xavier_normal", "kaiming_uniform", "fan_out"]
 """Rules of initial values; see `HeadSpec`."""
 
+MAX_HEADS = 4096
+"""Heads of all layers of a model: a few lines of a file may state millions."""
+
+MAX_TEXT = 1_000_000
+"""Characters of a specification in YAML or JSON: 20 seconds of parsing."""
+
 
 @dataclass(frozen=True)
 class HeadSpec(Spec):
@@ -118,6 +124,11 @@ class ModelSpec(Spec):
                 problem = problem or f"widths[{i}] must be 1 to 2⁴⁰"
         if not problem and len(self.layers) not in (1, count):
             problem = f"{count + 1} widths need {count} layers, or one layer for all; got {len(self.layers)}"
+        heads = sum(len(layer.heads) for layer in self.layers) * (count if len(self.layers) == 1 else 1)
+        if heads > MAX_HEADS:
+            problem = (
+                problem or f"{heads:,} heads in all layers, at most {MAX_HEADS:,} are allowed; one wide head is faster"
+            )
         if problem:
             raise SpecError(f"ModelSpec(widths={_widths(self.widths)}): {problem}")
 
@@ -281,6 +292,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     import yaml
 
+    if len(text) > MAX_TEXT:
+        raise SpecError(f"{where}: {len(text):,} characters; a specification has at most {MAX_TEXT:,}")
     try:
         _refuse_tricks(yaml, text, where)
         loader = yaml.SafeLoader(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import inspect
 import io
@@ -14,14 +15,17 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from kapsi.cli import end
+from kapsi.cli.common import begin, say
 from kapsi.cli.data import formula_last
-from kapsi.errors import KapsiError, nearest
+from kapsi.errors import KapsiError, line_of, nearest
+from kapsi.installed import load_own
 from kapsi.version import __version__
 
 app = typer.Typer(
@@ -38,9 +42,24 @@ def _register() -> list[str]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         command = getattr(importlib.import_module(f"kapsi.cli.{module.name}"), module.name, None)
         if inspect.isfunction(command):
-            app.command()(command)
+            app.command()(_loading(command))
             names.append(module.name)
     return names
+
+
+def _loading(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with the catalogue of functions, and torch, loaded before; help and usage errors need neither."""
+    at_once = getattr(sys.modules[command.__module__], "at_once", None)
+
+    @functools.wraps(command)
+    def loaded(*arguments: Any, **options: Any) -> None:
+        if at_once is not None and (first := at_once(**options)):
+            begin(first)
+        load_own()
+        _raise_on_signals()
+        command(*arguments, **options)
+
+    return loaded
 
 
 COMMANDS = _register()
@@ -48,7 +67,7 @@ COMMANDS = _register()
 
 def _show_version(show: bool) -> None:
     if show:
-        typer.echo(f"kapsi {__version__}")
+        say(f"kapsi {__version__}")
         raise typer.Exit
 
 
@@ -61,18 +80,23 @@ def _root(
         typer.echo(context.get_help())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, 2 for a user error, 130 after an interrupt.
-
-    Args:
-        arguments: command-line arguments without the program name, by default `sys.argv[1:]`.
-    """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    _raise_on_sigterm()
+def call(arguments: Sequence[str]) -> int:
+    """Run the command line and return the exit code, see `kapsi.cli.main`."""
+    words = list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # Escape characters beyond the encoding of the stream.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    _interrupted.clear()
+    try:
+        return _call(words)
+    except Exception:
+        if _interrupted:  # an import turned the interrupt into another error
+            return 130
+        raise
+
+
+def _call(words: list[str]) -> int:
     try:
         code = app(args=formula_last(words), prog_name="kapsi", standalone_mode=False)
         if sys.stdout is not None:  # closed
@@ -101,25 +125,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report("there is not enough memory; use fewer rows or a smaller model (kapsi info shows its size)")
 
 
-def run() -> None:
-    """Run the command line and end the process: the entry point."""
-    code = main()
-    if code == 130:
-        # After an interrupt during an import, the process could end by the signal instead of the exit code.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+_interrupted: list[int] = []
 
 
-def _raise_on_sigterm() -> None:
-    """Turn SIGTERM into an exception, so that unfinished files are removed."""
+def _raise_on_signals() -> None:
+    """Turn SIGINT and SIGTERM into exceptions, so that unfinished files are removed."""
 
-    def end(number: int, frame: types.FrameType | None) -> None:
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        _interrupted.append(number)
+        raise KeyboardInterrupt
+
+    def terminate(number: int, frame: types.FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, end)
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, terminate)):
+            if signal.getsignal(number) in (signal.SIG_DFL, end):
+                signal.signal(number, handler)
 
 
 def _discard_output() -> None:
@@ -132,7 +154,7 @@ def _discard_output() -> None:
 
 
 def _report(message: str) -> int:
-    typer.echo(f"kapsi: {' '.join(message.split())}", err=True)
+    say(f"kapsi: {line_of(' '.join(message.split()))}", err=True)
     return 2
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kapsi.errors import FileError
+from kapsi.errors import FileError, line_of, printable
 from kapsi.text import text_table
 
 if TYPE_CHECKING:
@@ -19,9 +19,28 @@ if TYPE_CHECKING:
     from kapsi.training.tables import FitReport, Scores
 
 
+def say(*lines: str, err: bool = False) -> None:
+    """Write lines of text, by default an empty line; every message of the command line passes here.
+
+    Control characters of names, labels and paths are escaped, also their line breaks.
+
+    Args:
+        lines: text without final line breaks.
+        err: write to standard error.
+    """
+    typer.echo("\n".join(map(printable, lines)), err=err)
+
+
+def show_data(text: str) -> None:
+    """Write rows of data to standard output; on a terminal without control characters."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = "\n".join(map(printable, text.split("\n")))
+    typer.echo(text, nl=False)
+
+
 def note(text: str) -> None:
     """Write a note of one line to standard error."""
-    typer.echo(f"note: {' '.join(text.split())}", err=True)
+    say(f"note: {line_of(' '.join(text.split()))}", err=True)
 
 
 def notes(texts: Iterable[str]) -> None:
@@ -53,8 +72,7 @@ def new_file(output: str, overwrite: bool) -> None:
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Write rows of strings in aligned columns; `right` lists the columns to align to the right."""
-    for line in text_table(rows, right):
-        typer.echo(line)
+    say(*text_table([[printable(cell) for cell in row] for row in rows], right))
 
 
 def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, str, str]]:
@@ -90,8 +108,30 @@ def show_report(report: FitReport) -> None:
     """Write notes, scores and the run folder of a fit."""
     notes(report.notes)
     table(score_rows(report.task, report.scores), right=(1, 2))
-    typer.echo(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
-    typer.echo(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))
+    say(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
+    say(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))
+
+
+def begin(text: str) -> None:
+    """Write a note at the beginning of long work where no progress is shown."""
+    if not sys.stderr.isatty():
+        note(f"{text}; progress is shown on a terminal only")
+
+
+class FirstLine:
+    """A note before the first part of a fit, after all checks: an error before is the only line."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def on_part(self, name: str) -> None:
+        """Write the note, once."""
+        if self.text:
+            begin(self.text)
+        self.text = ""
+
+    def on_end(self, records: Sequence[Epoch]) -> None:
+        """Do nothing: a callback has one of these methods."""
 
 
 class Bar:
@@ -133,14 +173,17 @@ class Bar:
     def _show(self, epochs: float) -> None:
         fraction = min(1.0, epochs / self.epochs) if self.epochs else 0.0
         completed = max(0, self.part - 1) + fraction
-        self.bar.update(self.task, completed=completed, description=self.name, state=f"{self.text}{self.rate}")
+        state = printable(f"{self.text}{self.rate}").replace("[", "\\[")
+        self.bar.update(self.task, completed=completed, description=self.name, state=state)
 
 
 @contextlib.contextmanager
-def progress_bar(parts: int, epochs: int | None = None, *, quiet: bool = False) -> Iterator[Bar | None]:
-    """Provide the callback for a progress bar on standard error, None without a terminal or if quiet."""
+def progress_bar(
+    parts: int, epochs: int | None = None, *, quiet: bool = False, first: str = ""
+) -> Iterator[Bar | FirstLine | None]:
+    """Provide the callback for a progress bar on standard error; without a terminal for a first line; None if quiet."""
     if quiet or not sys.stderr.isatty():
-        yield None
+        yield None if quiet or not first else FirstLine(first)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kapsi.cli import data_set
-from kapsi.cli.common import new_file, note, table
+from kapsi.cli.common import new_file, note, say, show_data, table
 from kapsi.errors import FormulaError, did_you_mean
 
 if TYPE_CHECKING:
@@ -174,8 +174,8 @@ def _list(what: str) -> None:
 
     if what == "list":
         table([("group", "functions", ""), *((g, str(len(problems(g))), ABOUT[g]) for g in GROUPS)], right=(1,))
-        typer.echo("kapsi data GROUP lists a group; kapsi data GROUP NAME draws rows of a function.")
-        typer.echo()
+        say("kapsi data GROUP lists a group; kapsi data GROUP NAME draws rows of a function.")
+        say()
         data_set.show_all()
         return
     numbers = {name: number for number, name in ALIASES.items()}
@@ -202,13 +202,13 @@ def _draw(
     columns = {name: drawn.x[:, i] for i, name in enumerate(names)} | {target: drawn.y}
     if output is None:
         header = csv_text({name: [] for name in columns})
-        typer.echo(header, nl=False)
+        show_data(header)
         for begin in range(0, rows, WRITTEN_AT_ONCE):
             part = {name: values[begin : begin + WRITTEN_AT_ONCE] for name, values in columns.items()}
-            typer.echo(csv_text(part).removeprefix(header), nl=False)
+            show_data(csv_text(part).removeprefix(header))
     else:
         write_table(output, columns)
     if drawn.redrawn:
         note(f"{drawn.redrawn:,} rows were drawn again, since {problem.name} has no finite value there")
     if output is not None:
-        typer.echo(f"data: {output} ({rows:,} rows, target column {target}: {problem.name} = {problem.formula})")
+        say(f"data: {output} ({rows:,} rows, target column {target}: {problem.name} = {problem.formula})")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import typer
-
-from kapsi.cli.common import new_file, notes, table
+from kapsi.cli.common import new_file, notes, say, show_data, table
 from kapsi.errors import TableError
 
 
@@ -38,7 +36,7 @@ def show_all() -> None:
         for name, data in DATASETS.items()
     ]
     table([("data set", ""), *rows])
-    typer.echo("kapsi data NAME writes a bundled table, and checks a public data set.")
+    say("kapsi data NAME writes a bundled table, and checks a public data set.")
 
 
 def show(
@@ -96,14 +94,14 @@ def _write(name: str, output: str | None, overwrite: bool) -> None:
 
     if output is None:
         with bundled_file(name) as path:
-            typer.echo(path.read_text(encoding="utf-8"), nl=False)
+            show_data(path.read_text(encoding="utf-8"))
         return
     new_file(output, overwrite)
     found, target = bundled(name)
     columns = {key: column.values for key, column in found.columns.items()}
     whole = {key for key, column in found.columns.items() if column.kind == "integer"}
     write_table(output, {k: [int(v) for v in values] if k in whole else values for k, values in columns.items()})
-    typer.echo(f"data: {output} ({found.rows:,} rows, target column {target}: {BUNDLED[name].title})")
+    say(f"data: {output} ({found.rows:,} rows, target column {target}: {BUNDLED[name].title})")
 
 
 def _check(name: str, folder: str | None) -> None:
@@ -127,9 +125,7 @@ def _check(name: str, folder: str | None) -> None:
     rows = [("class", *entry.splits)]
     rows += [(label, f"{a:,}", f"{b:,}") for label, a, b in zip(entry.classes, *counts, strict=True)]
     table([*rows, ("rows", f"{sum(counts[0]):,}", f"{sum(counts[1]):,}")], right=(1, 2))
-    typer.echo(f"holds: {what}")
-    typer.echo(f"from: {source}")
-    typer.echo(f"source: {entry.source}; license: {entry.license}")
-    typer.echo(
-        f"data: {name} ({sum(counts[0]):,} training rows, {sum(counts[1]):,} test rows, {len(entry.classes)} classes)"
-    )
+    say(f"holds: {what}")
+    say(f"from: {source}")
+    say(f"source: {entry.source}; license: {entry.license}")
+    say(f"data: {name} ({sum(counts[0]):,} training rows, {sum(counts[1]):,} test rows, {len(entry.classes)} classes)")

@@ -9,6 +9,13 @@ import typer
 from kapsi.cli.common import announce_recovery, progress_bar, show_report
 from kapsi.cli.options import Overwrite
 
+ABOUT = "fitting 1,372 rows, 11 times"
+
+
+def at_once(output: str | None = None, **_: object) -> str:
+    """Return the first note, before the import of torch; empty for a run folder that may be refused."""
+    return ABOUT if output is None else ""
+
 
 def demo(
     output: Annotated[
@@ -22,10 +29,11 @@ def demo(
     from kapsi.training.run_folder import free_path
     from kapsi.training.tables import RunConfig, TableConfig, fit_table
 
+    first = "" if at_once(output) else ABOUT
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
     config = RunConfig(TableConfig(target="class", folds=10))
-    with bundled_file("banknote") as path, progress_bar(11) as bar:
+    with bundled_file("banknote") as path, progress_bar(11, first=first) as bar:
         report = fit_table(path, config, output, overwrite=overwrite, callbacks=bar or ())
     show_report(report)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
-from kapsi.cli.common import announce_recovery, machine_line, notes, score_rows
+from kapsi.cli.common import announce_recovery, machine_line, notes, say, score_rows
 from kapsi.cli.common import table as show_table
 from kapsi.cli.options import Run, TableFile
 
@@ -19,4 +17,4 @@ def evaluate(run: Run, table: TableFile) -> None:
     scores, rows, messages = model.scores(read_table(table))
     notes(messages)
     show_table(score_rows(model.task, {"kapsi": [scores]}), right=(1, 2))
-    typer.echo(machine_line(model.task, [scores], f"{rows:,} rows"))
+    say(machine_line(model.task, [scores], f"{rows:,} rows"))

@@ -126,9 +126,8 @@ def fit(
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as group:
         if output is not None and group.first:
             announce_recovery(output)
-        with progress_bar(
-            (config.table.folds or 0) + 1, epochs_per_part(config.training), quiet=not group.first
-        ) as bar:
+        parts, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
+        with progress_bar(parts, epochs_per_part(config.training), quiet=not group.first, first=first) as bar:
             report = fit_problem(
                 problem,
                 config,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kapsi.cli.common import notes
+from kapsi.cli.common import notes, say
 from kapsi.cli.options import Settings, setting
 from kapsi.errors import DataError, SpecError, nearest, unknown
 
@@ -54,7 +54,7 @@ def functions(
     if set_ or picture:
         raise SpecError("functions: --set and --picture need the name of one function, as in kapsi functions b_spline")
     notes(listing.failures)
-    typer.echo(listing.text(_width()))
+    say(*listing.text(_width()).splitlines())
 
 
 def _named(listing: Listing, name: str) -> list[Entry]:
@@ -80,17 +80,17 @@ def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
         if picture is not None:
             plots.save(entry.function, picture)
         if i:
-            typer.echo("\n" + "─" * width + "\n")
-        typer.echo(entry.text(width))
+            say("", "─" * width, "")
+        say(*entry.text(width).splitlines())
         if not plots.drawable(entry.function):
             continue
         try:
             lines = draw(plots.picture(entry.function), width, getattr(sys.stdout, "encoding", None))
         except (SpecError, DataError) as error:  # too wide to draw; the description above is complete
             lines = [f"no picture: {error}"]
-        typer.echo("\n".join(["", *lines]))
+        say("", *lines)
     if picture is not None:
-        typer.echo(f"picture: {picture}")
+        say(f"picture: {picture}")
 
 
 def _settings(entry: Entry, sets: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kapsi.cli.common import announce_recovery, table
+from kapsi.cli.common import announce_recovery, say, table
 from kapsi.cli.options import Settings
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def info(
     rows = [HEADER, *map(_cells, reports)]
     if facts:
         table(facts)
-        typer.echo()
-    typer.echo(f"A forward pass of {batch:,} rows: operations, new memory, and the largest tensor")
+        say()
+    say(f"A forward pass of {batch:,} rows: operations, new memory, and the largest tensor")
     table(rows, right=(1, 2, 3, 4, 5, 6, 7))
     for report in reports:
         if report.hint:
-            typer.echo(f"warning: {report.name}: {report.hint}")
-    typer.echo()
-    typer.echo(model.summary())
+            say(f"warning: {report.name}: {report.hint}")
+    say()
+    say(*model.summary().splitlines())
 
 
 def _model(path: str, sets: list[str]) -> tuple[Model, list[tuple[str, str]]]:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from kapsi.cli.common import say
+
 
 def parity(
     only: Annotated[
@@ -25,6 +27,6 @@ def parity(
     from kapsi.zoo.parity import run, table
 
     rows = run(seed, only)
-    typer.echo(table(rows))
+    say(*table(rows).splitlines())
     if not all(row.within or row.missing for row in rows):
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kapsi.cli.common import announce_recovery, notes
+from kapsi.cli.common import announce_recovery, notes, say
 from kapsi.cli.options import Output, Run, TableFile
 from kapsi.errors import FileError
 
@@ -10,8 +10,6 @@ from kapsi.errors import FileError
 def predict(run: Run, table: TableFile, output: Output) -> None:
     """Predict the rows of a table: original labels with probabilities, or real values."""
     import os
-
-    import typer
 
     from kapsi.data.tabular import read_table, write_table
     from kapsi.training.tables import load_run
@@ -26,4 +24,4 @@ def predict(run: Run, table: TableFile, output: Output) -> None:
     columns, messages = model.predict(read_table(table))
     write_table(output, columns)
     notes(messages)
-    typer.echo(f"predictions: {output} ({len(columns['prediction']):,} rows)")
+    say(f"predictions: {output} ({len(columns['prediction']):,} rows)")

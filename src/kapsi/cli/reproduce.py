@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kapsi.cli.common import note, notes, table
-from kapsi.errors import FileError, KapsiError, SpecError
+from kapsi.cli.common import note, notes, say, table
+from kapsi.errors import FileError, KapsiError, SpecError, printable
 from kapsi.files import check_place
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _run(experiments: Sequence[Experiment], request: _Request) -> bool:
         for experiment, runs in pairs
     ]
     tables = [result for result in tables if result.named]
-    typer.echo("\n".join(_shown(result, request.shown) for result in tables))
+    say(*(line for result in tables for line in _shown(result, request.shown).split("\n")))
     _show_failures(report)
     if request.report is not None:
         styles = {".md": Format.MARKDOWN, ".html": Format.HTML, ".txt": Format.TABLE}
@@ -255,7 +255,7 @@ def _run(experiments: Sequence[Experiment], request: _Request) -> bool:
 
 
 def _show_count(tables: Sequence[ResultTable]) -> None:
-    typer.echo(f"rows: {sum(result.done for result in tables)} of {sum(result.named for result in tables)}")
+    say(f"rows: {sum(result.done for result in tables)} of {sum(result.named for result in tables)}")
 
 
 def _shown(result: ResultTable, style: Format) -> str:
@@ -336,7 +336,7 @@ def _progress() -> Iterator[ProgressCallback | None]:
 
         def update(run: Run | None, done: int, total: int) -> None:
             text = "reproduce" if run is None else f"{run.experiment} · {run.row} · {run.method} · seed {run.seed}"
-            bar.update(task, description=text.replace("[", "\\["), completed=done, total=total)
+            bar.update(task, description=printable(text).replace("[", "\\["), completed=done, total=total)
 
         yield update
 
@@ -359,7 +359,7 @@ def _list(output: str) -> None:
         done = f"{result.done} of {result.named}"
         rows.append((name, experiment.title, str(result.named), str(len(experiment.methods)), done, experiment.time))
     table(rows, right=(2, 3, 4))
-    typer.echo("\nkapsi reproduce NAME runs one experiment, kapsi reproduce all runs all; --quick takes a minute")
+    say("", "kapsi reproduce NAME runs one experiment, kapsi reproduce all runs all; --quick takes a minute")
 
 
 # ------------------------------------------------------------------------------------------------ pages from results
@@ -382,7 +382,7 @@ def _summarize(
         if result.done:
             _write_page(result, output)
             continue
-        typer.echo(f"{name}: not run, no page")
+        say(f"{name}: not run, no page")
         for old in (Path(output) / f"{name}{suffix}" for suffix in (".md", ".html")):
             if old.exists():
                 note(f"{old} shows results that no longer exist, or results of other versions; delete it")
@@ -393,11 +393,11 @@ def _summarize(
     ordered = [tables[name] for name in [*shipped(), *(name for name in tables if name not in shipped())]]
     commands = {result.experiment.name: _command(result, quick) for result in ordered}
     _write(str(Path(output) / "README.md"), readme(ordered, commands))
-    typer.echo(f"{Path(output) / 'README.md'}")
+    say(f"{Path(output) / 'README.md'}")
     if into is not None:
         link = _link(into, output)
         _write(into, _between(into, overview(ordered, link, f"{link}README.md")))
-        typer.echo(into)
+        say(into)
     _show_count(ordered)
 
 
@@ -424,7 +424,7 @@ def _write_page(result: ResultTable, output: str) -> None:
     page = Path(output) / f"{name}.md"
     _write(str(page), as_markdown(result, [(picture.title, picture.file) for picture in drawn]))
     _write(str(page.with_suffix(".html")), as_html(result, [(picture.title, picture.svg) for picture in drawn]))
-    typer.echo(f"{page}: {result.done} of {result.named} rows")
+    say(f"{page}: {result.done} of {result.named} rows")
 
 
 def _command(result: ResultTable, quick: bool) -> str:

@@ -28,6 +28,8 @@ FORMAT = "kapsi checkpoint"
 FORMAT_VERSION = 1
 NAME = re.compile(r"step-([0-9]{12})\.safetensors")
 TEMPORARY = re.compile(r"\.(step-[0-9]{12}\.safetensors)\.new-.*")
+FINISHED = "finished.txt"
+"""Mark of finished work: a kill may come before the checkpoints are removed."""
 DELAY = 1.0
 """Seconds before the ends of short fits within a longer run are written."""
 
@@ -153,6 +155,17 @@ class Checkpoints:
                 (Path(self.folder) / f"step-{saved.step:012}.safetensors", Saved(saved.step, copied, saved.data))
             )
 
+    def finish_all(self, mark: str) -> None:
+        """Note beside the checkpoints, if there are any, that the work is finished, with a checksum of its result."""
+        if Path(self.folder).is_dir():
+            with atomic(Path(self.folder) / FINISHED) as temporary:
+                temporary.write_text(mark, encoding="ascii")
+
+    def finished(self) -> str:
+        """Return the checksum of a finished result, empty for unfinished work."""
+        file = Path(self.folder) / FINISHED
+        return file.read_text(encoding="ascii", errors="replace")[:64] if file.is_file() else ""
+
     def found(self) -> list[Path]:
         """Return all checkpoints of the folder and sub-folders."""
         return sorted(
@@ -163,7 +176,7 @@ class Checkpoints:
         """Delete all checkpoints and the emptied folders; other files stay."""
         for folder, _, names in os.walk(self.folder, topdown=False):
             for name in names:
-                if NAME.fullmatch(name) or TEMPORARY.fullmatch(name):
+                if NAME.fullmatch(name) or TEMPORARY.fullmatch(name) or name == FINISHED:
                     with suppress(OSError):
                         (Path(folder) / name).unlink()
             with suppress(OSError):  # not empty

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,7 @@ class NewRun:
     Attributes:
         folder: temporary folder for the files of the run, without sub-folders.
         manifest: entries of run.json in addition to the format, the version and the list of files.
+        on_sealed: called with the SHA-256 of run.json before the folder is moved.
 
     Raises:
         RunError: the path is in use or cannot be written, at the beginning or at the end.
@@ -58,6 +60,7 @@ class NewRun:
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
         self.manifest: dict[str, Any] = {}
+        self.on_sealed: Callable[[str], None] | None = None
         self._overwrite = overwrite
         self._target = resolve(path)
         self.folder = beside(self._target, "new")
@@ -87,6 +90,8 @@ class NewRun:
             if kind is None:
                 with plain(self.path, "write the run"):
                     self._seal()
+                    if self.on_sealed is not None:
+                        self.on_sealed(_fingerprint(self.folder / _MANIFEST)["sha256"])
                     self._swap()
         finally:
             remove(self.folder)  # missing after a successful swap
@@ -164,6 +169,21 @@ def open_run(path: str | Path) -> dict[str, Any]:
     Raises:
         RunError: the run is missing, damaged (the message names the file), or written by a newer version of kapsi.
     """
+    return read_run(path)[0]
+
+
+def read_run(path: str | Path, names: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the content of run.json and of named files, each opened once: the verified bytes are the returned bytes.
+
+    A run replaced meanwhile is either old or new as a whole, or refused.
+
+    Args:
+        path: the run folder, recovered first; all its files are verified.
+        names: files to return; files absent from run.json are left out.
+
+    Raises:
+        RunError: see `open_run`.
+    """
     recover(path)
     target = resolve(path)
     with plain(path, "read the run"), _lock(target):
@@ -171,10 +191,11 @@ def open_run(path: str | Path) -> dict[str, Any]:
             missing = "no such run folder; check the path, or create the run with kapsi fit"
             other = f"is not a run folder (no {_MANIFEST}); give a folder written by kapsi fit"
             raise RunError(f"{show(path)}: {other if os.path.lexists(target) else missing}")
-        data, problem = _verify(target)
+        contents: dict[str, bytes] = {}
+        data, problem = _verify(target, names, contents)
         if problem:
             raise RunError(f"{show(path)}: {problem}")
-        return data
+        return data, contents
 
 
 def free_path(path: str | Path) -> Path:
@@ -266,13 +287,17 @@ def _is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..", _MANIFEST) and not re.search(r"[/\\:\0]", name)
 
 
-def _fingerprint(file: Path) -> dict[str, Any]:
+def _fingerprint(file: Path, contents: dict[str, bytes] | None = None) -> dict[str, Any]:
+    """Return size and checksum of a file; add the content to `contents`, if given."""
     with open(file, "rb") as handle:
+        if contents is not None:
+            data = contents[file.name] = handle.read()
+            return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         return {"bytes": os.fstat(handle.fileno()).st_size, "sha256": hashlib.file_digest(handle, "sha256").hexdigest()}
 
 
-def _verify(target: Path) -> tuple[dict[str, Any], str]:
-    """Return the content of run.json, and the first problem of the run or an empty string."""
+def _verify(target: Path, names: Collection[str], contents: dict[str, bytes]) -> tuple[dict[str, Any], str]:
+    """Return the content of run.json, and the first problem of the run or an empty string; add the named files to `contents`."""
 
     def damaged(problem: str) -> tuple[dict[str, Any], str]:
         return {}, f"damaged run: {problem}; restore it from a copy, or fit again with --overwrite"
@@ -298,7 +323,7 @@ def _verify(target: Path) -> tuple[dict[str, Any], str]:
             return damaged(f"{_MANIFEST} does not give the bytes and sha256 of {name!r}")
         if not (target / name).is_file():
             return damaged(f"the file {name!r} is missing")
-        for key, value in _fingerprint(target / name).items():
+        for key, value in _fingerprint(target / name, contents if name in names else None).items():
             if value != expected[key]:
                 return damaged(f"the file {name!r} has changed: {key} {value}, in {_MANIFEST} {expected[key]!r}")
     return data, ""

@@ -1,5 +1,6 @@
 """Tables from CSV and Parquet files: reading, typing, standardizing, writing, folds."""
 
+from kapsi.data.tabular.frames import *
 from kapsi.data.tabular.preprocess import *
 from kapsi.data.tabular.read import *
 from kapsi.data.tabular.split import *

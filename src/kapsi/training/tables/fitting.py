@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +30,7 @@ from kapsi.training.solvers import Solver
 from kapsi.training.tables.configuration import RunConfig, read_problem, resolve_run
 from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.preparation import TrainingRows
+from kapsi.training.tables.ranges import Ranges
 from kapsi.training.tables.run_folder import log_epochs, log_part, write_run
 from kapsi.training.tables.scores import Scores, baselines, scores_of
 
@@ -70,9 +73,10 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         # Columns and targets are standardized; a constant target leaves rounding errors.
         warnings.simplefilter("ignore", ScaleWarning)
         model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
-    table_model = TableModel(
-        model.requires_grad_(True), train.preprocessing, problem.target, problem.task, problem.classes, train.scale
-    )
+    known = train.preprocessing.check(problem.features.take(train.rows))[0]
+    ranges = Ranges.fit(known, None if train.scale is None else problem.y[train.rows])
+    coding = (train.preprocessing, problem.target, problem.task, problem.classes, train.scale, ranges)
+    table_model = TableModel(model.requires_grad_(True), *coding)
     return FittedPart(table_model, epochs, choices)
 
 
@@ -146,14 +150,15 @@ def fit_problem(
     group = Group() if group is None else group
     parts = _parts(problem, config)
     config = resolve_run(problem, config)
-    where = _run_folder(problem, output, group)
+    where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
     outputs = np.zeros((len(problem.y), len(problem.classes or (0,))))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
     with contextlib.ExitStack() as stack:
         run = log = None
         if group.first:
-            run = stack.enter_context(NewRun(where, overwrite=overwrite))
+            again = checkpoints is not None and _is_finished(where, checkpoints)
+            run = stack.enter_context(NewRun(where, overwrite=overwrite or again))
             stack.enter_context(plain(where, "write the run"))
             log = stack.enter_context(open(run.folder / "metrics.jsonl", "w", encoding="utf-8"))
         if checkpoints is not None:
@@ -173,13 +178,15 @@ def fit_problem(
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
             write_run(run, problem, config, fitted.model, scores, outputs, fold_of)
+            run.on_sealed = None if checkpoints is None else checkpoints.finish_all
     if checkpoints is not None and group.first:
         checkpoints.remove()
     group.barrier()
     parameters = sum(p.numel() for p in fitted.model.model.parameters())
-    return FitReport(
-        where, problem.task, scores, len(problem.y), int((fold_of >= 0).sum()), parameters, list(problem.notes)
-    )
+    notes = list(problem.notes)
+    if output is None and where.name != _default_folder(problem).name:
+        notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
+    return FitReport(where, problem.task, scores, len(problem.y), int((fold_of >= 0).sum()), parameters, notes)
 
 
 def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:
@@ -200,11 +207,29 @@ def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, In
     return [*parts, ("all rows", rows, rows[:0])]
 
 
-def _run_folder(problem: TableProblem, output: str | Path | None, group: Group) -> Path:
+def _default_folder(problem: TableProblem) -> Path:
+    return Path("runs") / Path(problem.name).stem
+
+
+def _run_folder(problem: TableProblem, output: str | Path | None, group: Group, resume: bool) -> Path:
     """Return the run folder, chosen by the first process, which may create the folder before others look."""
     if output is not None:
         return Path(output)
-    return Path(group.broadcast(str(free_path(Path("runs") / Path(problem.name).stem)) if group.first else ""))
+    where = ""
+    if group.first:
+        base = _default_folder(problem)
+        where = str((_interrupted_run(base) if resume else None) or free_path(base))
+    return Path(group.broadcast(where))
+
+
+def _interrupted_run(base: Path) -> Path | None:
+    """Return the last of the paths base, base-2, … with checkpoints, None without any."""
+    found, candidate, number = None, base, 1
+    while os.path.lexists(candidate) or os.path.lexists(_checkpoint_folder(candidate)):
+        found = candidate if os.path.lexists(_checkpoint_folder(candidate)) else found
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return found
 
 
 def _fits(callbacks: Any, checkpoints: Checkpoints | None, group: Group, name: str) -> Fits:
@@ -215,15 +240,33 @@ def _fits(callbacks: Any, checkpoints: Checkpoints | None, group: Group, name: s
     return Fits(callbacks, None if checkpoints is None else checkpoints.part(name.replace(" ", "-")), group)
 
 
+def _checkpoint_folder(where: Path) -> Path:
+    target = resolve(where)
+    return target.with_name(f"{target.name}.checkpoints")
+
+
+def _is_finished(where: Path, checkpoints: Checkpoints) -> bool:
+    """Return whether to replace a run by itself: a kill came between its last rename and the removal of its checkpoints.
+
+    Without `resume` the checkpoints are removed.
+    """
+    left = replace(checkpoints, folder=_checkpoint_folder(where))
+    with contextlib.suppress(OSError):
+        finished = left.finished() == hashlib.sha256((resolve(where) / "run.json").read_bytes()).hexdigest()
+        if finished and not checkpoints.resume:
+            left.remove()
+        return finished and checkpoints.resume
+    return False
+
+
 def _checkpoints_for_run(where: Path, checkpoints: Checkpoints, digest: str, overwrite: bool) -> Checkpoints:
     """Return the checkpoints in a folder next to the run.
 
     Raises:
         RunError: the folder is in use, or has checkpoints of another run.
     """
-    target = resolve(where)
-    folder = target.with_name(f"{target.name}.checkpoints")
-    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+    folder = _checkpoint_folder(where)
+    if os.path.lexists(folder) and (folder.is_symlink() or not folder.is_dir()):
         raise RunError(f"{show(folder)}: is in the way of the checkpoints; move or delete it, or give another --output")
     earlier = replace(checkpoints, folder=folder)
     if not checkpoints.resume and earlier.found():

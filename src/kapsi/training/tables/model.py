@@ -15,6 +15,7 @@ from kapsi.modules import Model
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import PenaltyScore
+from kapsi.training.tables.ranges import OutsideCounts, Ranges
 from kapsi.training.tables.scores import Floats, Scores, scores_of
 
 __all__ = ["FittedPart", "TableModel"]
@@ -31,6 +32,7 @@ class TableModel:
         task: `classification` or `regression`.
         classes: original labels; None in regression.
         scale: standardization of the target; None in classification.
+        ranges: ranges of the training rows; None in runs of 0.1.
     """
 
     model: Model
@@ -39,6 +41,7 @@ class TableModel:
     task: str
     classes: tuple[Label, ...] | None
     scale: TargetScale | None
+    ranges: Ranges | None = None
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
         """Return probabilities (rows, classes), or predictions (rows,) in the unit of the target.
@@ -59,14 +62,26 @@ class TableModel:
             )
         return y.softmax(-1).numpy() if self.scale is None else self.scale.invert(y.squeeze(-1).numpy())
 
-    def predict(self, table: Table) -> tuple[dict[str, list[Any]], list[str]]:
+    def predict(
+        self, table: Table, counts: OutsideCounts | None = None, *, flags: bool = False
+    ) -> tuple[dict[str, list[Any]], list[str]]:
         """Return columns of predictions for all rows of a table, and notes on ignored columns.
+
+        Args:
+            table: the rows.
+            counts: receives the numbers of rows and predictions outside of the training ranges.
+            flags: add the columns `inputs_outside` and `prediction_outside`, true where a row or its prediction is outside.
 
         Raises:
             TableError: columns are missing or have another type than in training.
         """
         features, notes = self.preprocessing.check(table)
-        return self.columns(self.outputs(features)), notes
+        outputs = self.outputs(features)
+        columns = self.columns(outputs)
+        inputs, predictions = (OutsideCounts(self.ranges) if counts is None else counts).add(features, outputs)
+        if flags:
+            columns |= {"inputs_outside": inputs.tolist(), "prediction_outside": predictions.tolist()}
+        return columns, notes
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
         """Return outputs as columns: `prediction`, and `probability_LABEL` per class."""
@@ -99,6 +114,7 @@ class TableModel:
             "classes": None if self.classes is None else list(self.classes),
             "scale": None if self.scale is None else self.scale.to_dict(),
             "inputs": self.preprocessing.to_dict(),
+            **({} if self.ranges is None else {"ranges": self.ranges.to_dict()}),
         }
 
 

@@ -9,27 +9,28 @@ import platform
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import Label, Preprocessing, TableProblem, TargetScale, write_table
+from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
 from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction
 from kapsi.files import append_line, finite, write_json
 from kapsi.migrate import migrate_run
-from kapsi.model_file import load, save
+from kapsi.model_file import load_bytes, save
 from kapsi.spec import from_dict, parse_yaml, read_text, to_dict, to_yaml
 from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
 from kapsi.training.records import Epoch
-from kapsi.training.run_folder import FORMAT_VERSION, NewRun, open_run
+from kapsi.training.run_folder import FORMAT_VERSION, NewRun, read_run
 from kapsi.training.tables.configuration import RunConfig
 from kapsi.training.tables.model import FittedPart, TableModel
+from kapsi.training.tables.ranges import Ranges
 from kapsi.training.tables.scores import METRICS, Floats, Scores, summarize
 from kapsi.version import __version__
 
-__all__ = ["load_config", "load_run"]
+__all__ = ["LoadedRun", "load_config", "load_run"]
 
 
 def log_part(log: TextIO, part: str, fitted: FittedPart, scores: dict[str, Scores], task: str) -> None:
@@ -116,26 +117,80 @@ def _summary(scores: list[Scores], task: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------ reading
 
+PARTS = ("model.safetensors", "preprocessing.json", "config.yaml")
+"""Files of a run that make its model."""
 
-def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
+
+class LoadedRun(NamedTuple):
+    """The model of a run folder and the facts of its fit.
+
+    Attributes:
+        model: the fitted model with its preprocessing.
+        manifest: the content of `run.json`: scores, versions, number of rows.
+    """
+
+    model: TableModel
+    manifest: dict[str, Any]
+
+    def predict(self, frame: Any) -> npt.NDArray[Any]:
+        """Return the predictions for the rows of a frame, (rows,): labels, or real values in the unit of the target.
+
+        Args:
+            frame: a data frame of pandas, polars or pyarrow, or a mapping of names to arrays, with the columns of the table of
+                the fit; further columns are ignored, None and NaN are missing.
+
+        Raises:
+            TableError: columns are missing or have another type than in training.
+        """
+        outputs = self.model.outputs(self._features(frame, "predict"))
+        return outputs if self.model.classes is None else np.array(self.model.classes)[outputs.argmax(1)]
+
+    def predict_proba(self, frame: Any) -> npt.NDArray[np.float64]:
+        """Return the probability of each class for the rows of a frame, (rows, classes), in the order of `model.classes`.
+
+        Raises:
+            TableError: as `predict`, or a regression.
+        """
+        if self.model.classes is None:
+            raise TableError("predict_proba: the run is a regression and has no classes; use predict")
+        return self.model.outputs(self._features(frame, "predict_proba"))
+
+    def _features(self, frame: Any, where: str) -> Table:
+        return self.model.preprocessing.check(table_of(frame, where))[0]
+
+
+def load_run(path: str | Path) -> LoadedRun:
     """Return the fitted model and the manifest (`run.json`) of a run folder.
+
+    Safe for untrusted folders, as `kapsi.load`; each file is opened once, so that no two runs are mixed.
 
     Raises:
         RunError: the folder is not a run, is damaged, or was written by a newer version.
+
+    Example:
+        >>> import tempfile, kapsi as kp
+        >>> from kapsi.data.tabular import write_table
+        >>> from kapsi.training.tables import RunConfig, TableConfig, fit_table
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_table(f"{folder}/t.csv", {"x": [0, 1, 2, 3, 4, 5], "y": [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]})
+        ...     _ = fit_table(f"{folder}/t.csv", RunConfig(TableConfig("y")), f"{folder}/run")
+        ...     run = kp.load_run(f"{folder}/run")
+        >>> run.predict({"x": [1.5, 2.5]}).round(1)
+        array([4., 6.])
     """
-    manifest = open_run(path)
-    folder = Path(path)
-    for name in ("model.safetensors", "preprocessing.json", "config.yaml"):
-        if name not in manifest["files"]:
+    manifest, contents = read_run(path, PARTS)
+    for name in PARTS:
+        if name not in contents:
             raise RunError(f"{path}: damaged run: the file {name!r} is missing; restore it from a copy, or fit again")
     try:
-        model = load(folder / "model.safetensors")
-        data = json.loads((folder / "preprocessing.json").read_text(encoding="utf-8"))
+        model = load_bytes(contents["model.safetensors"], "model.safetensors")
+        data = json.loads(contents["preprocessing.json"])
         preprocessing = Preprocessing.from_dict(data["inputs"])
         classes = None if data["classes"] is None else _classes(data["classes"])
         scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
-        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale)
-        config = load_config(path, manifest["format_version"])
+        ranges = Ranges.from_dict(data["ranges"]) if "ranges" in data else None
+        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale, ranges)
+        config = _config(contents["config.yaml"].decode(), "config.yaml", manifest["format_version"])
         sizes = (len(preprocessing.names()), len(classes or (0,)))
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -148,12 +203,13 @@ def load_run(path: str | Path) -> tuple[TableModel, dict[str, Any]]:
         or (config.table.target, config.table.task) != (fitted.target, fitted.task)
         or fitted.task != ("regression" if classes is None else "classification")
         or (scale is None) != (classes is not None)
+        or (ranges is not None and not ranges.inputs.keys() <= {column.name for column in preprocessing.columns})
         or fitted.target in [column.name for column in preprocessing.columns]
     ):
         raise RunError(f"{path}: damaged run: its model, preprocessing.json and config.yaml do not belong together")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values()):
         raise RunError(f"{path}: damaged run: the model has weights that are not finite")
-    return fitted, manifest
+    return LoadedRun(fitted, manifest)
 
 
 def _classes(labels: Any) -> tuple[Label, ...]:
@@ -167,6 +223,10 @@ def _classes(labels: Any) -> tuple[Label, ...]:
 def load_config(path: str | Path, version: int = FORMAT_VERSION) -> RunConfig:
     """Return the configuration of a run folder, written in a version of the format."""
     file = Path(path) / "config.yaml"
-    data = parse_yaml(read_text(file, "configuration"), str(file))
-    config: RunConfig = from_dict(migrate_run(data) if version == 1 else data, RunConfig, str(file))
+    return _config(read_text(file, "configuration"), str(file), version)
+
+
+def _config(text: str, where: str, version: int) -> RunConfig:
+    data = parse_yaml(text, where)
+    config: RunConfig = from_dict(migrate_run(data) if version == 1 else data, RunConfig, where)
     return config

@@ -1,0 +1,63 @@
+"""Data frames and dictionaries of arrays as typed tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kapsi.data.tabular.types import Table, reject, table_error
+
+__all__ = ["table_of"]
+
+
+def table_of(frame: Any, where: str) -> Table:
+    """Return a frame as a table; an index is ignored.
+
+    Args:
+        frame: a data frame of pandas, polars or pyarrow, or a mapping of names to arrays or lists of equal length.
+        where: prefix of error messages.
+
+    Raises:
+        TableError: not a frame, without rows, repeated names, or values of mixed types in a column.
+
+    Example:
+        >>> table = table_of({"a": [1.5, None], "b": ["u", "v"]}, "predict")
+        >>> [(name, column.kind) for name, column in table.columns.items()]
+        [('a', 'real'), ('b', 'text')]
+    """
+    from kapsi.data.tabular.read import _typed_arrow
+
+    table = _arrow(frame, where)
+    names = [str(name) for name in table.column_names]
+    if not names or not table.num_rows or len(set(names)) < len(names):
+        problem = "has no rows or no columns" if len(set(names)) == len(names) else "has repeated names"
+        reject(where, f"the frame {problem}; give rows of the columns of the model, with different names")
+    columns = zip(names, table.columns, strict=True)
+    return Table(where, {name: _typed_arrow(column.combine_chunks(), name, where) for name, column in columns})
+
+
+def _arrow(frame: Any, where: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        if isinstance(frame, Mapping):
+            return pa.table({str(name): _array(values) for name, values in frame.items()})
+        if hasattr(frame, "column_names"):
+            return frame
+        if hasattr(frame, "to_arrow"):
+            return frame.to_arrow()
+        if hasattr(frame, "iloc") and hasattr(frame, "columns"):
+            return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        reject(where, f"the frame cannot be read ({error}); give columns of one type and of equal length")
+    wanted = "a data frame of pandas, polars or pyarrow, or a dictionary of arrays by name of the column"
+    raise table_error(where, f"expected {wanted}, got {type(frame).__name__}")
+
+
+def _array(values: Any) -> Any:
+    """Return values as an Arrow array, NaN and None as missing."""
+    import pyarrow as pa
+
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu().numpy()
+    return values.to_arrow() if hasattr(values, "to_arrow") else pa.array(values, from_pandas=True)

@@ -1,0 +1,143 @@
+"""Ranges of the training rows: which rows and predictions lie outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.tabular import Table
+from kapsi.errors import TableError, shown
+
+__all__ = ["OutsideCounts", "Ranges"]
+
+Interval = tuple[float, float]
+Mask = npt.NDArray[np.bool_]
+MOST_NAMED = 5  # columns in a note
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Smallest and largest value of the number and date columns, and of a real target, in the training rows.
+
+    Args:
+        inputs: interval by name of the column.
+        target: interval of the target; None for classes.
+    """
+
+    inputs: Mapping[str, Interval]
+    target: Interval | None = None
+
+    @classmethod
+    def fit(cls, features: Table, target: npt.NDArray[Any] | None) -> Ranges:
+        """Return the ranges of training rows; a column without values has no range.
+
+        Args:
+            features: the training rows.
+            target: (rows,) real values, None for classes.
+        """
+        inputs = {}
+        for name, column in features.columns.items():
+            if column.kind != "text":
+                numbers = column.numbers[np.isfinite(column.numbers)]
+                if len(numbers):
+                    inputs[name] = (float(numbers.min()), float(numbers.max()))
+        return cls(inputs, None if target is None else (float(target.min()), float(target.max())))
+
+    def inputs_outside(self, features: Table) -> dict[str, Mask]:
+        """Return the mask of rows outside of the range, (rows,), for each column with such rows; missing values are inside."""
+        masks = {}
+        for name, (low, high) in self.inputs.items():
+            numbers = features.columns[name].numbers
+            mask = (numbers < low) | (numbers > high)
+            if mask.any():
+                masks[name] = mask
+        return masks
+
+    def predictions_outside(self, outputs: npt.NDArray[np.float64]) -> Mask:
+        """Return the mask of predictions outside of the training targets, (rows,)."""
+        if self.target is None:
+            return np.zeros(len(outputs), dtype=np.bool_)
+        return (outputs < self.target[0]) | (outputs > self.target[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types for `from_dict`."""
+        inputs = {name: list(interval) for name, interval in self.inputs.items()}
+        return {"inputs": inputs, "target": None if self.target is None else list(self.target)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Ranges:
+        """Read the plain data of `to_dict`.
+
+        Raises:
+            TableError: the data is damaged.
+        """
+        if not isinstance(data, dict) or set(data) != {"inputs", "target"} or not isinstance(data["inputs"], dict):
+            raise TableError(f"ranges: expected inputs and target, got {shown(data)}")
+        inputs = {name: _interval(value) for name, value in data["inputs"].items()}
+        return cls(inputs, None if data["target"] is None else _interval(data["target"]))
+
+
+def _interval(value: Any) -> Interval:
+    numbers = value if isinstance(value, list) and all(type(end) in (int, float) for end in value) else []
+    if len(numbers) != 2 or not -np.inf < numbers[0] <= numbers[1] < np.inf:
+        raise TableError(f"ranges: expected two finite numbers, the lower first, got {shown(value)}")
+    return float(numbers[0]), float(numbers[1])
+
+
+@dataclass
+class OutsideCounts:
+    """Numbers of rows and predictions outside of the training ranges, over batches of rows.
+
+    Args:
+        ranges: ranges of the training rows; None for a run of 0.1, without notes.
+    """
+
+    ranges: Ranges | None
+    rows: int = 0
+    inputs: int = 0
+    predictions: int = 0
+    columns: dict[str, int] = field(default_factory=dict)
+
+    def add(self, features: Table, outputs: npt.NDArray[np.float64]) -> tuple[Mask, Mask]:
+        """Count a batch; return the masks of rows with inputs outside, and of predictions outside, (rows,)."""
+        inside = np.zeros(len(outputs), dtype=np.bool_)
+        self.rows += len(outputs)
+        if self.ranges is None:
+            return inside, inside
+        masks = self.ranges.inputs_outside(features)
+        inputs = np.logical_or.reduce([inside, *masks.values()])
+        predictions = self.ranges.predictions_outside(outputs)
+        for name, mask in masks.items():
+            self.columns[name] = self.columns.get(name, 0) + int(mask.sum())
+        self.inputs += int(inputs.sum())
+        self.predictions += int(predictions.sum())
+        return inputs, predictions
+
+    def notes(self) -> list[str]:
+        """Return notes for the user, empty if everything is inside.
+
+        Example:
+            >>> counts = OutsideCounts(Ranges({"a": (0.0, 1.0)}, (5.0, 9.5)), 50, 3, 2, {"a": 3})
+            >>> for note in counts.notes():
+            ...     print(note)
+            3 of 50 rows are outside of the range of the training rows (column 'a': 3); predictions there are extrapolated
+            2 of 50 predictions are outside of the range of the training targets, 5 to 9.5
+        """
+        notes = []
+        if self.inputs:
+            most = sorted(self.columns, key=lambda name: -self.columns[name])
+            named = ", ".join(f"column {name!r}: {self.columns[name]:,}" for name in most[:MOST_NAMED])
+            more = f", and {len(most) - MOST_NAMED} more columns" if len(most) > MOST_NAMED else ""
+            where = f"{self.inputs:,} of {self.rows:,} rows are outside of the range of the training rows"
+            notes.append(f"{where} ({named}{more}); predictions there are extrapolated")
+        if self.predictions and self.ranges is not None and self.ranges.target is not None:
+            low, high = self.ranges.target
+            where = (
+                f"{self.predictions:,} of {self.rows:,} predictions are outside of the range of the training targets"
+            )
+            notes.append(f"{where}, {low:.6g} to {high:.6g}")
+        return notes
