@@ -34,6 +34,12 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
     Raises:
         SpecError: not a model, or a model without values.
         DataError: no rows, a wrong number of columns, or values that are not finite.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([1, 1], kp.BSpline()), seed=0)
+        >>> kp.calibrate(model, torch.tensor([[0.0], [4.0], [10.0]])).layers[0].heads[0].kappa["range"].tolist()
+        [[0.0], [10.0]]
     """
     if not isinstance(model, Model | Layer | Head | ExpansionModule):
         hint = "; give the model that was compiled or wrapped" if isinstance(model, nn.Module) else ""

@@ -323,15 +323,18 @@ def _product(features: Features, weights: Weights) -> Tensor:
 
 
 def contract(features: Features, weights: Weights, *, route: Route = None) -> Tensor:
-    """Return ⟨κ(x), ψ(w_c)⟩ of every channel c, `(..., channels, n)`.
+    """Compute ⟨κ(x), ψ(w_c)⟩ for every channel c.
 
-    Equal to `torch.einsum("...d,cnd->...cn", features.dense(), weights.dense())`.
+    The result equals `torch.einsum("...d,cnd->...cn", features.dense(), weights.dense())`.
 
     Args:
         features: κ(x), `(..., D)`.
         weights: ψ(w), `(channels, n, D)`.
         route: `"dense"` multiplies materialized κ(x) and ψ(w); `"structured"` keeps κ(x) structured; by default sizes decide.
             The result is the same.
+
+    Returns:
+        A tensor `(..., channels, n)`.
 
     Raises:
         SpecError: different numbers of columns, κ or ψ too large to be materialized, or an unknown route.

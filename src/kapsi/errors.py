@@ -92,7 +92,7 @@ class RunError(FileError):
 
 
 class ScaleWarning(UserWarning):
-    """Inputs far outside the domain of κ, or a grid update that moves outputs."""
+    """Inputs far outside the domain of κ, or a grid update that changes the outputs."""
 
 
 # ------------------------------------------------------------------------------------------------ messages

@@ -100,12 +100,15 @@ def _out_of_place(packet: Any) -> Any:
 
 @torch.no_grad()
 def explain(model: Model, batch: int = 64, *, route: Route = None) -> list[HeadReport]:
-    """Return a report for each head of a model; only sizes are computed, on the meta device.
+    """Report size, parameters, method, operations and memory of each head; only sizes are computed, on the meta device.
 
     Args:
         model: any model.
         batch: number of rows, 0 or more.
         route: the route, see `model(x, route=…)`; `"dense"` shows the savings of the structure.
+
+    Returns:
+        A report for each head, layer by layer.
 
     Raises:
         SpecError: a wrong batch or route, or a tensor too large for any machine.

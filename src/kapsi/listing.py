@@ -565,12 +565,15 @@ class Listing(Sequence[Entry]):
 
 
 def functions(role: str | None = None) -> Listing:
-    """Return a readable list of the catalogue, for one role or for all, including functions of installed packages.
+    """List the registered functions of one role or of all, including those of installed third-party packages.
 
-    The list prints as a table; an entry has everything known about a function.
+    The list prints as a table; an entry contains formula, options, sizes and source of a function.
 
     Args:
         role: a role, such as `expansion` or `solver`; None: all.
+
+    Returns:
+        A list of entries, accessible by name or index.
 
     Raises:
         SpecError: an unknown role.

@@ -22,15 +22,24 @@ FORMAT_VERSION = 2
 
 
 def save(model: Model, path: str | Path) -> None:
-    """Write a model as one safetensors file: tensors, and in the metadata the specification and the frozen parameters.
+    """Write a model to a safetensors file, with the specification and the names of frozen parameters in its metadata.
 
     Args:
-        model: on any device, in any type.
+        model: a model on any device except `meta`, with any dtype.
         path: the file; an existing file is replaced at the end.
 
     Raises:
         FileError: the file cannot be written.
         SpecError: not a model, a model on the meta device, or a model that differs from its specification.
+
+    Example:
+        >>> import tempfile, torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([2, 3], kp.Taylor(2)), seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kp.save(model, f"{folder}/model.safetensors")
+        ...     loaded = kp.load(f"{folder}/model.safetensors")
+        >>> torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
+        True
     """
     from safetensors.torch import save_file
 
@@ -90,14 +99,17 @@ def _order_metadata(file: Path) -> None:
 
 
 def load(path: str | Path, *, device: torch.device | str | None = None) -> Model:
-    """Return the model of a file written by `save`, in evaluation mode.
+    """Read a model from a file written by `save`.
 
-    Safe for untrusted files: only registered functions are named, sizes are checked against the tensors of the file before
+    Safe for untrusted files: only registered functions are accepted, sizes are checked against the tensors of the file before
     anything is allocated, and nothing is executed.
 
     Args:
         path: the file, of this or an earlier format version.
         device: device of the tensors; default: the CPU.
+
+    Returns:
+        The model in evaluation mode, with the stored dtypes; see `save` for an example.
 
     Raises:
         SpecError: not a model file, damaged, of a newer version, or with tensors that do not match the specification.

@@ -21,7 +21,7 @@ from kapsi.spec import HeadSpec
 
 @torch.no_grad()
 def refine(model: Model, intervals: int) -> Model:
-    """Return a new model of the same function with a finer grid.
+    """Return a new model that computes the same function on finer spline grids.
 
     Each interval of every spline is divided into equal parts (knot insertion), and ψ is carried over exactly. Heads without
     a spline, types, devices, frozen parameters, hooks, and training or evaluation mode are copied.

@@ -47,6 +47,12 @@ class HeadSpec(Spec):
             `xavier_uniform`, `xavier_normal`, `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing
             is random.
         fusion: how the products ⟨κ(x), ψ(w_c)⟩ of several channels are combined; default: their sum.
+
+    Example:
+        >>> import kapsi as kp
+        >>> head = kp.HeadSpec(kp.Taylor(2), kp.LowRank(4), kp.LinearRemainder(), bias=True, before="tanh")
+        >>> sum(p.numel() for p in kp.Head(10, 3, head, seed=0).parameters())  # 4(3 + 110) + 30 + 3
+        485
     """
 
     expansion: Expansion = Identity()
@@ -78,6 +84,11 @@ class LayerSpec(Spec):
         heads: at least one; heads with equal κ share κ.
         fusion: how the outputs of the heads are combined; default: their sum.
         output: processing of the fused output.
+
+    Example:
+        >>> import kapsi as kp
+        >>> kp.LayerSpec((kp.HeadSpec(kp.BSpline()), kp.HeadSpec(kp.Taylor(2))), output="layer_norm").output
+        (LayerNorm(affine=False, epsilon=1e-05),)
     """
 
     heads: tuple[HeadSpec, ...] = (HeadSpec(),)
@@ -107,6 +118,12 @@ class ModelSpec(Spec):
         widths: numbers of features from the inputs to the outputs, at least two, each at least 1. None for the first and
             the last: taken from the table.
         layers: a layer for each pair of widths, or one layer for all.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> spec = kp.ModelSpec(widths=(2, 16, 1), layers=kp.LayerSpec(kp.HeadSpec(kp.Chebyshev(3))))
+        >>> kp.Model(spec, seed=0)(torch.zeros(5, 2)).shape
+        torch.Size([5, 1])
     """
 
     widths: tuple[int | None, ...]
@@ -182,7 +199,7 @@ def rpn(
     fusion: Fusion | str = Sum(),
     init: Init = "smooth",
 ) -> ModelSpec:
-    """Return the specification of a model of equal layers.
+    """Return the specification of a model whose layers are equal.
 
     Args:
         widths: numbers of features, from the inputs to the outputs.
@@ -190,6 +207,12 @@ def rpn(
         heads: number of equal heads in each layer, at least 1.
         output: processing after all layers except the last, such as the activation of an MLP.
         fusion: see `LayerSpec`.
+
+    Returns:
+        A specification for `kapsi.Model`, with a layer for each pair of widths.
+
+    Raises:
+        SpecError: invalid widths, functions or options.
 
     Example:
         >>> import kapsi as kp
@@ -223,7 +246,13 @@ def rpn(
 
 
 def to_dict(value: Any) -> Any:
-    """Return a function or a specification as plain data: mappings, lists, numbers, text, nothing else.
+    """Return a function or a specification as plain data: mappings, lists, numbers, strings, booleans and None.
+
+    Args:
+        value: a function, a specification, or a tuple of them.
+
+    Raises:
+        SpecError: the value contains something else, such as a plain callable as loss.
 
     Example:
         >>> import kapsi as kp
@@ -249,7 +278,7 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
-    """Return the function or specification of plain data; strict about names, options and types.
+    """Return the function or specification described by plain data; the inverse of `to_dict`.
 
     Args:
         data: plain data as from `to_dict`; missing options get their defaults, and a name stands for a function without options.
@@ -257,7 +286,7 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
         where: prefix of error messages.
 
     Raises:
-        SpecError: names the path, the given value and the choices.
+        SpecError: an unknown name or option, or a value of a wrong type; the message names the path, the value and the choices.
 
     Example:
         >>> import kapsi as kp
@@ -399,7 +428,13 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def load_spec(path: str | Path) -> ModelSpec:
-    """Return the model specification of a YAML or JSON file (JSON is YAML).
+    """Read a model specification from a YAML or JSON file.
+
+    Args:
+        path: the file, with the fields of `ModelSpec`.
+
+    Returns:
+        The specification; see `save_spec` for an example.
 
     Raises:
         SpecError: the file cannot be read, or its content is invalid; the message names the path.
@@ -409,7 +444,23 @@ def load_spec(path: str | Path) -> ModelSpec:
 
 
 def save_spec(spec: ModelSpec, path: str | Path) -> None:
-    """Write a specification as YAML, or as JSON to a file with the suffix `.json`, by a temporary sibling."""
+    """Write a model specification to a YAML file, or to a JSON file if the suffix is `.json`.
+
+    Args:
+        spec: the specification.
+        path: the file; an existing file is replaced at the end.
+
+    Raises:
+        FileError: the file cannot be written.
+
+    Example:
+        >>> import tempfile, kapsi as kp
+        >>> spec = kp.rpn([2, 8, 1], kp.Chebyshev(3))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kp.save_spec(spec, f"{folder}/model.yaml")
+        ...     kp.load_spec(f"{folder}/model.yaml") == spec
+        True
+    """
     data = to_dict(spec)
     text = json.dumps(data, indent=2) + "\n" if str(path).endswith(".json") else to_yaml(data)
     with atomic(path) as temporary, plain(path, "write the file"):

@@ -45,7 +45,7 @@ def standardized(
     seed: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> Model:
-    """Return a model with fixed affine layers at both ends, so that its inputs and outputs have the units of the data.
+    """Add fixed affine layers to both ends of a model, so that its inputs and outputs have the units of the data.
 
     f(x) = μ_y + σ_y g((x − μ_x) / σ_x), where g is the given model, calibrated on the standardized inputs. μ and σ are the
     means and standard deviations of the columns, stored as buffers of a process `affine`: they are saved with the model and

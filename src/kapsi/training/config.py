@@ -17,7 +17,7 @@ from kapsi.training.solvers.base import Solver
 
 @dataclass(frozen=True)
 class TrainConfig(Spec):
-    """How a model is trained; options of a loss or a solver belong to that function.
+    """Options of a training run; those of a loss or a solver belong to its object.
 
     Args:
         loss: a loss, by name, as a mapping with `kind`, or as an object; a plain callable (output, target) returning a value per
@@ -40,6 +40,12 @@ class TrainConfig(Spec):
         grid_updates: when grids of splines move to their inputs during `kapsi.fit`, with the function kept, as
             `{"every": 10, "until": 50}`; see `kapsi.GridUpdates`. None: never.
         seed: seed of initial values, splits and the order of rows.
+
+    Example:
+        >>> import kapsi as kp
+        >>> config = kp.TrainConfig(loss="huber", solver=kp.AdamW(learning_rate=0.01), epochs=20, patience=5)
+        >>> config.loss.name, config.solver.learning_rate
+        ('huber', 0.01)
     """
 
     loss: Loss | Literal["auto"] = "auto"

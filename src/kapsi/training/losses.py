@@ -353,6 +353,10 @@ class Huber(TargetwiseLoss, name="huber"):
     Args:
         delta: δ > 0, in the unit of the target.
         output_weights, ignore_missing: see `MSE`.
+
+    Example:
+        >>> Huber(delta=0.5).rows(torch.tensor([[0.4], [2.0]]), torch.zeros(2, 1))
+        tensor([0.0800, 0.8750])
     """
 
     delta: float = option(1.0, minimum=1e-12)
@@ -374,6 +378,10 @@ class Gaussian(TargetwiseLoss, name="gaussian"):
 
     Args:
         output_weights, ignore_missing: see `MSE`.
+
+    Example:
+        >>> Gaussian().rows(torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0]]))  # log √(2π) + 2²/2
+        tensor([2.9189])
     """
 
     summed: ClassVar[bool] = True
@@ -421,6 +429,10 @@ class CrossEntropy(Loss, name="cross_entropy"):
 
     Args:
         label_smoothing: s, from 0 to below 1.
+
+    Example:
+        >>> CrossEntropy().rows(torch.zeros(1, 4), torch.tensor([2]))  # log 4
+        tensor([1.3863])
     """
 
     label_smoothing: float = option(0.0, minimum=0.0, maximum=0.999)
@@ -451,6 +463,10 @@ class Hinge(Loss, name="hinge"):
     """Hinge loss: max(0, 1 − margin).
 
     One output: margin (2·class − 1)·f. Several: f of the class minus the largest other output (Crammer, Singer).
+
+    Example:
+        >>> Hinge().rows(torch.tensor([[0.25], [3.0]]), torch.tensor([1, 1]))
+        tensor([0.7500, 0.0000])
     """
 
     classes: ClassVar[bool] = True
@@ -483,6 +499,10 @@ class Bernoulli(TargetwiseLoss, name="bernoulli"):
 
     Args:
         output_weights, ignore_missing: see `MSE`.
+
+    Example:
+        >>> Bernoulli().rows(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))  # 2 log 2
+        tensor([1.3863])
     """
 
     summed: ClassVar[bool] = True

@@ -109,7 +109,10 @@ class TargetwiseMetric(Metric):
 
 @dataclass(frozen=True)
 class Accuracy(TargetwiseMetric, name="accuracy"):
-    """Fraction of rows with the correct class; for several zeros and ones per row, the fraction of correct ones."""
+    """Fraction of rows with the correct class; for several zeros and ones per row, the fraction of correct ones.
+
+    Source: the definition of `sklearn.metrics.accuracy_score`.
+    """
 
     greater_is_better: ClassVar[bool] = True
     discrete: ClassVar[bool | None] = True
@@ -121,7 +124,10 @@ class Accuracy(TargetwiseMetric, name="accuracy"):
 
 @dataclass(frozen=True)
 class MeanSquaredError(TargetwiseMetric, name="mse", aliases=("mean_squared_error",)):
-    """Mean squared error, in the squared unit of the target, averaged over targets."""
+    """Mean squared error, in the squared unit of the target, averaged over targets.
+
+    Source: the definition of `sklearn.metrics.mean_squared_error`.
+    """
 
     discrete: ClassVar[bool | None] = False
 
@@ -139,7 +145,10 @@ class RMSE(MeanSquaredError, name="rmse"):
 
 @dataclass(frozen=True)
 class MAE(TargetwiseMetric, name="mae", aliases=("mean_absolute_error",)):
-    """Mean absolute error, in the unit of the target, averaged over targets."""
+    """Mean absolute error, in the unit of the target, averaged over targets.
+
+    Source: the definition of `sklearn.metrics.mean_absolute_error`.
+    """
 
     discrete: ClassVar[bool | None] = False
 
@@ -149,7 +158,10 @@ class MAE(TargetwiseMetric, name="mae", aliases=("mean_absolute_error",)):
 
 @dataclass(frozen=True)
 class MAPE(TargetwiseMetric, name="mape", aliases=("mean_absolute_percentage_error",)):
-    """Mean absolute relative error abs(y − f) / abs(y), a fraction, averaged over targets; zeros count as 2.2e-16."""
+    """Mean absolute relative error abs(y − f) / abs(y), a fraction, averaged over targets; zeros count as 2.2e-16.
+
+    Source: the definition of `sklearn.metrics.mean_absolute_percentage_error`.
+    """
 
     discrete: ClassVar[bool | None] = False
 
@@ -163,6 +175,8 @@ class MedianAbsoluteError(Metric, name="median_absolute_error"):
     """Median of the absolute errors, in the unit of the target, averaged over targets.
 
     A weight counts a row that many times; between two middle rows the median is their mean.
+
+    Source: the definition of `sklearn.metrics.median_absolute_error`.
     """
 
     discrete: ClassVar[bool | None] = False
@@ -210,6 +224,8 @@ class ExplainedVariance(Metric, name="explained_variance"):
 
     As `explained_variance_score(…, multioutput="variance_weighted")` of scikit-learn. For constant targets: 1 for errors without
     variance, otherwise 0.
+
+    Source: the definition of `sklearn.metrics.explained_variance_score(…, multioutput="variance_weighted")`.
     """
 
     greater_is_better: ClassVar[bool] = True
@@ -242,6 +258,8 @@ class LogLoss(Metric, name="log_loss"):
     """Mean −log p of the true class, from the probabilities of the loss; no class has less than 2.3e-308.
 
     For targets from 0 to 1, −y log p − (1 − y) log(1 − p), averaged over targets.
+
+    Source: the definition of `sklearn.metrics.log_loss`.
     """
 
     discrete: ClassVar[bool | None] = True
@@ -303,6 +321,8 @@ class F1(ClassCounts, name="f1"):
     """F1 score, 2·TP/(2·TP + FP + FN): of class 1 for two classes, averaged over the classes for more.
 
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.f1_score(…, average="binary" or "macro")`.
     """
 
     def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
@@ -314,6 +334,8 @@ class Precision(ClassCounts, name="precision"):
     """Precision, TP/(TP + FP): of class 1 for two classes, averaged over the classes for more; 0 if never predicted.
 
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.precision_score(…, average="binary" or "macro")`.
     """
 
     def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
@@ -325,6 +347,8 @@ class Recall(ClassCounts, name="recall"):
     """Recall, TP/(TP + FN): of class 1 for two classes, averaged over the classes for more; 0 for a class without rows.
 
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.recall_score(…, average="binary" or "macro")`.
     """
 
     def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
@@ -336,6 +360,8 @@ class BalancedAccuracy(ClassCounts, name="balanced_accuracy"):
     """Mean of the recall TP/(TP + FN) over the classes that have rows.
 
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.balanced_accuracy_score`.
     """
 
     def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
@@ -349,6 +375,8 @@ class Matthews(ClassCounts, name="matthews", aliases=("matthews_corrcoef",)):
 
     c are the hits, s the rows, pₖ the rows predicted and tₖ the rows that have class k; 0 for a single class on either side.
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.matthews_corrcoef`.
     """
 
     def of_counts(self, hits: list[float], predicted: list[float], true: list[float]) -> float:
@@ -367,6 +395,8 @@ class AUC(Metric, name="auc"):
     """Area under the ROC curve; for more than two classes averaged one-vs-rest.
 
     Targets are integer class labels, or zeros and ones for one output.
+
+    Source: the definition of `sklearn.metrics.roc_auc_score(…, multi_class="ovr")`.
     """
 
     greater_is_better: ClassVar[bool] = True

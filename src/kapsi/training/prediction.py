@@ -235,6 +235,13 @@ def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_siz
             outputs, as for `mse` and `huber`.
         batch_size: number of rows at a time, by default as many as memory allows.
 
+    Returns:
+        Predictions `(rows,)` or `(rows, n)`, in the order of the rows.
+
+    Raises:
+        SpecError: the model cannot take the inputs.
+        DataError: no rows, values beyond the dtype of the model, or outputs that are NaN for a loss of classes.
+
     Example:
         >>> import torch, kapsi as kp
         >>> model = kp.Model(kp.rpn([2, 3]), seed=0)
@@ -256,14 +263,23 @@ def predict(model: nn.Module, x: Any, loss: LossLike | None = None, *, batch_siz
 def predict_log_proba(
     model: nn.Module, x: Any, loss: LossLike = "cross_entropy", *, batch_size: int | None = None
 ) -> Tensor:
-    """Return the log-probabilities of the classes, `(rows, classes)`, from a model's logits.
+    """Return the log-probabilities of the classes, computed from the logits of a model.
 
     Args:
         model, x, batch_size: see `predict`.
         loss: `cross_entropy`, or `bernoulli`: two columns for one output; for several outputs the log-probabilities of 1.
 
+    Returns:
+        Log-probabilities `(rows, classes)`, accurate also if a probability rounds to 0 or 1.
+
     Raises:
         SpecError: the loss has no probabilities.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([2, 1]), seed=0)
+        >>> kp.predict_log_proba(model, torch.zeros(1, 2), "bernoulli").exp()
+        tensor([[0.5000, 0.5000]])
     """
     return _log_probabilities(model, x, loss, "predict_log_proba", batch_size)
 
@@ -271,7 +287,17 @@ def predict_log_proba(
 def predict_proba(
     model: nn.Module, x: Any, loss: LossLike = "cross_entropy", *, batch_size: int | None = None
 ) -> Tensor:
-    """Return the probabilities of the classes, `(rows, classes)`, from a model's logits; as `predict_log_proba`.
+    """Return the probabilities of the classes, computed from the logits of a model.
+
+    Args:
+        model, x, batch_size: see `predict`.
+        loss: see `predict_log_proba`.
+
+    Returns:
+        Probabilities `(rows, classes)`.
+
+    Raises:
+        SpecError: the loss has no probabilities.
 
     Example:
         >>> import torch, kapsi as kp
