@@ -29,6 +29,7 @@ NAMES = (
     "kan_layers",
     "kan_training",
     "mlp",
+    "latency",
     "growth",
     "sparse_text",
     "hypernet",

@@ -25,6 +25,7 @@ SCRIPTS = (
     "kan_layers",
     "kan_training",
     "mlp",
+    "latency",
     "growth",
     "sparse_text",
     "hypernet",

@@ -664,6 +664,33 @@ def test_without_gradients_many_intervals_are_gathered(policy, shape) -> None:
         torch.testing.assert_close(made.dense(), head.expand(x.double()).dense().float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("degree", [1, 2, 3, 7])
+@pytest.mark.parametrize("policy", ["linear", "clamp", "zero", "extended"])
+def test_a_single_row_has_the_values_of_a_batch(policy, degree) -> None:
+    kappa = kp.BSpline(4, degree, extrapolation=policy)
+    ends = torch.tensor([[-1.0, -0.5, 0.3], [1.0, 2.0, 0.9]], dtype=torch.float64)
+    x = torch.rand(30, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 4 - 2
+    x[0] = (ends[0] + ends[1]) / 2  # all within the range
+    x[1:3] = ends
+    x[3] = torch.nan
+    expected = kappa._on_any_knots(x, ends)
+    for shape in ((1, 3), (3,), (1, 1, 3)):
+        columns = torch.stack([kappa(row.view(shape), {"range": ends}).dense().view(-1) for row in x])
+        torch.testing.assert_close(columns[:3], expected[:3], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(columns[4:], expected[4:], rtol=1e-12, atol=1e-12)
+        assert torch.isnan(columns[3]).any()
+        assert kappa(x[:1].view(shape), {"range": ends}).dense().shape == (*shape[:-1], (4 + degree) * 3)
+
+
+def test_a_block_of_one_row_is_gathered(monkeypatch) -> None:
+    head = kp.Head(8, 5, kp.HeadSpec(kp.BSpline(100)), seed=0)
+    x = torch.rand(601, 8, generator=torch.Generator().manual_seed(0)) * 2.4 - 1.2
+    expected = torch.nn.functional.linear(head.expand(x).dense(), head.weights().dense()[0])
+    monkeypatch.setattr(spline_product, "BLOCK", 4 * 8 * 100)
+    with torch.no_grad():
+        torch.testing.assert_close(head(x), expected.detach(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda part: part, lambda part: kp.Extended((part,)), lambda part: kp.Nested((part,))]
 )

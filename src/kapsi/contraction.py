@@ -356,7 +356,8 @@ def contract(features: Features, weights: Weights, *, route: Route = None) -> Te
 
 def contract_sum(features: Features, weights: Weights, bias: Tensor | None = None, *, route: Route = None) -> Tensor:
     """Return Σ_c ⟨κ(x), ψ(w_c)⟩ + bias, `(..., n)`, as in a head; channels are merged if cheaper."""
-    features, weights = _routed("contract_sum", features, weights, route)
+    if route is not None:
+        features, weights = _routed("contract_sum", features, weights, route)
     if isinstance(features, DenseFeatures) and isinstance(weights, DenseWeights) and weights.values.dim() == 2:
         return F.linear(features.values, weights.values, bias)  # exactly nn.Linear
     # Sparse inputs gather fewer columns of dense channels than their sum has.

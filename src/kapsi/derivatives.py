@@ -18,9 +18,13 @@ def differentiated_forward() -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Return whether operations on tensors are executed at once and need no derivative: no compiler, transform or gradient."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # a generator takes longer
+            if tensor.requires_grad:
+                return False
+    return not (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.compiler.is_compiling()
+    )
 
 
 def layer_norm(x: Tensor, epsilon: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -237,7 +237,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
     # -------------------------------------------------------------------------------- evaluation
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        ends = params["range"] if self.knots == "uniform" else params["knots"]
+        ends = params["range" if self.knots == "uniform" else "knots"]
         # A compiler decides on recomputation itself.
         if not torch.compiler.is_compiling() and (self._recomputes(x) if torch.is_grad_enabled() else self.gathers(x)):
             return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
@@ -251,7 +251,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
             basis = self._on_range(values, ends)
         else:
             basis = self._on_any_knots(values, ends)
-        return basis if basis.dtype == x.dtype else basis.to(x.dtype)
+        return basis if values is x else basis.to(x.dtype)
 
     def _recomputes(self, x: Tensor) -> bool:
         """Return whether κ(x) is recomputed in the backward pass."""
@@ -281,20 +281,22 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
 
     def _on_range(self, x: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` on uniform knots."""
-        n, degree, inputs = self.intervals, self.degree, x.shape[-1]
-        low, rate = self._range(x, ends)
-        if self.extrapolation != "extended":
-            outside = "clamp" if self.extrapolation == "error" else self.extrapolation
+        n, degree = self.intervals, self.degree
+        low, rate, outside = self.prepared(x, ends)
+        if outside != "extended":
             return UniformBasis.of(x, low, rate, n, degree, outside, 0)
         # The outer knots make a wider range; functions that vanish on the original range are cut off.
+        inputs = x.shape[-1]
         basis = UniformBasis.of(x, low, rate, n + 2 * degree, degree, "zero", degree)
         return basis.narrow(-1, degree * inputs, (n + degree) * inputs)
 
-    def _range(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Return lower ends and intervals per unit of each input; refuse x out of range if `extrapolation` says so."""
-        if self.extrapolation == "error":
-            self._refuse_outside(x, *working_precision(ends).unbind(0))
-        return uniform_range(ends, self.intervals)
+    def prepared(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Return lower ends, intervals per unit of each input, and the behavior beyond; refuse x there if it is `error`."""
+        low, rate = uniform_range(ends, self.intervals)
+        if self.extrapolation != "error":
+            return low, rate, self.extrapolation
+        self._refuse_outside(x, *working_precision(ends).unbind(0))
+        return low, rate, "clamp"
 
     def _on_any_knots(self, values: Tensor, ends: Tensor) -> Tensor:
         """Return all columns `(..., D)` by differentiable operations."""

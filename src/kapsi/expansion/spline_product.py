@@ -94,8 +94,7 @@ def _cut(rows: Tensor, x: Tensor, part: slice) -> Tensor:
 
 def _gathered(spline: BSpline, matrix: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """Return κ(x) Mᵀ as sums of the rows of Mᵀ with non-zero weights, in blocks of rows of x."""
-    low, rate = spline._range(x, ends)
-    outside = spline.clamped().extrapolation
+    low, rate, outside = spline.prepared(x, ends)
     table = matrix.mT.contiguous()
     result = x.new_empty(x.shape[:-1].numel(), len(matrix))
     rows = max(1, BLOCK // ((spline.degree + 1) * x.shape[-1]))

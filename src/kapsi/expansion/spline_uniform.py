@@ -36,16 +36,18 @@ class UniformBasis(OwnDerivatives):
     def forward(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
         rows, pieces = _pieces_by_row(x, low, rate, intervals, degree, outside, before)
         *lead, inputs = x.shape
+        if pieces.dim() == 2:  # one row
+            return x.new_zeros(intervals + degree, inputs).scatter_(0, rows, pieces).view(*lead, -1)
         columns = x.new_zeros(*lead, intervals + degree, inputs)
         return columns.scatter_(-2, rows, pieces).flatten(-2)
 
     @staticmethod
-    def of(x: Tensor, low: Tensor, rate: Tensor, *options: Any) -> Tensor:
+    def of(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
         """Return the basis; without derivatives as plain operations, since a function costs as much as ten of them."""
-        if is_plain(x, low):
-            return UniformBasis.forward(x, low, rate, *options)
-        basis: Tensor = UniformBasis.apply(x, low, rate, *options)
-        return basis
+        plain = is_plain(x, low)
+        basis: Any = UniformBasis.forward if plain else UniformBasis.apply
+        columns: Tensor = basis(x, low, rate, intervals, degree, outside, before)
+        return columns
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -102,7 +104,8 @@ def uniform_pieces_at(
     Not differentiable: values are computed in place.
     """
     rows, pieces = _pieces_by_row(x, low, rate, intervals, degree, outside, before)
-    return _column_indices(rows), pieces.flatten(-2)
+    *lead, _ = x.shape
+    return _column_indices(rows).view(*lead, -1), pieces.view(*lead, -1)
 
 
 def _column_indices(rows: Tensor) -> Tensor:
@@ -114,28 +117,33 @@ def _column_indices(rows: Tensor) -> Tensor:
 def _pieces_by_row(
     x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the non-zero functions on uniform knots: their numbers and values, both `(..., degree + 1, m)`."""
-    # For a single row the time is that of the number of operations.
+    """Return the non-zero functions on uniform knots: their numbers and values, both `(..., degree + 1, m)`.
+
+    One row `(1, m)` gives `(degree + 1, m)`: its time is that of the number of operations.
+    """
     if low.dim() > 1:  # ranges that differ between batches of `vmap`
-        low, rate = low.unsqueeze(-2), rate.unsqueeze(-2)
-    position, clamped, cell = _located(x.unsqueeze(-2), low, rate, intervals, before)
+        x, low, rate = x.unsqueeze(-2), low.unsqueeze(-2), rate.unsqueeze(-2)
+    elif x.dim() != 2 or x.shape[0] != 1:
+        x = x.unsqueeze(-2)
+    position, clamped, cell = _located(x, low, rate, intervals, before)
     # On a CPU a comparison is cheap, and saves the passes for inputs out of range if there are none.
     inside = type(position) is Tensor and position.is_cpu and position.equal(clamped)
     if not inside:
-        cell.clamp_(0, intervals - 1)  # a NaN has no interval; any will do, since the values are NaN
+        cell.relu_()  # a NaN, as an integer 0 or the least one, has no interval; any will do, since the values are NaN
     table = _table(x, degree)
-    rows = cell + table.rows
-    pieces = _polynomial(table.values, clamped.frac(), in_place=True)
+    t, coefficients = clamped.frac(), table.values
+    pieces = torch.addcmul(coefficients[-2], coefficients[-1], t)  # Horner's rule
+    for coefficient in coefficients[-3::-1]:
+        torch.addcmul(coefficient, pieces, t, out=pieces)
     pieces.relu_()  # rounding may give values below 0
-    if inside or outside == "clamp":
-        return rows, pieces
-    if outside == "linear":
-        excess = position.sub_(clamped)
-        lower, upper = table.end_slopes
-        pieces.addcmul_(excess, torch.where(excess < 0, lower, upper))
-    else:
-        pieces.mul_(_in_range(position, intervals))
-    return rows, pieces
+    if not inside:
+        if outside == "linear":
+            excess = position.sub_(clamped)
+            lower, difference = table.end_slopes
+            pieces.addcmul_(excess, lower).addcmul_(excess.relu_(), difference)
+        elif outside == "zero":
+            pieces.mul_(_in_range(position, intervals))
+    return cell + table.rows, pieces
 
 
 def _uniform_slopes(
@@ -216,14 +224,13 @@ def _in_range(position: Tensor, intervals: int) -> Tensor:
     return (position >= 0) & (position <= intervals)
 
 
-def _polynomial(coefficients: Sequence[Tensor], t: Tensor, in_place: bool = False) -> Tensor:
+def _polynomial(coefficients: Sequence[Tensor], t: Tensor) -> Tensor:
     """Return polynomials of t `(..., 1, m)` by Horner's rule, `(..., k, m)`, for coefficients `(k, 1)` in ascending order."""
     *lower, value = coefficients
     if not lower:
         return value + 0 * t
-    value = torch.addcmul(lower.pop(), value, t)
     for coefficient in reversed(lower):
-        value = torch.addcmul(coefficient, value, t, out=value) if in_place else torch.addcmul(coefficient, value, t)
+        value = torch.addcmul(coefficient, value, t)
     return value
 
 
@@ -234,7 +241,8 @@ class _Table(NamedTuple):
         rows: 0, 1, …, degree, `(degree + 1, 1)`.
         values: coefficients of t⁰, t¹, … of the non-zero functions on an interval, each `(degree + 1, 1)`.
         slopes: the same of their derivatives.
-        end_slopes: slopes at the lower and the upper end of an interval, each `(degree + 1, 1)`.
+        end_slopes: slopes at the lower end of an interval, and by how much those at the upper end differ, each
+            `(degree + 1, 1)`.
     """
 
     rows: Tensor
@@ -265,7 +273,7 @@ def _make_table(degree: int, dtype: torch.dtype, device: torch.device) -> _Table
         torch.tensor(rows, dtype=dtype, device=device).unsqueeze(-1) for rows in _uniform_coefficients(degree)
     )
     rows = torch.arange(degree + 1, device=device).unsqueeze(-1)
-    return _Table(rows, values.unbind(0), slopes.unbind(0), (slopes[0], slopes.sum(0)))
+    return _Table(rows, values.unbind(0), slopes.unbind(0), (slopes[0], slopes[1:].sum(0)))
 
 
 @functools.cache

@@ -123,10 +123,10 @@ class Head(nn.Module):
     def expand(self, x: Tensor) -> Features:
         """Return κ(x) with processing before and after; x as in `forward`."""
         self.check_inputs(x)
-        owner = self._owner[0]._modules if self._owner else self._modules
-        before, after = cast(nn.Sequential, owner["before"]), cast(nn.Sequential, owner["after"])
+        owner: dict[str, Any] = self._owner[0]._modules if self._owner else self._modules
+        before, after = owner["before"], owner["after"]
         expansion = self.spec.expansion
-        features = expansion(before(x) if before._modules else x, cast(Store, owner["kappa"]).ready())
+        features = expansion(before(x) if before._modules else x, owner["kappa"].ready())
         if not isinstance(features, Features) or features.columns != self._columns:
             result = f"{features.columns} columns" if isinstance(features, Features) else type(features).__name__
             wanted = f"Features of {self._columns} columns, the product of `factors`"
@@ -138,9 +138,9 @@ class Head(nn.Module):
 
     def check_inputs(self, x: Tensor) -> None:
         """Raise a `DataError` if inputs do not match the head, before any computation."""
-        check_tensor("Head", x, self.in_features, sparse=True)
-        if x.layout == torch.strided:
+        if is_dense(x, self.in_features):
             return
+        check_tensor("Head", x, self.in_features, sparse=True)
         spec, name = self.spec, f"Head({self.in_features} → {self.out_features})"
         if not spec.expansion.takes_sparse():
             function: Any = spec.expansion
@@ -164,8 +164,8 @@ class Head(nn.Module):
 
     def weights(self) -> Weights:
         """Return ψ(w); `weights().dense()` is `(channels, n, D)`."""
-        psi = cast(Store, self._modules["psi"]).ready()
-        return self.spec.reconciliation(psi, self.out_features, self.factors)
+        psi: Any = self._modules["psi"]
+        return self.spec.reconciliation(psi.ready(), self.out_features, self.factors)
 
     def remainder(self, x: Tensor) -> Tensor:
         """Return π(x), `(..., n)`."""
@@ -192,11 +192,13 @@ class Head(nn.Module):
 
     def product(self, features: Features, weights: Weights, route: Route = None) -> Tensor:
         """Return the fused products ⟨κ(x), ψ(w_c)⟩ of all channels, plus b, `(..., n)`."""
+        # Attributes of a module in its dictionaries are found late; also computed ones are attributes.
+        bias = self._parameters["bias"] if "bias" in self._parameters else self.bias
         if self._sums_channels:
-            return contract_sum(features, weights, self.bias, route=route)
+            return contract_sum(features, weights, bias, route=route)
         products = contract(features, weights, route=route)
         y = self.spec.fusion(products.movedim(-2, 0), self.fusion)
-        return y if self.bias is None else y + self.bias
+        return y if bias is None else y + bias
 
     def _plain_matrix(self, x: Tensor) -> Tensor | None:
         """Return ψ(w) of a head that is `nn.Linear` for x; None if x needs an error or a part does more than it declares.
@@ -206,11 +208,7 @@ class Head(nn.Module):
         modules = self._modules
         psi = modules["psi"]
         if (
-            not isinstance(x, Tensor)
-            or x.layout is not torch.strided
-            or x.dim() == 0
-            or x.shape[-1] != self.in_features
-            or not x.is_floating_point()
+            not is_dense(x, self.in_features)
             or self._owner  # with the processing of another head
             or modules["before"]._modules  # type: ignore[union-attr]
             or modules["after"]._modules  # type: ignore[union-attr]
@@ -418,6 +416,17 @@ def _smaller(out_features: int, factors: tuple[int, int], channels: int) -> str:
         if count <= MAX_TRAINED:
             fitting.append(f"{cls.__name__}({', '.join(map(str, cls.compact.values()))}) with {count:,}")
     return f"on this κ {' and '.join(fitting)} fit, for instance" if fitting else ""
+
+
+def is_dense(x: Any, in_features: int) -> bool:
+    """Return whether x is a dense floating-point tensor `(..., in_features)`."""
+    return (
+        isinstance(x, Tensor)
+        and x.layout is torch.strided
+        and x.dim() > 0
+        and x.shape[-1] == in_features
+        and x.is_floating_point()
+    )
 
 
 def check_tensor(where: str, x: Any, in_features: int, *, sparse: bool = False) -> None:

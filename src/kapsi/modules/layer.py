@@ -122,14 +122,14 @@ class Layer(nn.Module):
             features: result of `fixed_features(x)`.
             route: see `Head.forward`; with a route heads are not fused.
         """
-        modules = self._modules
-        heads = cast(nn.Module, modules["heads"])._modules
+        modules: dict[str, Any] = self._modules
+        heads = modules["heads"]._modules
         if len(heads) == 1 and self._sums and features is None and route is None:
             (head,) = heads.values()
-            y = cast(nn.Module, head)(x)
+            y = head(x)
         else:
             y = self._forward(x, features or {}, route)
-        output = cast(nn.Module, modules["output"])
+        output = modules["output"]
         return output(y) if output._modules else y
 
     def groups(self, route: Route = None) -> list[list[int]]:
