@@ -1,6 +1,7 @@
 """One call at batch 1: layers 64 → 64 against `nn.Linear`, most of whose time is Python and the start of operations.
 
-All have a bias. Rows are standard normal, so splines extrapolate a third of their inputs. *With gradients* is the forward pass in training mode.
+All have a bias. Inputs are standard normal, a third beyond the range of the splines. *With gradients* is the forward pass of
+training.
 
 Run: python benchmarks/latency.py
 """

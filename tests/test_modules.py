@@ -1376,6 +1376,23 @@ def test_another_module_in_the_place_of_a_layer_is_named_where_layers_are_needed
     assert all(torch.equal(a, b) for a, b in zip(inner.parameters(), expected.layers[1].parameters(), strict=True))
 
 
+@pytest.mark.parametrize("kappa", [kp.Identity(), kp.Taylor(2)])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_computed_bias_is_used(kappa, channels) -> None:
+    x = inputs(5, 3)
+    spec = kp.HeadSpec(kappa, bias=True, channels=channels)
+    pruned, parametrized = (kp.Head(3, 4, spec, seed=0, dtype=torch.float64) for _ in range(2))
+    products = pruned(x).detach()  # the bias is zero at initial values
+    values = torch.tensor([4.0, -3.0, 2.0, -1.0], dtype=torch.float64)
+    for head in (pruned, parametrized):
+        with torch.no_grad():
+            head.bias.copy_(values)
+    torch.nn.utils.prune.l1_unstructured(pruned, "bias", amount=2)
+    torch.nn.utils.parametrize.register_parametrization(parametrized, "bias", Doubled())
+    torch.testing.assert_close(pruned(x), products + torch.tensor([4.0, -3.0, 0.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(parametrized(x), products + 2 * values)
+
+
 def test_hooks_of_processing_after_kappa_are_called() -> None:
     model = kp.Model(kp.rpn([3, 2], kp.Taylor(2), after=("layer_norm",)), seed=0, dtype=torch.float64)
     norm = model.layers[0].heads[0].after[0]

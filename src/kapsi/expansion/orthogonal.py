@@ -96,7 +96,7 @@ class ThreeTerm(ElementWise):
 
     def _in_place(self, x: Tensor) -> Tensor:
         """Return all columns `(..., D)`, computed in place, with derivatives by the differentiated recurrence."""
-        values: Tensor = KnownDerivatives.apply(x, 0, self._derivative)
+        values: Tensor = KnownDerivatives.of(x, 0, self._derivative)
         return values.flatten(-2)
 
     def _derivative(self, x: Tensor, order: int) -> Tensor:

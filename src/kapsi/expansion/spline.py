@@ -238,8 +238,9 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         ends = params["range" if self.knots == "uniform" else "knots"]
-        # A compiler decides on recomputation itself.
-        if not torch.compiler.is_compiling() and (self._recomputes(x) if torch.is_grad_enabled() else self.gathers(x)):
+        if torch.compiler.is_compiling():  # which decides on recomputation itself
+            return DenseFeatures(self._columns(x, ends))
+        if self._recomputes(x) if torch.is_grad_enabled() else self.gathers(x):
             return _SplineFeatures(self._columns, x, (ends,), self.out_features(x.shape[-1]), self)
         return DenseFeatures(self._columns(x, ends))
 
@@ -284,10 +285,11 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         n, degree = self.intervals, self.degree
         low, rate, outside = self.prepared(x, ends)
         if outside != "extended":
-            return UniformBasis.of(x, low, rate, n, degree, outside, 0)
+            columns: Tensor = UniformBasis.of(x, low, rate, n, degree, outside, 0)
+            return columns
         # The outer knots make a wider range; functions that vanish on the original range are cut off.
         inputs = x.shape[-1]
-        basis = UniformBasis.of(x, low, rate, n + 2 * degree, degree, "zero", degree)
+        basis: Tensor = UniformBasis.of(x, low, rate, n + 2 * degree, degree, "zero", degree)
         return basis.narrow(-1, degree * inputs, (n + degree) * inputs)
 
     def prepared(self, x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kapsi.derivatives import OwnDerivatives, is_plain
+from kapsi.derivatives import OwnDerivatives
 from kapsi.expansion.numerics import working_precision
 
 
@@ -40,14 +39,6 @@ class UniformBasis(OwnDerivatives):
             return x.new_zeros(intervals + degree, inputs).scatter_(0, rows, pieces).view(*lead, -1)
         columns = x.new_zeros(*lead, intervals + degree, inputs)
         return columns.scatter_(-2, rows, pieces).flatten(-2)
-
-    @staticmethod
-    def of(x: Tensor, low: Tensor, rate: Tensor, intervals: int, degree: int, outside: str, before: int) -> Tensor:
-        """Return the basis; without derivatives as plain operations, since a function costs as much as ten of them."""
-        plain = is_plain(x, low)
-        basis: Any = UniformBasis.forward if plain else UniformBasis.apply
-        columns: Tensor = basis(x, low, rate, intervals, degree, outside, before)
-        return columns
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,10 +81,6 @@ class UniformBasis(OwnDerivatives):
                 value = value[(slice(None), *[None] * (x.dim() - value.dim()))]
             ends.append(value)
         return UniformBasis.apply(x, *ends, *options), 0
-
-
-# Read by torch in every call; without the cache 25 µs of the 400 for 256 rows of 64 inputs.
-UniformBasis.forward.__signature__ = inspect.signature(UniformBasis.forward)  # type: ignore[attr-defined]
 
 
 def uniform_pieces_at(

@@ -324,7 +324,7 @@ def sinc(y: Tensor) -> Tensor:
     """Return S(y) = sin(y)/y with all derivatives, saving only y: quotients lose digits near zero."""
     if torch.compiler.is_compiling():  # cannot trace a function with a forward derivative
         return _plain_sinc(y)
-    values: Tensor = KnownDerivatives.apply(y, 0, _sinc_derivative)
+    values: Tensor = KnownDerivatives.of(y, 0, _sinc_derivative)
     return values
 
 

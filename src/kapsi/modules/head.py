@@ -185,20 +185,23 @@ class Head(nn.Module):
         if self._is_linear and features is None and route is None:
             matrix = self._plain_matrix(x)
             if matrix is not None:
-                y = F.linear(x, matrix, self._parameters["bias"])
+                y = F.linear(x, matrix, self._bias())
                 return y + self.remainder(x) if self._has_remainder else y
         y = self.product(self.expand(x) if features is None else features, self.weights(), route)
         return y + self.remainder(x) if self._has_remainder else y
 
     def product(self, features: Features, weights: Weights, route: Route = None) -> Tensor:
         """Return the fused products ⟨κ(x), ψ(w_c)⟩ of all channels, plus b, `(..., n)`."""
-        # Attributes of a module in its dictionaries are found late; also computed ones are attributes.
-        bias = self._parameters["bias"] if "bias" in self._parameters else self.bias
+        bias = self._bias()
         if self._sums_channels:
             return contract_sum(features, weights, bias, route=route)
         products = contract(features, weights, route=route)
         y = self.spec.fusion(products.movedim(-2, 0), self.fusion)
         return y if bias is None else y + bias
+
+    def _bias(self) -> Tensor | None:
+        """Return b, also computed by a hook; the attribute of a parameter takes as long as an operation."""
+        return self._parameters["bias"] if "bias" in self._parameters else self.bias  # noqa: SIM401
 
     def _plain_matrix(self, x: Tensor) -> Tensor | None:
         """Return ψ(w) of a head that is `nn.Linear` for x; None if x needs an error or a part does more than it declares.
