@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import torch
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.naive_bayes import GaussianNB
 
 import kapsi as kp
+from kapsi.expansion.numerics import log_gamma
 
 KINDS = {
     "normal": kp.NaiveNormal,
@@ -447,3 +449,17 @@ def test_joint_normal_of_poor_data_is_finite() -> None:
             assert bool(head.expand(torch.from_numpy(x + 1)).dense().isfinite().all())
     with pytest.raises(kp.SpecError, match=r"JointNormal\(count=2\): y has 3 classes; count must be a multiple of 3"):
         fitted(kp.JointNormal(2), *blobs(60, 3, 2, seed=2))
+
+
+@pytest.mark.parametrize("exporting", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_logarithm_of_the_gamma_function_as_exported(monkeypatch, exporting, dtype) -> None:
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: exporting, raising=False)
+    z = torch.logspace(-6, 6, 601, dtype=dtype).requires_grad_()
+    value = log_gamma(z)
+    (slope,) = torch.autograd.grad(value.sum(), z)
+    exact = z.detach().double().numpy()
+    close = 1e-13 if dtype == torch.float64 else 1e-6
+    assert value.dtype == dtype
+    np.testing.assert_allclose(value.detach().double(), scipy.special.gammaln(exact), rtol=close, atol=close)
+    np.testing.assert_allclose(slope.double(), scipy.special.digamma(exact), rtol=10 * close, atol=10 * close)

@@ -20,9 +20,6 @@ pytestmark = [
 ]
 
 
-WITHOUT = dict.fromkeys(("naive_chi_squared", "naive_gamma", "naive_mixed"), "the logarithm of the gamma function")
-
-
 def in_onnxruntime(model: torch.nn.Module, x: torch.Tensor) -> Any:
     """Return a function that runs the exported model."""
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
@@ -39,8 +36,6 @@ def in_onnxruntime(model: torch.nn.Module, x: torch.Tensor) -> Any:
     "cls", [cls for role in LAYER_ROLES for cls in catalogue(role)], ids=lambda cls: f"{cls.role}-{cls.name}"
 )
 def test_an_exported_model_gives_the_same_outputs(cls: type[Function]) -> None:
-    if cls.name in WITHOUT:
-        pytest.skip(f"{WITHOUT[cls.name]} is not converted by the exporter of torch")
     functions = examples_of(cls)[:1] if cls.role == "fusion" else examples_of(cls)
     model = perturbed_model(*functions).float()
     run = in_onnxruntime(model, inputs(3, model.in_features, dtype=torch.float32))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kapsi.errors import SpecError, shown
 from kapsi.expansion.base import ElementWise, Interval, class_labels
-from kapsi.expansion.numerics import concat_basis, evenly, working_precision
+from kapsi.expansion.numerics import concat_basis, evenly, log_gamma, working_precision
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
 
@@ -418,7 +418,7 @@ class NaiveGamma(PositiveDensity, name="naive_gamma", aliases=("gamma",)):
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         shape = t["log_shape"].exp()
         falling = x * torch.exp(-t["log_scale"])
-        return (shape - 1) * x.log() - falling - torch.lgamma(shape) - shape * t["log_scale"]
+        return (shape - 1) * x.log() - falling - log_gamma(shape) - shape * t["log_scale"]
 
     def _fit(
         self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]
@@ -474,7 +474,7 @@ class NaiveChiSquared(PositiveDensity, name="naive_chi_squared", aliases=("naive
 
     def _log_density(self, x: Tensor, t: Tensors) -> Tensor:
         half = t["log_degrees"].exp() / 2
-        return (half - 1) * x.log() - x / 2 - torch.lgamma(half) - half * math.log(2)
+        return (half - 1) * x.log() - x / 2 - log_gamma(half) - half * math.log(2)
 
     def _fit(
         self, rows: Tensor, min_deviation: Tensor, widest: Tensor, known: Mapping[str, Tensor]

@@ -46,6 +46,30 @@ def exp_neg(z: Tensor) -> Tensor:
     return torch.exp(-torch.where(z > _largest_exponent(z), math.inf, z))
 
 
+def log_gamma(z: Tensor) -> Tensor:
+    """Return log Γ(z) for z > 0.
+
+    ONNX has no such operation. Exported are Stirling's series at z or z + 8, at least 8, and log Γ(z + 8) − log Γ(z) = log z(z +
+    1)…(z + 7), in float64; seven terms of the series have an error of 10⁻¹⁵.
+    """
+    if not getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)():  # the former as of PyTorch 2.7
+        return torch.lgamma(z)
+    precise = z.double()
+    below = precise < 8
+    large = torch.where(below, precise + 8, precise)
+    inverse = large.reciprocal()
+    series = torch.zeros_like(inverse)
+    for coefficient in reversed(STIRLING):
+        series = series * inverse.square() + coefficient
+    value = (large - 0.5) * large.log() - large + 0.5 * math.log(2 * math.pi) + series * inverse
+    factors = torch.stack([precise.clamp_max(8) + i for i in range(8)])
+    return torch.where(below, value - factors.log().sum(0), value).to(z.dtype)
+
+
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+"""B₂ₖ / (2k(2k − 1)) for k = 1, 2, …, with the Bernoulli numbers B₂ₖ."""
+
+
 def clamp_gaussian_input(u: Tensor) -> Tensor:
     """Return u clamped to the range in which exp(−u²/2) is a normal number."""
     most = math.sqrt(2 * _largest_exponent(u))
