@@ -109,6 +109,16 @@ def test_figures_are_labelled() -> None:
     assert len(panels) == 3
 
 
+@pytest.mark.parametrize(("function", "cut"), [(kp.Reciprocal(), True), (kp.BSpline(), True), (kp.Identity(), False)])
+def test_a_cut_axis_states_the_range_of_the_values(function, cut) -> None:
+    (ax,) = kp.plots.function(function).axes
+    values = [y for line in ax.lines for y in line.get_ydata() if np.isfinite(y)]
+    low, high = ax.get_ylim()
+    assert cut == (min(values) < low or max(values) > high)
+    expected = [f"axis cut: values from {min(values):.3g} to {max(values):.3g}"] if cut else []
+    assert [text.get_text() for text in ax.texts] == expected
+
+
 def test_a_picture_is_drawn_on_axes_that_are_given() -> None:
     from matplotlib.figure import Figure
 

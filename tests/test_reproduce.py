@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import reproduce_procedure
-from kapsi.cli.app import main
+from kapsi.cli import main
 from kapsi.errors import FileError, KapsiError, SpecError
 from kapsi.paper import experiment as experiments
 from kapsi.paper import store as stores
@@ -562,7 +562,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from kapsi.paper import experiment
 experiment.PROCEDURES["fake"] = "reproduce_procedure"
-from kapsi.cli.app import run
+from kapsi.cli import run
 if __name__ == "__main__":
     run()
 """

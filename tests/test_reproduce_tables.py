@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import reproduce_procedure
-from kapsi.cli.app import main
+from kapsi.cli import main
 from kapsi.errors import SpecError
 from kapsi.paper import expected as printed
 from kapsi.paper import experiment as experiments
@@ -162,6 +163,16 @@ def test_curves_of_a_method_with_seeds_of_its_own_are_drawn(tmp_path) -> None:
     experiment = replace(experiment, methods=methods)
     results = [replace(one, seed=7) for one in made(experiment, {("a", "kapsi"): [1.0]}, curves={"test": [1.0, 0.5]})]
     assert len(pictures(build(experiment, EXPECTED, results), results)) == 1
+
+
+def test_a_picture_names_the_rows_that_are_not_drawn(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    experiment = tiny(tmp_path, more="pictures: [functions]\n")
+    for scores, name in (([1.0, 0.0, 2.0], "b"), ([math.inf, 1.0, 1.0], "a"), ([1.0, 1.0, 1.0], "")):
+        results = made(experiment, {(row, "kapsi"): [score] for row, score in zip("abc", scores, strict=True)})
+        (picture,) = pictures(build(experiment, EXPECTED, results), results)
+        assert ("not drawn" in picture.svg) is bool(name)
+        assert not name or re.search(f"not drawn, zero or not finite: {name}\\b(?!,)", picture.svg)
 
 
 def test_the_graph_of_a_row_stays_in_the_folder(tmp_path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.cli.app import main
+from kapsi.cli import main
 from kapsi.cli.fit import edited, read_configuration
 from kapsi.errors import RunError
 from kapsi.function import ROLES

@@ -64,7 +64,7 @@ class SpecError(KapsiError):
 
 
 class UnknownFunction(SpecError):
-    """A name without a registered function, a typo or a name of a package that is not installed."""
+    """A name without a registered function: a typo, or a function of a package that is missing."""
 
 
 class DataError(KapsiError):

@@ -417,6 +417,10 @@ def _draw_curves(matplotlib: Any, axes: Any, shown: Curves) -> None:
         named = label if few or i in (0, count - 1) else "_"
         axes.plot(x, values, color=color, label=named, marker="o" if len(x) < 50 else "", markersize=3)
     axes.set(xlim=(x[0], x[-1]), ylim=shown.limits, xlabel=shown.x_label, ylabel=shown.y_label, title=shown.title)
+    finite = shown.values[shown.values.isfinite()]
+    if bool(((finite < shown.limits[0]) | (finite > shown.limits[1])).any()):
+        note = f"axis cut: values from {float(finite.min()):.3g} to {float(finite.max()):.3g}"
+        axes.text(0.99, 0.01, note, transform=axes.transAxes, ha="right", va="bottom", fontsize="x-small", color="0.4")
     if count > 1:
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 

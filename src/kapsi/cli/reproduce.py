@@ -175,7 +175,7 @@ def _check_targets(output: str | None, into: str | None, summary: bool) -> None:
 
 
 def check_report(report: str | None, experiments: Sequence[Experiment]) -> None:
-    """Refuse a report that cannot be written, before the first run."""
+    """Refuse an unwritable report before the first run."""
     if report is None:
         return
     suffix = Path(report).suffix.lower()

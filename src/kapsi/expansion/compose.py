@@ -1,4 +1,4 @@
-"""Compositions of expansions: nested (one after another), extended (concatenated), and with processing of their own."""
+"""Compositions of expansions: nested (composed), extended (concatenated), and with processing before and after."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ with an RMS of 1 up to 1.8.
 
 @dataclass(frozen=True)
 class Processed(Expansion, name="processed"):
-    """An expansion with processing of its own: κ(x) = after(κ₁(before(x))), D = D₁.
+    """An expansion with processing before and after: κ(x) = after(κ₁(before(x))), D = D₁.
 
     As a part of `Nested` or `Extended` it has its own activations and norms; for a whole head, `before` and `after` of the
     head do the same. Tensors are named `expansion`, `before` and `after`.
@@ -282,13 +282,13 @@ class Extended(ComposedExpansion, name="extended"):
 
 @dataclass(frozen=True)
 class Nested(ComposedExpansion, name="nested"):
-    """Expansions one after another: κ(x) = κ_k(… κ₂(κ₁(x))), D = D_k(… D₂(D₁)).
+    """Composed expansions: κ(x) = κ_k(… κ₂(κ₁(x))), D = D_k(… D₂(D₁)).
 
     Parts are in order of application. The last part keeps its structure; the inputs of every part are dense.
 
     Args:
         parts: the expansions, at least one; `Nested((BSpline(), Taylor(2)))` is Taylor of B-splines.
-        between: steps applied to the outputs of each part before the next one: activations, norms. For steps of a single part,
+        between: steps applied to the outputs of each part before the next part: activations, norms. For steps of a single part,
             make it a `Processed`.
 
     Source: arXiv 2407.04819, "Nested and Extended Expansion Functions".

@@ -54,7 +54,7 @@ class Store(nn.Module):
 
     Args:
         params: the declaration.
-        channels: length of the leading channel axis, None for no such axis.
+        channels: length of the leading channel axis, None without channel axis.
         device, dtype: where and in which type to create the tensors.
 
     Raises:

@@ -130,6 +130,9 @@ def _functions(matplotlib: Any, table: ResultTable) -> list[tuple[str, str, Any]
     axes.set_yscale(_scale(table))
     axes.set_xticks(positions, [_literal(line.row.name) for line in lines], rotation=90)
     axes.set(ylabel=METRIC_NAMES[table.experiment.metric], xlim=(-0.7, len(lines) - 0.3))
+    cut = [line.row.name for line, score in zip(lines, scores, strict=True) if line.result and math.isnan(score)]
+    if cut:
+        axes.set_xlabel(_literal(f"not drawn, zero or not finite: {', '.join(cut)}"))
     axes.set_title(_literal(table.experiment.title))
     axes.grid(axis="x", lw=0.3, alpha=0.6)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -114,7 +114,7 @@ class Kronecker(_Hypercomplex, name="kronecker", aliases=("hm", "hypercomplex_mu
     Args:
         rows: p, a divisor of n; None: the largest up to √n.
         columns: q, a divisor of D; None: κ's natural grid, which never multiplies out a product such as Taylor's.
-        terms: number of products in the sum, 1 to 4,096; the paper uses one.
+        terms: number of products in the sum, 1 to 4,096; 1 in the paper.
 
     Raises:
         SpecError: a size that is not a divisor; the message lists the divisors.
@@ -160,7 +160,7 @@ class LowRankKronecker(_LowRankTerms, name="low_rank_kronecker", aliases=("lphm"
         rank: r, of B, 1 to 2⁴⁰.
         rows: p, a divisor of n; None: the largest up to √n.
         columns: q, a divisor of D; None: κ's natural grid.
-        terms: number of products in the sum, 1 to 4,096; the paper uses one.
+        terms: number of products in the sum, 1 to 4,096; 1 in the paper.
 
     Raises:
         SpecError: a size that is not a divisor; the message lists the divisors.
@@ -194,7 +194,7 @@ class DualLowRankKronecker(_LowRankTerms, name="dual_low_rank_kronecker", aliase
         rank: r, of both factors, 1 to 2⁴⁰.
         rows: p, a divisor of n; None: the largest up to √n.
         columns: q, a divisor of D; None: κ's natural grid.
-        terms: number of products in the sum, 1 to 4,096; the paper uses one.
+        terms: number of products in the sum, 1 to 4,096; 1 in the paper.
 
     Raises:
         SpecError: a size that is not a divisor; the message lists the divisors.

@@ -56,7 +56,7 @@ LAWS: dict[str, Law] = {}
 
 
 def law(over: Over, *roles: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a function into `LAWS` under its own name.
+    """Register a function in `LAWS` under its name.
 
     Args:
         over: kind of a case.
@@ -79,7 +79,7 @@ def _selected(laws: Iterable[str] | None, *over: Over) -> list[Law]:
 
 
 def check(subject: type[Function] | Function, laws: Iterable[str] | None = None) -> None:
-    """Check all laws about single functions, for a class with its examples or for one instance.
+    """Check all laws about single functions, for a class with all examples or for an instance.
 
     Args:
         subject: a registered class, or an instance.
@@ -109,7 +109,7 @@ def check_pairs(subject: type[Function] | Function, laws: Iterable[str] | None =
     Redundant pairs are skipped; see `pair_matters`.
 
     Args:
-        subject: an expansion or a reconciliation: a class with its examples, or one instance.
+        subject: an expansion or a reconciliation: a class with all examples, or an instance.
         laws: names of laws; default: all.
 
     Raises:
