@@ -30,11 +30,12 @@ from kapsi.data.tabular import (
     folds,
     make_problem,
     read_table,
+    source,
     split,
     target_of,
     write_table,
 )
-from kapsi.data.tabular.read import MISSING_WORDS
+from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
 from kapsi.errors import FileError, TableError
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -108,7 +109,7 @@ def test_missing_words(tmp_path, word):
     assert values(got.columns["b"]) == ["x", None]
 
 
-@pytest.mark.parametrize("word", ["-", "1,5", "0x10", "1_000", "one", "1 2", "--1", "1e", ".", "e5", "NAN"])
+@pytest.mark.parametrize("word", ["0x10", "one", "1 2", "--1", "1e", "e5", "1.2.3", "5%"])
 def test_words_that_are_no_numbers_make_text(tmp_path, word):
     got = read(tmp_path, f"a\tb\n1\t2\n{word}\t3\n", "t.tsv")
     assert values(got.columns["a"]) == ["1", word]
@@ -132,7 +133,6 @@ def test_infinities_are_real(tmp_path, word):
         ("1" * 40, "real"),
         ("1.0", "real"),
         ("1e2", "real"),
-        ("007", "integer"),
     ],
 )
 def test_integers_end_at_int64(tmp_path, word, kind):
@@ -163,9 +163,9 @@ def test_stray_quotes_are_kept(tmp_path):
     assert values(got.columns["b"]) == ["two\nlines"]
 
 
-def test_blank_lines_are_no_rows_and_names_are_kept(tmp_path):
+def test_blank_lines_are_no_rows_and_blanks_around_names_are_left_out(tmp_path):
     got = read(tmp_path, "\n, a ,\n\n0,1,x\n1,2,y\n\n")
-    assert list(got.columns) == ["column 1", " a ", "column 3"]
+    assert list(got.columns) == ["column 1", "a", "column 3"]
     assert values(got.columns["column 3"]) == ["x", "y"]
 
 
@@ -181,13 +181,11 @@ def test_a_lone_column_keeps_quoted_missing_values(tmp_path):
         (b"\xef\xbb\xbf\n", ["t.csv", "empty"]),
         (b"a,b\n", ["t.csv", "header but no rows"]),
         (b"a,b", ["t.csv", "header but no rows"]),
-        (b"a,b\n1,2\n\xff,3\n", ["t.csv", "line 3", "UTF-8"]),
-        ("a,b\n1,2\n".encode("utf-16"), ["t.csv", "UTF-8"]),
+        ("a,b\n1,2\n".encode("utf-16-le"), ["t.csv", "NUL", "--encoding utf-16-le"]),
         (b'a,b\n1,"x\ny"\n\n1,2,3\n', ["t.csv", "line 5 has 3 values", "header has 2"]),
         (b"a,b\n1\n", ["t.csv", "line 2 has 1 values", "header has 2"]),
         (b'a,b\n"' + b"x" * 200_000 + b'",2,3\n', ["t.csv", "not readable as CSV"]),
         (b'"' + b"x" * 200_000 + b'",b\n1\n', ["t.csv", "not readable as CSV"]),
-        (b"a,b,a,b,c\n1,2,3,4,5\n", ["t.csv", "same name: 'a', 'b'; rename"]),
         (b'a,b\n1,"x\n2,y\n3,z\n', ["t.csv", "quote is opened and never closed", "'x'"]),
     ],
 )
@@ -197,7 +195,8 @@ def test_bad_csv_is_refused(tmp_path, content, wanted):
 
 def test_a_long_name_with_line_breaks_is_shown_on_one_line(tmp_path):
     name = "two\nlines" * 30
-    message = refusal(lambda: read(tmp_path, f'"{name}","{name}"\n1,2\n'), "two\\nlines", "same name")
+    twice = read(tmp_path, f'"{name}","{name}"\n1,2\n')
+    message = refusal(lambda: twice.use(twice.columns), "two\\nlines", "same name")
     assert len(message) < 250
 
 
@@ -205,14 +204,17 @@ def test_paths_are_checked(tmp_path, monkeypatch):
     refusal(lambda: read_table(tmp_path / "no.csv"), "no.csv", "no such file")
     (tmp_path / "folder.csv").mkdir()
     refusal(lambda: read_table(str(tmp_path / "folder.csv")), "folder.csv", "folder")
-    refusal(lambda: read(tmp_path, "a\n1\n", "t.xls"), "t.xls", "'.xls'", ".csv, .txt, .tsv, .parquet, .pq")
+    refusal(
+        lambda: read(tmp_path, "a\n1\n", "t.xls"), "t.xls", "'.xls'", ".csv, .txt, .tsv, .dat, .data, .parquet, .pq"
+    )
     refusal(lambda: read(tmp_path, "a\n1\n", "t"), "suffix ''")
     assert read(tmp_path, "a\n1\n", "T.CSV").rows == 1
 
-    def denied(_):
+    def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    saved(tmp_path, "a\n1\n")
+    monkeypatch.setattr(source, "open", denied, raising=False)
     refusal(lambda: read_table(tmp_path / "t.csv"), "t.csv", "cannot be read", "Permission denied")
 
 
@@ -233,10 +235,10 @@ def test_parquet_types(tmp_path):
         "large": (pa.array(["1", "2"], pa.large_string()), "text", ["1", "2"]),
         "words": (pa.array(["b", None]).dictionary_encode(), "text", ["b", None]),
         "codes": (pa.array([7, None]).dictionary_encode(), "integer", [7.0, None]),
-        "date": (pa.array([datetime.date(1970, 1, 3), None]), "real", [172800.0, None]),
-        "date64": (pa.array([datetime.date(1970, 1, 3), None], pa.date64()), "real", [172800.0, None]),
-        "seconds": (pa.array([when.replace(microsecond=0), None], pa.timestamp("s")), "real", [1e9, None]),
-        "zone": (pa.array([when, None], pa.timestamp("us", "UTC")), "real", [1e9 + 0.25, None]),
+        "date": (pa.array([datetime.date(1970, 1, 3), None]), "date", [172800.0, None]),
+        "date64": (pa.array([datetime.date(1970, 1, 3), None], pa.date64()), "date", [172800.0, None]),
+        "seconds": (pa.array([when.replace(microsecond=0), None], pa.timestamp("s")), "date", [1e9, None]),
+        "zone": (pa.array([when, None], pa.timestamp("us", "UTC")), "date", [1e9 + 0.25, None]),
         "null": (pa.array([None, None]), "real", [None, None]),
         "no text": (pa.array([None, None], pa.string()), "real", [None, None]),
         "": (pa.array([1, 2]), "integer", [1.0, 2.0]),
@@ -259,14 +261,16 @@ def test_parquet_types(tmp_path):
 )
 def test_parquet_types_without_meaning_are_refused(tmp_path, column, shown):
     pq.write_table(pa.table([column], names=["odd"]), tmp_path / "t.parquet")
-    refusal(lambda: read_table(tmp_path / "t.parquet"), "t.parquet", "'odd'", shown, "allowed")
+    table = read_table(tmp_path / "t.parquet")
+    refusal(lambda: table.use(["odd"]), "t.parquet", "'odd'", shown, "allowed")
 
 
 def test_bad_parquet_is_refused(tmp_path):
     refusal(lambda: read(tmp_path, "a,b\n1,2\n", "t.parquet"), "t.parquet", "not readable as Parquet")
     refusal(lambda: read(tmp_path, b"", "t.parquet"), "t.parquet", "empty")
     pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]), tmp_path / "d.parquet")
-    refusal(lambda: read_table(tmp_path / "d.parquet"), "d.parquet", "'a'")
+    twice = read_table(tmp_path / "d.parquet")
+    refusal(lambda: twice.use(["a"]), "d.parquet", "'a'")
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "e.parquet")
     refusal(lambda: read_table(tmp_path / "e.parquet"), "e.parquet", "no rows")
     pq.write_table(pa.table({"a": list(range(1000))}), tmp_path / "c.parquet")
@@ -276,8 +280,9 @@ def test_bad_parquet_is_refused(tmp_path):
 
 # ---------------------------------------------------------------- writing
 
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-words = names.filter(lambda word: word.strip(" \t\r\n") not in MISSING_WORDS)
+cells_of_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+names = cells_of_text.map(lambda name: f"n{name}n")  # blanks at the ends are left out, and numbers are no names
+words = cells_of_text.filter(lambda word: word.strip().lower() not in (*MISSING_WORDS, *WEAK_WORDS))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".parquet"])
@@ -358,7 +363,7 @@ VARIED = number(*range(30))
     ("target", "classes"),
     [
         (text(*"bac" * 10), ("a", "b", "c")),
-        (text(*(f"{i:02}" for i in range(30))), tuple(f"{i:02}" for i in range(30))),
+        (text(*(f"{i // 2:02}" for i in range(30))), tuple(f"{i:02}" for i in range(15))),
         (number(*[0, 1] * 15, kind="boolean"), (False, True)),
         (number(*[10, 9, -1] * 10, kind="integer"), (-1, 9, 10)),
         (number(*[*range(20), *range(10)], kind="integer"), tuple(range(20))),
@@ -393,7 +398,7 @@ def test_the_task_can_be_told():
     flags = table(x=VARIED, y=number(*[1, 0] * 15, kind="boolean"))
     assert make_problem(flags, "y", task="regression").y.tolist() == [1.0, 0.0] * 15
     many = table(x=VARIED, y=number(*range(30), kind="integer"))
-    assert make_problem(many, "y", task="classification").classes == tuple(range(30))
+    refusal(lambda: make_problem(many, "y", task="classification"), "'y'", "30 classes in 30 rows", "single row")
     few = table(x=VARIED, y=number(*[1, 2] * 15, kind="integer"))
     assert make_problem(few, "y", task="regression").classes is None
     half = table(x=VARIED, y=number(*[0.5, 1.0] * 15))
@@ -458,8 +463,8 @@ def test_columns_without_use_are_dropped_with_a_note():
     }
     problem = make_problem(Table("t.csv", columns), "y", drop=["gone"])
     assert list(problem.features.columns) == ["x", "color", "given or not", "remark", "number"]
-    assert len(problem.notes) == 3
-    for note, name in zip(problem.notes, ["'name'", "'same'", "'word'"], strict=True):
+    dropped = [note for note in problem.notes if note.startswith("dropped")]
+    for note, name in zip(dropped, ["'name'", "'same'", "'word'"], strict=True):
         assert name in note
     refusal(lambda: make_problem(table(same=columns["same"], y=VARIED), "y"), "no feature column is left", "'same'")
     refusal(lambda: make_problem(table(y=VARIED), "y"), "no feature column is left")
@@ -549,15 +554,17 @@ def reference(data, fit, rows):
     a, gaps, flag = scaled.transform(filled[rows]).T
     color = OneHotEncoder(categories=[["blue", "green", "red"]], handle_unknown="ignore", sparse_output=False)
     color = color.fit([["red"]]).transform([[value] for value in data.columns["color"].values[rows]])
-    missing, two = np.isnan(numbers[rows, 1]), data.columns["two"].values[rows] == "yes"
-    return np.column_stack([a, gaps, missing, flag, color, two]).astype(float)
+    missing, two = np.isnan(numbers[rows, 1]), data.columns["two"].values[rows]
+    gone = color.sum(1) == 0
+    return np.column_stack([a, gaps, missing, flag, color, gone, two == "no", two == "yes"]).astype(float)
 
 
 def test_inputs_match_scikit_learn():
     data = random_table()
     fit, rest = np.arange(0, 200, 2), np.arange(1, 200, 2)
     prepared = Preprocessing.fit(data, fit)
-    wanted = ["a", "gaps", "gaps is missing", "flag", "color = blue", "color = green", "color = red", "two = yes"]
+    wanted = ["a", "gaps", "gaps is missing", "flag", "color = blue", "color = green", "color = red"]
+    wanted += ["color is missing", "two = no", "two = yes"]
     assert prepared.names() == wanted
     for rows in (fit, rest):
         np.testing.assert_allclose(prepared.transform(data, rows), reference(data, fit, rows), rtol=1e-12, atol=1e-12)
@@ -610,7 +617,7 @@ def test_a_subset_may_lack_values():
     prepared = Preprocessing.fit(data, np.array([0, 1]))
     assert prepared.columns == (
         NumberColumn("a", 0.0, 1.0, True),
-        CategoryColumn("c", (), False),
+        CategoryColumn("c", ()),
         NumberColumn("k", 2.0, 1.0, False),
     )
     assert prepared.transform(data).tolist() == [[0, 1, 0], [0, 1, 0], [4, 0, 1], [6, 0, 2]]
@@ -626,13 +633,20 @@ def test_the_most_frequent_categories_are_kept():
     assert got[1, 49] == got[3, 0] == 1
 
 
-@pytest.mark.parametrize(("cells", "width"), [("ab", 1), (["a", "b", None], 2), ("a", 1), ("abc", 3)])
-def test_two_categories_are_one_input(cells, width):
+@pytest.mark.parametrize(("cells", "width"), [("ab", 2), (["a", "b", None], 3), ("a", 1), ("abc", 3)])
+def test_each_category_is_an_input_and_unseen_ones_have_none(cells, width):
     prepared = Preprocessing.fit(table(c=text(*cells)))
     assert len(prepared.names()) == width
     got = prepared.transform(table(c=text("a", "b", "unseen", None)))
-    wanted = [[float(cell == name) for name in [n.removeprefix("c = ") for n in prepared.names()]] for cell in "ab??"]
-    assert got.tolist() == wanted
+    wanted = [[float(n == f"c = {cell}") for n in prepared.names()] for cell in ("a", "b", "unseen")]
+    assert got.tolist() == [*wanted, [float(n == "c is missing") for n in prepared.names()]]
+
+
+def test_two_categories_of_earlier_files_are_one_input():
+    old = {"kind": "category", "name": "c", "categories": ["a", "b"], "binary": True}
+    prepared = Preprocessing.from_dict({"columns": [old]})
+    assert prepared.names() == ["c = b"]
+    assert prepared.transform(table(c=text("a", "b", "unseen", None))).tolist() == [[0.0], [1.0], [0.0], [0.0]]
 
 
 def test_check_reorders_and_ignores():
@@ -710,7 +724,7 @@ def test_whole_json_numbers_are_fine():
         ({"columns": [NUMBER, NUMBER]}, "different names"),
         ({"columns": [NUMBER], "more": 1}, "unknown keys: 'more'"),
         ({"columns": [3]}, "columns[0]: this is 3"),
-        ({"columns": [NUMBER | {"kind": "date"}]}, "kind is 'date'"),
+        ({"columns": [NUMBER | {"kind": "other"}]}, "kind is 'other'"),
         ({"columns": [NUMBER | {"kind": []}]}, "kind is []"),
         ({"columns": [CATEGORY, NUMBER | {"mean": "0"}]}, "columns[1]: mean is '0'"),
         ({"columns": [NUMBER | {"mean": True}]}, "mean is True"),
@@ -849,7 +863,7 @@ for name, folder in (("kapsi", sys.argv[1]), ("kapsi.data", sys.argv[1] + "/data
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
 import kapsi.data.tabular
-print([name for name in ("torch", "sklearn", "pyarrow", "pandas") if name in sys.modules])
+print([name for name in ("sklearn", "pyarrow", "pandas") if name in sys.modules])
 """
     package = str(Path(kapsi.__file__).parent)
     done = subprocess.run([sys.executable, "-c", code, package], capture_output=True, text=True, check=True)

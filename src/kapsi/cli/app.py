@@ -24,6 +24,7 @@ import typer
 from kapsi.cli import end
 from kapsi.cli.common import begin, say
 from kapsi.cli.data import formula_last
+from kapsi.cli.once import Once
 from kapsi.errors import KapsiError, line_of, nearest
 from kapsi.installed import load_own
 from kapsi.version import __version__
@@ -42,7 +43,7 @@ def _register() -> list[str]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         command = getattr(importlib.import_module(f"kapsi.cli.{module.name}"), module.name, None)
         if inspect.isfunction(command):
-            app.command()(_loading(command))
+            app.command(cls=Once)(_loading(command))
             names.append(module.name)
     return names
 

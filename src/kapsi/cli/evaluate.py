@@ -9,12 +9,11 @@ from kapsi.cli.options import Run, TableFile
 
 def evaluate(run: Run, table: TableFile) -> None:
     """Score a run on the rows of a table with the target column."""
-    from kapsi.data.tabular import read_table
     from kapsi.training.tables import load_run
 
     announce_recovery(run)
     model, _ = load_run(run)
-    scores, rows, messages = model.scores(read_table(table))
+    scores, rows, messages = model.scores(model.read(table))
     notes(messages)
     show_table(score_rows(model.task, {"kapsi": [scores]}), right=(1, 2))
     say(machine_line(model.task, [scores], f"{rows:,} rows"))

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
+from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
 from kapsi.cli.options import Overwrite, TableFile, setting
+from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
 
@@ -112,13 +114,26 @@ def fit(
     devices: Devices = None,
     nodes: Nodes = None,
     strategy: Strategy = None,
+    missing: reading.Missing = None,
+    decimal: reading.Decimal = None,
+    thousands: reading.Thousands = None,
+    separator: reading.Separator = None,
+    skip: reading.Skip = 0,
+    comment: reading.Comment = None,
+    encoding: reading.Encoding = None,
+    header: reading.Header = None,
+    numeric: reading.Numeric = None,
+    categorical: reading.Categorical = None,
+    text: reading.Text = None,
+    date: reading.Date = None,
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
+    options = dict(locals())
     from kapsi.training.checkpoint import Checkpoints
     from kapsi.training.launch import open_group
     from kapsi.training.tables import TableConfig, fit_problem
 
-    table_config = TableConfig(target, task, folds, strict, tuple(drop or ()))
+    table_config = TableConfig(target, task, folds, strict, tuple(drop or ()), reading=reading_of(options))
     for name in log or ():
         check_choice("--log", name, LOGS)
     problem, config = prepare(table, table_config, spec, [split_setting(text) for text in set_ or ()], seed)

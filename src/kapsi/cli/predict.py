@@ -11,7 +11,7 @@ def predict(run: Run, table: TableFile, output: Output) -> None:
     """Predict the rows of a table: original labels with probabilities, or real values."""
     import os
 
-    from kapsi.data.tabular import read_table, write_table
+    from kapsi.data.tabular import write_table
     from kapsi.training.tables import load_run
 
     announce_recovery(run)
@@ -21,7 +21,7 @@ def predict(run: Run, table: TableFile, output: Output) -> None:
         raise FileError(f"{output}: is the table itself; give another --output")
     if target in [os.path.realpath(os.path.join(run, name)) for name in manifest["files"]]:
         raise FileError(f"{output}: is a file of the run itself; give another --output")
-    columns, messages = model.predict(read_table(table))
+    columns, messages = model.predict(model.read(table))
     write_table(output, columns)
     notes(messages)
     say(f"predictions: {output} ({len(columns['prediction']):,} rows)")

@@ -1,8 +1,10 @@
 """Tables from CSV and Parquet files: reading, typing, standardizing, writing, folds."""
 
+from kapsi.data.tabular.encoders import *
 from kapsi.data.tabular.frames import *
 from kapsi.data.tabular.preprocess import *
 from kapsi.data.tabular.read import *
+from kapsi.data.tabular.reading import *
 from kapsi.data.tabular.split import *
 from kapsi.data.tabular.target import *
 from kapsi.data.tabular.types import *

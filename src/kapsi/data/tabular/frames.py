@@ -25,15 +25,17 @@ def table_of(frame: Any, where: str) -> Table:
         >>> [(name, column.kind) for name, column in table.columns.items()]
         [('a', 'real'), ('b', 'text')]
     """
-    from kapsi.data.tabular.read import _typed_arrow
+    from kapsi.data.tabular.decide import Decider
+    from kapsi.data.tabular.reading import Reading
 
+    decider = Decider(Reading(), typed=True)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]
     if not names or not table.num_rows or len(set(names)) < len(names):
         problem = "has no rows or no columns" if len(set(names)) == len(names) else "has repeated names"
         reject(where, f"the frame {problem}; give rows of the columns of the model, with different names")
     columns = zip(names, table.columns, strict=True)
-    return Table(where, {name: _typed_arrow(column.combine_chunks(), name, where) for name, column in columns})
+    return Table(where, {name: decider.column(name, column.combine_chunks()) for name, column in columns})
 
 
 def _arrow(frame: Any, where: str) -> Any:

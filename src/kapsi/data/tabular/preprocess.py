@@ -1,146 +1,40 @@
-"""Standardize and encode feature columns; standardize regression targets."""
+"""Encode the feature columns of a table; standardize regression targets."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.types import (
-    MAX_CATEGORIES,
-    Column,
-    Floats,
-    Table,
-    as_numbers,
-    as_text,
-    encode,
-    listed,
-    reject,
-    short,
+from kapsi.data.tabular.encoders import (
+    CategoryColumn,
+    DateColumn,
+    NumberColumn,
+    Unseen,
+    center_and_scale,
+    centers_and_scales,
+    clipped,
+    fields,
+    positive,
+    standardized,
 )
+from kapsi.data.tabular.types import Column, Floats, Table, as_numbers, listed, numeric_blocks, reject, short
 from kapsi.errors import nearest
 
-__all__ = [
-    "CategoryColumn",
-    "NumberColumn",
-    "Preprocessing",
-    "TargetScale",
-]
+__all__ = ["Preprocessing", "TargetScale", "unseen_notes"]
 
-FARTHEST = 1e6  # standard deviations; the inputs' products of low degree stay finite in float32
 MAX_FLOAT64 = float(np.finfo(np.float64).max)
-
-
-def _center_and_scale(values: Floats) -> tuple[float, float]:
-    """Return mean and population standard deviation (1 instead of 0) without overflow."""
-    if not len(values):
-        return 0.0, 1.0
-    largest = float(np.abs(values).max())
-    exponent = math.frexp(largest)[1] if largest else 0
-    # Powers of two scale exactly; differences from the first value keep digits lost to a large offset.
-    small = np.ldexp(values, -exponent)
-    shifted = small - small[0]
-    mean = float(shifted.mean())
-    deviation = float(np.sqrt(np.mean((shifted - mean) ** 2)))
-    limit = 1.0 - 2.0**-53  # rounding up to 1 would overflow at the largest exponent
-    center = math.ldexp(min(max(float(small[0]) + mean, -limit), limit), exponent)
-    return center, math.ldexp(min(deviation, limit), exponent) or 1.0
-
-
-def _standardized(values: Floats, center: float, scale: float) -> Floats:
-    # Halves keep the difference of two huge values finite; halving and doubling are exact.
-    with np.errstate(over="ignore"):
-        return np.asarray((values / 2 - center / 2) / scale * 2, dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class NumberColumn:
-    """Standardization of a numeric or boolean column.
-
-    Args:
-        name: name of the column.
-        mean: mean of the fitted values; replaces missing values.
-        scale: population standard deviation of the fitted values, 1 if they are constant.
-        missing: add a 0/1 input that marks missing values.
-    """
-
-    name: str
-    mean: float
-    scale: float
-    missing: bool
-
-    @classmethod
-    def fit(cls, name: str, column: Column) -> NumberColumn:
-        """Fit mean and scale, and note missing values."""
-        present = ~column.missing
-        return cls(name, *_center_and_scale(column.numbers[present]), missing=not present.all())
-
-    def names(self) -> list[str]:
-        """Return the names of the inputs."""
-        return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
-
-    def accept(self, column: Column, where: str) -> Column:
-        """Return the column as numbers; reject text and infinite values."""
-        return Column("real" if column.kind == "text" else column.kind, as_numbers(column, self.name, where))
-
-    def transform(self, column: Column) -> Floats:
-        """Return (rows, inputs) float64."""
-        missing = np.isnan(column.numbers)
-        inputs = _standardized(np.where(missing, self.mean, column.numbers), self.mean, self.scale)
-        # Fitted values are within √rows; a far outlier must not make products of inputs infinite.
-        inputs = np.clip(inputs, -FARTHEST, FARTHEST)
-        return np.stack([inputs, missing], axis=1) if self.missing else inputs[:, np.newaxis]
-
-
-@dataclass(frozen=True)
-class CategoryColumn:
-    """One-hot encoding of a text column.
-
-    Args:
-        name: name of the column.
-        categories: the most frequent strings, sorted; other strings and missing values are all zeros.
-        binary: encode two categories as one input, 1 for the second.
-    """
-
-    name: str
-    categories: tuple[str, ...]
-    binary: bool
-
-    @classmethod
-    def fit(cls, name: str, column: Column) -> CategoryColumn:
-        """Take the most frequent strings as categories."""
-        codes, words = encode(column.values)
-        counts = np.bincount(codes[codes >= 0], minlength=len(words))
-        most = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
-        return cls(name, tuple(words[code] for code in most), binary=len(words) == 2 and bool((codes >= 0).all()))
-
-    def names(self) -> list[str]:
-        """Return the names of the inputs."""
-        return [f"{self.name} = {category}" for category in self.categories[int(self.binary) :]]
-
-    def accept(self, column: Column, where: str) -> Column:
-        """Return the column as text."""
-        return Column("text", as_text(column, self.categories))
-
-    def transform(self, column: Column) -> Floats:
-        """Return (rows, inputs) float64."""
-        codes, words = encode(column.values)
-        code_of = {category: code for code, category in enumerate(self.categories)}
-        coded = np.array([*(code_of.get(word, -1) for word in words), -1], dtype=np.int64)[codes]
-        inputs: Floats = (coded[:, np.newaxis] == np.arange(len(self.categories))).astype(np.float64)
-        return inputs[:, int(self.binary) :]
-
-
-KINDS = {"number": NumberColumn, "category": CategoryColumn}
+Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn
+ENCODERS: dict[str, type[Encoder]] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
+KIND_OF = {encoder: kind for kind, encoder in ENCODERS.items()}
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Standardization and one-hot encoding of all feature columns.
+    """Encoders of all feature columns: standardized numbers, one-hot categories, parts of dates.
 
     Args:
         columns: one entry for each feature column, in order.
@@ -152,21 +46,31 @@ class Preprocessing:
         [[-1.0], [1.0]]
     """
 
-    columns: tuple[NumberColumn | CategoryColumn, ...]
+    columns: tuple[Encoder, ...]
 
     @classmethod
     def fit(cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Preprocessing:
         """Fit all columns to a selection of rows (indices into `features`), or to all rows."""
         if rows is not None:
             features = features.take(rows)
-        return cls(
-            tuple(
-                CategoryColumn.fit(name, column)
-                if column.kind == "text"
-                else NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, features.name)))
-                for name, column in features.columns.items()
-            )
-        )
+        fitted: dict[str, Encoder] = {}
+        for names, values in numeric_blocks(features.columns):
+            whole = np.isfinite(values).all(1)
+            centers, scales = centers_and_scales(values[whole] if not whole.all() else values)
+            for i, center, scale in zip(np.flatnonzero(whole), centers.tolist(), scales.tolist(), strict=True):
+                fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False)
+        for name, column in features.columns.items():
+            if name not in fitted:
+                fitted[name] = cls._encoder(name, column, features.name)
+        return cls(tuple(fitted[name] for name in features.columns))
+
+    @staticmethod
+    def _encoder(name: str, column: Column, where: str) -> Encoder:
+        if column.kind == "text":
+            return CategoryColumn.fit(name, column)
+        if column.kind == "date":
+            return DateColumn.fit(name, column)
+        return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where)))
 
     def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Floats:
         """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
@@ -175,8 +79,47 @@ class Preprocessing:
             TableError: see `check`.
         """
         features, _ = self.check(features if rows is None else features.take(rows))
-        parts = [column.transform(features.columns[column.name]) for column in self.columns]
-        return np.concatenate(parts, axis=1, dtype=np.float64)
+        widths = [len(column.names()) for column in self.columns]
+        ends = np.cumsum(widths)
+        inputs = np.empty((features.rows, int(ends[-1])), dtype=np.float64)
+        plain = {
+            column.name: i
+            for i, column in enumerate(self.columns)
+            if isinstance(column, NumberColumn) and not column.missing
+        }
+        for names, values in numeric_blocks({name: features.columns[name] for name in plain}):
+            fitted: list[Any] = [self.columns[plain[name]] for name in names]
+            means, scales = (
+                np.array([getattr(column, key) for column in fitted])[:, np.newaxis] for key in ("mean", "scale")
+            )
+            filled = np.where(np.isnan(values), means, values)
+            inputs[:, [ends[plain[name]] - 1 for name in names]] = clipped(standardized(filled, means, scales)).T
+        for column, end, width in zip(self.columns, ends, widths, strict=True):
+            if column.name not in plain:
+                inputs[:, end - width : end] = column.transform(features.columns[column.name])
+        return inputs
+
+    def unseen(self, features: Table) -> dict[str, Unseen]:
+        """Return, by column, the values of a table that have no effect of their own: unseen categories, unexpected gaps.
+
+        Args:
+            features: the columns of `check`.
+
+        Example:
+            >>> train = Table("t.csv", {"c": Column("text", np.array(["a", "b"], dtype=object))})
+            >>> new = Table("n.csv", {"c": Column("text", np.array(["a", "z", None], dtype=object))})
+            >>> Preprocessing.fit(train).unseen(new)
+            {'c': Unseen(unseen=1, empty=1, example='z')}
+        """
+        gaps = set(features.columns)
+        for names, values in numeric_blocks(features.columns):
+            gaps -= {name for name, whole in zip(names, (~np.isnan(values).any(1)).tolist(), strict=True) if whole}
+        counts = {c.name: c.unseen(features.columns[c.name]) for c in self.columns if c.name in gaps}
+        return {name: count for name, count in counts.items() if count.unseen or count.empty}
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of each column for `read_table`."""
+        return {column.name: column.wanted for column in self.columns}
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""
@@ -195,14 +138,31 @@ class Preprocessing:
             near = {name: nearest(name, extra) for name in absent}
             shown = [short(n) + (f" (nearest: {listed(near[n])})" if near[n] else "") for n in absent]
             reject(table.name, f"missing columns: {', '.join(shown)}; add them or rename the columns to match")
-        columns = {column.name: column.accept(table.columns[column.name], table.name) for column in self.columns}
+        columns = self._accepted(table)
         notes = [f"ignored columns that the model does not use: {listed(extra)}"] if extra else []
         return Table(table.name, columns), notes
 
+    def _accepted(self, table: Table) -> dict[str, Column]:
+        """Return the columns typed as fitted; finite numbers stay as they are."""
+        columns: dict[str, Column] = {}
+        numbers = {c.name: table.columns[c.name] for c in self.columns if isinstance(c, NumberColumn)}
+        for names, values in numeric_blocks(numbers):
+            columns |= {
+                name: numbers[name]
+                for name, bad in zip(names, np.isinf(values).any(1).tolist(), strict=True)
+                if not bad
+            }
+        for column in self.columns:
+            if column.name not in columns:
+                given = table.columns[column.name]
+                if given.problem and not (isinstance(column, CategoryColumn) and given.coded()[1]):
+                    table.use([column.name])
+                columns[column.name] = column.accept(table.columns[column.name], table.name)
+        return {column.name: columns[column.name] for column in self.columns}
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`."""
-        names = {kind: name for name, kind in KINDS.items()}
-        columns = [{"kind": names[type(column)], **asdict(column)} for column in self.columns]
+        columns = [{"kind": KIND_OF[type(column)], **column.to_dict()} for column in self.columns]
         return {"columns": [{k: list(v) if isinstance(v, tuple) else v for k, v in c.items()} for c in columns]}
 
     @classmethod
@@ -213,57 +173,38 @@ class Preprocessing:
             TableError: the data is damaged.
         """
         where = "preprocessing"
-        entries = _fields(data, where, {"columns": list})["columns"]
+        entries = fields(data, where, {"columns": list})["columns"]
         columns = [_column(entry, f"{where}.columns[{i}]") for i, entry in enumerate(entries)]
         if not columns or len({column.name for column in columns}) < len(columns):
             reject(where, "columns must be at least one, with different names")
         return cls(tuple(columns))
 
 
-def _column(entry: object, where: str) -> NumberColumn | CategoryColumn:
+def _column(entry: object, where: str) -> Encoder:
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind == "number":
-        values = _fields(entry, where, {"kind": str, "name": str, "mean": float, "scale": float, "missing": bool})
-        return NumberColumn(values["name"], values["mean"], _positive(values["scale"], where), values["missing"])
-    if kind != "category":
+    if not isinstance(kind, str) or kind not in ENCODERS:
         value = f"kind is {short(kind)}" if isinstance(entry, dict) else f"this is {short(entry)}"
-        reject(where, f"{value}; it must be an object of the kind 'number' or 'category'")
-    values = _fields(entry, where, {"kind": str, "name": str, "categories": list, "binary": bool})
-    words = values["categories"]
-    if not all(isinstance(word, str) for word in words) or words != sorted(set(words)):
-        reject(where, f"categories are {short(words)}; they must be distinct strings in sorted order")
-    if len(words) > MAX_CATEGORIES or (values["binary"] and len(words) != 2):
-        reject(where, f"{len(words)} categories do not fit; at most {MAX_CATEGORIES}, 2 where binary")
-    return CategoryColumn(values["name"], tuple(words), values["binary"])
+        reject(where, f"{value}; it must be an object of a kind among {listed(ENCODERS)}")
+    return ENCODERS[kind].read(entry, where)  # type: ignore[arg-type]
 
 
-def _positive(scale: float, where: str) -> float:
-    if scale <= 0:
-        reject(where, f"scale is {scale!r}; it must be above 0")
-    return scale
+def unseen_notes(counts: Mapping[str, Unseen]) -> list[str]:
+    """Return notes on values without an effect of their own, one per column.
 
-
-def _fields(data: object, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of a JSON object with exactly these keys and types; float accepts any finite number."""
-    if not isinstance(data, dict):
-        reject(where, f"this is {short(data)}; it must be an object")
-    if set(data) != set(kinds):
-        lost, unknown = [k for k in kinds if k not in data], [k for k in data if k not in kinds]
-        parts = [f"missing keys: {listed(lost)}"] * bool(lost) + [f"unknown keys: {listed(unknown)}"] * bool(unknown)
-        reject(where, f"{'; '.join(parts)}; the keys are {listed(kinds)}")
-    fields: dict[str, Any] = {}
-    for key, kind in kinds.items():
-        value = data[key]
-        if kind is float and type(value) in (int, float):
-            try:
-                value = float(value)
-            except OverflowError:  # an integer beyond float64
-                value = math.inf
-        if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
-            needed = "a finite number" if kind is float else f"of the type {kind.__name__}"
-            reject(where, f"{key} is {short(data[key])}; it must be {needed}")
-        fields[key] = value
-    return fields
+    Example:
+        >>> unseen_notes({"sex": Unseen(2, 1, "diverse")})
+        ["column 'sex': 2 values were not in the training rows (such as 'diverse') and 1 is empty; they have no effect"]
+    """
+    notes = []
+    for name, count in counts.items():
+        parts = []
+        if count.unseen:
+            verb = "values were" if count.unseen > 1 else "value was"
+            parts.append(f"{count.unseen:,} {verb} not in the training rows (such as {short(count.example)})")
+        if count.empty:
+            parts.append(f"{count.empty:,} {'are' if count.empty > 1 else 'is'} empty")
+        notes.append(f"column {short(name)}: {' and '.join(parts)}; they have no effect")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -286,11 +227,11 @@ class TargetScale:
     @classmethod
     def fit(cls, y: Floats) -> TargetScale:
         """Fit mean and population standard deviation of y, (rows,), finite."""
-        return cls(*_center_and_scale(np.asarray(y, dtype=np.float64)))
+        return cls(*center_and_scale(np.asarray(y, dtype=np.float64)))
 
     def apply(self, y: npt.ArrayLike) -> Floats:
         """Return y standardized, float64 of the same shape; NaN stays."""
-        scaled = _standardized(np.asarray(y, dtype=np.float64), self.center, self.scale)
+        scaled = standardized(np.asarray(y, dtype=np.float64), self.center, self.scale)
         return np.clip(scaled, -MAX_FLOAT64, MAX_FLOAT64)
 
     def invert(self, y: npt.ArrayLike) -> Floats:
@@ -310,5 +251,5 @@ class TargetScale:
         Raises:
             TableError: the data is damaged.
         """
-        values = _fields(data, "target scale", {"center": float, "scale": float})
-        return cls(values["center"], _positive(values["scale"], "target scale"))
+        values = fields(data, "target scale", {"center": float, "scale": float})
+        return cls(values["center"], positive(values["scale"], "target scale"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kapsi.data.tabular.preprocess import Preprocessing
+from kapsi.data.tabular.roles import index_columns, order_notes, sentinels
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -18,10 +19,10 @@ from kapsi.data.tabular.types import (
     Label,
     Table,
     as_numbers,
-    as_text,
-    encode,
+    as_words,
     listed,
     numbers_in,
+    numeric_blocks,
     reject,
     short,
     truth,
@@ -32,6 +33,8 @@ __all__ = ["TableProblem", "make_problem", "target_of"]
 TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
+MAX_SINGLE = 9
+"""Number of classes with a single row up to which a target may have mostly such classes."""
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
 
 
@@ -91,9 +94,17 @@ def make_problem(
     if target in drop:
         reject(where, f"the column {short(target)} is both the target and to be dropped; choose one")
 
-    notes: list[str] = []
+    index = {name: why for name, why in index_columns(table).items() if name != target and name not in drop}
+    names = [name for name in table.columns if name != target and name not in drop and name not in index]
+    notes = [*table.notes, *table.use([target, *names])]
+    notes += [f"left out the column {short(name)}: {why}" for name, why in index.items()]
     column = table.columns[target]
     rows = _rows_with_target(table, target, strict, notes)
+    if column.kind == "date":
+        reject(
+            where,
+            f"the target {short(target)} has dates; give a target of numbers or classes, such as days since a date",
+        )
     if column.kind != "text":
         as_numbers(column, target, where)  # rejects infinite values
     if task == "auto":
@@ -108,8 +119,8 @@ def make_problem(
         y = column.numbers[rows]
         if y.min() == y.max():
             reject(where, f"the target {short(target)} is {y[0]} in every row; choose a target that varies")
-    names = [name for name in table.columns if name != target and name not in drop]
     features = _informative(table, names, rows, notes)
+    notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
     return TableProblem(where, target, task, features, y, classes, rows, tuple(notes), table.digest)
 
 
@@ -133,6 +144,9 @@ def _task_of(column: Column, rows: Ints, target: str, notes: list[str]) -> str:
     few = len(distinct) <= MAX_AUTO_CLASSES
     if few and column.kind == "integer":
         return "classification"
+    if column.kind == "integer" and distinct[0] >= 0 and len(distinct) <= MAX_CLASSES:
+        values = f"{len(distinct)} distinct whole numbers from {distinct[0]:.15g} to {distinct[-1]:.15g}"
+        notes.append(f"the target {short(target)} has {values}: regression; use --task classification for classes")
     if few and np.all(distinct == np.floor(distinct)):
         values = f"{len(distinct)} distinct whole values written as real numbers"
         notes.append(f"the target {short(target)} has {values}: regression; use --task classification for classes")
@@ -144,7 +158,7 @@ def _classes_of(
 ) -> tuple[Ints, tuple[Label, ...]]:
     labels: list[Label]
     if column.kind == "text":
-        codes, words = encode(column.values[rows])
+        codes, words = column.take(rows).coded()
         labels = list(words)
     else:
         values, codes = np.unique(column.numbers[rows], return_inverse=True)
@@ -161,6 +175,14 @@ def _classes_of(
             where, f"the target {short(target)} has {len(labels)} classes; at most {MAX_CLASSES} are allowed; {advice}"
         )
     single = [labels[code] for code in np.flatnonzero(np.bincount(codes) == 1)]
+    if len(single) > MAX_SINGLE and len(single) > 0.8 * len(labels):
+        advice = "choose another target" + (
+            "; --numeric reads numbers" if column.kind == "text" else " or --task regression"
+        )
+        count = f"{len(labels)} classes in {len(rows)} rows, and {len(single)} of them have a single row"
+        reject(
+            where, f"the target {short(target)} has {count} ({listed(single, 3)}), so nothing can be learned; {advice}"
+        )
     if single:
         notes.append(f"classes of {short(target)} with a single row: {listed(single)}")
     return codes.astype(np.int64), tuple(labels)
@@ -169,32 +191,51 @@ def _classes_of(
 def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
     """Return the feature columns except constant and ID-like ones, with a note on each dropped column."""
     features = table.take(rows, names)
-    empty = [name for name, column in features.columns.items() if column.missing.all()]
+    empty = _empty(features)
     if empty:
         advice = f"leave them out with --drop NAME (here {' '.join(f'--drop {short(name)}' for name in empty[:10])})"
         reject(table.name, f"columns with no value in any used row: {listed(empty, len(empty))}; {advice}")
     kept = []
+    constant = _constant(features, rows)
     for name, column in features.columns.items():
-        present = ~column.missing
-        if column.kind == "text":
-            words = encode(column.values)[1]
-            distinct, all_distinct = len(words), 2 <= len(words) == int(present.sum())
-            if all_distinct or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
+        if column.kind == "text" and not column.free:
+            codes, words = column.coded()
+            known, distinct = int((codes >= 0).sum()), len(words)
+            if 2 <= distinct == known or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
                 notes.append(
                     f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows"
                 )
                 continue
-        else:
-            numbers = as_numbers(column, name, table.name, rows)[present]
-            distinct = 1 if numbers.min() == numbers.max() else 2
-        if distinct == 1 and present.all():  # otherwise missingness is information
-            notes.append(f"dropped the column {short(name)}: it is {short(column.values.tolist()[0])} in every row")
+            constant |= {name} if distinct == 1 and known == len(rows) else set()
+        if name in constant:
+            notes.append(f"dropped the column {short(name)}: it is {short(column.values[:1].tolist()[0])} in every row")
             continue
         kept.append(name)
     if not kept:
         reason = f" ({'; '.join(notes)})" if notes else ""
         reject(table.name, f"no feature column is left{reason}; at least one that varies is needed")
     return Table(table.name, {name: features.columns[name] for name in kept})
+
+
+def _empty(features: Table) -> list[str]:
+    """Return the columns without any value."""
+    empty = {
+        name for name, column in features.columns.items() if column.kind in ("text", "date") and column.missing.all()
+    }
+    for names, values in numeric_blocks(features.columns):
+        empty |= {name for name, nothing in zip(names, np.isnan(values).all(1).tolist(), strict=True) if nothing}
+    return [name for name in features.columns if name in empty]
+
+
+def _constant(features: Table, rows: Ints) -> set[str]:
+    """Return the columns of numbers that are the same in every row; reject infinite values. Missingness is information."""
+    constant: set[str] = set()
+    for names, values in numeric_blocks(features.columns):
+        for i in np.flatnonzero(np.isinf(values).any(1)):
+            as_numbers(features.columns[names[i]], names[i], features.name, rows)
+        constant |= {name for name, same in zip(names, (values == values[:, :1]).all(1), strict=True) if same}
+    dates = {name: column.numbers for name, column in features.columns.items() if column.kind == "date"}
+    return constant | {name for name, values in dates.items() if (values == values[0]).all()}
 
 
 def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | None) -> Ints | Floats:
@@ -219,10 +260,10 @@ def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | N
     known = list(classes or ())
     labels: list[object]
     if known and all(isinstance(label, str) for label in known):
-        codes, words = encode(as_text(column, [str(label) for label in known]))
+        codes, words = as_words(column, [str(label) for label in known])
         labels = list(words)
-    elif column.kind == "text":
-        codes, words = encode(column.values)
+    elif column.kind in ("text", "unusable"):
+        codes, words = column.coded()
         pairs = zip(words, numbers_in(words).tolist(), strict=True)
         labels = [truth(word) if math.isnan(number) else number for word, number in pairs]
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -18,7 +18,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Objects: TypeAlias = npt.NDArray[np.object_]
 Label: TypeAlias = str | int | bool
-Kind: TypeAlias = Literal["integer", "real", "boolean", "text"]
+Kind: TypeAlias = Literal["integer", "real", "boolean", "date", "text", "unusable"]
 MAX_CATEGORIES = 50
 BLANKS = " \t\r\n"
 NUMBER = r"^[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity))$"
@@ -47,31 +47,93 @@ def listed(values: Iterable[object], most: int = 10) -> str:
     return ", ".join(shown[:most]) + more
 
 
-@dataclass(frozen=True, eq=False)
 class Column:
-    """A typed column.
+    """A typed column with the reason for its type.
 
     Args:
-        kind: "integer", "real", "boolean" or "text".
+        kind: "integer", "real", "boolean", "date" (seconds since 1970, UTC), "text", or "unusable".
         values: (rows,) float64, missing as NaN; for text, (rows,) objects: str, missing as None.
+        codes: for text, instead of values: index of each value in `words`, -1 for missing, (rows,).
+        words: distinct strings, sorted.
+        reason: why the column has this type, in a few words.
+        notes: notes for the user, one line each, if the column is used.
+        problem: why the column cannot be used; empty if it can.
+        free: whether a text is encoded by its words.
     """
 
-    kind: Kind
-    values: Floats | Objects
+    __slots__ = ("_codes", "_values", "_words", "free", "kind", "notes", "problem", "reason")
+
+    def __init__(
+        self,
+        kind: Kind,
+        values: Floats | Objects | None = None,
+        *,
+        codes: npt.NDArray[Any] | None = None,
+        words: Sequence[str] = (),
+        reason: str = "",
+        notes: tuple[str, ...] = (),
+        problem: str = "",
+        free: bool = False,
+    ) -> None:
+        self.kind, self.reason, self.notes, self.problem, self.free = kind, reason, notes, problem, free
+        self._values, self._codes, self._words = values, codes, words
+
+    def __len__(self) -> int:
+        return len(self._values if self._codes is None else self._codes)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"Column({self.kind!r}, {len(self)} rows)"
+
+    @property
+    def values(self) -> Floats | Objects:
+        """The values, (rows,): float64, or objects for text."""
+        if self._values is None:
+            self._values = np.array([*self._words, None], dtype=object)[self._codes]
+        return self._values
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
         """The mask of missing values, (rows,)."""
-        if self.kind == "text":
-            return np.array([value is None for value in self.values], dtype=np.bool_)
-        return np.isnan(self.values.astype(np.float64, copy=False))
+        if self.kind in ("text", "unusable"):
+            return np.asarray(self.coded()[0] < 0)
+        return np.isnan(self.numbers)
 
     @property
     def numbers(self) -> Floats:
-        """The values of an integer, real or boolean column, (rows,) float64."""
-        if self.kind == "text":
-            raise TableError("a text column has no numbers; read its values instead")
+        """The values of a column that is no text, (rows,) float64."""
+        if self.kind in ("text", "unusable"):
+            raise TableError(f"a column of kind {self.kind} has no numbers; read its values instead")
         return self.values.astype(np.float64, copy=False)
+
+    def coded(self) -> tuple[npt.NDArray[Any], Sequence[str]]:
+        """Return the code of each string of a text column (-1 for missing), and the sorted distinct strings."""
+        if self._codes is None:
+            self._codes, self._words = encode(self.values)
+        return self._codes, self._words
+
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> Column:
+        """Return a selection of rows."""
+        if self._codes is None:
+            return self.with_values(self.values[rows])
+        codes = self._codes[rows]
+        used = np.zeros(len(self._words) + 1, dtype=np.bool_)
+        used[codes] = True
+        if used[:-1].all():
+            return self._copy(codes=codes, words=self._words)
+        position = np.append(np.cumsum(used[:-1]) - 1, -1)
+        return self._copy(codes=position[codes], words=[self._words[i] for i in np.flatnonzero(used[:-1]).tolist()])
+
+    def with_values(self, values: Floats | Objects) -> Column:
+        """Return a column of the same kind with other values."""
+        return self._copy(values=values)
+
+    def _copy(self, **data: Any) -> Column:
+        return Column(self.kind, **data, reason=self.reason, notes=self.notes, problem=self.problem, free=self.free)
+
+    def line(self, name: str) -> str:
+        """Return name, type and reason on one line."""
+        text = f": {self.kind} ({self.reason})" if self.reason else f": {self.kind}"
+        return f"column {short(name)}{self.problem or text}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +144,18 @@ class Table:
         name: name of the file, for messages.
         columns: columns by name, in the order of the file.
         digest: SHA-256 of the file; empty for a table that was not read from a file.
+        notes: notes on the file for the user, one line each.
     """
 
     name: str
     columns: dict[str, Column]
     digest: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
         """The number of rows, without the header."""
-        return next((len(column.values) for column in self.columns.values()), 0)
+        return next((len(column) for column in self.columns.values()), 0)
 
     def take(self, rows: npt.NDArray[np.integer[Any]], names: Iterable[str] | None = None) -> Table:
         """Return a selection of rows and columns.
@@ -101,7 +165,23 @@ class Table:
             names: names of the columns; None for all.
         """
         names = self.columns if names is None else names
-        return Table(self.name, {n: Column(self.columns[n].kind, self.columns[n].values[rows]) for n in names})
+        if len(rows) == self.rows and np.array_equal(rows, np.arange(self.rows)):
+            return Table(self.name, {n: self.columns[n] for n in names})
+        return Table(self.name, {n: self.columns[n].take(rows) for n in names})
+
+    def use(self, names: Iterable[str]) -> list[str]:
+        """Return the notes on columns that are used; reject a column that cannot be.
+
+        Raises:
+            TableError: the problem of the first such column.
+        """
+        notes: list[str] = []
+        for name in names:
+            column = self.columns[name]
+            if column.problem:
+                reject(self.name, f"column {short(name)}{column.problem}")
+            notes += column.notes
+        return notes
 
     def require(self, name: str, role: str) -> None:
         """Reject a name without a column; the message starts with `role`."""
@@ -109,6 +189,18 @@ class Table:
             near = nearest(name, self.columns)
             hint = f" (nearest: {listed(near)})" if near else ""
             reject(self.name, f"{role} {short(name)} is not a column{hint}; the columns are {listed(self.columns)}")
+
+
+BLOCK = 2**22  # values
+
+
+def numeric_blocks(columns: Mapping[str, Column]) -> Iterator[tuple[list[str], Floats]]:
+    """Yield names and values, (columns, rows), of the numeric and boolean columns, many small ones at once."""
+    names = [name for name, column in columns.items() if column.kind in ("integer", "real", "boolean")]
+    size = max(1, BLOCK // max(1, len(columns[names[0]]))) if names else 1
+    for begin in range(0, len(names), size):
+        part = names[begin : begin + size]
+        yield part, np.stack([columns[name].numbers for name in part])
 
 
 # ------------------------------------------------------------------------------------------------ conversions
@@ -164,8 +256,8 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
     Raises:
         TableError: a value is infinite or no number.
     """
-    if column.kind == "text":
-        codes, words = encode(column.values)
+    if column.kind in ("text", "unusable"):
+        codes, words = column.coded()
         numbers = np.append(numbers_in(words), np.nan)[codes]
         bad = ~np.isfinite(numbers) & (codes >= 0)
         # With true and false among the strings, the column is boolean; report the other strings.
@@ -190,10 +282,10 @@ def truth(word: str) -> object:
     return {"true": True, "false": False}.get(word.strip(BLANKS).lower(), word)
 
 
-def as_text(column: Column, known: Sequence[str]) -> Objects:
-    """Return a column as strings; numbers take the spelling in `known` with the same value ("1", "01", "1.0")."""
-    if column.kind == "text":
-        return column.values.astype(object, copy=False)
+def as_words(column: Column, known: Sequence[str]) -> tuple[npt.NDArray[Any], Sequence[str]]:
+    """Return a column as codes and distinct strings; numbers are spelled as in `known` ("1", "01", "1.0")."""
+    if column.kind in ("text", "unusable"):
+        return column.coded()
     numbers, codes = np.unique(column.numbers, return_inverse=True)
     keys: list[object]
     if column.kind == "boolean":
@@ -206,6 +298,13 @@ def as_text(column: Column, known: Sequence[str]) -> Objects:
         spellings = dict(zip(numbers_in(known).tolist(), known, strict=True))
     exact = set(known)
     words = [word if word in exact else spellings.get(key, word) for word, key in zip(spelled, keys, strict=True)]
-    strings = np.array([*words, None], dtype=object)[:-1]
-    strings[np.isnan(numbers)] = None
-    return np.asarray(strings[codes], dtype=object)
+    codes = np.where(np.isnan(numbers)[codes], -1, codes)
+    return codes, words[: len(numbers) - int(np.isnan(numbers).any())]
+
+
+def as_text(column: Column, known: Sequence[str]) -> Column:
+    """Return a column as text, with the strings of `as_words`."""
+    if column.kind == "text":
+        return column
+    codes, words = as_words(column, known)
+    return Column("text", np.array([*words, None], dtype=object)[codes])

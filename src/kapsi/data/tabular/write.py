@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.read import CSV_DELIMITERS, checked_suffix
+from kapsi.data.tabular.source import TEXT_SUFFIXES, table_suffix
 from kapsi.data.tabular.types import reject, short, table_error
 from kapsi.files import atomic, plain
 
@@ -30,12 +31,15 @@ def write_table(path: str | Path, columns: Columns) -> None:
         FileError: the file cannot be written.
     """
     path = Path(path)
-    suffix = checked_suffix(path)
+    suffix, compression = table_suffix(path)
+    if compression is not None and (compression == "zip" or suffix not in TEXT_SUFFIXES):
+        reject(str(path), "this cannot be written; give .csv, .csv.gz, .csv.zst or .parquet")
     if not path.parent.is_dir():
         exists = path.parent.exists()
         problem = "is not a folder; give another path" if exists else "does not exist; create it first"
         reject(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
-    data = _encode(columns, str(path), CSV_DELIMITERS.get(suffix))
+    data = _encode(columns, str(path), TEXT_SUFFIXES.get(suffix))
+    data = _compressed(data, compression)
     with atomic(path) as temporary, plain(path, "write the file"):
         temporary.write_bytes(data)
 
@@ -74,6 +78,17 @@ def _encode(columns: Columns, where: str, delimiter: str | None) -> bytes:
             where, f"the columns cannot be written as {'Parquet' if delimiter is None else 'CSV'} ({error})"
         ) from None
     return bytes(sink.getvalue().to_pybytes())
+
+
+def _compressed(data: bytes, compression: str | None) -> bytes:
+    """Return compressed bytes, the same for the same bytes."""
+    if compression == "gzip":
+        return gzip.compress(data, mtime=0)
+    if compression == "zstd":
+        import pyarrow as pa
+
+        return bytes(pa.compress(data, codec="zstd", asbytes=True))
+    return data
 
 
 def _with_points(column: Any) -> Any:

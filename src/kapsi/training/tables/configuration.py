@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from kapsi.data.tabular import TableProblem, make_problem, read_table
+from kapsi.data.tabular import Reading, TableProblem, make_problem, read_table
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor
 from kapsi.function import Spec, catalogue, option
@@ -37,6 +37,7 @@ class TableConfig(Spec):
         validation_fraction: fraction of rows in the validation set, without folds.
         early_stopping_fraction: fraction of training rows held out for early stopping and for the choice of the L2 penalty,
             unless these use cross-validation.
+        reading: how the file is read, also for predictions.
     """
 
     target: str
@@ -46,6 +47,7 @@ class TableConfig(Spec):
     drop: tuple[str, ...] = ()
     validation_fraction: float = option(0.2, minimum=0.05, maximum=0.9)
     early_stopping_fraction: float = option(0.15, minimum=0.05, maximum=0.5)
+    reading: Reading = Reading()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
     Raises:
         TableError: the file is not a table, or the target or a feature column does not fit.
     """
-    return make_problem(read_table(path), config.target, task=config.task, strict=config.strict, drop=config.drop)
+    table = read_table(path, config.reading)
+    return make_problem(table, config.target, task=config.task, strict=config.strict, drop=config.drop)
 
 
 def default_spec(in_features: int) -> ModelSpec:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import Label, Preprocessing, Table, TargetScale, target_of
+from kapsi.data.tabular import Label, Preprocessing, Reading, Table, TargetScale, read_table, target_of, unseen_notes
 from kapsi.errors import TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
@@ -33,6 +34,7 @@ class TableModel:
         classes: original labels; None in regression.
         scale: standardization of the target; None in classification.
         ranges: ranges of the training rows; None in runs of 0.1.
+        reading: how tables are read.
     """
 
     model: Model
@@ -42,6 +44,15 @@ class TableModel:
     classes: tuple[Label, ...] | None
     scale: TargetScale | None
     ranges: Ranges | None = None
+    reading: Reading = Reading()
+
+    def read(self, path: str | Path) -> Table:
+        """Read a table as the table of the training rows was read; its columns have the types of the training.
+
+        Raises:
+            TableError: the file is not a table.
+        """
+        return read_table(path, self.reading, kinds=self.preprocessing.kinds())
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
         """Return probabilities (rows, classes), or predictions (rows,) in the unit of the target.
@@ -81,6 +92,7 @@ class TableModel:
         inputs, predictions = (OutsideCounts(self.ranges) if counts is None else counts).add(features, outputs)
         if flags:
             columns |= {"inputs_outside": inputs.tolist(), "prediction_outside": predictions.tolist()}
+        notes += [*table.notes, *unseen_notes(self.preprocessing.unseen(features))]
         return columns, notes
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:

@@ -189,8 +189,9 @@ def load_run(path: str | Path) -> LoadedRun:
         classes = None if data["classes"] is None else _classes(data["classes"])
         scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
         ranges = Ranges.from_dict(data["ranges"]) if "ranges" in data else None
-        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale, ranges)
         config = _config(contents["config.yaml"].decode(), "config.yaml", manifest["format_version"])
+        reading = config.table.reading
+        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale, ranges, reading)
         sizes = (len(preprocessing.names()), len(classes or (0,)))
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,0 +1,110 @@
+"""Dates and times in strings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.tabular.types import Floats
+
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+TIME = (
+    r"(?:[T ]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)?"
+    r" ?(?P<half>[AaPp][Mm])?(?P<zone> ?(?:Z|UTC|[+-]\d{2}:?\d{2}))?)?$"
+)
+YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
+NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
+# The order of the last two is decided by a day above 12.
+FORMATS = {
+    "year-month-day": rf"^{YEAR}-{MONTH}-{DAY}{TIME}",
+    "year/month/day": rf"^{YEAR}/{MONTH}/{DAY}{TIME}",
+    "day.month.year": rf"^{DAY}\.{MONTH}\.{YEAR}{TIME}",
+    "day-name-year": rf"^{DAY}[- ]{NAME}[- ,]+{YEAR}{TIME}",
+    "name day, year": rf"^{NAME}[- ]{DAY},? {YEAR}{TIME}",
+    "day/month/year": rf"^{DAY}[/-]{MONTH}[/-]{YEAR}{TIME}",
+    "month/day/year": rf"^{MONTH}[/-]{DAY}[/-]{YEAR}{TIME}",
+}
+
+
+def read_dates(strings: Any) -> tuple[Floats, str, bool]:
+    """Return the dates in trimmed, non-missing Arrow strings.
+
+    Returns:
+        Seconds since 1970 (UTC; without a zone, of the written time), NaN where a string is no date; the format; whether
+        another format reads the same strings as other dates.
+    """
+    import pyarrow.compute as pc
+
+    parsed = {}
+    for name, pattern in FORMATS.items():
+        if len(strings) and pc.any(pc.match_substring_regex(strings, pattern)).as_py():
+            parsed[name] = _seconds(pc.extract_regex(strings, pattern))
+    if not parsed:
+        return np.full(len(strings), np.nan), "", False
+    counts = {name: int((~np.isnan(values)).sum()) for name, values in parsed.items()}
+    best = max(counts, key=lambda name: counts[name])
+    ways = [parsed[name] for name, count in counts.items() if count == counts[best] and count]
+    return parsed[best], best, not all(np.array_equal(ways[0], way, equal_nan=True) for way in ways)
+
+
+def _seconds(parts: Any) -> Floats:
+    """Return seconds since 1970 of the components of dates, NaN for no date."""
+    import pyarrow.compute as pc
+
+    known = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False))
+
+    def number(name: str) -> npt.NDArray[np.int64]:
+        text = pc.fill_null(pc.struct_field(parts, name), "")
+        digits = pc.if_else(pc.equal(text, ""), "0", text)
+        return np.asarray(pc.cast(digits, "int64").to_numpy(zero_copy_only=False))
+
+    month_text = pc.fill_null(pc.struct_field(parts, "month"), "0")
+    if pc.any(pc.utf8_is_alpha(month_text)).as_py():
+        names = [str(text)[:3].lower() for text in month_text.to_pylist()]
+        month = np.array([MONTHS.index(name) + 1 if name in MONTHS else 0 for name in names], dtype=np.int64)
+    else:
+        month = number("month")
+    year, day, hour, minute, second = (number(name) for name in ("year", "day", "hour", "minute", "second"))
+    half = [str(text).lower() for text in pc.struct_field(parts, "half").to_pylist()]
+    hour = np.where(
+        [word == "pm" for word in half], hour % 12 + 12, np.where([word == "am" for word in half], hour % 12, hour)
+    )
+    fraction = np.array([float(f"0.{text or 0}") for text in pc.struct_field(parts, "fraction").to_pylist()])
+    good = known & (month >= 1) & (month <= 12) & (day >= 1) & (hour < 24) & (minute < 60) & (second < 60) & (year > 0)
+    start = (np.where(good, year, 1970) - 1970) * 12 + np.where(good, month, 1) - 1
+    days = start.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + day - 1
+    next_month = (start + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    good &= days < next_month
+    zone = [_zone(str(text or "")) for text in pc.struct_field(parts, "zone").to_pylist()]
+    seconds = days * 86400.0 + hour * 3600 + minute * 60 + second + fraction - np.array(zone, dtype=np.float64)
+    return np.asarray(np.where(good, seconds, np.nan), dtype=np.float64)
+
+
+def _zone(text: str) -> int:
+    """Return the offset of a time zone in seconds."""
+    digits = text.strip().replace(":", "")
+    if digits[:1] not in ("+", "-") or len(digits) != 5:
+        return 0
+    return int(digits[0] + "1") * (int(digits[1:3]) * 3600 + int(digits[3:]) * 60)
+
+
+def calendar(seconds: Floats) -> dict[str, Floats]:
+    """Return the parts of times: year, month, day of the year, weekday (Monday is 0) and hour, NaN for NaN.
+
+    Example:
+        >>> calendar(np.array([951_782_400.0]))["day of year"]  # 29 February 2000
+        array([60.])
+    """
+    missing = np.isnan(seconds)
+    times = np.where(missing, 0, np.floor(seconds)).astype("datetime64[s]")
+    days, months, years = (times.astype(f"datetime64[{unit}]") for unit in "DMY")
+    parts = {
+        "year": years.astype(np.int64) + 1970,
+        "month": months.astype(np.int64) % 12 + 1,
+        "day of year": (days - years.astype("datetime64[D]")).astype(np.int64) + 1,
+        "weekday": (days.astype(np.int64) + 3) % 7,
+        "hour": (times - days.astype("datetime64[s]")).astype(np.int64) / 3600,
+    }
+    return {name: np.where(missing, np.nan, values) for name, values in parts.items()}

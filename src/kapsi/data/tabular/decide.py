@@ -1,0 +1,348 @@
+"""Decide the type of each column, with the reason, notes for the user, and problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.data.tabular.dates import read_dates
+from kapsi.data.tabular.numerals import Numbers, read_numbers
+from kapsi.data.tabular.reading import Reading
+from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, parse_numbers, short, to_floats
+
+MISSING_WORDS = (
+    *("", "?", "na", "n/a", "#n/a", "n.a.", "<na>", "nan", "-nan", "nat", "null", "(null)", "none", r"\n"),
+    *("#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!", "1.#ind", "1.#qnan"),
+)
+"""Spellings of missing values, compared in lower case."""
+WEAK_WORDS = ("-", "--", "–", "—", ".", "..", "...")
+"""Missing beside numbers, dates and words; an ordinary category beside other signs such as +."""
+INTEGER = r"^[+-]?\d+$"
+ZERO_FIRST = r"^[+-]?0\d+$"
+MOSTLY, NEARLY, MANY = 0.5, 0.9, 20
+SEVERAL_WORDS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Decider:
+    """Decisions about the columns of one table.
+
+    Args:
+        reading: options of the user.
+        kinds: kind of some columns by name: "numeric", "categorical", "text" or "date".
+        decimal: the decimal mark of the file, None if unknown.
+        typed: whether the file has types, as Parquet: texts stay texts.
+    """
+
+    reading: Reading
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    decimal: str | None = None
+    typed: bool = False
+
+    def column(self, name: str, column: Any) -> Column:
+        """Return an Arrow column as a typed column."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        kind, wanted = column.type, self.kinds.get(name)
+        if pa.types.is_dictionary(kind) and not _is_string(kind.value_type):
+            return self.column(name, pc.cast(column, kind.value_type))
+        if pa.types.is_dictionary(kind) or _is_string(kind):
+            return self._strings(name, column, wanted)
+        typed = self._typed(column)
+        if typed.problem:
+            typed.problem += f" {short(name)}"
+            return typed
+        if wanted in ("categorical", "text"):
+            strings = pc.cast(pc.cast(column, pa.string()), pa.large_string())
+            return self._strings(name, strings, wanted)
+        if wanted == "date" and typed.kind != "date" and not typed.missing.all():
+            return unusable(len(typed), f" is to be a date, and has {typed.reason}; give a column of dates")
+        if wanted == "numeric" and typed.kind == "date":
+            return Column("real", typed.values, reason="seconds since 1970")
+        return self._without_sentinels(typed)
+
+    def _typed(self, column: Any) -> Column:
+        """Return a column of numbers, booleans, dates or times."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        kind = column.type
+        if column.null_count == len(column):
+            return Column("real", np.full(len(column), np.nan), reason="no values")
+        if pa.types.is_boolean(kind):
+            return Column("boolean", to_floats(column), reason="true and false")
+        if pa.types.is_integer(kind):
+            fits = kind != pa.uint64() or pc.max(column).as_py() < 2**63
+            return Column("integer" if fits else "real", to_floats(column), reason="whole numbers")
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return Column("real", to_floats(column), reason="numbers")
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            return Column("date", _seconds(column), reason="dates")
+        if pa.types.is_time(kind):
+            whole = pc.cast(column, pa.int32() if kind.bit_width == 32 else pa.int64())
+            return Column("real", to_floats(whole) / _ticks(kind.unit), reason="times of the day, in seconds")
+        allowed = "numbers, booleans, text, dates and times"
+        return unusable(
+            len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out with --drop"
+        )
+
+    def _without_sentinels(self, column: Column) -> Column:
+        """Return a column of numbers with missing values at the numbers that the user declared missing."""
+        if not self.reading.missing or column.kind not in ("integer", "real"):
+            return column
+        import pyarrow as pa
+
+        numbers = parse_numbers(pa.array(self.reading.missing, pa.large_string()))
+        return column.with_values(
+            np.where(np.isin(column.numbers, numbers[~np.isnan(numbers)]), np.nan, column.numbers)
+        )
+
+    # -------------------------------------------------------------------------------------------- strings
+
+    def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
+        """Return a column of strings; each distinct string is judged once."""
+        words = Words.of(column, self)
+        if words.count == 0 and wanted is None:
+            return Column("real", np.full(len(column), np.nan), reason="no values")
+        if wanted in ("categorical", "text"):
+            return words.text("as requested", free=wanted == "text")
+        if wanted == "date":
+            return self._dates(words) or unusable(len(column), words.other("dates", read_dates(words.known)[0]), words)
+        if wanted == "numeric":
+            return self._numbers(words, True) or unusable(
+                len(column), words.other("numbers", self._read(words).values), words
+            )
+        if self.typed:
+            return self._dates(words) or words.text("text")
+        return self._guess(name, words)
+
+    def _guess(self, name: str, words: Words) -> Column:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        lower = pc.utf8_lower(words.known)
+        if pc.all(pc.is_in(lower, value_set=pa.array(["true", "false"], lower.type))).as_py():
+            flags = pc.equal(lower, "true").to_numpy(zero_copy_only=False)
+            return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false")
+        guess = self._numbers(words) or self._dates(words)
+        if guess is not None:
+            return guess
+        numbers = self._read(words).values
+        share, odd = (
+            words.share(numbers),
+            [word for word, number in zip(words.list, numbers, strict=True) if number != number],
+        )
+        wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
+        many = int((~np.isnan(numbers)).sum()) > MANY
+        if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
+            return unusable(words.rows, words.other("numbers", numbers), words)
+        dates = read_dates(words.known)[0] if words.has_digits else np.empty(0)
+        if len(dates) and words.share(dates) >= NEARLY:
+            return unusable(words.rows, words.other("dates", dates), words)
+        text = words.text(f"{len(words.known)} different texts")
+        if share >= MOSTLY:
+            text.notes = (f"column {short(name)}{words.other('numbers', numbers)}; its values are categories now",)
+        return text
+
+    def _read(self, words: Words) -> Numbers:
+        return read_numbers(words.known, self.reading, self.decimal)
+
+    def _numbers(self, words: Words, forced: bool = False) -> Column | None:
+        """Return the column as numbers, None if some strings are none; codes with leading zeros are text unless forced."""
+        if not words.has_digits and not words.any_match("(?i)inf"):
+            return None
+        found = self._read(words)
+        if np.isnan(found.values).any():
+            return None
+        if not forced and words.all_match(INTEGER) and words.any_match(ZERO_FIRST):
+            return words.text("codes with leading zeros")
+        if found.doubt:
+            word, first, second = found.doubt
+            marks = "--decimal ',' or --thousands ','" if "," in word else "--decimal . or --thousands ."
+            return unusable(words.rows, f": {short(word)} may be {first} or {second}; give {marks}", words)
+        whole = _are_integers(words.known, found.way.thousands)
+        kind: Kind = "integer" if whole else "real"
+        column = Column(
+            kind, words.spread(found.values), reason=found.reason or ("whole numbers" if whole else "numbers")
+        )
+        return self._without_sentinels(column)
+
+    def _dates(self, words: Words) -> Column | None:
+        """Return the column as dates, None if some strings are none."""
+        if not words.has_digits:
+            return None
+        seconds, form, doubt = read_dates(words.known)
+        if not len(seconds) or np.isnan(seconds).any():
+            return None
+        if doubt:
+            text = (
+                f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
+            )
+            return unusable(words.rows, text, words)
+        return Column("date", words.spread(seconds), reason=f"dates as {form}")
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The distinct strings of a column.
+
+    Args:
+        codes: index of each value in the distinct strings, (rows,).
+        all: distinct strings, an Arrow array.
+        missing: mask of the missing ones among them.
+        weak: mask of dashes and dots among them.
+        known: the trimmed others, an Arrow array.
+    """
+
+    codes: npt.NDArray[Any]
+    all: Any
+    missing: npt.NDArray[np.bool_]
+    weak: npt.NDArray[np.bool_]
+    known: Any
+
+    @classmethod
+    def of(cls, column: Any, decider: Decider) -> Words:
+        """Find the distinct strings, and the missing ones among them."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if isinstance(column, pa.ChunkedArray):
+            column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
+            column = column.combine_chunks()
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        every = pc.cast(column.dictionary, pa.large_string())
+        codes = pc.fill_null(column.indices, len(every)).to_numpy(zero_copy_only=False)
+        trimmed = pc.utf8_trim(every, characters=BLANKS + "\u00a0")
+        declared = pa.array([word.strip(BLANKS) for word in decider.reading.missing], trimmed.type)
+        missing = pc.is_in(trimmed, value_set=declared)
+        weak = pc.is_in(trimmed, value_set=pa.array(WEAK_WORDS, trimmed.type))
+        if not decider.typed:
+            missing = pc.or_(missing, pc.is_in(pc.utf8_lower(trimmed), value_set=pa.array(MISSING_WORDS, trimmed.type)))
+        masks = [np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
+        masks[1] &= ~masks[0]
+        # A word of the user for missing values is no category, a dash beside + is one.
+        signs = pc.invert(pc.match_substring_regex(trimmed, r"[\pL\pN]")).to_numpy(zero_copy_only=False)
+        if decider.typed or (np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any():
+            masks[1][:] = False
+        known = trimmed.filter(pa.array(~(masks[0] | masks[1])))
+        return cls(codes, every, masks[0], masks[1], known)
+
+    @property
+    def rows(self) -> int:
+        return len(self.codes)
+
+    @property
+    def count(self) -> int:
+        """Number of distinct strings that are not missing."""
+        return len(self.known)
+
+    @property
+    def list(self) -> list[str]:
+        """The known strings."""
+        return list(self.known.to_pylist())
+
+    @property
+    def has_digits(self) -> bool:
+        """Whether a known string has a digit."""
+        return self.any_match("[0-9]")
+
+    def any_match(self, pattern: str) -> bool:
+        """Return whether a known string matches a regular expression."""
+        import pyarrow.compute as pc
+
+        return bool(pc.any(pc.match_substring_regex(self.known, pattern)).as_py())
+
+    def all_match(self, pattern: str) -> bool:
+        """Return whether all known strings match a regular expression."""
+        import pyarrow.compute as pc
+
+        return bool(pc.all(pc.match_substring_regex(self.known, pattern)).as_py())
+
+    def spread(self, values: Floats) -> Floats:
+        """Return values of the known strings for all rows, missing as NaN."""
+        every = np.full(len(self.all) + 1, np.nan)
+        every[:-1][~(self.missing | self.weak)] = values
+        return np.asarray(every[self.codes])
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of rows of each distinct string."""
+        return np.bincount(self.codes, minlength=len(self.all) + 1)[: len(self.all)]
+
+    def share(self, values: Floats) -> float:
+        """Return the fraction of rows with a value other than NaN, of the rows that are not missing."""
+        counts = self.counts()[~(self.missing | self.weak)]
+        return float(counts[~np.isnan(values)].sum() / max(1, counts.sum()))
+
+    def other(self, kind: str, values: Floats) -> str:
+        """Return a message about the strings that are not of a kind: NaN among the values."""
+        counts, known = self.counts(), ~(self.missing | self.weak)
+        good = np.zeros(len(self.all), dtype=np.bool_)
+        good[known] = ~np.isnan(values)
+        odd = np.flatnonzero(~good & ~self.missing)
+        first = np.full(len(self.all) + 1, self.rows)
+        np.minimum.at(first, self.codes, np.arange(self.rows))
+        odd = odd[np.argsort(first[odd], kind="stable")]
+        words = [f"{short(self.all[int(i)].as_py())} (row {first[i] + 1})" for i in odd[:10]]
+        more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
+        total = int(counts[~self.missing].sum())
+        remedy = f"--missing {short(self.all[int(odd[0])].as_py())} treats them as missing" if len(odd) else ""
+        return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
+
+    def text(self, reason: str, *, free: bool = False) -> Column:
+        """Return the column as text; the strings keep their blanks."""
+        known = ~(self.missing | self.weak)
+        words: list[str] = self.all.to_pylist()
+        order = sorted(np.flatnonzero(known).tolist(), key=words.__getitem__)
+        position = np.full(len(words) + 1, -1, dtype=np.int64)
+        position[order] = np.arange(len(order))
+        return Column("text", codes=position[self.codes], words=[words[i] for i in order], reason=reason, free=free)
+
+
+def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
+    """Return a column that cannot be used, with its strings if any, for a model that knows their meaning."""
+    if words is None:
+        return Column("unusable", codes=np.broadcast_to(np.int64(-1), rows), problem=problem)
+    text = words.text("")
+    codes, known = text.coded()
+    return Column("unusable", codes=codes, words=known, problem=problem)
+
+
+def _are_integers(strings: Any, thousands: str) -> bool:
+    """Return whether all strings are integers within 64 bits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    digits = pc.replace_substring(strings, thousands, "") if thousands else strings
+    if not pc.all(pc.match_substring_regex(digits, INTEGER)).as_py():
+        return False
+    try:
+        pc.cast(pc.replace_substring_regex(digits, r"^\+", ""), pa.int64())
+    except pa.ArrowInvalid:  # too large for int64
+        return False
+    return True
+
+
+def _is_string(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _ticks(unit: str) -> float:
+    return {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+
+
+def _seconds(column: Any) -> Floats:
+    """Return dates or timestamps as seconds since 1970."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_date(column.type):
+        column = pc.cast(column, pa.timestamp("s" if column.type == pa.date32() else "ms"))
+    return to_floats(pc.cast(column, pa.int64())) / _ticks(column.type.unit)

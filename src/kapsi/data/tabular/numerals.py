@@ -1,0 +1,136 @@
+"""Numbers as people write them: decimal commas, thousands separators, currencies, percent signs, Fortran exponents."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kapsi.data.tabular.reading import Reading
+from kapsi.data.tabular.types import Floats, parse_numbers
+
+CURRENCIES = "$€£¥₹₽₩"
+CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
+BLANK = " \u00a0\u202f\u2009"
+EXPONENT = r"([eEdD][+-]?\d+)?"
+
+
+@dataclass(frozen=True)
+class Numerals:
+    """A way to write numbers.
+
+    Args:
+        decimal: the decimal mark.
+        thousands: the thousands separator, empty for none; a blank stands for all kinds of blanks.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+
+    def pattern(self) -> str:
+        """Return the regular expression of a whole number, without currency or percent sign."""
+        mark = re.escape(self.decimal)
+        whole = r"\d+"
+        if self.thousands:
+            separator = {" ": f"[{BLANK}]", "'": "['’]"}.get(self.thousands, re.escape(self.thousands))
+            whole = rf"([1-9]\d{{0,2}}({separator}\d{{3}})+|\d+)"
+        return rf"^[+-]?({whole}({mark}\d*)?|{mark}\d+){EXPONENT}$"
+
+    def parse(self, strings: Any) -> Floats:
+        """Return trimmed Arrow strings as numbers, NaN where a string is no number written in this way."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        matched = pc.match_substring_regex(strings, self.pattern())
+        text = pc.if_else(matched, strings, pa.scalar(None, strings.type))
+        for mark in {" ": BLANK, "'": "'’", "": ""}.get(self.thousands, self.thousands):
+            text = pc.replace_substring(text, mark, "")
+        if self.decimal != ".":
+            text = pc.replace_substring(text, self.decimal, ".")
+        return parse_numbers(pc.replace_substring_regex(text, "[dD]", "e"))
+
+    def __str__(self) -> str:
+        parts = ["a decimal comma"] * (self.decimal == ",")
+        if self.thousands:
+            parts.append("blanks between thousands" if self.thousands == " " else f"{self.thousands} between thousands")
+        return " and ".join(parts)
+
+
+SEPARATORS = ("", ".", ",", " ", "'", "_")
+WAYS = tuple(Numerals(decimal, mark) for decimal in ".," for mark in SEPARATORS if mark != decimal)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Strings as numbers.
+
+    Args:
+        values: NaN where a string is no number.
+        way: how the numbers are written.
+        signs: currency or percent sign that every number has; empty for none.
+        doubt: two readings of the first string with two; empty if there is one reading.
+    """
+
+    values: Floats
+    way: Numerals = WAYS[0]
+    signs: str = ""
+    doubt: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """How the numbers are written, empty for plain numbers."""
+        return ", ".join(part for part in (str(self.way), f"in {self.signs}" if self.signs else "") if part)
+
+
+def read_numbers(strings: Any, reading: Reading, decimal: str | None = None) -> Numbers:
+    """Return the numbers in trimmed, non-missing Arrow strings, in the one way that reads all of them, or the most.
+
+    Args:
+        strings: large strings.
+        reading: a given decimal mark or thousands separator excludes other ways.
+        decimal: the decimal mark of other columns of the file, None if unknown.
+    """
+    import pyarrow.compute as pc
+
+    plain = parse_numbers(strings)
+    if reading.decimal != "," and not np.isnan(plain).any():
+        return Numbers(plain)
+    core, signs = _without_signs(pc.replace_substring(strings, "−", "-"))
+    ways = [
+        way
+        for way in WAYS
+        if reading.decimal in (None, way.decimal) and (reading.thousands in (None, way.thousands) or not way.thousands)
+    ]
+    parsed = [(way, way.parse(core)) for way in ways]
+    count = max(int((~np.isnan(values)).sum()) for _, values in parsed)
+    if not signs and (~np.isnan(plain)).sum() > count:  # infinities
+        return Numbers(plain)
+    best = [(way, values) for way, values in parsed if int((~np.isnan(values)).sum()) == count]
+    preferred = decimal or reading.decimal
+    first, values = next(((w, v) for w, v in best if w.decimal == preferred), best[0])
+    other = next((v for _, v in best if not np.array_equal(v, values, equal_nan=True)), None)
+    if other is None or first.decimal == preferred or reading.thousands:
+        return Numbers(values, first, signs)
+    differs = int(np.flatnonzero((values != other) & ~np.isnan(values))[0])
+    doubt = (strings[differs].as_py(), f"{values[differs]:.15g}", f"{other[differs]:.15g}")
+    return Numbers(values, first, signs, doubt)
+
+
+def _without_signs(strings: Any) -> tuple[Any, str]:
+    """Return strings without the currency or percent sign that all of them have, and the sign."""
+    import pyarrow.compute as pc
+
+    sign = f"[{re.escape(CURRENCIES)}]|{CODES}"
+    before = (rf"^(\(?[+-]?)(?:{sign})[{BLANK}]?", rf"^\(?[+-]?(?P<sign>{sign})[{BLANK}]?[0-9+-]")
+    after = (rf"[{BLANK}]?(?:{sign}|%)(\)?)$", rf"[0-9.,][{BLANK}]?(?P<sign>{sign}|%)\)?$")
+    unit = (rf"[{BLANK}]?[A-Za-zµ°%/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%/²³]{{1,8}})$")
+    # A few strings with the same letters behind are names of categories as likely as quantities.
+    for removed, pattern in (before, after, *[unit] * (len(strings) > 20)):
+        signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
+        if len(strings) and not signs.null_count and len(pc.unique(signs)) == 1:
+            # Accountants write negative amounts in parentheses.
+            core = pc.replace_substring_regex(strings, removed, r"\1" if "(" in removed[5:] else "")
+            return pc.replace_substring_regex(core, r"^\(([0-9.,' ]+)\)$", r"-\1"), signs[0].as_py()
+    return strings, ""

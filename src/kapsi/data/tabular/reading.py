@@ -1,0 +1,88 @@
+"""Options of reading a table: one specification for Python, YAML and the command line."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from kapsi.errors import SpecError
+from kapsi.function import Spec, option
+
+__all__ = ["Reading"]
+
+KIND_OPTIONS = ("numeric", "categorical", "text", "date")
+
+
+@dataclass(frozen=True)
+class Reading(Spec):
+    r"""How a table is read; None and () stand for a guess from the file.
+
+    Args:
+        missing: words that mark missing values, in addition to the known spellings.
+        decimal: the decimal mark of all numbers, `.` or `,`.
+        thousands: the thousands separator of all numbers: one of `,`, `.`, `'`, `_` or a space.
+        separator: the character between values, or `whitespace`.
+        skip: number of lines before the header (before the first row without a header).
+        comment: beginning of lines that are ignored.
+        encoding: a text encoding known to Python, such as `latin-1`.
+        header: whether the first line has names; False names the columns `column 1`, `column 2`, …
+        numeric: columns of numbers; a value that is no number is an error.
+        categorical: columns of categories, also if all values are numbers.
+        text: columns of free text, encoded by their words.
+        date: columns of dates and times.
+
+    Example:
+        >>> Reading(decimal=",", missing=("unknown",)).missing
+        ('unknown',)
+        >>> Reading(decimal=",", thousands=",")
+        Traceback (most recent call last):
+            ...
+        kapsi.errors.SpecError: Reading: decimal and thousands are both ','; give different characters
+    """
+
+    missing: tuple[str, ...] = ()
+    decimal: Literal[".", ","] | None = None
+    thousands: Literal[",", ".", "'", " ", "_"] | None = None
+    separator: str | None = None
+    skip: int = option(0, minimum=0)
+    comment: str | None = None
+    encoding: str | None = None
+    header: bool | None = None
+    numeric: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    date: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        if self.decimal is not None and self.decimal == self.thousands:
+            raise SpecError(f"Reading: decimal and thousands are both {self.decimal!r}; give different characters")
+        separator = self.separator
+        if separator is not None and separator != "whitespace" and (len(separator) != 1 or separator in '"\r\n'):
+            raise SpecError(f"Reading.separator: expected one character or whitespace, got {separator!r}")
+        if self.comment is not None and not self.comment.strip():
+            raise SpecError(f"Reading.comment: expected the beginning of a line, such as #, got {self.comment!r}")
+        if self.encoding is not None:
+            _check_encoding(self.encoding)
+        kinds = dict(self.kinds())
+        for name in kinds:
+            several = [kind for kind in KIND_OPTIONS if name in getattr(self, kind)]
+            if len(several) > 1:
+                raise SpecError(f"Reading: the column {name!r} is given as {' and '.join(several)}; choose one")
+
+    def kinds(self) -> Iterator[tuple[str, str]]:
+        """Yield name and kind of each column with a given kind."""
+        for kind in KIND_OPTIONS:
+            for name in getattr(self, kind):
+                yield name, kind
+
+
+def _check_encoding(name: str) -> None:
+    """Refuse an encoding that Python does not know, or that is no text encoding."""
+    try:
+        known = codecs.lookup(name)._is_text_encoding
+    except (LookupError, ValueError):
+        known = False
+    if not known:
+        raise SpecError(f"Reading.encoding: {name!r} is not known; examples are utf-8, latin-1, cp1252, utf-16")
