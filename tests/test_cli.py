@@ -577,7 +577,7 @@ def test_labels_and_column_names_with_any_characters(good, labels, spelled):
     [
         ("a,b\n1,2\n", "missing columns: 'k'"),
         ("A,b\n1,2\n", "missing columns: 'a' (nearest: 'A'), 'k'"),
-        ("a,b,k\nx,1,u\n", "column 'a' has 'x' in row 1; only finite numbers are allowed"),
+        ("a,b,k\nx,1,u\n", "column 'a': 0 of 1 values are numbers; not: 'x' (row 1)"),
         ("a,b,k\n1,2,u\ninf,1,u\n", "column 'a' has inf in row 2"),
         ("a,b,k\n", "a header but no rows"),
         ("", "the file is empty"),

@@ -19,8 +19,9 @@ from sklearn.metrics import accuracy_score, log_loss, mean_squared_error, r2_sco
 from sklearn.preprocessing import StandardScaler
 
 import kapsi as kp
-from kapsi.data.tabular import Preprocessing, folds, make_problem, read_table, split, write_table
+from kapsi.data.tabular import Preprocessing, Reading, folds, make_problem, read_table, split, write_table
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
+from kapsi.spec import to_dict
 from kapsi.training import resolve
 from kapsi.training.config import TrainConfig
 from kapsi.training.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
@@ -366,6 +367,7 @@ def test_the_run_folder_holds_everything(tmp_path, classes):
         "drop": [],
         "validation_fraction": 0.2,
         "early_stopping_fraction": 0.15,
+        "reading": to_dict(Reading()),
     }
     assert resolved["training"]["solver"]["kind"] == "lbfgs"
     assert resolved["training"]["loss"]["kind"] == "cross_entropy"

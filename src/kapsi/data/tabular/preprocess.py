@@ -113,7 +113,7 @@ class Preprocessing:
         """
         gaps = set(features.columns)
         for names, values in numeric_blocks(features.columns):
-            gaps -= {name for name, whole in zip(names, (~np.isnan(values).any(1)).tolist(), strict=True) if whole}
+            gaps -= {names[i] for i in np.flatnonzero(~np.isnan(values).any(1))}
         counts = {c.name: c.unseen(features.columns[c.name]) for c in self.columns if c.name in gaps}
         return {name: count for name, count in counts.items() if count.unseen or count.empty}
 
@@ -147,11 +147,7 @@ class Preprocessing:
         columns: dict[str, Column] = {}
         numbers = {c.name: table.columns[c.name] for c in self.columns if isinstance(c, NumberColumn)}
         for names, values in numeric_blocks(numbers):
-            columns |= {
-                name: numbers[name]
-                for name, bad in zip(names, np.isinf(values).any(1).tolist(), strict=True)
-                if not bad
-            }
+            columns |= {names[i]: numbers[names[i]] for i in np.flatnonzero(~np.isinf(values).any(1))}
         for column in self.columns:
             if column.name not in columns:
                 given = table.columns[column.name]

@@ -69,7 +69,7 @@ def check_regular(path: Path) -> None:
             reject(str(path), f"this is {name}; give a regular file")
 
 
-def open_table(path: Path, compression: str | None) -> BinaryIO:
+def open_table(path: Path, compression: str | None) -> Any:
     """Open a file for reading, decompressed; a zip file has one table."""
     if compression is None:
         return open(path, "rb", buffering=0)

@@ -223,7 +223,7 @@ def _empty(features: Table) -> list[str]:
         name for name, column in features.columns.items() if column.kind in ("text", "date") and column.missing.all()
     }
     for names, values in numeric_blocks(features.columns):
-        empty |= {name for name, nothing in zip(names, np.isnan(values).all(1).tolist(), strict=True) if nothing}
+        empty |= {names[i] for i in np.flatnonzero(np.isnan(values).all(1))}
     return [name for name in features.columns if name in empty]
 
 
