@@ -75,7 +75,15 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
     known = train.preprocessing.check(problem.features.take(train.rows))[0]
     ranges = Ranges.fit(known, None if train.scale is None else problem.y[train.rows])
-    coding = (train.preprocessing, problem.target, problem.task, problem.classes, train.scale, ranges, config.table.reading)
+    coding = (
+        train.preprocessing,
+        problem.target,
+        problem.task,
+        problem.classes,
+        train.scale,
+        ranges,
+        config.table.reading,
+    )
     table_model = TableModel(model.requires_grad_(True), *coding)
     return FittedPart(table_model, epochs, choices)
 
