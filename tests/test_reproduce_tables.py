@@ -566,6 +566,28 @@ def test_seeds_of_several_machines_complete_each_other(tmp_path) -> None:
     assert (line.statistics["kapsi"].count, line.statistics["kapsi"].mean) == (2, 2.0)
 
 
+def test_medians_tell_single_seeds_from_most(tmp_path) -> None:
+    experiment = tiny(tmp_path, rows="[a, b]")
+    own = {"kapsi": "rpn_ext", "recipe": "rpn_nstd"}
+    methods = tuple(replace(method, paper=own.get(method.name)) for method in experiment.methods)
+    experiment = replace(experiment, methods=methods)
+    scores = {("a", "kapsi"): [1e-3, 2e-3, 3.0], ("b", "kapsi"): [1e-3] * 3, ("a", "recipe"): [2.0, 1.0, 0.5]}
+    table = build(experiment, EXPECTED, made(experiment, scores))
+    assert table.lines[0].statistics["kapsi"].median == 2e-3
+    ext, nested = (line for line in table.summary() if "own column" in line)
+    assert "not higher in 1; worse: a" in ext
+    assert ext.endswith("; medians over seeds not higher in 2 of 2")
+    assert nested.endswith("; medians over seeds not higher in 0 of 1")
+    # Row a of the first model is compared with the second on the same rows.
+    methods = tuple(replace(m, instead={"a": "recipe"} if m.name == "kapsi" else {}) for m in methods)
+    table = build(replace(experiment, methods=methods), EXPECTED, made(experiment, scores))
+    (_, pairs), _ = table.own_columns()
+    assert pairs[0][1] == pytest.approx(3.5 / 3.003)
+    ext, _ = (line for line in table.summary() if "own column" in line)
+    assert ext.startswith("compared with its own column in the paper: kapsi (a: recipe, on the same rows): MSE")
+    assert "not higher in 2" in ext
+
+
 def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None:
     experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     own = {"kapsi": "rpn_ext", "recipe": "rpn_nstd"}
@@ -579,6 +601,7 @@ def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None
     assert "rows worse than the same model in the paper: kapsi: 0 of 3; recipe: 1 of 2" in overview([table])
     assert "compared with its own column in the paper: recipe: " in "\n".join(table.summary())
     assert "worse: a (50× higher)" in "\n".join(table.summary())
+    assert "medians" not in "\n".join(table.summary())
     # Each printed column stands before the column of its method.
     headings = [cell.split("<br>")[0].strip() for cell in as_markdown(table).split("\n|")[1].split("|")]
     assert [headings.index(name) for name in ("RPN extended", "kapsi", "RPN nested", "recipe")] == [2, 3, 4, 5]

@@ -180,6 +180,10 @@ class TableRow(Spec):
     axes: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _row_to_method(value: Any, where: str) -> Any:
+    return {str(row): method for row, method in value.items()} if isinstance(value, Mapping) else value
+
+
 @dataclass(frozen=True)
 class Method(Spec):
     """A method, which is a column of the table.
@@ -195,6 +199,7 @@ class Method(Spec):
         options: options of the method.
         rows: names of the rows of this method, None for all.
         seeds: seeds of this method, None for the seeds of the experiment.
+        instead: by row, the method whose mean on the same data replaces the paper's column in the comparison of this method.
     """
 
     name: str
@@ -207,6 +212,7 @@ class Method(Spec):
     options: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] | None = option(None, read=read_names)
     seeds: tuple[int, ...] | None = option(None, read=read_seeds)
+    instead: Mapping[str, str] = field(default_factory=dict, metadata={"read": _row_to_method})
 
     def check(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -248,10 +254,6 @@ class Exclusion(Spec):
             and (not self.rows or row.name in self.rows)
             and all(axis in row.axes and row.axes[axis] in values for axis, values in self.where.items())
         )
-
-
-def _row_to_method(value: Any, where: str) -> Any:
-    return {str(row): method for row, method in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True)
@@ -377,6 +379,8 @@ class Experiment(Spec):
             require_known(row.methods, methods, f"rows.{row.name}.methods")
         for method in self.methods:
             require_known(method.rows or (), rows, f"methods.{method.name}.rows")
+            require_known(method.instead, rows, f"methods.{method.name}.instead")
+            require_known(method.instead.values(), methods, f"methods.{method.name}.instead")
         require_known(self.quick.rows, rows, "quick.rows")
         require_known(self.quick.methods, methods, "quick.methods")
         require_known(self.compare.instead, rows, "compare.instead")

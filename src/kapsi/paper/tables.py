@@ -12,6 +12,9 @@ from kapsi.paper.expected import LABELS, Expected, Printed
 from kapsi.paper.experiment import Experiment, Method, TableRow
 from kapsi.paper.store import Result, configuration_hash, here
 
+MEDIAN_SEEDS = 3
+"""Least number of seeds of a median."""
+
 
 @dataclass(frozen=True)
 class Statistic:
@@ -55,6 +58,11 @@ class Statistic:
         own, theirs = ([scores[seed] for seed in seeds] for scores in (self.scores, other.scores))
         with np.errstate(all="ignore"):
             return float(np.mean(own)), float(np.mean(theirs))
+
+    @property
+    def median(self) -> float:
+        """Return the median of the scores."""
+        return float(np.median(list(self.scores.values())))
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,13 @@ class Line:
     def result(self) -> Statistic | None:
         """Statistics of the headline method."""
         return self.statistics.get(self.headline.name) if self.headline is not None else None
+
+    def own_reference(self, method: Method) -> float | None:
+        """Return the score of a method's own column in the paper, or of the method that replaces it in this row."""
+        if self.row.name in method.instead:
+            other = self.statistics.get(method.instead[self.row.name])
+            return None if other is None else other.mean
+        return None if method.paper is None else self.paper[method.paper].mean
 
 
 @dataclass(frozen=True)
@@ -184,7 +199,10 @@ class ResultTable:
             texts.append(self._verdict(f"{methods} on the same rows{reason}", pairs))
         own = self.own_columns()
         for method, pairs in own:
-            texts.append(self._verdict(f"its own column in the paper: {method.label}", pairs, method.name))
+            verdict = self._verdict(
+                f"its own column in the paper: {method.label}{_instead(self, method)}", pairs, method.name
+            )
+            texts.append(verdict + self._medians(method, pairs))
         for method in self.methods:
             if any(method is other for other, _ in own):
                 continue
@@ -199,11 +217,9 @@ class ResultTable:
         found = []
         for method in self.methods:
             pairs = [
-                (line, factor_of(line.statistics[method.name].mean, printed, self.experiment.higher_is_better))
+                (line, factor_of(line.statistics[method.name].mean, reference, self.experiment.higher_is_better))
                 for line in self.lines
-                if method.paper is not None
-                and method.name in line.statistics
-                and (printed := line.paper[method.paper].mean) is not None
+                if method.name in line.statistics and (reference := line.own_reference(method)) is not None
             ]
             if pairs and not method.baseline:
                 found.append((method, pairs))
@@ -248,6 +264,19 @@ class ResultTable:
             text += f"; worse: {', '.join(shown[:12])}{rest}"
         return f"compared with {reference}: {text}"
 
+    def _medians(self, method: Method, pairs: Sequence[tuple[Line, float]]) -> str:
+        """Return the comparison by medians over three seeds at least, to tell single seeds from most of them."""
+        if min(line.statistics[method.name].count for line, _ in pairs) < MEDIAN_SEEDS:
+            return ""
+        even = 0 if self.experiment.higher_is_better else 1
+        factors = [
+            factor_of(line.statistics[method.name].median, reference, self.experiment.higher_is_better)
+            for line, _ in pairs
+            if (reference := line.own_reference(method)) is not None
+        ]
+        word = "lower" if self.experiment.higher_is_better else "higher"
+        return f"; medians over seeds not {word} in {sum(factor >= even for factor in factors)} of {len(factors)}"
+
     def _difference(self, line: Line, factor: float, method: str) -> str:
         if self.experiment.higher_is_better:
             return f"{factor:+.4f}"
@@ -279,6 +308,13 @@ def printed_factors(table: ResultTable) -> list[tuple[Line, float]]:
     """Return the rows compared with printed results, with their factors."""
     instead = table.experiment.compare.instead
     return [(line, line.factor) for line in table.lines if line.factor is not None and line.row.name not in instead]
+
+
+def _instead(table: ResultTable, method: Method) -> str:
+    """Return the rows compared with another method on the same rows, in parentheses."""
+    rows = [line.row.name for line in table.lines if line.row.name in method.instead]
+    labels = dict.fromkeys(table.experiment.method(method.instead[row]).label for row in rows)
+    return f" ({', '.join(rows)}: {', '.join(labels)}, on the same rows)" if rows else ""
 
 
 def _protocol(experiment: Experiment, method: Method) -> str:
