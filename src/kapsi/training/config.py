@@ -33,7 +33,9 @@ class TrainConfig(Spec):
         l2: λ of the penalty λ‖w‖²/2 added to the mean loss. Parameters of κ and ψ have weight 1, tensors of π with more than
             one axis 0.01, biases 0. None: no penalty in `kapsi.fit`, except for `ridge`; for tables, chosen on validation rows.
         l1: factor of the sum of absolute values, with the same weights of parameters.
-        smoothness: factor of the squared second differences of spline coefficients along the grid.
+        smoothness: factor of the squared second differences of spline coefficients along the grid. `auto`: for
+            `levenberg_marquardt` with the loss `mse` and a dense or masked ψ on splines, a factor per head, chosen in every
+            iteration by the evidence of the data; it vanishes with the loss. 0 otherwise.
         group_l1: factor of the sum of the norms of edges; an edge is all weights between one input and one output of a head.
         standardize: whether `kapsi.fit` adds fixed affine layers at both ends first, as `kapsi.standardized`: to the inputs, and to
             the outputs of a regression. The model keeps them, and its units are those of the data.
@@ -58,11 +60,16 @@ class TrainConfig(Spec):
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
     l2: float | None = option(None, minimum=0.0, maximum=1e30)
     l1: float = option(0.0, minimum=0.0, maximum=1e30)
-    smoothness: float = option(0.0, minimum=0.0, maximum=1e30)
+    smoothness: float | Literal["auto"] = option("auto", minimum=0.0, maximum=1e30)
     group_l1: float = option(0.0, minimum=0.0, maximum=1e30)
     standardize: bool = False
     grid_updates: GridUpdates | None = None
     seed: int = option(0, minimum=0, maximum=2**32 - 1)
+
+    @property
+    def fixed_smoothness(self) -> float:
+        """The number in `smoothness`; 0 for `auto`."""
+        return 0.0 if self.smoothness == "auto" else self.smoothness
 
     def check(self) -> None:
         weights = self.class_weights

@@ -334,7 +334,7 @@ class _TrainingRun:
             if fallback is None:
                 raise
             reason = f"quasi-Newton steps on all rows, since {error}"
-            config = replace(self.chosen.config, solver=fallback)
+            config = replace(self.chosen.config, solver=fallback, smoothness=self.chosen.config.fixed_smoothness)
             self.chosen = Resolved(config, self.loss, fallback, reason)
             return self._start_solver(self.chosen)
 

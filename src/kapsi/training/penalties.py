@@ -134,7 +134,7 @@ class Penalties:
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.strength, self._l1 = config.l2 or 0.0, config.l1
-        self._smoothness, self._group = config.smoothness, config.group_l1
+        self._smoothness, self._group = config.fixed_smoothness, config.group_l1
         self.quadratic = _weighted(model)
         groups: dict[float, list[Tensor]] = {}
         for parameter, weight in self.quadratic:
@@ -150,7 +150,7 @@ class Penalties:
         self.only_quadratic = (
             not (self._l1 and self.quadratic)
             and not self._edges
-            and all(len(part.trained()) == 1 and part.reconciliation.multilinear for part, _ in self._splines)
+            and all(_is_quadratic(part) for part, _ in self._splines)
         )
 
     # -------------------------------------------------------------------------------- values
@@ -240,16 +240,25 @@ class Penalties:
         size = parameter.numel()
         _check_matrix(size)
         weight = next((weight for p, weight in self.quadratic if p is parameter), 0.0)
-        like = _like([parameter])
-        block = (self.strength * weight) * torch.eye(size, **like)
+        block = (self.strength * weight) * torch.eye(size, **_like([parameter]))
         if any(p is parameter for part, _ in self._splines for p in part.trained()):
-            product = self._smooth_product(parameter)
-            columns = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
-            with warnings.catch_warnings():
-                # Masked ψ are filled one vector after another, and torch warns of the cost.
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                block += columns(torch.eye(size, **like))
+            block += self.roughness_matrix(parameter)
         return block
+
+    @torch.no_grad()
+    def roughness_matrix(self, parameter: nn.Parameter) -> Tensor:
+        """Return the Hessian `(p, p)` of smoothness in a trained parameter of a ψ on splines, the others fixed."""
+        product = self._smooth_product(parameter)
+        columns = torch.func.vmap(lambda v: product(v.view(parameter.shape)).flatten(), chunk_size=COLUMNS_AT_ONCE)
+        with warnings.catch_warnings():
+            # Masked ψ are filled one vector after another, and torch warns of the cost.
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            return columns(torch.eye(parameter.numel(), **_like([parameter])))
+
+    def smooth_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters in which smoothness is quadratic with a constant Hessian: the only trained tensor of a ψ."""
+        parts = [part for part, _ in self._splines if _is_quadratic(part)]
+        return list({id(p): p for part in parts for p in part.trained()}.values())
 
     def _smooth_product(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
         """Return the function v ↦ H v for the Hessian H of smoothness in one tensor: the gradient of vᵀH v/2."""
@@ -307,6 +316,17 @@ def _weighted(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
     return list(reversed(once.values()))
 
 
+def _is_quadratic(part: _Pair) -> bool:
+    """Return whether smoothness is quadratic with a constant Hessian."""
+    return len(part.trained()) == 1 and part.reconciliation.multilinear
+
+
+def has_smooth_parameters(model: nn.Module) -> bool:
+    """Return whether a model has splines for `smoothness: auto`, and no spline has a ψ with computed tensors."""
+    parts = [part for part in _parts(model) if part.trained() and _grids(part)]
+    return any(_is_quadratic(part) for part in parts) and all(part.store.as_declared() for part in parts)
+
+
 def _parts(model: nn.Module) -> Iterator[_Pair]:
     """Yield all pairs of κ and ψ."""
     for name, head in model.named_modules():
@@ -340,7 +360,7 @@ def _splines(parts: list[_Pair], factor: float) -> list[tuple[_Pair, list[_GridC
     """Return the pairs with splines in κ, and the positions of the splines."""
     splines = []
     for part in parts:
-        blocks = [block for block in _spline_blocks(part.expansion, part.in_features) if block.functions > 2]
+        blocks = _grids(part)
         if blocks:
             _check_formed(part, f"smoothness={factor}", but=(DenseWeights, LowRankWeights))
             splines.append((part, blocks))
@@ -350,6 +370,11 @@ def _splines(parts: list[_Pair], factor: float) -> list[tuple[_Pair, list[_GridC
             "use a BSpline as expansion, or smoothness=0"
         )
     return splines
+
+
+def _grids(part: _Pair) -> list[_GridColumns]:
+    """Return the positions of the splines with second differences."""
+    return [block for block in _spline_blocks(part.expansion, part.in_features) if block.functions > 2]
 
 
 def _spline_blocks(expansion: Expansion, in_features: int, start: int = 0) -> Iterator[_GridColumns]:

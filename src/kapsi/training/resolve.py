@@ -122,6 +122,8 @@ def resolve(
         choose = _choose_selecting if selecting else _choose
         solver, reason = choose(config, model, rows, loss, Group() if group is None else group)
     chosen = config.solver == "auto" and isinstance(solver, LevenbergMarquardt)
+    if config.smoothness == "auto" and not solver.chooses_smoothness(model, loss):
+        config = replace(config, smoothness=0.0)
     return Resolved(replace(config, loss=loss, solver=solver), loss, solver, reason, LBFGS() if chosen else None)
 
 

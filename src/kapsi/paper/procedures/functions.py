@@ -48,7 +48,7 @@ Targets = Literal["standard", "scaled", "raw"]
 NETWORKS: Mapping[str, Callable[..., ModelSpec]] = {"mlp": mlp.spec, "kan": kan.spec}
 SHARED = ("trials", "targets", "rounds", "least_squares_init")
 """Options of all candidates, unless a candidate overrides them."""
-DEFAULT_TRAINING = {"loss": "mse", "solver": {"kind": "levenberg_marquardt"}}
+DEFAULT_TRAINING = {"loss": "mse", "smoothness": 0.0, "solver": {"kind": "levenberg_marquardt"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class FunctionOptions(Spec):
         calibrate: whether to set grids and other buffers from the training rows before a fit.
         candidates: {name: candidate}, not empty, under the protocol `paper` a single candidate; null removes a candidate.
         trials, rounds, least_squares_init: defaults of the candidates, as in `FunctionCandidate`.
-        training: default of the candidates.
+        training: default of the candidates; `smoothness` is 0 if not given.
         successive_halving: a short first phase; null for none.
         min_improvement: factor by which a candidate must lower the validation error of the candidates above, 1 to 1,000. Close to
             poles all errors are alike, and the simplest model is the safest.

@@ -123,6 +123,10 @@ class Solver(Function, role="solver"):
         """Return whether the solver chooses the L2 penalty of a model if none is set."""
         return False
 
+    def chooses_smoothness(self, model: nn.Module, loss: Loss) -> bool:
+        """Return whether the solver chooses the smoothness of a model's splines for `smoothness: auto`, otherwise 0."""
+        return False
+
 
 class SolverRun(ABC):
     """A running solver, new for each training run.

@@ -169,7 +169,7 @@ class ColumnBlock(Block):
         mask = torch.cat([(design.counts > 0).double().expand(n, -1), *(ones for _ in extra)], 1)
         self.mask, self.strength = self._grouped(mask), self._grouped(strength)
         self.width = width
-        if design.config.smoothness:
+        if design.config.fixed_smoothness:
             self.rough = self._roughness(size, width)
 
     def _roughness(self, size: int, width: int) -> Tensor:

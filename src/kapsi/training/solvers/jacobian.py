@@ -6,9 +6,10 @@ Shapes: s starts, b rows of a chunk, n outputs, P trained parameters, k rows of 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,9 +20,10 @@ from torch.func import functional_call, jacfwd, jvp, vmap
 from kapsi.errors import DataError, SpecError
 from kapsi.modules import Model
 from kapsi.training.data import Batch
-from kapsi.training.penalties import Penalties
+from kapsi.training.penalties import Penalties, has_smooth_parameters
 from kapsi.training.solvers.base import Task
 from kapsi.training.solvers.layered import LayeredJacobian, offsets
+from kapsi.training.solvers.smoothing import Smoothing
 
 MAX_JACOBIAN = 2**25
 """Numbers of the Jacobians in memory, of all starts: 256 MiB in float64. Larger ones are computed in chunks of rows."""
@@ -81,6 +83,8 @@ class Objective:
         count: P.
         direct: whether A is computed; otherwise only products with A.
         keep_jacobian: whether the scaled Jacobian of a point is stored.
+        smoothing: penalties whose factors the solver chooses, not part of the objective; None without any.
+        targets: number of targets of all rows.
 
     Raises:
         SpecError: sparse inputs, or a model without support for `torch.func.vmap`.
@@ -101,12 +105,13 @@ class Objective:
         self.layered = LayeredJacobian(cast(Model, model)) if self.direct and LayeredJacobian.supports(model) else None
         self.outputs = self._check_rows()
         self._l2 = self._l2_diagonal()
-        self._other_penalties = _OtherPenalties(model, task.config) if task.config.smoothness else None
+        self._set_smoothness({id(p): at for (_, p), at in zip(named, offsets(self.sizes), strict=True)})
         elements = starts * self.count * self.outputs
         self._rows = max(1, min(ROWS_AT_ONCE, MAX_JACOBIAN // elements)) if self.direct else ROWS_AT_ONCE
         self.stored: list[Batch] | None = None
         self.stored, length = self._store()
         self._total = float(task.group.sum(torch.tensor(float(length), dtype=torch.float64, device=self.device)))
+        self.targets = self._total * self.outputs
         if self.layered is not None and self.stored is not None:
             self.layered.store_inputs([batch.x for batch in self.stored])
         self.keep_jacobian = self.direct and task.group.max(length) * elements <= MAX_JACOBIAN
@@ -147,6 +152,20 @@ class Objective:
                 at = start[id(parameter)]
                 diagonal[at : at + parameter.numel()] = strength * weight
         return diagonal
+
+    def _set_smoothness(self, start: Mapping[int, int]) -> None:
+        """Compute what is constant of the smoothness penalties: for `auto` without factors, for a number with the number."""
+        config, self.smoothing, self._fixed = self.task.config, None, None
+        self._other_penalties: _OtherPenalties | None = None
+        if config.smoothness == "auto":
+            if self.direct and self.task.loss.closed_form and has_smooth_parameters(self.model):
+                self.smoothing = Smoothing(Penalties(self.model, dataclasses.replace(config, smoothness=1.0)), start)
+        elif config.smoothness:
+            other = _OtherPenalties(self.model, config)
+            if self.direct and other.penalties.only_quadratic:
+                self._fixed = Smoothing(other.penalties, start)
+            else:
+                self._other_penalties = other
 
     def _store(self) -> tuple[list[Batch] | None, int]:
         """Return the chunks of small data (None for large data) and the number of rows of this process."""
@@ -225,7 +244,7 @@ class Objective:
         value = 0.5 * (vectors.square() * self._l2).sum(1)
         if self._other_penalties is not None:
             value = value + torch.stack([self._other_penalty(vector) for vector in vectors])
-        return value
+        return value if self._fixed is None else value + self._fixed.roughness(vectors).sum(1)
 
     def _other_penalty(self, vector: Tensor) -> Tensor:
         named = {f"model.{name}": value for name, value in self._named(vector).items()}
@@ -292,6 +311,9 @@ class Objective:
         if self._other_penalties is not None:
             gradient += torch.stack([torch.func.grad(self._other_penalty)(vector) for vector in vectors])
             matrix = matrix + torch.stack([torch.func.hessian(self._other_penalty)(vector) for vector in vectors])
+        if self._fixed is not None:
+            once = vectors.new_ones(s, self._fixed.count)
+            gradient, matrix = gradient + self._fixed.gradient(vectors, once), self._fixed.add_to(matrix, once)
         return Point(data, data + self._penalty(vectors), gradient, matrix, parts if self.keep_jacobian else None)
 
     def bend(self, theta: Tensor, step: Tensor, point: Point, distance: float) -> Tensor:

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from kapsi.errors import DataError, SpecError
 from kapsi.function import option
 from kapsi.grids import GridUpdate
-from kapsi.modules import Head, Layer, Model
+from kapsi.modules import Head, Layer, Model, trained_count
+from kapsi.training.losses import Loss
+from kapsi.training.penalties import has_smooth_parameters
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
-from kapsi.training.solvers.jacobian import Objective, Point, parameter_vector
+from kapsi.training.solvers.jacobian import MAX_DIRECT, Objective, Point, parameter_vector
 
 ACCELERATION = 0.75
 """Largest accepted length of the acceleration, relative to the step (Transtrum and Sethna's α).
@@ -73,6 +75,7 @@ class _Starts:
         initial, reference: the first objective, and the last with a change above the tolerance, `(s,)`.
         idle: iterations since the reference, `(s,)`.
         norm: largest entry of the gradient, `(s,)`.
+        smoothness: the chosen factors of the smoothness of h heads, `(s, h)`.
         reasons: why each start ended; empty for running starts.
     """
 
@@ -86,6 +89,7 @@ class _Starts:
     reference: Tensor
     idle: Tensor
     norm: Tensor
+    smoothness: Tensor
     reasons: list[str]
 
     def active(self) -> list[int]:
@@ -132,6 +136,9 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
     def follows_grids(self) -> bool:
         """Whether there is a single start: all starts have the grids of the model."""
         return self.restarts == 1
+
+    def chooses_smoothness(self, model: nn.Module, loss: Loss) -> bool:
+        return loss.closed_form and trained_count(model) <= MAX_DIRECT and has_smooth_parameters(model)
 
     def start(self, task: Task) -> SolverRun:
         return LevenbergMarquardtRun(task, self)
@@ -225,6 +232,7 @@ class LevenbergMarquardtRun(SolverRun):
                 reference=torch.full((count,), math.nan, **like),
                 idle=torch.zeros(count, dtype=torch.int64, device=objective.device),
                 norm=torch.zeros(count, **like),
+                smoothness=torch.zeros(count, 0 if objective.smoothing is None else objective.smoothing.count, **like),
                 reasons=[RUNNING] * count,
             )
         return self._starts
@@ -265,6 +273,7 @@ class LevenbergMarquardtRun(SolverRun):
     def _iterate(self, starts: _Starts) -> None:
         """Take one step of each running start."""
         self._evaluate()
+        self._choose_smoothness()
         active = starts.active()
         if self.objective.direct and active:
             index = torch.tensor(active, device=self.objective.device)
@@ -294,8 +303,8 @@ class LevenbergMarquardtRun(SolverRun):
         if self._point is None and active:
             self._expanded = active
             point = self._point = objective.expand(starts.theta[active])
-            starts.record(active, point.data, point.total)
-            starts.norm[active] = point.gradient.abs().amax(1)
+            starts.record(active, point.data, point.total + self._smoothness(active, starts.theta[active]))
+            starts.norm[active] = self._gradient(active, point).abs().amax(1)
             finite = (point.total.isfinite() & point.gradient.isfinite().all(1)).tolist()
             if not all(finite):
                 self._drop(active, finite, "gradient" if bool(point.total.isfinite().all()) else "loss")
@@ -304,6 +313,45 @@ class LevenbergMarquardtRun(SolverRun):
         if active:
             self._check_gradients(active, cast(Point, self._point))
 
+    def _choose_smoothness(self) -> None:
+        """Choose the factors of the smoothness of the running starts by their points; objectives change with the factors."""
+        smoothing, starts = self.objective.smoothing, self.starts
+        active = starts.active()
+        if smoothing is None or not active:
+            return
+        point, theta = cast(Point, self._point), starts.theta[active]
+        before = self._smoothness(active, theta)
+        matrix = cast(Tensor, point.matrix)
+        starts.smoothness[active] = smoothing.chosen(
+            starts.smoothness[active], point.data, matrix, theta, self.objective.targets
+        )
+        change = self._smoothness(active, theta) - before
+        starts.objective[active] += change
+        starts.reference[active] += change
+
+    def _smoothness(self, index: list[int] | Tensor, theta: Tensor) -> Tensor:
+        """Return the penalties with chosen factors at parameters `(s, P)` of some starts, `(s,)`."""
+        smoothing = self.objective.smoothing
+        if smoothing is None:
+            return theta.new_zeros(len(theta))
+        return (self.starts.smoothness[index] * smoothing.roughness(theta)).sum(1)
+
+    def _gradient(self, index: list[int] | Tensor, point: Point) -> Tensor:
+        """Return the gradients of some starts with the smoothness of chosen factors, `(s, P)`."""
+        smoothing, starts = self.objective.smoothing, self.starts
+        if smoothing is None:
+            return point.gradient
+        return point.gradient + smoothing.gradient(starts.theta[index], starts.smoothness[index])
+
+    def _penalized(self, index: Tensor, point: Point) -> Point:
+        """Return the objective and its quadratic model with the smoothness of chosen factors."""
+        smoothing, starts = self.objective.smoothing, self.starts
+        if smoothing is None:
+            return point
+        total = point.total + self._smoothness(index, starts.theta[index])
+        matrix = smoothing.add_to(cast(Tensor, point.matrix), starts.smoothness[index])
+        return Point(point.data, total, self._gradient(index, point), matrix, point.parts)
+
     def _check_gradients(self, active: list[int], point: Point) -> None:
         """End starts with a gradient of rounding errors only."""
         if self._expanded != active:
@@ -311,7 +359,7 @@ class LevenbergMarquardtRun(SolverRun):
         starts = self.starts
         curvature = cast(Tensor, point.matrix).diagonal(dim1=1, dim2=2)
         scale = torch.maximum(starts.scale[active], curvature).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        flat = (point.gradient.abs() / scale).amax(1) <= GRADIENT * starts.initial[active].abs().sqrt()
+        flat = (self._gradient(active, point).abs() / scale).amax(1) <= GRADIENT * starts.initial[active].abs().sqrt()
         for i, done in zip(active, flat.tolist(), strict=True):
             if done:
                 starts.reasons[i] = "the gradient is zero up to rounding"
@@ -336,7 +384,8 @@ class LevenbergMarquardtRun(SolverRun):
 
     def _direct_step(self, index: Tensor) -> bool:
         """Try one step of each running start, and return whether any start accepts it."""
-        starts, objective, point = self.starts, self.objective, cast(Point, self._point)
+        starts, objective, raw = self.starts, self.objective, cast(Point, self._point)
+        point = self._penalized(index, raw)
         matrix, theta = cast(Tensor, point.matrix), starts.theta[index]
         scale = torch.maximum(starts.scale[index], matrix.diagonal(dim1=1, dim2=2))
         starts.scale[index] = scale
@@ -355,6 +404,7 @@ class LevenbergMarquardtRun(SolverRun):
         # With J in memory the trial point is expanded immediately: nearly all steps are accepted.
         new = objective.expand(trial) if objective.keep_jacobian else None
         data, total = (new.data, new.total) if new else objective.losses(trial)
+        total = total + self._smoothness(index, trial)
         accepted = solved & (total < point.total)
         if new:
             accepted &= new.gradient.isfinite().all(1)
@@ -368,10 +418,10 @@ class LevenbergMarquardtRun(SolverRun):
         starts.objective[index] = torch.where(accepted, total, point.total)
         if new:
             if bool(accepted.all()):
-                self._point = point = new
+                self._point = raw = new
             elif bool(accepted.any()):
-                point.update(new, accepted)
-            starts.norm[index] = point.gradient.abs().amax(1)
+                raw.update(new, accepted)
+            starts.norm[index] = self._gradient(index, raw).abs().amax(1)
         elif bool(accepted.any()):
             self._point = None
         return bool(accepted.any())
@@ -454,6 +504,8 @@ class LevenbergMarquardtRun(SolverRun):
             "gradient_norm": float(starts.norm[best]),
             "starts": float(len(starts.active())),
         }
+        if starts.smoothness.numel():
+            details["smoothness"] = float(starts.smoothness[best].max())
         return Report(float(starts.data[best]), None, details, self._ended)
 
     def state(self) -> State:
@@ -462,14 +514,16 @@ class LevenbergMarquardtRun(SolverRun):
         if starts is None:
             return {}, {}
         plain = {"reasons": starts.reasons, "ended": self._ended, "best": self._best}
-        return {name: getattr(starts, name) for name in _TENSORS}, plain
+        tensors = {name: getattr(starts, name) for name in _TENSORS}
+        return {name: tensor for name, tensor in tensors.items() if tensor.numel()}, plain
 
     def restore(self, state: State) -> None:
         tensors, plain = state
         if not plain:
             return
         device = self.task.parameters()[0].device
-        values = {name: tensors[name].to(device).clone() for name in _TENSORS}
+        none = torch.zeros(len(plain["reasons"]), 0, dtype=torch.float64)  # without smooth heads
+        values = {name: tensors.get(name, none).to(device).clone() for name in _TENSORS}
         self._starts = _Starts(**values, reasons=list(plain["reasons"]))
         self._ended, self._best = plain["ended"], int(plain["best"])
         self._point = None

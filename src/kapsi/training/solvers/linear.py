@@ -387,7 +387,7 @@ class LinearDesign:
 
     def roughness(self, output: int, columns: Tensor) -> Tensor | None:
         """Return the Hessian of the smoothness penalty in the coefficients of one output; None without smoothness."""
-        if not self.config.smoothness:
+        if not self.config.fixed_smoothness:
             return None
         for part in self.parts:
             channels = {m.parameter.shape[0] if m.parameter.dim() == 3 else 1 for m in part.members}

@@ -145,7 +145,7 @@ class RidgeRun(SolverRun):
             ) from None
         self.work: _Closed | _Iterated
         if parts.factors:
-            if config.smoothness:
+            if config.fixed_smoothness:
                 raise SpecError("ridge: smoothness needs dense or masked ψ; use solver lbfgs")
             blocks: list[Block] = list(tensor_blocks(parts, Penalties(self.wide, config)))
             self.work = _Iterated(task, blocks, 0.0 if config.l2 is None else config.l2, options.tolerance)
@@ -196,7 +196,7 @@ class _Closed:
     def _choose_method(self) -> type[Stored] | type[Streamed] | type[Dual]:
         """Return the method for the size of the problem."""
         width, count = self.design.columns, self.task.rows.count
-        smooth = self.task.config.smoothness > 0
+        smooth = self.task.config.fixed_smoothness > 0
         method = method_for(width, count, self.task.group.size, smooth)
         if method is None:
             raise SpecError(f"ridge: the model has {_too_many(width)}; use solver lbfgs or adamw")
