@@ -433,13 +433,13 @@ def test_a_device_that_is_not_there_is_named(tmp_path) -> None:
 def test_many_different_heads_without_tensors_are_refused_at_once(tmp_path) -> None:
     path = tmp_path / "m.safetensors"
     kp.save(kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0), path)
-    heads = [{"expansion": {"kind": "b_spline", "low": -1 - i / 1e6}} for i in range(20_000)]
+    heads = [{"expansion": {"kind": "b_spline", "low": -1 - i / 1e6}} for i in range(4_000)]
     with safe_open(path, "pt") as handle:
         metadata = handle.metadata()
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
     save_file(tensors, path, {**metadata, "spec": json.dumps({"widths": [2, 1], "layers": [{"heads": heads}]})})
     start = time.process_time()
-    with pytest.raises(kp.SpecError, match="20,000 heads, but 2 tensors"):
+    with pytest.raises(kp.SpecError, match="4,000 heads, but 2 tensors"):
         kp.load(path)
     assert time.process_time() - start < 20
 

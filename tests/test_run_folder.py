@@ -801,7 +801,7 @@ def test_a_file_that_was_changed_or_is_missing(tmp_path: Path, monkeypatch: pyte
     file.write_bytes(content)
     check(tmp_path / "run", "old")
 
-    def unreadable(file: Path) -> dict[str, Any]:
+    def unreadable(file: Path, *rest: object) -> dict[str, Any]:
         raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
     monkeypatch.setattr(run_folder, "_fingerprint", unreadable)

@@ -127,6 +127,14 @@ def test_rows_on_a_terminal_have_no_commands() -> None:
     assert written == f"a,b\r\n{printable(HOSTILE)},1\r\n"
 
 
+def test_warnings_are_notes(monkeypatch) -> None:
+    code = "import warnings, kapsi.cli.app as app; from kapsi.cli import main\n"
+    code += "def warn(**_): warnings.warn('first' + chr(10) + 'second' + chr(27), stacklevel=1)\n"
+    code += "app.app = warn; main([])"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.stderr == "note: first second\\x1b\n"
+
+
 # ------------------------------------------------------------------------------------------------ runs
 
 

@@ -13,6 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kapsi.function import catalogue, options_of
+from kapsi.spec import to_dict
+
 CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2028\r"
 WORDS = (
     *(
@@ -118,8 +121,9 @@ def _mutated(rng: np.random.Generator, data: bytes) -> bytes:
 
 def _csv(rng: np.random.Generator) -> bytes:
     rows, separator = int(rng.integers(1, 40)), SEPARATORS[rng.integers(len(SEPARATORS))]
-    names = [str(NAMES[rng.integers(4 if rng.random() < 0.7 else len(NAMES))]) for _ in range(rng.integers(1, 6))]
-    names = [*names, "y"] if rng.random() < 0.8 else names
+    odd = rng.random() < 0.3
+    names = [str(NAMES[rng.integers(len(NAMES))]) if odd else f"x{i}" for i in range(rng.integers(1, 6))]
+    names = [*names, "y"] if rng.random() < 0.9 else names
     columns = [_cells(rng, rows) for _ in names]
     quoted = rng.random() < 0.6
 
@@ -130,7 +134,7 @@ def _csv(rng: np.random.Generator) -> bytes:
     lines = [separator.join(map(cell, line)) for line in ([*names], *zip(*columns, strict=True))]
     end = "\r\n" if rng.random() < 0.2 else "\n"
     text = end.join(lines) + end * int(rng.integers(0, 3))
-    encoding = ("utf-8", "utf-8", "utf-8", "utf-8-sig", "latin-1", "utf-16")[rng.integers(6)]
+    encoding = ("utf-8-sig", "latin-1", "utf-16", *["utf-8"] * 12)[rng.integers(15)]
     data = text.encode(encoding, errors="replace")
     return _mutated(rng, data) if rng.random() < 0.25 else data
 
@@ -153,7 +157,9 @@ def _parquet(rng: np.random.Generator, file: Path) -> None:
     )
     count = int(rng.integers(1, 6))
     chosen = [kinds[rng.integers(3 if rng.random() < 0.6 else len(kinds))] for _ in range(count)]
-    names = [str(NAMES[rng.integers(len(NAMES))]) for _ in range(count - 1)] + ["y"]
+    odd = rng.random() < 0.3
+    names = [str(NAMES[rng.integers(len(NAMES))]) if odd else f"x{i}" for i in range(count)] + ["y"]
+    chosen.append(kinds[rng.integers(3)])
     pq.write_table(pa.table(chosen, names=names), file)
     if rng.random() < 0.4:
         file.write_bytes(_mutated(rng, file.read_bytes()))
@@ -165,7 +171,7 @@ def table(rng: np.random.Generator, folder: Path) -> Path:
         file = folder / "t.parquet"
         _parquet(rng, file)
         return file
-    file = folder / str(rng.choice(["t.csv", "t.csv", "t.tsv", "t.txt", "t.xyz"]))
+    file = folder / str(rng.choice(["t.xyz", "t.tsv", "t.txt", *["t.csv"] * 12]))
     file.write_bytes(b"" if rng.random() < 0.02 else rng.bytes(200) if rng.random() < 0.02 else _csv(rng))
     return file
 
@@ -194,99 +200,66 @@ NUMBERS = (
     [1],
     CONTROL,
 )
-KINDS = (
-    *(
-        "taylor",
-        "b_spline",
-        "identity",
-        "extended",
-        "nested",
-        "fourier",
-        "gaussian_rbf",
-        "combinatorial",
-        "module",
-        "tree_leaves",
-    ),
-    *(
-        "dense",
-        "low_rank",
-        "kronecker",
-        "hypernet",
-        "masked",
-        "zero",
-        "linear",
-        "sum",
-        "concatenation",
-        "layer_norm",
-        "nothing",
-        CONTROL,
-    ),
-)
-OPTIONS = (
-    "kind",
-    "degree",
-    "rank",
-    "intervals",
-    "parts",
-    "width",
-    "bias",
-    "channels",
-    "ratio",
-    "low",
-    "high",
-    "names",
-    "knots",
-    CONTROL,
-)
-KEYS = ("expansion", "reconciliation", "remainder", "bias", "channels", "before", "after", "init", "fusion", CONTROL)
+KEYS = {
+    "expansion": "expansion",
+    "reconciliation": "reconciliation",
+    "remainder": "remainder",
+    "before": "process",
+    "fusion": "fusion",
+}
 
 
 def _choice(rng: np.random.Generator, values: Any) -> Any:
     return values[int(rng.integers(len(values)))]
 
 
-def _function(rng: np.random.Generator, depth: int = 0) -> Any:
+def _function(rng: np.random.Generator, role: str) -> Any:
+    """Return an example of a function as plain data, often with an odd option."""
+    if rng.random() < 0.05:
+        return _choice(rng, ("nothing", CONTROL, {}, [], None, 3, {"kind": "taylor", CONTROL: 1}))
+    cls = _choice(rng, catalogue(role if rng.random() < 0.95 else "loss"))
+    data = {"kind": cls.name, **to_dict_of(_choice(rng, cls.examples))}
     if rng.random() < 0.3:
-        return _choice(rng, KINDS)
-    options = {_choice(rng, OPTIONS): _value(rng, depth + 1) for _ in range(rng.integers(0, 3))}
-    return {"kind": _choice(rng, KINDS), **options}
+        names = [option.name for option in options_of(cls)] or ["kind"]
+        data[_choice(rng, names)] = _choice(rng, NUMBERS)
+    return data
 
 
-def _value(rng: np.random.Generator, depth: int) -> Any:
-    if depth < 4 and rng.random() < 0.3:
-        return [_function(rng, depth) for _ in range(rng.integers(1, 3))]
-    return _choice(rng, NUMBERS) if rng.random() < 0.5 else int(rng.integers(1, 6))
+def to_dict_of(options: Any) -> dict[str, Any]:
+    """Return the options of an example as plain data."""
+    return {name: to_dict(value) for name, value in options.items()}
 
 
 def _head(rng: np.random.Generator) -> Any:
-    return {
-        _choice(rng, KEYS): _function(rng) if rng.random() < 0.7 else _value(rng, 0) for _ in range(rng.integers(0, 4))
+    head: dict[str, Any] = {
+        key: _function(rng, role) for key, role in KEYS.items() if rng.random() < 0.4 and key != "fusion"
     }
+    if rng.random() < 0.2:
+        head["channels"] = _choice(rng, NUMBERS) if rng.random() < 0.5 else 2
+    return head
 
 
 def specification(rng: np.random.Generator, folder: Path) -> Path:
     """Write a specification of a model."""
     widths = [
-        _choice(rng, NUMBERS) if rng.random() < 0.1 else int(rng.integers(1, 9)) for _ in range(rng.integers(1, 5))
+        _choice(rng, NUMBERS) if rng.random() < 0.05 else int(rng.integers(1, 9)) for _ in range(rng.integers(2, 5))
     ]
     if rng.random() < 0.03:
         widths = widths * 40_000
-    layers: Any = [
-        {"heads": [_head(rng) for _ in range(rng.integers(0, 3))]} for _ in range(_choice(rng, (1, 1, len(widths) - 1)))
-    ]
+    count = _choice(rng, (1, 1, len(widths) - 1))
+    layers: Any = [{"heads": [_head(rng) for _ in range(rng.integers(1, 3))]} for _ in range(count if count < 9 else 1)]
+    if rng.random() < 0.2:
+        layers[0]["fusion"] = _function(rng, "fusion")
     data: Any = {"widths": widths, "layers": layers}
     if rng.random() < 0.1:
-        data = _choice(
-            rng, (widths, layers, {"model": data}, {"model": data, "training": {"loss": _function(rng)}}, CONTROL, None)
-        )
-    for _ in range(rng.integers(0, 3) if rng.random() < 0.1 else 0):
-        data = {"widths": data}
+        training = {"loss": _function(rng, "loss"), "solver": _function(rng, "solver")}
+        data = _choice(rng, (widths, layers, {"model": data}, {"model": data, "training": training}, CONTROL, None))
     text = json.dumps(data)
     if rng.random() < 0.05:
         text = "[" * 100_000 if rng.random() < 0.5 else text.replace('"kind"', "&a kind", 1)
     raw = text.encode(errors="replace")
     file = folder / str(_choice(rng, ("spec.yaml", "spec.json")))
-    file.write_bytes(_mutated(rng, raw) if rng.random() < 0.25 else raw)
+    file.write_bytes(_mutated(rng, raw) if rng.random() < 0.1 else raw)
     return file
 
 
@@ -333,7 +306,7 @@ def run_folder(rng: np.random.Generator, good: Path, folder: Path) -> Path:
 def _model(rng: np.random.Generator, data: bytes) -> bytes:
     """Return a model file with one place of its header or its tensors changed."""
     size = int.from_bytes(data[:8], "little")
-    if rng.random() < 0.3:
+    if rng.random() < 0.1:
         return _mutated(rng, data)
     header = json.loads(data[8 : 8 + size])
     if rng.random() < 0.6:

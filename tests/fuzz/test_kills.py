@@ -47,14 +47,18 @@ def timed(words, output):
     assert run(words, output) == 0
     return time.monotonic() - began
 
-words, output, first, kills, part = json.loads(sys.argv[1])
-assert run(words, "warm") == 0
-took = timed(words, "whole")
+words, output, first, kills, is_file = json.loads(sys.argv[1])
+warm, whole = (name + os.path.splitext(output)[1] for name in ("warm", "whole"))
+assert run(words, warm) == 0
+took = timed(words, whole)
 if first:
     assert run(first, output) == 0
 killed = 0
+old = open(output, "rb").read() if is_file else b""
 for i in range(kills):
-    killed += kill([*words, "--output", output], took * (i + 0.5) / kills if part is None else part * took)
+    killed += kill([*words, "--output", output], took * (i + 0.5) / kills)
+    if is_file:
+        assert open(output, "rb").read() in (old, open(whole, "rb").read()), i
     if os.path.exists("check.json"):
         for check in json.load(open("check.json")):
             assert main(check) == 0, (i, check)
@@ -85,11 +89,9 @@ def place(tmp_path, monkeypatch):
     write_table("t.csv", {**{f"x{i}": x[:, i].tolist() for i in range(3)}, "y": np.sin(x).sum(1).tolist()})
 
 
-def killed(
-    words: tuple[str, ...], output: str, kills: int, *, first: tuple[str, ...] = (), part: float | None = None
-) -> int:
+def killed(words: tuple[str, ...], output: str, kills: int, *, first: tuple[str, ...] = (), file: bool = False) -> int:
     """Run a command undisturbed as `whole`, kill it several times with another output, let it end; return the kills that hit."""
-    request = json.dumps([words, output, first, kills, part])
+    request = json.dumps([words, output, first, kills, file])
     done = subprocess.run([sys.executable, "-c", KILLER, request], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + Path("errors.txt").read_text()
     os.unlink("errors.txt")
@@ -121,14 +123,12 @@ def test_resume(kills) -> None:
 @KILLS
 def test_predict(kills) -> None:
     """An old file of predictions replaced by a new one: after each kill it is one or the other."""
-    main([*QUICK, "--output", "run"])
-    Path("o.csv").write_text("prediction\n1.0\n")
-    Path("check.json").write_text(json.dumps([["evaluate", "run", "o.csv"]]))
-    Path("check.json").unlink()
-    hit = killed(("predict", "run", "t.csv", "--overwrite"), "o.csv", kills)
+    assert main([*QUICK, "--output", "run"]) == 0
+    write_table("o.csv", {"prediction": [1.0] * 400, "y": [1.0] * 400})
+    hit = killed(("predict", "run", "t.csv", "--overwrite"), "o.csv", kills, file=True)
     assert hit >= 1
-    assert Path("o.csv").read_bytes() == Path("whole").read_bytes()
-    assert sorted(os.listdir()) == ["o.csv", "run", "t.csv", "warm", "whole"]
+    assert Path("o.csv").read_bytes() == Path("whole.csv").read_bytes()
+    assert sorted(os.listdir()) == ["o.csv", "run", "t.csv", "warm.csv", "whole.csv"]
 
 
 @KILLS

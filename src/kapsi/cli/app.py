@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import typer
 
 from kapsi.cli import end
-from kapsi.cli.common import begin, say
+from kapsi.cli.common import begin, note, say
 from kapsi.cli.data import formula_last
 from kapsi.cli.once import Once
 from kapsi.errors import KapsiError, line_of, nearest
@@ -89,12 +90,15 @@ def call(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     _interrupted.clear()
+    shown, warnings.showwarning = warnings.showwarning, lambda message, *_: note(str(message))
     try:
         return _call(words)
     except Exception:
         if _interrupted:  # an import turned the interrupt into another error
             return 130
         raise
+    finally:
+        warnings.showwarning = shown
 
 
 def _call(words: list[str]) -> int:

@@ -119,19 +119,16 @@ def begin(text: str) -> None:
 
 
 class FirstLine:
-    """A note before the first part of a fit, after all checks: an error before is the only line."""
+    """A note at the first step of a fit, after all checks: an error before is the only line."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def on_part(self, name: str) -> None:
+    def on_step(self, record: Step) -> None:
         """Write the note, once."""
         if self.text:
             begin(self.text)
         self.text = ""
-
-    def on_end(self, records: Sequence[Epoch]) -> None:
-        """Do nothing: a callback has one of these methods."""
 
 
 class Bar:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from kapsi.cli.common import announce_recovery, notes, say
+from typing import Annotated, TypeAlias
+
+import typer
+
+from kapsi.cli.common import announce_recovery, new_file, notes, say
 from kapsi.cli.options import Output, Run, TableFile
 from kapsi.errors import FileError
 
+Replace: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
 
-def predict(run: Run, table: TableFile, output: Output) -> None:
+
+def predict(run: Run, table: TableFile, output: Output, overwrite: Replace = False) -> None:
     """Predict the rows of a table: original labels with probabilities, or real values."""
     import os
 
@@ -21,6 +27,7 @@ def predict(run: Run, table: TableFile, output: Output) -> None:
         raise FileError(f"{output}: is the table itself; give another --output")
     if target in [os.path.realpath(os.path.join(run, name)) for name in manifest["files"]]:
         raise FileError(f"{output}: is a file of the run itself; give another --output")
+    new_file(output, overwrite)
     columns, messages = model.predict(model.read(table))
     write_table(output, columns)
     notes(messages)

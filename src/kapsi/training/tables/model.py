@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Label, Preprocessing, Reading, Table, TargetScale, read_table, target_of, unseen_notes
-from kapsi.errors import TableError
+from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
@@ -62,7 +63,9 @@ class TableModel:
         """
         dtype = next((p.dtype for p in self.model.parameters()), torch.float64)
         x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(dtype)
-        y = predict(self.model, x).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScaleWarning)  # an error below
+            y = predict(self.model, x).double()
         finite = torch.isfinite(y).all(-1)
         if not bool(finite.all()):
             position = int((~finite).nonzero()[0, 0])
