@@ -295,17 +295,17 @@ def _units(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str] | N
     """Return the first row if it has units: no number in any of at least two columns that have only numbers below it."""
     if len(rows) < 4 or len(rows[0]) != len(names):
         return None
-    numeric = [
-        i
-        for i in range(len(names))
-        if all(_is_value(row[i]) for row in rows[1:] if len(row) > i)
-        and any(_is_number(row[i]) for row in rows[1:] if len(row) > i)
-    ]
-    units = [rows[0][i].strip() for i in numeric]
-    words = [unit for unit in units if unit and not _is_value(unit)]
-    if len(words) < 2 or any(_is_number(unit) for unit in units):
+    words = {i: word.strip() for i, word in enumerate(rows[0]) if word.strip() and not _is_value(word)}
+    units = [word for i, word in words.items() if _numeric(rows[1:], i)]
+    if len(units) < 2 or any(_numeric(rows[1:], i) for i in range(len(names)) if _is_number(rows[0][i])):
         return None
-    return words
+    return units
+
+
+def _numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
+    """Return whether a column has numbers and missing values only."""
+    values = [row[index] for row in rows if len(row) > index]
+    return any(map(_is_number, values)) and all(map(_is_value, values))
 
 
 def _decimal(dialect: Dialect, rows: Sequence[Sequence[str]]) -> str | None:

@@ -1,0 +1,301 @@
+"""Files as people have them: what is read, guessed, asked and refused. Each row of the table in docs/tables.md is a case here."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kapsi.data.tabular import Reading, Table, make_problem, read_table
+from kapsi.errors import SpecError, TableError
+
+DOCS = Path(__file__).parent.parent / "docs" / "tables.md"
+X = [f"{value:.2f}" for value in np.random.default_rng(0).normal(20, 5, 40)]
+
+
+def csv_of(separator=",", **columns):
+    rows = zip(*columns.values(), strict=True)
+    return "\n".join(separator.join(map(str, row)) for row in [list(columns), *rows]) + "\n"
+
+
+def read(folder, content, name="t.csv", **options):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_table(path, Reading(**options))
+
+
+def used(table, target="y", **options):
+    return make_problem(table, target, **options)
+
+
+def all_used(folder, content, options):
+    table = read(folder, content, **options)
+    table.use(table.columns)
+
+
+def column(table: Table, name: str = "a"):
+    return table.columns[name]
+
+
+def with_word(word, row, values=X):
+    return [word if i == row - 1 else value for i, value in enumerate(values)]
+
+
+# Content, options of reading, and a check of the table, or a part of the message. A key is a row of the documentation.
+Y = [f"{i * i % 17}.5" for i in range(40)]
+COMMAS = [value.replace(".", ",") for value in X]
+THOUSANDS = [f'"1,{i:03}.5"' for i in range(40)]
+CASES = {
+    "`1`, `-2.5`, `.5`, `+3`, `1e3`, `inf`": (
+        csv_of(a=["+3", ".5", "1e3", "-2."], y=Y[:4]),
+        {},
+        [3.0, 0.5, 1000.0, -2.0],
+    ),
+    "`2.0D+03`, `1.5d-2` (Fortran)": (csv_of(a=["2.0D+03", "1.5d-2"], y=Y[:2]), {}, [2000.0, 0.015]),
+    "`20,01` under `;`, tab or blanks": (csv_of(";", a=COMMAS, y=COMMAS), {}, [float(x) for x in X]),
+    '`"0,57"` in quotes under `,`': (csv_of(a=[f'"{x}"' for x in COMMAS], y=Y), {}, [float(x) for x in X]),
+    '`"1,234.5"`, `1.234,5` under `;`, `1 234`, `1\'234`': (
+        csv_of(a=THOUSANDS, y=Y),
+        {},
+        [1000.5 + i for i in range(40)],
+    ),
+    '`"1,234"` in all values': (csv_of(a=[f'"1,{i:03}"' for i in range(40)], y=Y), {}, "'1,000' may be 1000 or 1"),
+    "`$5`, `-$1,200.50`, `($6)`, `5 €`, `USD 7`": (
+        csv_of(a=["$5", '"$1,200.50"', "($6)"], y=Y[:3]),
+        {},
+        [5, 1200.5, -6],
+    ),
+    "`5%`, `7.5%`": (csv_of(a=["5%", "7.5%"], y=Y[:2]), {}, [5.0, 7.5]),
+    "`12kg`, `13.5kg`, … (over 20 values, one unit)": (csv_of(a=[f"{x}kg" for x in X], y=Y), {}, [float(x) for x in X]),
+    "a line of units below the header": (csv_of(a=["degC", *X], y=["kW", *Y]), {}, [float(x) for x in X]),
+    "`007`, `0123`": (csv_of(a=["007", "123", "0x1"], y=Y[:3]), {}, ["007", "123", "0x1"]),
+    "one `unknown` among numbers": (
+        csv_of(a=with_word("-", 7, with_word("unknown", 9)), y=Y),
+        {},
+        "column 'a': 38 of 40 values are numbers; not: '-' (row 7), 'unknown' (row 9); --missing '-' treats them as missing",
+    ),
+    "`--missing unknown`": (
+        csv_of(a=with_word("unknown", 9), y=Y),
+        {"missing": ["unknown"]},
+        [float(x) if i != 8 else None for i, x in enumerate(X)],
+    ),
+    "empty, `NA`, `n/a`, `NaN`, `<NA>`, `NaT`, `null`, `None`, `?`, `\\N`, `#N/A`, `#DIV/0!`": (
+        csv_of(a=["n/a", "<NA>", "NaT", r"\N", "#DIV/0!", "NULL", "?", "", "#N/A", "1"], y=Y[:10]),
+        {},
+        [None] * 9 + [1.0],
+    ),
+    "`-`, `--`, `.` beside numbers, dates or words": (
+        csv_of(a=with_word("-", 7), y=Y),
+        {},
+        [float(x) if i != 6 else None for i, x in enumerate(X)],
+    ),
+    "`-` beside `+`": (csv_of(a=["-", "+", "-"], y=Y[:3]), {}, ["-", "+", "-"]),
+    "`true`, `FALSE`": (csv_of(a=["true", "FALSE", "True"], y=Y[:3]), {}, [1.0, 0.0, 1.0]),
+    "`2024-12-31`, `2024/12/31`, `31.12.2024`, `31-Dec-2024`, with times": (
+        csv_of(a=["31.12.2024", "01.01.1970 12:00"], y=Y[:2]),
+        {},
+        [20088 * 86400.0, 43200.0],
+    ),
+    "`03/04/2024` in all values": (
+        csv_of(a=["03/04/2024", "05/06/2024"], y=Y[:2]),
+        {},
+        "may be day/month or month/day",
+    ),
+    "UTF-8, UTF-16 with a byte order mark": ("a;y\né;1\nü;2\n".encode("utf-16"), {}, ["é", "ü"]),
+    "text that is not UTF-8": ("a;y\né;1\nü;2\n".encode("latin-1"), {}, ["é", "ü"]),
+    "values separated by blanks": ("  a    y\n  1.5  2\n 10.5  3\n", {}, [1.5, 10.5]),
+    "blanks around names and before quotes": (' a , "y"\n1,  "2"\n3,  "4"\n', {}, [1.0, 3.0]),
+    "separators at the ends of lines": ("a,y,\n1,2,\n3,4,\n", {}, [1.0, 3.0]),
+    "comment lines before the header (`#`, `%`, `//`)": ("# made by hand\n# 2024\na,y\n1,2\n3,4\n", {}, [1.0, 3.0]),
+    "a commented header": ("# a y\n1.5 2\n2.5 3\n", {}, [1.5, 2.5]),
+    "`#` lines between the rows": ("a,y\n1,2\n# more\n3,4\n", {}, [1.0, 3.0]),
+    "other lines before the header": ("Report\nof 2024\na,b,y\n1,2,3\n4,5,6\n7,8,9\n", {}, "--skip 2 leaves out"),
+    "`--skip 2`": ("Report\nof 2024\na,y\n1,2\n4,5\n", {"skip": 2}, [1.0, 4.0]),
+    "names that are numbers": ("5.1,3.5,x\n4.9,3.0,x\n4.7,3.2,z\n", {}, "--no-header"),
+    "`--no-header`": ("5.1,3.5\n4.9,3.0\n", {"header": False}, [5.1, 4.9]),
+    "rows with too few or too many values": ("a,y\n1,2\n3,4,5\n", {}, "line 3 has 3 values, the header has 2"),
+    "a quote that is never closed": ('a,y\n1,"x\n2,y\n3,z\n', {}, "never closed"),
+    "binary data": (b"a,y\n" + bytes(200), {}, "it is no text"),
+    "`--numeric`, `--categorical`, `--date`": (csv_of(a=["007", "8"], y=Y[:2]), {"numeric": ["a"]}, [7.0, 8.0]),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_text_files(tmp_path, case):
+    content, options, wanted = CASES[case]
+    if isinstance(wanted, str):
+        with pytest.raises(TableError, match=re.escape(wanted)) as caught:
+            all_used(tmp_path, content, options)
+        assert len(str(caught.value).splitlines()) == 1
+        return
+    table = read(tmp_path, content, "t.txt" if "blanks" in case else "t.csv", **options)
+    table.use(table.columns)
+    first = next(iter(table.columns.values())) if "a" not in table.columns else column(table)
+    assert [None if value != value else value for value in first.values.tolist()] == pytest.approx(wanted)
+
+
+OTHER = {
+    ".gz, .zip, .zst",
+    ".dat, .data",
+    "folders, pipes, devices",
+    "lists, structs and binary columns of Parquet",
+    "repeated names of columns",
+    "an unnamed first column 0…n−1, `__index_level_0__`",
+    "a category that was not in the training rows, an empty value",
+    "a target with almost as many classes as rows",
+    "−9999 in several rows, far from all other values",
+    "whole numbers that are all distinct, inputs in the order of the target",
+    "non-negative integers as a target, over 20 distinct",
+}
+
+
+def test_the_documentation_has_each_case():
+    text = DOCS.read_text(encoding="utf-8").split("## What is read")[1].split("\n## ")[0]
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")}
+    rows = {row.replace("\\|", "|") for row in rows if not row.startswith(("input", "---"))}
+    assert rows == {*CASES, *OTHER}
+
+
+def test_compressed_files(tmp_path):
+    content = csv_of(a=X, y=Y).encode()
+    plain = read(tmp_path, content)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "t.csv.zst").write_bytes(pa.compress(content, codec="zstd", asbytes=True))
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("inner.csv", content)
+    for name in ("t.csv.gz", "t.csv.zst", "t.zip"):
+        table = read_table(tmp_path / name)
+        assert column(table).values.tolist() == column(plain).values.tolist()
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("1.csv", content)
+        archive.writestr("2.csv", content)
+    with pytest.raises(TableError, match=r"2 files \('1.csv', '2.csv'\); give an archive of one table"):
+        read_table(tmp_path / "two.zip")
+    (tmp_path / "bad.csv.gz").write_bytes(gzip.compress(content)[:50])
+    with pytest.raises(TableError, match=r"bad\.csv\.gz"):
+        read_table(tmp_path / "bad.csv.gz")
+
+
+@pytest.mark.parametrize("name", ["t.dat", "t.data"])
+def test_further_suffixes(tmp_path, name):
+    assert column(read(tmp_path, "a y\n1.5 2\n2.5 3\n", name)).values.tolist() == [1.5, 2.5]
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    for name, kind in (("pipe.csv", "a named pipe"), ("zero.csv", "a device")):
+        with pytest.raises(TableError, match=f"this is {kind}; give a regular file"):
+            read_table(tmp_path / name)
+
+
+def test_columns_without_meaning_are_an_error_only_where_used(tmp_path):
+    y = [float(i % 7) + 0.5 for i in range(20)]
+    lists = pa.table({"x": [float(i) for i in range(20)], "emb": [[1.0]] * 20, "y": y})
+    pq.write_table(lists, tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    with pytest.raises(TableError, match=r"'emb' has the type list<.*--drop 'emb'"):
+        used(table)
+    assert list(used(table, drop=["emb"]).features.columns) == ["x"]
+    twice = read(tmp_path, csv_of(x=X, k=Y, y=Y).replace("x,k", "k,k"))
+    with pytest.raises(TableError, match="column 'k': 2 columns have the same name"):
+        used(twice)
+
+
+def test_indexes_are_left_out(tmp_path):
+    table = read(tmp_path, csv_of(**{"": range(40), "a": X, "y": Y}))
+    problem = used(table)
+    assert list(problem.features.columns) == ["a"]
+    assert "left out the column 'column 1': it has no name and numbers the rows" in problem.notes
+    pq.write_table(
+        pa.table({"a": [1.5, 2.0, 3.5] * 5, "y": [0.5, 1.0, 2.5] * 5, "__index_level_0__": range(15)}),
+        tmp_path / "i.parquet",
+    )
+    assert list(used(read_table(tmp_path / "i.parquet")).features.columns) == ["a"]
+
+
+def test_targets_of_single_rows_and_of_counts(tmp_path):
+    names = [f"n{i}" for i in range(40)]
+    with pytest.raises(
+        TableError, match=r"40 classes in 40 rows, and 40 of them have a single row \('n0', 'n1', 'n10' and 37 more\)"
+    ):
+        used(read(tmp_path, csv_of(a=X, y=names)))
+    problem = used(read(tmp_path, csv_of(a=X, y=[i * 3 % 40 for i in range(40)])))
+    assert problem.task == "regression"
+    assert any(
+        "40 distinct whole numbers from 0 to 39: regression; use --task classification" in note
+        for note in problem.notes
+    )
+
+
+def test_hints(tmp_path):
+    values = with_word("-9999", 3, with_word("-9999", 9))
+    problem = used(read(tmp_path, csv_of(a=values, k=range(100, 140), y=sorted(Y, key=float))))
+    assert any("column 'a' is -9999 in 2 of 40 rows" in note and "--missing -9999" in note for note in problem.notes)
+    assert any("distinct" in note and "'k'" in note for note in problem.notes)
+    missing = read(tmp_path, csv_of(a=values, y=Y), missing=["-9999"])
+    assert np.isnan(column(missing).numbers).sum() == 2
+    ordered = used(read(tmp_path, csv_of(a=X, k=range(40), y=range(40))), task="regression")
+    assert any("'k' orders the rows as the target does" in note for note in ordered.notes)
+
+
+def test_dates_are_the_same_from_text_and_parquet(tmp_path):
+    days = [f"2024-{1 + i % 12:02}-{1 + i % 28:02}" for i in range(40)]
+    text = used(read(tmp_path, csv_of(d=days, y=Y)))
+    stamps = pa.array(np.array(days, dtype="datetime64[s]"))
+    pq.write_table(pa.table({"d": stamps, "y": [float(y) for y in Y]}), tmp_path / "d.parquet")
+    parquet = used(read_table(tmp_path / "d.parquet"))
+    assert text.preprocessing == parquet.preprocessing
+    names = ["d: month", "d: day of year", "d: weekday", "d: days since the first"]
+    assert text.preprocessing.names() == names
+    inputs = text.preprocessing.transform(text.features)
+    np.testing.assert_array_equal(inputs, parquet.preprocessing.transform(parquet.features))
+    months = np.array([1 + i % 12 for i in range(40)], dtype=float)
+    np.testing.assert_allclose(inputs[:, 0], (months - months.mean()) / months.std(), rtol=1e-12)
+
+
+def test_unseen_and_empty_categories_are_neutral_and_counted(tmp_path):
+    train = used(read(tmp_path, csv_of(a=["f", "m"] * 20, y=Y)))
+    new = read(tmp_path, 'a\nm\nf\ndiverse\n""\n')
+    features, _ = train.preprocessing.check(new)
+    assert train.preprocessing.transform(new).tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
+    counts = train.preprocessing.unseen(features)
+    assert counts == {"a": (1, 1, "diverse")}
+
+
+def test_wide_tables_are_read_as_narrow_ones(tmp_path, monkeypatch):
+    from kapsi.data.tabular import delimited
+
+    rng = np.random.default_rng(0)
+    rows = [[f"{value:.3f}" for value in row] for row in rng.normal(size=(6, 30))]
+    rows[2][3], rows[4][5], rows[1][7] = "", "NA", "007"
+    for row in rows:
+        row[9], row[11] = "x", str(len(row[0]))
+    content = ",".join(f"g{i}" for i in range(30)) + "\n" + "\n".join(map(",".join, rows)) + "\n"
+    narrow = read(tmp_path, content)
+    monkeypatch.setattr(delimited, "WIDE", 10)
+    wide = read(tmp_path, content)
+    for name, one in narrow.columns.items():
+        assert one.kind == column(wide, name).kind
+        assert [str(v) for v in one.values] == [str(v) for v in column(wide, name).values]
+
+
+def test_options_are_checked(tmp_path):
+    for options, wanted in (
+        ({"separator": "ab"}, "one character"),
+        ({"encoding": "utf-99"}, "not known"),
+        ({"comment": " "}, "beginning of a line"),
+        ({"numeric": ["a"], "date": ["a"]}, "numeric and date"),
+        ({"decimal": ";"}, "expected one of"),
+    ):
+        with pytest.raises(SpecError, match=wanted):
+            Reading(**options)
+    with pytest.raises(TableError, match=r"--numeric 'b': there is no such column \(nearest|columns are 'a', 'y'"):
+        read(tmp_path, csv_of(a=X, y=Y), numeric=["b"])
