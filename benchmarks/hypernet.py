@@ -40,16 +40,16 @@ def main() -> None:
     times = interleaved({"hypernet": step}, chosen.rounds)
     # The process has its peak behind it where making the layer took more than a step does.
     peak = max(most_memory() - before, memory(step).peak / MIB)
-    formed = 64 * head.factors[0] * head.factors[1] * chosen.length * 4 / MIB
+    dense = 64 * head.factors[0] * head.factors[1] * chosen.length * 4 / MIB
     row: dict[str, Any] = {
         "length": chosen.length,
         "ms": times.milliseconds("hypernet"),
         "kept MiB": saved(step.loss, head.parameters()) / MIB,
         "peak MiB": peak,
-        "formed MiB": formed,
+        "dense MiB": dense,
     }
     report.figures.append(row)
-    header = ["parameters", "ms", "kept for the backward pass", "peak of a step", "output matrix, formed"]
+    header = ["parameters", "ms", "kept for the backward pass", "peak of a step", "output matrix, dense"]
     cells = [str(chosen.length), *(number(value) for value in row.values() if isinstance(value, float))]
     report.tables.append(Table("Forward + backward in ms; MiB.", header, [cells]))
     case = f"hypernet of {chosen.length} parameters, 784 → 64: peak memory"

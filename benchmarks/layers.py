@@ -1,7 +1,7 @@
-"""The layers of an MNIST model, 784 -> 64 -> 64 -> 10 with Taylor of degree 2, batch 64: structure against none.
+"""The layers of an MNIST model, 784 → 64 → 64 → 10 with Taylor of degree 2, batch 64: structured against dense.
 
-For every reconciliation that trains, a head does what it does by itself; *formed* makes κ(x) and ψ(w) and multiplies them, which
-is what a library without structure does. Same parameters, same outputs. The whole step has fused AdamW besides.
+For every reconciliation with trainable parameters, *structured* is the default of a head; *dense* materializes κ(x) and ψ(w) and
+multiplies both. Parameters and outputs are equal. The whole step includes fused AdamW.
 
 Run: python benchmarks/layers.py
 """
@@ -23,11 +23,11 @@ WIDTHS = (784, 64, 64, 10)
 # Where the usual options are not those of the target.
 CHOSEN: dict[str, kp.Reconciliation] = {"dual_low_rank_kronecker": kp.DualLowRankKronecker(rank=5)}
 TIMES = {"dual_low_rank_kronecker": ("dual low-rank Kronecker 5", 1000), "low_rank": ("low rank 2", 25)}
-"""How many times as fast as formed the first layer has to be, with the words for it."""
+"""Target of the first layer: name in the table, and speed-up over the dense computation."""
 
 
 def trainable(inputs: int, outputs: int) -> tuple[dict[str, kp.Reconciliation], dict[str, str]]:
-    """Return the reconciliations that have something to train in a layer, and why the others are left out."""
+    """Return the reconciliations with trainable parameters in a layer, and the reasons to leave out the others."""
     chosen: dict[str, kp.Reconciliation] = {}
     reasons = {}
     for kind in kp.catalogue("reconciliation"):
@@ -42,20 +42,20 @@ def trainable(inputs: int, outputs: int) -> tuple[dict[str, kp.Reconciliation], 
         if any(True for _ in head.parameters()):
             chosen[kind.name] = function
         else:
-            reasons[kind.name] = "has nothing to train"
+            reasons[kind.name] = "has no trainable parameters"
     return chosen, reasons
 
 
-def formed(head: kp.Head, x: Tensor) -> Tensor:
-    """Return what the head does, with κ(x) and ψ(w) formed."""
+def dense(head: kp.Head, x: Tensor) -> Tensor:
+    """Return the output of a head with materialized κ(x) and ψ(w)."""
     return F.linear(head.expand(x).dense(), head.weights().dense().sum(0))
 
 
-def step(head: kp.Head, x: Tensor, form: bool) -> Step:
+def step(head: kp.Head, x: Tensor, materialized: bool) -> Step:
     leaves = [*head.parameters(), *([x] if x.requires_grad else [])]
 
     def loss() -> Tensor:
-        return (formed(head, x) if form else head(x)).square().mean()
+        return (dense(head, x) if materialized else head(x)).square().mean()
 
     return Step(loss, leaves, torch.optim.AdamW(head.parameters(), lr=1e-5, fused=True))
 
@@ -69,20 +69,20 @@ def main() -> None:
     chosen = options(__doc__ or "", rounds=7)
     report = Report("layers", chosen)
     table = Table(
-        "Forward + backward, and the whole step with AdamW, in ms; peak memory of a step in MB; formed / structured in times.",
+        "Forward + backward, and the whole step with AdamW, in ms; peak memory of a step in MB; dense / structured as a ratio.",
         [
             "layer",
             "ψ",
             "parameters",
             "structured",
-            "formed",
-            "times",
+            "dense",
+            "ratio",
             "step",
-            "formed",
-            "times",
+            "dense",
+            "ratio",
             "MB",
-            "formed",
-            "times",
+            "dense",
+            "ratio",
         ],
     )
     report.tables.append(table)
@@ -97,8 +97,8 @@ def main() -> None:
             head = kp.Head(inputs, outputs, kp.HeadSpec(kp.Taylor(2), function), seed=0)
             x = inputs_of(inputs, i > 0)
             with torch.no_grad():
-                torch.testing.assert_close(head(x), formed(head, x), rtol=1e-3, atol=1e-3)
-            steps = {"structured": step(head, x, False), "formed": step(head, x, True)}
+                torch.testing.assert_close(head(x), dense(head, x), rtol=1e-3, atol=1e-3)
+            steps = {"structured": step(head, x, False), "dense": step(head, x, True)}
             peaks = {way: memory(each).peak for way, each in steps.items()}
             times = interleaved(steps, chosen.rounds, seconds=8)
             row: dict[str, Any] = {
@@ -107,21 +107,21 @@ def main() -> None:
                 "parameters": sum(p.numel() for p in head.parameters()),
                 "rounds": len(times),
                 **{f"{way} ms": times.milliseconds(way) for way in steps},
-                "times": times.ratio("formed", "structured"),
+                "times": times.ratio("dense", "structured"),
                 **{f"{way} step ms": times.milliseconds(way, whole=True) for way in steps},
-                "step times": times.ratio("formed", "structured", whole=True),
+                "step times": times.ratio("dense", "structured", whole=True),
                 **{f"{way} MB": peak / MB for way, peak in peaks.items()},
-                "memory times": peaks["formed"] / peaks["structured"],
+                "memory times": peaks["dense"] / peaks["structured"],
             }
             report.figures.append(row)
             figures = [number(value) for value in row.values() if isinstance(value, float)]
             table.rows.append([row["layer"], f"`{name}`", f"{row['parameters']:,}", *figures])
             if i == 0 and name in TIMES:
                 words, bound = TIMES[name]
-                case = f"Taylor 2 × {words}, {inputs} → {outputs}, against formed"
+                case = f"Taylor 2 × {words}, {inputs} → {outputs}, against dense"
                 report.targets.append(Target(case, bound, row["times"]))
                 if name == "dual_low_rank_kronecker":
-                    share = peaks["structured"] / peaks["formed"]
+                    share = peaks["structured"] / peaks["dense"]
                     report.targets.append(Target(f"{case}: peak memory", 1 / 50, share, most=True))
     report.notes.append("Left out: " + "; ".join(f"`{name}` {reason}" for name, reason in left_out.items()) + ".")
     symmetric(report)
@@ -134,10 +134,10 @@ def symmetric(report: Report) -> None:
     inputs, outputs = WIDTHS[:2]
     x = inputs_of(inputs, False)
     half, full = (kp.Head(inputs, outputs, kp.HeadSpec(kp.Taylor(2, symmetric=each)), seed=0) for each in (True, False))
-    steps = {"symmetric": step(half, x, False), "full": step(full, x, False), "full, formed": step(full, x, True)}
+    steps = {"symmetric": step(half, x, False), "full": step(full, x, False), "full, dense": step(full, x, True)}
     times = interleaved(steps, report.chosen.rounds, seconds=15)
     # Of the two ways to compute all columns, the one that is quicker here.
-    rival = min(("full", "full, formed"), key=lambda way: times.milliseconds(way, whole=True))
+    rival = min(("full", "full, dense"), key=lambda way: times.milliseconds(way, whole=True))
     table = Table(
         f"Symmetric columns with dense ψ, {inputs} → {outputs}: ms, and MB at the peak.",
         ["columns", "D", "forward + backward", "whole step", "MB"],

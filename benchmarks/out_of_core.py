@@ -147,9 +147,8 @@ def main() -> int:
     ]
     report.tables.append(Table("One pass over a table on disk, batches of 1,024 rows.", header, [cells]))
     report.notes.append(
-        "Before: Python and PyTorch, without any data. The noise alone has a loss of 0.0289; the mean loss is that of the whole "
-        "pass. What is trained by `kp.fit` is a symmetric Taylor expansion of degree 2 with 2,145 parameters; the time of training "
-        "includes that of reading."
+        "Before: Python and PyTorch, without data. The mean loss is over the whole pass; the noise has a loss of 0.0289. `kp.fit` "
+        "trains a symmetric Taylor expansion of degree 2 with 2,145 parameters; training time includes reading."
     )
     report.targets += [
         Target("peak resident memory", LIMIT, found["peak_mb"], " MB", most=True),

@@ -94,8 +94,8 @@ def step(module: nn.Module, batch: Callable[[], Tensor]) -> Step:
 def ranks(report: Report, x: Tensor) -> None:
     """Compare the sparse step with the dense ones."""
     table = Table(
-        "Identity × low rank: forward + backward in ms; in MB what a step holds and makes beyond parameters and gradients, and "
-        "the peak of what it makes, gradients with it.",
+        "Identity × low rank: forward + backward in ms; memory of a step beyond parameters and gradients, and peak of its "
+        "allocations with gradients, in MB.",
         ["rank", "way", "ms", "times", "beyond", "times", "peak"],
     )
     full = x.to_dense()
@@ -168,7 +168,7 @@ def main() -> None:
     x = imdb(chosen.imdb, BATCH) if chosen.imdb else synthetic(BATCH, COLUMNS)
     kind = "TF-IDF of the texts given" if chosen.imdb else "synthetic rows"
     filled = x.values().numel() / BATCH
-    report.notes.append(f"{BATCH} rows of {x.shape[1]:,} columns, {kind}, {number(filled)} a row not zero.")
+    report.notes.append(f"{BATCH} rows of {x.shape[1]:,} columns, {kind}, {number(filled)} nonzero per row.")
     ranks(report, x)
     second_order(report, x)
     report.finish()

@@ -112,14 +112,14 @@ def test_every_reconciliation_is_measured_or_left_out_with_a_reason(script) -> N
     assert functions["dual_low_rank_kronecker"] == kp.DualLowRankKronecker(rank=5)
 
 
-def test_formed_is_the_same_function(script) -> None:
+def test_the_dense_computation_is_the_same_function(script) -> None:
     layers = script("layers")
     spec = kp.HeadSpec(kp.Taylor(2), kp.DualLowRankKronecker(rank=2), channels=2)
     head = kp.Head(5, 4, spec, seed=0, dtype=torch.float64)
     x = torch.randn(3, 5, dtype=torch.float64)
     kappa = torch.cat((x, torch.einsum("bi,bj->bij", x, x).flatten(1)), 1)
     expected = torch.einsum("bd,cnd->bn", kappa, head.weights().dense())
-    torch.testing.assert_close(layers.formed(head, x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layers.dense(head, x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_an_rpn_as_mlp_has_the_values_of_its_twin(script) -> None:
