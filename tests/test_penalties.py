@@ -495,3 +495,36 @@ def test_tensors_that_are_shared_among_processes(mesh) -> None:
             assert gradient is None
         else:
             torch.testing.assert_close(gradient.full_tensor(), wanted, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"smoothness": 0.1}, r"TrainConfig\(smoothness=0\.1\): layers\.0\.heads\.0: matrix is computed"),
+        ({"group_l1": 0.2}, r"TrainConfig\(group_l1=0\.2\): layers\.0\.heads\.0: matrix is computed"),
+        ({"smoothness": 0.1, "group_l1": 0.2}, r"TrainConfig\(smoothness=0\.1, group_l1=0\.2\): layers\.0\.heads\.0"),
+    ],
+)
+def test_errors_name_the_penalty_that_is_set(options, named) -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.BSpline()), seed=0)
+    torch.nn.utils.prune.l1_unstructured(model.layers[0].heads[0].psi, "matrix", amount=0.5)
+    with pytest.raises(kp.SpecError, match=named):
+        Penalties(model, kp.TrainConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "psi", "message"),
+    [
+        ({"l1": 0.1}, kp.Dense(), r"matrix: l1=0\.1 is not quadratic; .* or l2"),
+        ({"l1": 0.1, "group_l1": 0.2}, kp.Dense(), r"matrix: l1=0\.1, group_l1=0\.2 is not quadratic"),
+        (
+            {"smoothness": 0.3},
+            kp.LowRank(1),
+            r"matrix: smoothness=0\.3 of a ψ with several trained tensors .* dense or masked ψ",
+        ),
+    ],
+)
+def test_penalties_that_are_not_quadratic_are_named(options, psi, message) -> None:
+    model = kp.Model(kp.rpn([2, 2], kp.BSpline(), psi), seed=0)
+    with pytest.raises(kp.SpecError, match=message):
+        Penalties(model, kp.TrainConfig(**options)).matrix()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from torch import nn
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
 from torch.nn.modules import module as _torch
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def has_global_hooks() -> bool:
@@ -32,3 +38,42 @@ def original(module: nn.Module) -> nn.Module:
 def must_be_called(module: nn.Module) -> bool:
     """Return whether a call of a module does more than the `forward` of its class."""
     return has_hooks(module) or "forward" in module.__dict__ or has_global_hooks()
+
+
+def copied(module: M) -> M:
+    """Return a deep copy of a module; of tensors computed by hooks the values, which the copy computes anew."""
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in part.__dict__.values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(module, computed)
+
+
+@torch.no_grad()
+def changing_buffer(module: nn.Module, x: Tensor) -> str:
+    """Return the name of a buffer that a forward pass in training changes, as the power iteration of a spectral norm; else empty.
+
+    Args:
+        module: any module; not changed.
+        x: some inputs.
+    """
+    if not any(_may_change(part) for part in module.modules()):
+        return ""
+    other = copied(module).train()
+    for parameter in other.parameters():  # off a fixed point of an iteration
+        parameter.add_(
+            torch.arange(parameter.numel(), device=parameter.device).cos().view(parameter.shape).to(parameter)
+        )
+    before = {name: buffer.clone() for name, buffer in other.named_buffers()}
+    other(x)
+    return next(
+        (name for name, buffer in other.named_buffers() if not torch.equal(buffer, before.get(name, buffer))), ""
+    )
+
+
+def _may_change(module: nn.Module) -> bool:
+    """Return whether a module has hooks, or buffers and code of another package."""
+    foreign = not type(module).__module__.startswith("kapsi.")
+    return has_hooks(module) or (foreign and next(module.buffers(recurse=False), None) is not None)

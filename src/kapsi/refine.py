@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kapsi.errors import SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.function import Params, coerce, flatten, options_of
-from kapsi.modules import Head, Layer, Model, Store
+from kapsi.modules import Head, Model, Store, has_own_forward
 from kapsi.reconciliation.base import ChangeOfBasis
 from kapsi.spec import HeadSpec
 
@@ -93,8 +93,7 @@ def _check_formula(model: Model) -> None:
     """Raise a `SpecError` if part of a model computes more than its specification states, hooks of modules excepted."""
     for name, module in model.named_modules():
         where = f"refine: {name or 'the model'}"
-        kind = next((kind for kind in (Model, Layer, Head) if isinstance(module, kind)), None)
-        if kind is not None and ("forward" in module.__dict__ or type(module).forward is not kind.forward):
+        if has_own_forward(module):
             raise SpecError(
                 f"{where} has a forward method of its own, which the refined model would not have; refine without it"
             )

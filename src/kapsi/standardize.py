@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from torch import Tensor
 from kapsi.arrays import as_tensor, frame_values, is_frame, wider_dtype
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, ScaleWarning, SpecError, refuse
+from kapsi.hooks import copied
 from kapsi.modules import Head, Layer, Model
 from kapsi.modules.store import Seed
 from kapsi.process import Affine, pipeline
@@ -81,7 +81,7 @@ def standardized(
         spec = model if model.widths[-1] is not None else model.sized(out_features=outputs)
         model = Model(spec.sized(in_features=inputs.shape[1]), seed=seed, dtype=dtype)
     elif isinstance(model, Model):
-        model = copy.deepcopy(model)
+        model = copied(model)
     else:
         refuse("standardized", "a kapsi Model or ModelSpec", model)
     if model.standardized:

@@ -23,7 +23,7 @@ from kapsi.modules.store import Seed, Store, as_generator
 from kapsi.spec import STANDARDIZING, HeadSpec, ModelSpec
 from kapsi.text import text_table
 
-__all__ = ["ExpansionModule", "Model", "scale_last_layer", "trained_count"]
+__all__ = ["ExpansionModule", "Model", "has_own_forward", "scale_last_layer", "trained_count"]
 
 
 class Model(nn.Module):
@@ -264,6 +264,12 @@ def _reset(module: nn.Module, generator: Generator | None) -> None:
     else:
         for child in module.children():
             _reset(child, generator)
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether a `Model`, `Layer`, `Head` or `nn.Linear` has a forward method other than that of its class."""
+    kind = next((kind for kind in (Model, Layer, Head, nn.Linear) if isinstance(module, kind)), None)
+    return kind is not None and ("forward" in module.__dict__ or type(module).forward is not kind.forward)
 
 
 @torch.no_grad()

@@ -142,7 +142,9 @@ class Penalties:
         self._penalized = [(self.strength * weight, group) for weight, group in groups.items()] if self.strength else []
         parts = [part for part in _parts(model) if part.trained()] if self._smoothness or self._group else []
         for part in parts:
-            part.store.check_as_declared(f"TrainConfig(smoothness and group_l1): {part.name}")
+            part.store.check_as_declared(
+                f"TrainConfig({_options(smoothness=self._smoothness, group_l1=self._group)}): {part.name}"
+            )
         self._splines = _splines(parts, self._smoothness) if self._smoothness else []
         self._edges = _edges(parts, self._group) if self._group else []
         held = bool(self.quadratic) and (self.strength > 0 or self._l1 > 0)
@@ -198,7 +200,7 @@ class Penalties:
         Raises:
             SpecError: not all penalties are quadratic.
         """
-        _check_quadratic("hessian_vector", self.only_quadratic)
+        self._check_quadratic("hessian_vector", self.only_quadratic)
         index = {id(p): i for i, p in enumerate(self.parameters)}
         product = [torch.zeros_like(v) for v in vector]
         for parameter, weight in self.quadratic:
@@ -216,7 +218,7 @@ class Penalties:
         Raises:
             SpecError: not all penalties are quadratic, or P is above 5,000.
         """
-        _check_quadratic("matrix", self.only_quadratic)
+        self._check_quadratic("matrix", self.only_quadratic)
         total = sum(p.numel() for p in self.parameters)
         _check_matrix(total)
         matrix = torch.zeros(total, total, **_like(self.parameters))
@@ -236,7 +238,7 @@ class Penalties:
         Raises:
             SpecError: L1 or group sparsity, more than 5,000 parameters, or a ψ without `multilinear`.
         """
-        _check_quadratic("block", not self._edges and not (self._l1 and self.quadratic))
+        self._check_quadratic("block", not self._edges and not (self._l1 and self.quadratic))
         size = parameter.numel()
         _check_matrix(size)
         weight = next((weight for p, weight in self.quadratic if p is parameter), 0.0)
@@ -260,6 +262,15 @@ class Penalties:
         parts = [part for part, _ in self._splines if _is_quadratic(part)]
         return list({id(p): p for part in parts for p in part.trained()}.values())
 
+    def _check_quadratic(self, where: str, quadratic: bool) -> None:
+        if not quadratic:
+            options = _options(l1=self._l1, group_l1=self._group)
+            several = f"smoothness={self._smoothness} of a ψ with several trained tensors"
+            raise SpecError(
+                f"Penalties.{where}: {options or several} is not quadratic; use a gradient solver (adamw, sgd, lbfgs), or "
+                f"{'l2' if options else 'a dense or masked ψ'}"
+            )
+
     def _smooth_product(self, parameter: nn.Parameter) -> Callable[[Tensor], Tensor]:
         """Return the function v ↦ H v for the Hessian H of smoothness in one tensor: the gradient of vᵀH v/2."""
         owners = [(part, blocks) for part, blocks in self._splines if any(p is parameter for p in part.trained())]
@@ -277,12 +288,9 @@ class Penalties:
         return torch.func.grad(roughness)
 
 
-def _check_quadratic(where: str, quadratic: bool) -> None:
-    if not quadratic:
-        raise SpecError(
-            f"Penalties.{where}: l1, group_l1, and smoothness of a ψ with several trained tensors are not quadratic; use a "
-            "gradient solver (adamw, sgd, lbfgs), or l2, and smoothness of a dense or masked ψ"
-        )
+def _options(**options: float) -> str:
+    """Return the penalties above zero as options, for messages."""
+    return ", ".join(f"{name}={value}" for name, value in options.items() if value)
 
 
 def _like(parameters: Sequence[Tensor]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Shapes: s starts, b rows of a chunk, n outputs, P trained parameters, k rows of 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacfwd, jvp, vmap
 
 from kapsi.errors import DataError, SpecError
+from kapsi.hooks import copied
 from kapsi.modules import Model
 from kapsi.training.data import Batch
 from kapsi.training.penalties import Penalties, has_smooth_parameters
@@ -92,7 +92,7 @@ class Objective:
 
     def __init__(self, task: Task, starts: int) -> None:
         self.task = task
-        model = self.model = copy.deepcopy(task.model).to(torch.float64)
+        model = self.model = copied(task.model).to(torch.float64)
         for parameter in model.parameters():
             parameter.grad = None
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -131,7 +131,7 @@ class Objective:
             outputs = self.outputs_of_start(parameter_vector(self.model), x).shape[-1]
             if len(x) and self.layered is None:
                 try:
-                    vmap(self._row_outputs, (None, 0))(parameter_vector(self.model), x)
+                    vmap(self._row_outputs)(parameter_vector(self.model).expand(len(x), -1), x)
                 except (SpecError, DataError):
                     raise
                 except RuntimeError as error:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from kapsi.features import Features
 from kapsi.function import option
 from kapsi.grids import GridUpdate
-from kapsi.hooks import original
-from kapsi.modules import Head, Layer, Model
+from kapsi.hooks import has_hooks, original
+from kapsi.modules import Head, Layer, Model, has_own_forward
 from kapsi.training.data import Batch
 from kapsi.training.distributed import Group
 from kapsi.training.prediction import outputs_of, widest
@@ -175,7 +175,7 @@ def fixed_features(model: nn.Module, x: Tensor) -> dict[int, Features] | None:
     if not isinstance(model, Model) or x.layout != torch.strided:
         return None
     first = original(model.layers[0])
-    if not isinstance(first, Layer):
+    if not isinstance(first, Layer) or any(has_hooks(part) or has_own_forward(part) for part in (model, first)):
         return None
     columns = sum(math.prod(head.factors) for head in first.heads if isinstance(head, Head))
     return first.fixed_features(x) if x.shape[0] * columns <= MAX_KEPT else None

@@ -12,8 +12,8 @@ typical of products of parameters.
 
 from __future__ import annotations
 
-import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from kapsi.errors import DataError, SpecError
 from kapsi.function import option
 from kapsi.grids import GridUpdate
+from kapsi.hooks import changing_buffer, copied, original
 from kapsi.modules import Head, Layer, Model, trained_count
 from kapsi.training.losses import Loss
 from kapsi.training.penalties import has_smooth_parameters
@@ -196,6 +197,7 @@ class LevenbergMarquardtRun(SolverRun):
                 )
         if not self.task.parameters():
             raise SpecError("levenberg_marquardt: the model has no trainable parameters")
+        self._check_function()
         try:
             # A loss without curvature raises an error with alternatives.
             self.task.loss.curvature(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
@@ -203,6 +205,28 @@ class LevenbergMarquardtRun(SolverRun):
             raise SpecError(f"levenberg_marquardt: {error}; or use solver adamw or lbfgs") from None
         except (RuntimeError, IndexError):
             pass  # shapes differ from those of the model
+
+    def _check_function(self) -> None:
+        """Raise a `SpecError` if the outputs are no function of the parameters of a copy of the model."""
+        model, group = self.task.model, self.task.group
+        problem = ""
+        replaced = next(
+            (name for name, m in model.named_modules() if "forward" in m.__dict__ and original(m) is m), None
+        )
+        if replaced is not None:
+            problem = (
+                f"{replaced or 'it'} has a replaced forward method, which belongs to the original; define it in a class"
+            )
+        else:
+            batch = next(iter(self.task.rows.chunks(2, rank=group.rank, ranks=group.size)), None)
+            changing = "" if batch is None else changing_buffer(model, batch.x)
+            if changing:
+                problem = f"{changing} changes in each training pass (spectral norm?); remove it first (remove_spectral_norm, "
+                problem += "parametrize.remove_parametrizations)"
+        if problem:
+            raise SpecError(
+                f"levenberg_marquardt: the model must be a function of its parameters; {problem}, or use solver adamw or lbfgs"
+            )
 
     # -------------------------------------------------------------------------------- starts
 
@@ -240,7 +264,7 @@ class LevenbergMarquardtRun(SolverRun):
     def _initial_values(self, start: int) -> Tensor:
         """Return new initial values of ψ, π and biases for a further start, seeded by its number; κ keeps its values."""
         device = self.objective.device
-        model = copy.deepcopy(self.task.model)
+        model = copied(self.task.model)
         fixed = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
         for head in model.modules():
             if isinstance(head, Head):
@@ -266,7 +290,10 @@ class LevenbergMarquardtRun(SolverRun):
         if start:
             return
         if self._ended is None:
-            self._iterate(self.starts)
+            with warnings.catch_warnings():
+                # Norms of weights are mapped one start after another, and torch warns of the cost.
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+                self._iterate(self.starts)
         yield
 
     @torch.no_grad()

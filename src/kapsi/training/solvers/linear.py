@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +13,8 @@ from torch.func import functional_call
 from kapsi.errors import DataError, SpecError
 from kapsi.features import formed
 from kapsi.fusion import Mean, Sum
-from kapsi.hooks import original
-from kapsi.modules import Head, Layer, Model, Store
+from kapsi.hooks import copied, has_hooks, original
+from kapsi.modules import Head, Layer, Model, Store, has_own_forward
 from kapsi.process import BatchNorm, Process
 from kapsi.reconciliation import Masked, Reconciliation, ZeroReconciliation
 from kapsi.remainder import ExpansionRemainder, LinearRemainder, Remainder, ZeroRemainder
@@ -101,6 +100,11 @@ def structure(model: nn.Module) -> Structure:
     Raises:
         NotLinear: the outputs are not linear in a trained tensor.
     """
+    changed = next((name for name, m in model.named_modules() if has_hooks(m) or has_own_forward(m)), None)
+    if changed is not None:
+        raise NotLinear(f"{changed or 'the model'} has hooks, or a forward method of its own")
+    if isinstance(model, nn.Linear) and not {"weight", "bias"} <= model._parameters.keys():
+        raise NotLinear("the weight of the model is computed by a parametrization")
     if isinstance(model, nn.Linear):
         result = Structure([], model)
         result.part("linear", lambda x: x, model.in_features)
@@ -257,12 +261,8 @@ def reason_not_linear(model: nn.Module) -> str | None:
 
 
 def widened(model: nn.Module) -> nn.Module:
-    """Return a copy of a model in float64, in evaluation mode, without hooks."""
-    wide = copy.deepcopy(model).double().eval()
-    for module in wide.modules():
-        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-            getattr(module, name).clear()
-    return wide
+    """Return a copy of a model in float64, in evaluation mode."""
+    return copied(model).double().eval()
 
 
 # ------------------------------------------------------------------------------------------------ the design matrix
