@@ -27,6 +27,7 @@ README = HERE / "README.md"
 NAMES = (
     "layers",
     "kan_layers",
+    "kan_errors",
     "kan_training",
     "mlp",
     "latency",

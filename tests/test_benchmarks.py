@@ -23,6 +23,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "layers",
     "kan_layers",
+    "kan_errors",
     "kan_training",
     "mlp",
     "latency",
