@@ -258,7 +258,8 @@ def test_a_link_to_a_folder_is_followed(good):
 
 
 def test_progress_is_shown_on_a_terminal_only(kapsi, monkeypatch):
-    assert kapsi(*FIT, *QUICK, "--folds", "2")[2] == ""
+    first = "note: fitting 40 rows of t.csv; progress is shown on a terminal only\n"
+    assert kapsi(*FIT, *QUICK, "--folds", "2")[2] == first
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     code, out, err = kapsi(*FIT, *QUICK, "--folds", "2")

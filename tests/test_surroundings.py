@@ -84,9 +84,9 @@ def test_nothing_from_a_file_sends_commands_to_a_terminal(capsys) -> None:
     table = f"t{HOSTILE}.csv"
     columns = rows()
     labels = [f"l{HOSTILE}{value > 0}" for value in columns.pop("y")]
-    write_table(table, {name: columns["a"], "b": columns["b"], f"k{HOSTILE}": labels, "one": [1] * 30})
+    write_table(table, {name: columns["a"], "b": columns["b"], f"k{HOSTILE}!": labels, "one": [1] * 30})
     folder = f"run{HOSTILE}"
-    fit = ("fit", table, "--target", f"k{HOSTILE}", "--set", "training.l2=0.01", "--output")
+    fit = ("fit", table, "--target", f"k{HOSTILE}!", "--set", "training.l2=0.01", "--output")
     calls = [
         (0, (*fit, folder)),
         (2, (*fit, folder)),
@@ -415,7 +415,7 @@ def test_a_run_predicts_frames_of_all_kinds_as_the_command_does() -> None:
     [
         ([[1.0, 2.0]], "expected a data frame of pandas, polars or pyarrow, or a dictionary of arrays"),
         ({"a": [1.0]}, "missing columns: 'b'"),
-        ({"a": [1.0], "b": ["x"]}, "column 'b' has 'x' in row 1"),
+        ({"a": [1.0], "b": ["x"]}, "column 'b': 0 of 1 values are numbers; not: 'x'"),
         ({"a": [1.0], "b": [1.0, 2.0]}, "the frame cannot be read"),
         ({"a": [], "b": []}, "has no rows"),
         ({}, "no rows or no columns"),

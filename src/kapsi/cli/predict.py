@@ -2,33 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from kapsi.cli.common import announce_recovery, new_file, notes, say
-from kapsi.cli.options import Output, Run, TableFile
+from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data
+from kapsi.cli.options import Run, TableFile
 from kapsi.errors import FileError
 
+if TYPE_CHECKING:
+    from kapsi.training.tables import LoadedRun
+
+Predictions: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE",
+        help="The CSV (also .csv.gz) or Parquet file to write; - for CSV to standard output.",
+        show_default=False,
+    ),
+]
+Keep: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="A column of the table to write beside. May be repeated.", show_default=False),
+]
+Outside: TypeAlias = Annotated[
+    bool, typer.Option("--outside", help="Add columns that mark rows and predictions outside of the training ranges.")
+]
 Replace: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+SPOOLED = 2**20  # bytes read from standard input at once
 
 
-def predict(run: Run, table: TableFile, output: Output, overwrite: Replace = False) -> None:
-    """Predict the rows of a table: original labels with probabilities, or real values."""
-    import os
-
-    from kapsi.data.tabular import write_table
+def predict(
+    run: Run,
+    table: TableFile,
+    output: Predictions,
+    keep: Keep = None,
+    outside: Outside = False,
+    overwrite: Replace = False,
+) -> None:
+    """Predict the rows of a table (- for standard input): original labels with probabilities, or real values."""
+    from kapsi.data.tabular import csv_writer, table_writer
     from kapsi.training.tables import load_run
 
     announce_recovery(run)
-    model, manifest = load_run(run)
+    loaded = load_run(run)
+    if output != "-":
+        _check_output(loaded, run, table, output, overwrite)
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(_spooled()) if table == "-" else table
+        write: Callable[[dict[str, Any]], None]
+        write = csv_writer(show_data) if output == "-" else stack.enter_context(table_writer(output))
+        rows, messages = loaded.model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
+    notes(messages)
+    if output == "-":
+        note(f"{rows:,} predictions are written")
+    else:
+        say(f"predictions: {output} ({rows:,} rows)")
+
+
+def _check_output(loaded: LoadedRun, run: str, table: str, output: str, overwrite: bool) -> None:
+    """Refuse to replace the table, a file of the run, and without `overwrite` any file."""
     target = os.path.realpath(output)
-    if target == os.path.realpath(table):
+    if table != "-" and target == os.path.realpath(table):
         raise FileError(f"{output}: is the table itself; give another --output")
-    if target in [os.path.realpath(os.path.join(run, name)) for name in manifest["files"]]:
+    if target in [os.path.realpath(os.path.join(run, name)) for name in (*loaded.manifest["files"], "run.json")]:
         raise FileError(f"{output}: is a file of the run itself; give another --output")
     new_file(output, overwrite)
-    columns, messages = model.predict(model.read(table))
-    write_table(output, columns)
-    notes(messages)
-    say(f"predictions: {output} ({len(columns['prediction']):,} rows)")
+
+
+@contextlib.contextmanager
+def _spooled() -> Iterator[Path]:
+    """Copy standard input to a temporary file, with a suffix by its first bytes: its layout is found before it is read."""
+    source = getattr(sys.stdin, "buffer", None)
+    if source is None:
+        raise FileError("standard input: there is none; give the name of a table instead of -")
+    with tempfile.TemporaryDirectory(prefix="kapsi-") as folder:
+        data = source.read(SPOOLED)
+        suffixes = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
+        suffix = next((suffix for mark, suffix in suffixes.items() if data.startswith(mark)), ".csv")
+        path = Path(folder) / f"standard input{suffix}"
+        with open(path, "wb") as file:
+            while data:
+                file.write(data)
+                data = source.read(SPOOLED)
+        yield path

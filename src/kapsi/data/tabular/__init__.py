@@ -1,5 +1,6 @@
 """Tables from CSV and Parquet files: reading, typing, standardizing, writing, folds."""
 
+from kapsi.data.tabular.batches import *
 from kapsi.data.tabular.encoders import *
 from kapsi.data.tabular.frames import *
 from kapsi.data.tabular.preprocess import *

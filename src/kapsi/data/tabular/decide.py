@@ -107,7 +107,7 @@ class Decider:
     def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
         """Return a column of strings; each distinct string is judged once."""
         words = Words.of(column, self)
-        if words.count == 0 and wanted is None:
+        if words.count == 0 and wanted not in ("categorical", "text"):
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
             return words.text("as requested", free=wanted == "text")

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kapsi.data.tabular.decide import Decider
+from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import Table, reject, table_error
 
 __all__ = ["table_of"]
 
 
-def table_of(frame: Any, where: str) -> Table:
+def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None) -> Table:
     """Return a frame as a table; an index is ignored.
 
     Args:
         frame: a data frame of pandas, polars or pyarrow, or a mapping of names to arrays or lists of equal length.
         where: prefix of error messages.
+        kinds: kind of some columns by name, as for `read_table`.
 
     Raises:
         TableError: not a frame, without rows, repeated names, or values of mixed types in a column.
@@ -25,10 +28,7 @@ def table_of(frame: Any, where: str) -> Table:
         >>> [(name, column.kind) for name, column in table.columns.items()]
         [('a', 'real'), ('b', 'text')]
     """
-    from kapsi.data.tabular.decide import Decider
-    from kapsi.data.tabular.reading import Reading
-
-    decider = Decider(Reading(), typed=True)
+    decider = Decider(Reading(), dict(kinds or {}), typed=True)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]
     if not names or not table.num_rows or len(set(names)) < len(names):

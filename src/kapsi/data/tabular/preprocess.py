@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -125,14 +125,18 @@ class Preprocessing:
         """Return the names of the inputs."""
         return [name for column in self.columns for name in column.names()]
 
-    def check(self, table: Table) -> tuple[Table, list[str]]:
+    def check(self, table: Table, others: Sequence[str] = ()) -> tuple[Table, list[str]]:
         """Return the fitted columns of a table, in order and typed as fitted, and notes on ignored columns.
+
+        Args:
+            table: the table.
+            others: names of further columns of its file.
 
         Raises:
             TableError: a column is missing, holds text instead of numbers, or is infinite.
         """
         needed = {column.name for column in self.columns}
-        extra = [name for name in table.columns if name not in needed]
+        extra = [name for name in (*table.columns, *others) if name not in needed]
         absent = [column.name for column in self.columns if column.name not in table.columns]
         if absent:
             near = {name: nearest(name, extra) for name in absent}

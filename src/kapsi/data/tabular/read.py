@@ -66,10 +66,10 @@ def read_table(path: str | Path, reading: Reading | None = None, *, kinds: Mappi
                 path.name,
                 f"--{given[name]} {short(name)}: there is no such column{hint}; the columns are {listed(names)}",
             )
-    return Table(path.name, _by_name(names, columns), digest, notes)
+    return Table(path.name, by_name(names, columns), digest, notes)
 
 
-def _by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:
+def by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:
     """Return columns by name; columns of the same name cannot be used."""
     table = dict(zip(names, columns, strict=True))
     if len(table) < len(names):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from kapsi.data.tabular.source import TEXT_SUFFIXES, table_suffix
 from kapsi.data.tabular.types import reject, short, table_error
 from kapsi.files import atomic, plain
 
-__all__ = ["csv_text", "write_table"]
+__all__ = ["csv_text", "csv_writer", "table_writer", "write_table"]
 
-Columns: TypeAlias = Mapping[str, list[Any] | npt.NDArray[Any]]
+Columns: TypeAlias = Mapping[str, Any]
 
 
 def write_table(path: str | Path, columns: Columns) -> None:
@@ -30,6 +30,30 @@ def write_table(path: str | Path, columns: Columns) -> None:
         TableError: folder, suffix or columns are invalid.
         FileError: the file cannot be written.
     """
+    with table_writer(path) as write:
+        write(columns)
+
+
+@contextmanager
+def table_writer(path: str | Path) -> Iterator[Callable[[Columns], None]]:
+    """Yield a function that appends rows to a new CSV or Parquet file; the file is there at the end, or not at all.
+
+    Args:
+        path: file to write, in an existing folder; by suffix, compressed with .gz or .zst.
+
+    Raises:
+        TableError: folder, suffix or columns are invalid.
+        FileError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with table_writer(f"{folder}/t.csv") as write:
+        ...         write({"a": [1, 2]})
+        ...         write({"a": [3]})
+        ...     open(f"{folder}/t.csv").read()
+        '"a"\\n1\\n2\\n3\\n'
+    """
     path = Path(path)
     suffix, compression = table_suffix(path)
     if compression is not None and (compression == "zip" or suffix not in TEXT_SUFFIXES):
@@ -38,10 +62,69 @@ def write_table(path: str | Path, columns: Columns) -> None:
         exists = path.parent.exists()
         problem = "is not a folder; give another path" if exists else "does not exist; create it first"
         reject(str(path), f"{'' if exists else 'the folder '}{short(str(path.parent))} {problem}")
-    data = _encode(columns, str(path), TEXT_SUFFIXES.get(suffix))
-    data = _compressed(data, compression)
-    with atomic(path) as temporary, plain(path, "write the file"):
-        temporary.write_bytes(data)
+    with atomic(path) as temporary, plain(path, "write the file"), open(temporary, "wb") as file:
+        if suffix not in TEXT_SUFFIXES:
+            with _parquet_writer(file, str(path)) as write:
+                yield write
+            return
+        with _compressed(file, compression) as sink:
+            yield csv_writer(lambda text: _ignore(sink.write(text.encode())), str(path), TEXT_SUFFIXES[suffix])
+
+
+def csv_writer(show: Callable[[str], None], where: str = "CSV", delimiter: str = ",") -> Callable[[Columns], None]:
+    """Return a function that passes rows on as CSV text, the header once."""
+    header: list[str] = []
+
+    def write(columns: Columns) -> None:
+        text = _encode(columns, where, delimiter).decode()
+        if header:
+            text = text.removeprefix(header[0])
+        else:
+            header.append(_encode({name: [] for name in columns}, where, delimiter).decode())
+        show(text)
+
+    return write
+
+
+def _ignore(result: object) -> None:
+    """Discard the result of a call."""
+
+
+@contextmanager
+def _parquet_writer(file: BinaryIO, where: str) -> Iterator[Callable[[Columns], None]]:
+    """Yield a function that appends rows to a Parquet file; the first rows state the types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writers: list[Any] = []
+
+    def write(columns: Columns) -> None:
+        try:
+            table = _arrow(columns, where)
+            if not writers:
+                writers.append(pq.ParquetWriter(file, table.schema))
+            writers[0].write_table(table.cast(writers[0].schema))
+        except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+            raise table_error(where, f"the columns cannot be written as Parquet ({error})") from None
+
+    yield write
+    for writer in writers:
+        writer.close()
+
+
+@contextmanager
+def _compressed(file: BinaryIO, compression: str | None) -> Iterator[Any]:
+    """Yield a file for bytes to compress, the same for the same bytes."""
+    if compression == "gzip":
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as sink:
+            yield sink
+    elif compression == "zstd":
+        import pyarrow as pa
+
+        with pa.CompressedOutputStream(file, "zstd") as sink:
+            yield sink
+    else:
+        yield file
 
 
 def csv_text(columns: Columns) -> str:
@@ -56,39 +139,33 @@ def csv_text(columns: Columns) -> str:
     return _encode(columns, "CSV", ",").decode("utf-8")
 
 
-def _encode(columns: Columns, where: str, delimiter: str | None) -> bytes:
-    """Return the content of a CSV file, or of a Parquet file if the delimiter is None."""
+def _arrow(columns: Columns, where: str) -> Any:
+    """Return columns as an Arrow table; NaN becomes null."""
     import pyarrow as pa
-    import pyarrow.csv as pa_csv
-    import pyarrow.parquet as pq
 
     if len({len(values) for values in columns.values()}) != 1:
         reject(where, "there must be at least one column, and all columns must be of the same length")
+    arrow = (pa.Array, pa.ChunkedArray)
+    arrays = [
+        values if isinstance(values, arrow) else pa.array(values, from_pandas=True) for values in columns.values()
+    ]
+    return pa.table(arrays, names=list(columns))
+
+
+def _encode(columns: Columns, where: str, delimiter: str) -> bytes:
+    """Return the content of a CSV file."""
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
     sink = pa.BufferOutputStream()
     try:
-        arrays = [pa.array(values, from_pandas=True) for values in columns.values()]  # NaN becomes null
-        if delimiter is None:
-            pq.write_table(pa.table(arrays, names=list(columns)), sink)
-        else:
-            # Arrow ignores blank lines, hence a word for missing values of a single column.
-            options = pa_csv.WriteOptions(delimiter=delimiter, null_string="NA" if len(arrays) == 1 else "")
-            pa_csv.write_csv(pa.table([_with_points(a) for a in arrays], names=list(columns)), sink, options)
+        table = _arrow(columns, where)
+        # Arrow ignores blank lines, hence a word for missing values of a single column.
+        options = pa_csv.WriteOptions(delimiter=delimiter, null_string="NA" if len(columns) == 1 else "")
+        pa_csv.write_csv(pa.table([_with_points(a) for a in table.columns], names=list(columns)), sink, options)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
-        raise table_error(
-            where, f"the columns cannot be written as {'Parquet' if delimiter is None else 'CSV'} ({error})"
-        ) from None
+        raise table_error(where, f"the columns cannot be written as CSV ({error})") from None
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _compressed(data: bytes, compression: str | None) -> bytes:
-    """Return compressed bytes, the same for the same bytes."""
-    if compression == "gzip":
-        return gzip.compress(data, mtime=0)
-    if compression == "zstd":
-        import pyarrow as pa
-
-        return bytes(pa.compress(data, codec="zstd", asbytes=True))
-    return data
 
 
 def _with_points(column: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import Label, Preprocessing, Reading, Table, TargetScale, read_table, target_of, unseen_notes
+from kapsi.data.tabular import (
+    Label,
+    Preprocessing,
+    Reading,
+    Table,
+    TargetScale,
+    read_batches,
+    read_table,
+    target_of,
+)
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import PenaltyScore
-from kapsi.training.tables.ranges import OutsideCounts, Ranges
+from kapsi.training.tables.ranges import Ranges, Tally
 from kapsi.training.tables.scores import Floats, Scores, scores_of
 
 __all__ = ["FittedPart", "TableModel"]
@@ -76,27 +86,62 @@ class TableModel:
             )
         return y.softmax(-1).numpy() if self.scale is None else self.scale.invert(y.squeeze(-1).numpy())
 
-    def predict(
-        self, table: Table, counts: OutsideCounts | None = None, *, flags: bool = False
-    ) -> tuple[dict[str, list[Any]], list[str]]:
-        """Return columns of predictions for all rows of a table, and notes on ignored columns.
-
-        Args:
-            table: the rows.
-            counts: receives the numbers of rows and predictions outside of the training ranges.
-            flags: add the columns `inputs_outside` and `prediction_outside`, true where a row or its prediction is outside.
+    def predict(self, table: Table) -> tuple[dict[str, list[Any]], list[str]]:
+        """Return columns of predictions for all rows of a table, and notes for the user.
 
         Raises:
             TableError: columns are missing or have another type than in training.
         """
         features, notes = self.preprocessing.check(table)
+        tally = Tally(self.ranges)
+        return self._predicted(features, tally, flags=False), [*notes, *table.notes, *tally.notes()]
+
+    def predict_file(
+        self,
+        path: str | Path,
+        write: Callable[[dict[str, Any]], None],
+        *,
+        keep: Sequence[str] = (),
+        flags: bool = False,
+    ) -> tuple[int, list[str]]:
+        """Predict the rows of a file in batches, in constant memory; return the number of rows and notes for the user.
+
+        Args:
+            path: the file.
+            write: receives the columns of each batch.
+            keep: names of columns of the file to pass on in front.
+            flags: add the columns `inputs_outside` and `prediction_outside`, true where a row or its prediction is outside of
+                the ranges of the training rows.
+
+        Raises:
+            TableError: the file is not a table, columns are missing or have another type than in training, or a column to keep
+                has the name of a column of predictions.
+        """
+        if len(set(keep)) < len(keep):
+            raise TableError(f"--keep: a column is named twice, {', '.join(keep)}")
+        tally = Tally(self.ranges)
+        notes: list[str] = []
+        for batch in read_batches(path, self.reading, self.preprocessing.kinds(), keep):
+            try:
+                features, notes = self.preprocessing.check(batch.table, batch.ignored)
+                notes += batch.table.notes
+                predicted = self._predicted(features, tally, flags=flags)
+            except TableError as error:
+                if not tally.rows:
+                    raise
+                raise TableError(f"{error} (rows are counted from row {tally.rows + 1:,} of the file)") from None
+            both = sorted(batch.kept.keys() & predicted.keys())
+            if both:
+                raise TableError(f"--keep {both[0]!r}: is the name of a column of predictions; rename it in the table")
+            write({**batch.kept, **predicted})
+        return tally.rows, [*notes, *tally.notes()]
+
+    def _predicted(self, features: Table, tally: Tally, *, flags: bool) -> dict[str, list[Any]]:
+        """Return the columns of predictions of some rows, and count them."""
         outputs = self.outputs(features)
-        columns = self.columns(outputs)
-        inputs, predictions = (OutsideCounts(self.ranges) if counts is None else counts).add(features, outputs)
-        if flags:
-            columns |= {"inputs_outside": inputs.tolist(), "prediction_outside": predictions.tolist()}
-        notes += [*table.notes, *unseen_notes(self.preprocessing.unseen(features))]
-        return columns, notes
+        inputs, predictions = tally.add(features, outputs, self.preprocessing.unseen(features))
+        marks = {"inputs_outside": inputs.tolist(), "prediction_outside": predictions.tolist()}
+        return self.columns(outputs) | (marks if flags else {})
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
         """Return outputs as columns: `prediction`, and `probability_LABEL` per class."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular import Table
+from kapsi.data.tabular import Table, Unseen, unseen_notes
 from kapsi.errors import TableError, shown
 
-__all__ = ["OutsideCounts", "Ranges"]
+__all__ = ["Ranges", "Tally"]
 
 Interval = tuple[float, float]
 Mask = npt.NDArray[np.bool_]
@@ -89,8 +89,8 @@ def _interval(value: Any) -> Interval:
 
 
 @dataclass
-class OutsideCounts:
-    """Numbers of rows and predictions outside of the training ranges, over batches of rows.
+class Tally:
+    """Numbers of rows and predictions outside of the training ranges and of values without an effect, over batches of rows.
 
     Args:
         ranges: ranges of the training rows; None for a run of 0.1, without notes.
@@ -101,9 +101,16 @@ class OutsideCounts:
     inputs: int = 0
     predictions: int = 0
     columns: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, Unseen] = field(default_factory=dict)
 
-    def add(self, features: Table, outputs: npt.NDArray[np.float64]) -> tuple[Mask, Mask]:
+    def add(
+        self, features: Table, outputs: npt.NDArray[np.float64], unseen: Mapping[str, Unseen] | None = None
+    ) -> tuple[Mask, Mask]:
         """Count a batch; return the masks of rows with inputs outside, and of predictions outside, (rows,)."""
+        for name, count in (unseen or {}).items():
+            before = self.unseen.get(name, Unseen())
+            example = before.example or count.example
+            self.unseen[name] = Unseen(before.unseen + count.unseen, before.empty + count.empty, example)
         inside = np.zeros(len(outputs), dtype=np.bool_)
         self.rows += len(outputs)
         if self.ranges is None:
@@ -118,16 +125,16 @@ class OutsideCounts:
         return inputs, predictions
 
     def notes(self) -> list[str]:
-        """Return notes for the user, empty if everything is inside.
+        """Return notes for the user, empty if everything is inside and seen.
 
         Example:
-            >>> counts = OutsideCounts(Ranges({"a": (0.0, 1.0)}, (5.0, 9.5)), 50, 3, 2, {"a": 3})
+            >>> counts = Tally(Ranges({"a": (0.0, 1.0)}, (5.0, 9.5)), 50, 3, 2, {"a": 3})
             >>> for note in counts.notes():
             ...     print(note)
             3 of 50 rows are outside of the range of the training rows (column 'a': 3); predictions there are extrapolated
             2 of 50 predictions are outside of the range of the training targets, 5 to 9.5
         """
-        notes = []
+        notes = unseen_notes(self.unseen)
         if self.inputs:
             most = sorted(self.columns, key=lambda name: -self.columns[name])
             named = ", ".join(f"column {name!r}: {self.columns[name]:,}" for name in most[:MOST_NAMED])

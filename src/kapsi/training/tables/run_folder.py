@@ -156,7 +156,8 @@ class LoadedRun(NamedTuple):
         return self.model.outputs(self._features(frame, "predict_proba"))
 
     def _features(self, frame: Any, where: str) -> Table:
-        return self.model.preprocessing.check(table_of(frame, where))[0]
+        preprocessing = self.model.preprocessing
+        return preprocessing.check(table_of(frame, where, preprocessing.kinds()))[0]
 
 
 def load_run(path: str | Path) -> LoadedRun:

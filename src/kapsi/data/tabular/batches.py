@@ -1,0 +1,202 @@
+"""Read a table in batches of rows, in constant memory, with kinds of columns known from a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kapsi.data.tabular.decide import Decider
+from kapsi.data.tabular.delimited import WIDE, Rows, TextFile
+from kapsi.data.tabular.read import by_name, read_table
+from kapsi.data.tabular.reading import Reading
+from kapsi.data.tabular.source import PARQUET_SUFFIXES, TEXT_SUFFIXES, check_regular, reading_file, table_suffix
+from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
+from kapsi.errors import nearest
+
+__all__ = ["Batch", "read_batches"]
+
+ROWS = 65_536
+CELLS = 2**22
+BLOCK = 2**22
+"""Rows and cells of a batch of a Parquet file, bytes of a batch of a text file."""
+
+
+class Batch(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        table: the columns with a kind, typed.
+        kept: the columns to keep, as in the file: Arrow arrays by name, texts for a text file.
+        ignored: names of all other columns of the file.
+    """
+
+    table: Table
+    kept: dict[str, Any]
+    ignored: list[str]
+
+
+def read_batches(
+    path: str | Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str] = ()
+) -> Iterator[Batch]:
+    """Yield the rows of a text or Parquet file in batches.
+
+    Args:
+        path: the file, as for `read_table`.
+        reading: options of text files.
+        kinds: kind of the columns to read by name; absent columns are left out.
+        keep: names of columns to pass on as they are.
+
+    Raises:
+        TableError: the file is not a table, or a column to keep is absent.
+    """
+    path = Path(path)
+    check_regular(path)
+    suffix, compression = table_suffix(path)
+    parts = (
+        _parquet(path, reading, kinds, keep, compression)
+        if suffix in PARQUET_SUFFIXES
+        else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep)
+    )
+    empty = True
+    for batch in parts:
+        empty = False
+        yield batch
+    if empty:
+        reject(path.name, "the file has a header but no rows; add at least one row")
+
+
+def _find(
+    names: Sequence[str], kinds: Mapping[str, str], keep: Sequence[str], where: str
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the columns to read, and of those to keep."""
+    for name in keep:
+        count = names.count(name)
+        if count != 1:
+            near = nearest(name, list(names))
+            hint = f" (nearest: {listed(near)})" if near else ""
+            problem = (
+                f"is there {count} times; rename the columns"
+                if count
+                else f"is no column{hint}; the columns are {listed(names)}"
+            )
+            reject(where, f"--keep {short(name)}: {problem}")
+    return [i for i, name in enumerate(names) if name in kinds], [names.index(name) for name in keep]
+
+
+def _parquet(
+    path: Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str], compression: str | None
+) -> Iterator[Batch]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if compression is not None:
+        reject(str(path), "a Parquet file is compressed already; decompress it first")
+    try:
+        with reading_file(path), open(path, "rb") as handle:
+            if not path.stat().st_size:
+                reject(path.name, "the file is empty; a table has at least one row")
+            file = pq.ParquetFile(handle)
+            names = [name or f"column {i}" for i, name in enumerate(file.schema_arrow.names, 1)]
+            used, kept = _find(names, kinds, keep, path.name)
+            wanted = sorted({*used, *kept})
+            # Columns of equal names cannot be told apart by name.
+            unique = len(set(names)) == len(names) == len(file.schema.names)
+            columns = [file.schema_arrow.names[i] for i in wanted] if unique else None
+            decider = Decider(reading, dict(kinds), typed=True)
+            rows = max(1, min(ROWS, CELLS // max(1, len(wanted))))
+            for part in file.iter_batches(rows, columns=columns):
+                part.validate(full=True)
+                place = {i: n for n, i in enumerate(wanted)} if unique else {i: i for i in range(len(names))}
+                typed = [decider.column(names[i], part.column(place[i])) for i in used]
+                table = Table(path.name, by_name([names[i] for i in used], typed))
+                yield Batch(table, {names[i]: part.column(place[i]) for i in kept}, _others(names, wanted))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise table_error(path.name, f"not readable as Parquet ({error})") from None
+
+
+def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:
+    return [name for i, name in enumerate(names) if i not in set(wanted)]
+
+
+def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iterator[Batch]:
+    names = [name or f"column {i}" for i, name in enumerate(file.dialect.names, 1)]
+    used, kept = _find(names, kinds, keep, file.where)
+    wanted = sorted({*used, *kept})
+    others = _others(names, wanted)
+    if len(names) >= WIDE:  # hundreds of columns: all rows at once, Arrow takes 0.1 ms per column and block
+        table = read_table(file.path, file.reading, kinds=kinds)
+        chosen = {name: column for name, column in table.columns.items() if name in kinds}
+        yield Batch(Table(table.name, chosen), {name: _values(table.columns[name]) for name in keep}, others)
+        return
+    decider = Decider(file.reading, dict(kinds), file.dialect.decimal)
+    # Without a column of the model, the caller reports the missing columns.
+    for part in _strings(file, wanted or [0]):
+        columns = dict(zip(wanted or [0], part.columns, strict=True))
+        typed = [decider.column(names[i], columns[i]) for i in used]
+        table = Table(file.where, by_name([names[i] for i in used], typed))
+        yield Batch(table, {names[i]: columns[i] for i in kept}, others)
+
+
+def _values(column: Column) -> Any:
+    import pyarrow as pa
+
+    return pa.array(column.values, from_pandas=True)
+
+
+def _strings(file: TextFile, wanted: Sequence[int]) -> Iterator[Any]:
+    """Yield batches of the wanted columns as strings."""
+    import pyarrow as pa
+
+    done, size, plain = 0, BLOCK, file.dialect.plain
+    while True:
+        try:
+            for part in _blocks(file, wanted, plain, size, done):
+                done += part.num_rows
+                yield part
+            return
+        except (OSError, EOFError) as error:
+            raise table_error(file.where, f"not readable after row {done:,} ({error})") from None
+        except pa.ArrowInvalid as error:
+            # Continue where Arrow has stopped: a row longer than a block; trailing separators, comments between the rows.
+            if "straddling object" in str(error) and size < 2**30:
+                size *= 16
+            elif "invalid UTF8" not in str(error) and plain:
+                plain = False
+            else:
+                raise table_error(file.where, f"not readable after row {done:,} ({str(error)[:200]})") from None
+
+
+def _blocks(file: TextFile, wanted: Sequence[int], plain: bool, size: int, skip: int) -> Iterator[Any]:
+    """Yield batches of the wanted columns, without the first rows."""
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    keys = [str(i) for i in range(file.dialect.width)]
+    chosen = [str(i) for i in wanted]
+    with reading_file(file.path):
+        stream = file.stream()
+    with stream:
+        source = stream if plain else Rows(stream, file.dialect)
+        try:
+            reader = pa_csv.open_csv(
+                pa.PythonFile(source, mode="r"),
+                read_options=pa_csv.ReadOptions(column_names=keys, block_size=size),
+                parse_options=pa_csv.ParseOptions(delimiter=file.dialect.separator, newlines_in_values=True),
+                convert_options=pa_csv.ConvertOptions(
+                    include_columns=chosen, column_types=dict.fromkeys(chosen, pa.large_string())
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            raise
+        last = None
+        for part in reader:
+            left = part.slice(min(skip, part.num_rows))
+            skip -= part.num_rows - left.num_rows
+            if left.num_rows:
+                last = left
+                yield left
+        if last is not None and stream.quotes % 2 and any("\n" in str(column[-1].as_py()) for column in last.columns):
+            reject(file.where, "a quote is opened and never closed; close it")
