@@ -108,7 +108,9 @@ def test_every_reconciliation_is_measured_or_left_out_with_a_reason(script) -> N
     functions, reasons = script("layers").trainable(6, 4)
     assert not set(functions) & set(reasons)
     assert {*functions, *reasons} >= {kind.name for kind in kp.catalogue("reconciliation")}
-    assert {"constant", "one", "zero"} <= {name for name, reason in reasons.items() if "no trainable parameters" in reason}
+    assert {"constant", "one", "zero"} <= {
+        name for name, reason in reasons.items() if "no trainable parameters" in reason
+    }
     assert "eye" in reasons
     assert functions["dual_low_rank_kronecker"] == kp.DualLowRankKronecker(rank=5)
 

@@ -29,23 +29,22 @@ MAX_TEXT = 1_000_000
 
 @dataclass(frozen=True)
 class HeadSpec(Spec):
-    """One head: y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b.
+    """Specification of a head: y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b.
 
     Args:
-        expansion: the expansion κ.
-        reconciliation: the reconciliation ψ.
-        remainder: the remainder π.
-        bias: whether a trainable b `(n,)` is added, zero at first.
-        channels: number of parameter sets w_c with the same κ, 1 to 2²⁰, summed unless `fusion` states otherwise.
+        expansion: the expansion κ, R^m → R^D.
+        reconciliation: the reconciliation ψ, which returns weights `(n, D)`.
+        remainder: the remainder π, R^m → R^n.
+        bias: whether to add a trainable bias b `(n,)`, initially zero.
+        channels: number of parameter sets w_c on the same κ(x), 1 to 2²⁰.
         before: processing of the inputs of κ (not of π), by name or as functions, in order.
         after: processing of κ(x).
-        init: rule of the initial values of ψ and π, all drawn from the seed. `smooth` and `measured`: normal numbers, ψ scaled
-            to outputs of unit RMS for standard normal inputs. They differ for B-splines in `Extended` and `Nested`:
-            `smooth` scales outputs to an RMS of 0.5, and adds a random linear function to every row of a `Dense` or
-            `LowRank` ψ on products of B-splines, as in `Nested((BSpline(), Taylor(2)))`. The other rules fill all random
-            tensors of ψ and π by their shapes alone, as `torch.nn.init`, one axis counting as a row, each channel by itself:
-            `xavier_uniform`, `xavier_normal`, `kaiming_uniform`, and `fan_out`, uniform up to 1/√fan_out. Refused if nothing
-            is random.
+        init: rule for the initial values of ψ and π, drawn from the seed. `smooth` and `measured` draw normal numbers and scale
+            ψ to outputs of unit RMS for standard normal inputs. With B-splines in `Extended` or `Nested`, `smooth` scales to
+            an RMS of 0.5 and adds a random linear function to every row of a `Dense` or `LowRank` ψ on products of B-splines,
+            as in `Nested((BSpline(), Taylor(2)))`. `xavier_uniform`, `xavier_normal`, `kaiming_uniform` and `fan_out` (uniform
+            up to 1/√fan_out) depend on the shape of each random tensor only, as in `torch.nn.init`; vectors count as a row,
+            and channels are initialized separately. These four raise an error if no tensor is random.
         fusion: how the products ⟨κ(x), ψ(w_c)⟩ of several channels are combined; default: their sum.
 
     Example:
@@ -78,10 +77,10 @@ class HeadSpec(Spec):
 
 @dataclass(frozen=True)
 class LayerSpec(Spec):
-    """One layer: heads side by side, fused into one output.
+    """Specification of a layer: heads on the same inputs, whose outputs are combined.
 
     Args:
-        heads: at least one; heads with equal κ share κ.
+        heads: at least one head; heads with equal κ share its tensors and its evaluation.
         fusion: how the outputs of the heads are combined; default: their sum.
         output: processing of the fused output.
 
@@ -112,12 +111,12 @@ def _widths(widths: Sequence[int | None]) -> str:
 
 @dataclass(frozen=True)
 class ModelSpec(Spec):
-    """A model: layers in sequence.
+    """Specification of a model: layers in sequence.
 
     Args:
-        widths: numbers of features from the inputs to the outputs, at least two, each at least 1. None for the first and
-            the last: taken from the table.
-        layers: a layer for each pair of widths, or one layer for all.
+        widths: numbers of features from the inputs to the outputs, at least two, each at least 1. The first and the last may be
+            None; `kapsi fit` takes these from the table.
+        layers: one layer per pair of consecutive widths, or a single layer used for all.
 
     Example:
         >>> import torch, kapsi as kp

@@ -35,14 +35,14 @@ Role = Literal["expansion", "reconciliation", "remainder"]
 
 
 class Head(nn.Module):
-    """One head, y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b.
+    """A head, y = Σ_c ⟨κ(x), ψ(w_c)⟩ + π(x) + b, for inputs `(..., m)` and outputs `(..., n)`.
 
     Args:
-        in_features: m, at least 1.
-        out_features: n, at least 1.
+        in_features: number of inputs m, at least 1.
+        out_features: number of outputs n, at least 1.
         spec: κ, ψ, π and their processing.
         seed: a seed or a generator for initial values; None uses torch's default generator, as `nn.Linear`.
-        device, dtype: where and in which type to create the tensors.
+        device, dtype: device and dtype of the tensors; default: those of torch.
 
     Attributes:
         kappa, psi, pi: the stores of the tensors of κ, ψ and π.

@@ -26,7 +26,7 @@ MAX_FUSED = 2**21
 
 
 class Layer(nn.Module):
-    """Heads side by side, fused (summed by default), then processed.
+    """A layer: heads on the same inputs, combined (by default summed), then processed.
 
     Heads with equal κ share the tensors and the evaluation of κ, except if κ or its processing is trained or random.
 

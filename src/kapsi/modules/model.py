@@ -27,12 +27,12 @@ __all__ = ["ExpansionModule", "Model", "has_own_forward", "scale_last_layer", "t
 
 
 class Model(nn.Module):
-    """Layers in sequence.
+    """A Reconciled Polynomial Network: layers in sequence, for inputs `(..., m)` and outputs `(..., n)`.
 
     Args:
-        spec: layers and widths, without None.
+        spec: specification of the model, without null widths.
         seed: a seed or a generator for initial values; None uses torch's default generator.
-        device, dtype: where and in which type to create the tensors.
+        device, dtype: device and dtype of the tensors; default: those of torch.
 
     Raises:
         SpecError: a part is invalid; the message names it.

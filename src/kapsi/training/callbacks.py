@@ -14,7 +14,9 @@ HOOKS = ("on_step", "on_epoch", "on_end")
 
 
 class Callback:
-    """Optional base of callbacks; any object with some of these methods is a callback, and any callable is an `on_epoch`.
+    """Optional base class of callbacks.
+
+    Any object with at least one of these methods is a callback, and any other callable is called as `on_epoch`.
 
     Example:
         >>> import torch, kapsi as kp

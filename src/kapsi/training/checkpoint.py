@@ -57,12 +57,12 @@ def _warn(text: str) -> None:
 
 @dataclass
 class Checkpoints:
-    """Folder and frequency of checkpoints; a killed training run resumes from the last.
+    """Folder and frequency of checkpoints, from which an interrupted training run resumes.
 
     Args:
         folder: folder of the checkpoints, created by the first checkpoint.
-        steps: number of steps between checkpoints, at least 1; None to write none by steps.
-        minutes: minutes between checkpoints, at least 0; None to write none by time.
+        steps: number of steps between checkpoints, at least 1; None for no limit by steps.
+        minutes: minutes between checkpoints, at least 0; None for no limit by time.
         keep: number of checkpoints kept, at least 1.
         resume: resume from the last undamaged checkpoint, if any; a finished run returns the saved records. The weights
             come from the checkpoint, whatever the initial weights of the model. Without `resume` a folder with checkpoints
