@@ -67,8 +67,8 @@ def error(outputs: Tensor, y: Tensor) -> float:
 def train_kapsi(name: str, seed: int, epochs: int, **further: Any) -> float:
     """Train the network of README and return its error."""
     x, y = rows(name, seed)
-    head = kp.HeadSpec(kp.BSpline(intervals=INTERVALS), remainder=kp.LinearRemainder(before="silu"))
-    spec = kp.ModelSpec((x.shape[1], NODES, 1), (kp.LayerSpec(head), kp.LayerSpec(head)))
+    base = kp.LinearRemainder(before="silu")  # type: ignore[arg-type]
+    spec = kp.rpn((x.shape[1], NODES, 1), kp.BSpline(intervals=INTERVALS), remainder=base)
     model = kp.calibrate(kp.Model(spec, seed=seed), x[:ROWS])
     kp.fit(model, (x[:ROWS], y[:ROWS]), epochs=epochs, **further)
     with torch.no_grad():
