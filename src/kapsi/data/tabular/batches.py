@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kapsi.data.tabular.decide import Decider
-from kapsi.data.tabular.delimited import WIDE, Rows, TextFile
+from kapsi.data.tabular.delimited import WIDE, RepairedRows, TextFile
 from kapsi.data.tabular.read import by_name, read_table
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.source import PARQUET_SUFFIXES, TEXT_SUFFIXES, check_regular, reading_file, table_suffix
 from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
 from kapsi.errors import nearest
 
-__all__ = ["Batch", "read_batches"]
+__all__ = ["TableBatch", "read_batches"]
 
 ROWS = 65_536
 CELLS = 2**22
@@ -22,7 +22,7 @@ BLOCK = 2**22
 """Rows and cells of a batch of a Parquet file, bytes of a batch of a text file."""
 
 
-class Batch(NamedTuple):
+class TableBatch(NamedTuple):
     """Some rows of a table.
 
     Attributes:
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 def read_batches(
     path: str | Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str] = ()
-) -> Iterator[Batch]:
+) -> Iterator[TableBatch]:
     """Yield the rows of a text or Parquet file in batches.
 
     Args:
@@ -86,7 +86,7 @@ def _find(
 
 def _parquet(
     path: Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str], compression: str | None
-) -> Iterator[Batch]:
+) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -110,7 +110,7 @@ def _parquet(
                 place = {i: n for n, i in enumerate(wanted)} if unique else {i: i for i in range(len(names))}
                 typed = [decider.column(names[i], part.column(place[i])) for i in used]
                 table = Table(path.name, by_name([names[i] for i in used], typed))
-                yield Batch(table, {names[i]: part.column(place[i]) for i in kept}, _others(names, wanted))
+                yield TableBatch(table, {names[i]: part.column(place[i]) for i in kept}, _others(names, wanted))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise table_error(path.name, f"not readable as Parquet ({error})") from None
 
@@ -119,7 +119,7 @@ def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:
     return [name for i, name in enumerate(names) if i not in set(wanted)]
 
 
-def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iterator[Batch]:
+def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iterator[TableBatch]:
     names = [name or f"column {i}" for i, name in enumerate(file.dialect.names, 1)]
     used, kept = _find(names, kinds, keep, file.where)
     wanted = sorted({*used, *kept})
@@ -127,7 +127,7 @@ def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iter
     if len(names) >= WIDE:  # hundreds of columns: all rows at once, Arrow takes 0.1 ms per column and block
         table = read_table(file.path, file.reading, kinds=kinds)
         chosen = {name: column for name, column in table.columns.items() if name in kinds}
-        yield Batch(Table(table.name, chosen), {name: _values(table.columns[name]) for name in keep}, others)
+        yield TableBatch(Table(table.name, chosen), {name: _values(table.columns[name]) for name in keep}, others)
         return
     decider = Decider(file.reading, dict(kinds), file.dialect.decimal)
     # Without a column of the model, the caller reports the missing columns.
@@ -135,7 +135,7 @@ def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iter
         columns = dict(zip(wanted or [0], part.columns, strict=True))
         typed = [decider.column(names[i], columns[i]) for i in used]
         table = Table(file.where, by_name([names[i] for i in used], typed))
-        yield Batch(table, {names[i]: columns[i] for i in kept}, others)
+        yield TableBatch(table, {names[i]: columns[i] for i in kept}, others)
 
 
 def _values(column: Column) -> Any:
@@ -177,7 +177,7 @@ def _blocks(file: TextFile, wanted: Sequence[int], plain: bool, size: int, skip:
     with reading_file(file.path):
         stream = file.stream()
     with stream:
-        source = stream if plain else Rows(stream, file.dialect)
+        source = stream if plain else RepairedRows(stream, file.dialect)
         try:
             reader = pa_csv.open_csv(
                 pa.PythonFile(source, mode="r"),

@@ -166,7 +166,7 @@ class TextFile:
         while True:
             read = pa_csv.ReadOptions(column_names=keys, block_size=size)
             with self.stream() as stream:
-                source = stream if plain and dialect.plain else Rows(stream, dialect)
+                source = stream if plain and dialect.plain else RepairedRows(stream, dialect)
                 try:
                     return pa_csv.read_csv(pa.PythonFile(source, mode="r"), read_options=read, **options), stream
                 except pa.ArrowInvalid as error:
@@ -212,7 +212,7 @@ def _empty(error: Exception, where: str) -> Exception:
     return error
 
 
-class Rows(io.RawIOBase):
+class RepairedRows(io.RawIOBase):
     """The rows of a text stream with a plain layout, as a stream."""
 
     def __init__(self, stream: TextStream, dialect: Dialect) -> None:

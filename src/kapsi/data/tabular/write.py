@@ -48,10 +48,11 @@ def table_writer(path: str | Path) -> Iterator[Callable[[Columns], None]]:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with table_writer(f"{folder}/t.csv") as write:
+        ...     path = Path(folder, "t.csv")
+        ...     with table_writer(path) as write:
         ...         write({"a": [1, 2]})
         ...         write({"a": [3]})
-        ...     open(f"{folder}/t.csv").read()
+        ...     path.read_text()
         '"a"\\n1\\n2\\n3\\n'
     """
     path = Path(path)
