@@ -171,7 +171,7 @@ def test_missing_entries_of_a_frame_are_nan() -> None:
             pd.DataFrame({"a": [1.0], "city": ["x"]}),
             "expected numbers in column 'city' of the inputs, got values of type str",
         ),
-        (pd.DataFrame({"a": pd.Categorical(["u"])}), "column 'a' of the inputs, got values of type category; encode"),
+        (pd.DataFrame({"a": pd.Categorical(["u"])}), "column 'a' of the inputs has categories, not quantities; encode"),
         (pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])}), "got values of type datetime64"),
         (pa.table({"a": ["x"]}), "column 'a' of the inputs, got values of type string"),
         (pd.DataFrame(index=[0]), "the inputs are a DataFrame without columns"),
@@ -456,3 +456,71 @@ def test_sparse_columns_of_pandas_are_taken_as_numbers(fill: float) -> None:
             kp.DataError, match=r"sparse frame of 262,144 values; give a SciPy matrix, frame\.sparse\.to_coo"
         ):
             kp.predict(kp.Model(kp.rpn([8, 1])), wide)
+
+
+def test_calibrate_takes_the_tables_that_fit_takes() -> None:
+    x = F.double()
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b", "c"])
+    expected = kp.calibrate(kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0), x).state_dict()
+    for table in (
+        frame,
+        frame.astype(pd.SparseDtype(float, 0.0)),
+        x.numpy(),
+        x.tolist(),
+        pa.Table.from_pandas(frame),
+        X.numpy(),
+    ):
+        state = kp.calibrate(kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0), table).state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    kappa = kp.expansion.NaiveNormal(2)
+    by_class = kp.calibrate(kp.Model(kp.rpn([3, 2], kappa), seed=0), x, LABELS).state_dict()
+    state = kp.calibrate(kp.Model(kp.rpn([3, 2], kappa), seed=0), frame, pd.Series(LABELS.numpy())).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in by_class.items())
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (X.numpy() + 1j, "give real and imaginary parts as columns"),
+        (
+            pd.DataFrame({"a": pd.Categorical([1, 2] * 30), "b": 0.0, "c": 0.0}),
+            "column 'a' of the inputs has categories",
+        ),
+        (np.full((60, 3), np.timedelta64(1, "h")), r"use a unit, such as \(x\) / np\.timedelta64"),
+        (F[:, 0], r"of a single column use x\[:, None\]"),
+        (F.reshape(60, 1, 3), r"got \(rows, 1, 3\); use x\.flatten\(0, -2\)"),
+    ],
+)
+def test_inputs_that_are_no_table_get_a_remedy(x, message) -> None:
+    model = kp.Model(kp.rpn([3, 1]), seed=0)
+    for standardize in (False, True):
+        with pytest.raises(kp.KapsiError, match=message):
+            kp.fit(model, (x, Y[:, 0].float()), standardize=standardize)
+
+
+def test_items_of_several_axes_are_refused() -> None:
+    class Images(Dataset):
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return F[i].reshape(1, 3), Y[i, :1].float()
+
+    for solver in ("adamw", "levenberg_marquardt"):
+        with pytest.raises(kp.SpecError, match=r"got \(rows, 1, 3\); use x\.flatten\(0, -2\)"):
+            kp.fit(kp.Model(kp.rpn([3, 1]), seed=0), Images(), solver=solver)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([F[0], F[1, :2]])
+    with pytest.raises(kp.DataError, match="a nested tensor, of rows of different lengths; pad"):
+        kp.predict(kp.Model(kp.rpn([3, 1])), nested)
+    with pytest.raises(kp.DataError, match="a tensor that is nested"):
+        kp.standardized(kp.rpn([3, 1]), nested)
+
+
+def test_categories_of_integers_are_class_labels_as_targets() -> None:
+    labels = pd.Series(LABELS.numpy())
+    records = [kp.fit(kp.Model(kp.rpn([3, 2]), seed=0), (F, y), epochs=2) for y in (labels, labels.astype("category"))]
+    assert records[0][-1].loss == records[1][-1].loss

@@ -844,8 +844,10 @@ def test_what_cannot_be_calibrated_is_refused_and_left_as_it_was() -> None:
     for wrong in (torch.nn.Sequential(model), torch.nn.Linear(2, 1), 5):
         with pytest.raises(kp.SpecError, match="expected a kapsi Model, Layer or Head"):
             kp.calibrate(wrong, torch.ones(3, 2))
-    for wrong in (torch.ones(3, 2, dtype=torch.int64), [[1.0, 2.0]], None):
-        with pytest.raises(kp.DataError, match="expected inputs as a floating-point tensor"):
+    for wrong in (torch.ones(3, 2, dtype=torch.complex64), [["a", "b"]], "ab", None):
+        with pytest.raises(
+            kp.DataError, match=r"calibrate: expected (dense real )?numbers as inputs|inputs as dense real"
+        ):
             kp.calibrate(model, wrong)
     model.layers[1].heads[0].in_features = 99  # breaks after the first layer was done
     with pytest.raises(kp.DataError, match=r"\(rows, 99\)"):
@@ -1018,8 +1020,11 @@ def test_the_share_of_a_rank_is_said_where_it_is_large() -> None:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (["a"] * 4, r"calibrate: expected y as numbers, one per row, got list"),
-        (torch.ones(4, dtype=torch.complex64), r"calibrate: expected y as real numbers, got torch.complex64"),
+        (["a"] * 4, r"calibrate: expected numbers as targets, got an array of <U1"),
+        (
+            torch.ones(4, dtype=torch.complex64),
+            r"calibrate: expected targets as dense real numbers, got a tensor that is complex",
+        ),
         (torch.ones(3), r"calibrate: 4 rows of x and 3 of y"),
         (torch.tensor(1), r"calibrate: 4 rows of x and 0 of y"),
     ],

@@ -105,7 +105,7 @@ def test_labels_leave_the_outputs_as_they_are() -> None:
         (lambda x, y: kp.standardized(kp.Model(SPEC.sized(2, 1), seed=0), x, y), "2 inputs and the data 3 columns"),
         (lambda x, y: kp.standardized(SPEC.sized(3, 2), x, y, seed=0), "2 outputs and the data 1 columns"),
         (lambda x, y: kp.standardized(SPEC, x * torch.nan, y, seed=0), "finite values"),
-        (lambda x, y: kp.standardized(SPEC, "x", y, seed=0), "expected x as numbers, got str"),
+        (lambda x, y: kp.standardized(SPEC, "x", y, seed=0), "expected numbers as inputs, got str"),
         (lambda x, y: kp.fit(torch.nn.Linear(3, 1), (x.float(), y.float()), standardize=True), "no kapsi.Model"),
     ],
 )
@@ -330,17 +330,28 @@ def test_frames_are_taken_as_in_fit() -> None:
     ("x", "message"),
     [
         (np.array([["a", "b"]]), "expected numbers as inputs"),
-        (np.ones((2, 3), dtype=complex), "expected numbers as inputs"),
-        (torch.ones(2, 3, dtype=torch.complex64), "expected x as real numbers"),
+        (np.ones((2, 3), dtype=complex), "real and imaginary parts as columns"),
+        (torch.ones(2, 3, dtype=torch.complex64), "a tensor that is complex"),
         (torch.empty(2, 3, device="meta"), "meta device"),
-        ([[1.0, 2.0], [3.0]], "expected x as numbers, got list"),
-        (torch.ones(2, 3).to_sparse_csr(), "expected x as dense numbers"),
-        (np.array([[np.datetime64("2020-01-01")]]), "expected numbers as inputs"),
+        ([[1.0, 2.0], [3.0]], "expected numbers as inputs, got list"),
+        (torch.ones(2, 3).to_sparse_csr(), "a tensor that is sparse"),
+        (np.array([[np.datetime64("2020-01-01")]]), r"datetime64.*\(x - x\.min\(\)\) / np\.timedelta64\(1, 's'\)"),
+        (np.zeros(3, dtype=[("a", float), ("b", float)]), "structured_to_unstructured"),
+        (torch.ones(3), r"of shape \(rows, columns\), got \(3,\)"),
     ],
 )
 def test_what_is_no_table_of_numbers_is_refused_in_one_line(x: Any, message: str) -> None:
     with pytest.raises(kp.DataError, match=message):
         kp.standardized(kp.rpn([3, 1]), x)
+
+
+def test_rows_that_do_not_match_and_columns_that_are_not_finite_are_named() -> None:
+    x, y = rows()
+    with pytest.raises(kp.DataError, match="200 rows of x and 199 of y"):
+        kp.standardized(SPEC, x, y[1:], seed=0)
+    x[5, 1] = torch.nan
+    with pytest.raises(kp.DataError, match="not so in column 1"):
+        kp.standardized(SPEC, x, y, seed=0)
 
 
 def test_densities_are_calibrated_by_class_if_their_number_allows() -> None:

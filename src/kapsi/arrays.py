@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from typing import Any
@@ -29,7 +30,7 @@ def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
             f"the {kind} are a masked array; fill masked values with .filled(…), .filled(np.nan) for ignored targets"
         )
     elif array.dtype.kind not in "biuf":
-        problem = f"expected numbers as {kind}, got an array of {array.dtype}; use .astype(float)"
+        problem = f"expected numbers as {kind}, got an array of {array.dtype}; {_remedy(array.dtype)}"
     elif array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.dtype.itemsize == 8 and len(array) and array.max() > np.iinfo(np.int64).max:
             problem = f"the {kind} have integers above {np.iinfo(np.int64).max}; use .astype(float)"
@@ -42,6 +43,49 @@ def as_tensor(array: npt.NDArray[Any], kind: str, where: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of read-only arrays: the tensor is never written
         return torch.from_numpy(array)
+
+
+def _remedy(dtype: np.dtype[Any]) -> str:
+    """Return how to get numbers from an array of another type."""
+    if dtype.kind == "c":
+        return "give real and imaginary parts as columns"
+    if dtype.kind in "mM":
+        start = " - x.min()" if dtype.kind == "M" else ""
+        return f"use a unit, such as (x{start}) / np.timedelta64(1, 's'), after filling NaT"
+    if dtype.names:
+        return "use numpy.lib.recfunctions.structured_to_unstructured"
+    return "use .astype(float)"
+
+
+def as_dense(values: Any, kind: str, where: str) -> Tensor:
+    """Return a tensor, an array, a frame or nested lists of numbers as a dense tensor, without a graph.
+
+    Args:
+        values: the numbers.
+        kind: `inputs` or `targets`.
+        where: prefix of error messages.
+
+    Raises:
+        DataError: no numbers, or a tensor that is sparse, nested, complex, or on the meta device.
+    """
+    if isinstance(values, Tensor):
+        problem = "sparse" if values.layout != torch.strided else "nested" if values.is_nested else ""
+        problem = (
+            "complex" if values.is_complex() else "without values, on the meta device" if values.is_meta else problem
+        )
+        if problem:
+            raise DataError(f"{where}: expected {kind} as dense real numbers, got a tensor that is {problem}")
+        return values.detach()
+    if hasattr(values, "tocsr"):
+        raise DataError(f"{where}: expected {kind} as dense numbers, got a sparse matrix; use .toarray()")
+    if is_frame(values) and not isinstance(values, np.ndarray):
+        values = frame_values(values, kind, where)
+    if isinstance(values, list | tuple | bool | int | float | np.generic):
+        with contextlib.suppress(ValueError):  # of rows of different lengths
+            values = np.asarray(values)
+    if not isinstance(values, np.ndarray):
+        raise DataError(f"{where}: expected numbers as {kind}, got {type(values).__name__}")
+    return as_tensor(values, kind, where)
 
 
 def wider_dtype(given: torch.dtype, own: torch.dtype) -> torch.dtype:
@@ -106,6 +150,10 @@ def _numbers(column: Any, name: str, where: str) -> npt.NDArray[Any]:
     options: dict[str, Any] = (
         {"zero_copy_only": False} if hasattr(column, "null_count") and hasattr(column, "type") else {}
     )
+    if hasattr(dtype, "categories") and " of the inputs" in name:
+        raise DataError(
+            f"{where}: {name} has categories, not quantities; encode it, as by pandas.get_dummies, or use `kapsi fit`"
+        )
     sparse = hasattr(dtype, "fill_value")  # of pandas
     if (
         not sparse and getattr(dtype, "kind", "") in ("b", "i", "u", "f") and hasattr(dtype, "na_value")

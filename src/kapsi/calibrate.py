@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from kapsi.arrays import as_dense
 from kapsi.errors import DataError, SpecError
 from kapsi.modules import ExpansionModule, Head, Layer, Model, check_layout
 
@@ -16,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
-def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
+def calibrate(model: M, x: Any, y: Any = None) -> M:
     """Set grids, centers and other buffers of all expansions from data, layer by layer, in place.
 
     Each layer is calibrated on the outputs of the calibrated layers before. These outputs grow and move during training, so the
@@ -25,7 +26,8 @@ def calibrate(model: M, x: Tensor, y: Tensor | None = None) -> M:
 
     Args:
         model: a model, layer, head or expansion module.
-        x: inputs, `(rows, m)` or with more leading axes, or sparse as in `Head.forward`; at least one row, finite.
+        x: inputs, `(rows, m)` or with more leading axes, or sparse as in `Head.forward`; at least one row, finite; a tensor, an
+            array or a data frame.
         y: labels or targets, one per row, for expansions that use them.
 
     Returns:
@@ -90,11 +92,10 @@ def _all_or_nothing(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def _inputs(model: nn.Module, x: Tensor) -> Tensor:
+def _inputs(model: nn.Module, x: Any) -> Tensor:
     """Return inputs `(rows, m)` on the device and in the type of a model, after a check."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise DataError(f"calibrate: expected inputs as a floating-point tensor, got {given}")
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        x = as_dense(x, "inputs", "calibrate").double()
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise SpecError("calibrate: the model is on the meta device and has no values")
@@ -110,14 +111,9 @@ def _inputs(model: nn.Module, x: Tensor) -> Tensor:
     return x if sparse else x.reshape(-1, x.shape[-1])
 
 
-def _targets(y: Tensor, x: Tensor) -> Tensor:
+def _targets(y: Any, x: Tensor) -> Tensor:
     """Return targets on the device of the inputs, after a check."""
-    try:
-        y = torch.as_tensor(y, device=x.device)
-    except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"calibrate: expected y as numbers, one per row, got {type(y).__name__}") from None
-    if y.is_complex():
-        raise DataError(f"calibrate: expected y as real numbers, got {y.dtype}")
+    y = as_dense(y, "targets", "calibrate").to(x.device)
     if y.shape[:1] != x.shape[:1]:
         raise DataError(f"calibrate: {x.shape[0]:,} rows of x and {y.shape[0] if y.dim() else 0:,} of y")
     return y

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kapsi.arrays import as_tensor, frame_values, is_frame, wider_dtype
+from kapsi.arrays import as_dense, wider_dtype
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, ScaleWarning, SpecError, refuse
 from kapsi.hooks import copied
@@ -86,6 +84,8 @@ def standardized(
         refuse("standardized", "a kapsi Model or ModelSpec", model)
     if model.standardized:
         raise SpecError("standardized: the model is standardized already; give the model without its first layer")
+    if targets is not None and len(targets) != len(inputs):
+        raise DataError(f"standardized: {len(inputs):,} rows of x and {len(targets):,} of y")
     units = None
     if targets is not None and targets.is_floating_point():
         moments = Moments.of([targets])
@@ -130,8 +130,12 @@ class Moments:
             count, eps = count + rows, torch.finfo(part.dtype).eps
         if not bool((count > 0).all()):
             raise DataError("standardized: expected at least one row, with a value in every column")
-        if not bool(mean.isfinite().all() and squares.isfinite().all()):
-            raise DataError("standardized: expected finite values, with squares in the range of float64")
+        bad = ~(mean.isfinite() & squares.isfinite())
+        if bool(bad.any()):
+            column = int(bad.nonzero()[0])
+            raise DataError(
+                f"standardized: expected finite values, with squares in the range of float64; not so in column {column}"
+            )
         deviation = (squares / count).sqrt()
         # Rounding of a constant column is no spread.
         return cls(mean, torch.where(deviation > 4 * eps * mean.abs(), deviation, 1.0))
@@ -194,27 +198,11 @@ def _set(module: torch.nn.Module, shift: Tensor, scale: Tensor, kind: str) -> No
 
 def _columns(name: str, values: Any) -> Tensor:
     """Return data as a tensor `(rows, columns)`, of a floating-point type except for labels."""
-    where, kind = "standardized", "inputs" if name == "x" else "targets"
-    if is_frame(values) and not isinstance(values, Tensor | np.ndarray):
-        values = frame_values(values, kind, where)
-    if hasattr(values, "tocsr"):
-        raise DataError("standardized: sparse inputs are not shifted; use x.toarray(), or scale the inputs")
-    if isinstance(values, list | tuple | np.generic):
-        with contextlib.suppress(ValueError):  # of rows of different lengths
-            values = np.asarray(values)
-    if isinstance(values, Tensor):
-        tensor = values.detach()
-    elif isinstance(values, np.ndarray):
-        tensor = as_tensor(values, kind, where)
-    else:
-        raise DataError(f"standardized: expected {name} as numbers, got {type(values).__name__}")
-    if name == "x" and not tensor.is_floating_point() and not tensor.is_complex():
+    tensor = as_dense(values, "inputs" if name == "x" else "targets", "standardized")
+    if name == "x" and not tensor.is_floating_point():
         tensor = tensor.to(wider_dtype(tensor.dtype, torch.get_default_dtype()))
-    if tensor.is_complex() or tensor.is_meta:
-        given = "a tensor on the meta device" if tensor.is_meta else tensor.dtype
-        raise DataError(f"standardized: expected {name} as real numbers, got {given}")
-    if tensor.layout != torch.strided or tensor.dim() not in ((1, 2) if name == "y" else (2,)):
-        raise DataError(f"standardized: expected {name} as dense numbers `(rows, columns)`, got {tuple(tensor.shape)}")
+    if tensor.dim() not in ((1, 2) if name == "y" else (2,)):
+        raise DataError(f"standardized: expected {name} of shape (rows, columns), got {tuple(tensor.shape)}")
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(1)
 
 

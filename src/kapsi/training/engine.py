@@ -297,6 +297,9 @@ class _TrainingRun:
         model = self.model
         device = like.device if self.group.device is None else self.group.device
         known = isinstance(model, Model)
+        if known and len(rows.row_shape) > 1:
+            inner = ", ".join(str(size) for size in rows.row_shape)
+            raise SpecError(f"fit: expected inputs of shape (rows, m), got (rows, {inner}); use x.flatten(0, -2)")
         self.outputs: int = cast(int, model.out_features) if known else _count_outputs(model, rows, like.dtype, device)
         settings: dict[str, Any] = {
             "in_features": model.in_features if known else None,
@@ -343,11 +346,6 @@ class _TrainingRun:
         if group.sharded and not solver.distributed:
             able = " or ".join(kind.name for kind in catalogue("solver") if cast(Any, kind).distributed)
             raise SpecError(f"fit: {solver.name} needs the whole model on each process; use {able}, or strategy ddp")
-        if isinstance(model, Model) and self.rows.in_memory:
-            shape = tuple(next(iter(self.rows.chunks(1))).x.shape)
-            if len(shape) != 2:
-                inner = ", ".join(str(size) for size in shape[1:])
-                raise SpecError(f"fit: expected inputs of shape (rows, m), got (rows, {inner}); use x.flatten(0, -2)")
         call = solver.prepare(model, group)
         task = Task(model, self.rows, self.loss, Penalties(model, chosen.config), chosen.config, group, call)
         run = solver.start(task) if is_builtin(type(solver)) else attempt(f"{solver.name}.start", solver.start, task)

@@ -69,6 +69,7 @@ class Rows(ABC):
         described: the data's description in a checkpoint: kind, number of rows and columns, types, a checksum of the first rows.
         classes: whether targets are of an integer or Boolean type.
         in_features: m, the size of the last axis of the inputs.
+        row_shape: shape of the inputs of a row; empty if unknown.
         target_columns: k, 1 for targets without an axis of columns.
         weighted: whether the rows have weights.
         in_memory: whether all rows are tensors.
@@ -82,6 +83,7 @@ class Rows(ABC):
     described: dict[str, object]
     classes: bool = False
     in_features: int = 0
+    row_shape: tuple[int, ...] = ()
     target_columns: int = 1
     weighted: bool = False
     in_memory: bool = False
@@ -195,6 +197,7 @@ class Rows(ABC):
                 )
         self.classes = not y.is_floating_point()
         self.in_features, self.target_columns = x.shape[-1], 1 if y.dim() < 2 else y.shape[1]
+        self.row_shape = tuple(x.shape[1:])
         self.weighted = weight is not None
         self.described = {
             "columns": self.in_features,

@@ -224,7 +224,8 @@ class StoredRows(Rows):
         self.sparse = isinstance(self.x, _Csr)
         self.in_memory = not any(isinstance(column, _Mapped) for column in (self.x, self.y, self.weight))
         if len(self.x.shape) < 2 or self.x.shape[0] == 0:
-            reject(where, f"expected inputs of shape (rows, m) with at least one row, got {self.x.shape}")
+            hint = "; of a single column use x[:, None]" if len(self.x.shape) == 1 else ""
+            reject(where, f"expected inputs of shape (rows, m) with at least one row, got {self.x.shape}{hint}")
         self.count = self.x.shape[0]
         if self.y.shape[:1] != (self.count,):
             reject(where, f"{self.count:,} rows of inputs and {self.y.shape} of targets")
@@ -360,7 +361,11 @@ def as_column(values: object, kind: str, where: str) -> _Column:
         if values.is_inference() and not torch.is_inference_mode_enabled():
             values = values.clone()  # inference tensors cannot be differentiated
         csr = values.layout == torch.sparse_csr and kind == "inputs"
-        if values.is_meta:
+        if values.is_nested:
+            problem = (
+                f"the {kind} are a nested tensor, of rows of different lengths; pad them, with .to_padded_tensor(0.0)"
+            )
+        elif values.is_meta:
             problem = f"the {kind} are on the meta device and have no values"
         elif csr and values.dim() != 2:
             problem = f"expected sparse inputs of shape (rows, m), got {tuple(values.shape)}"
