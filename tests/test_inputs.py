@@ -468,6 +468,7 @@ def test_calibrate_takes_the_tables_that_fit_takes() -> None:
         x.numpy(),
         x.tolist(),
         pa.Table.from_pandas(frame),
+        X,
         X.numpy(),
     ):
         state = kp.calibrate(kp.Model(kp.rpn([3, 2], kp.BSpline()), seed=0), table).state_dict()
