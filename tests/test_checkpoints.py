@@ -56,6 +56,11 @@ CASES = {
         numbers,
         {"solver": {"kind": "adamw", "batch_size": 16, "ema_decay": 0.9}, "epochs": 4, "l2": 0.1},
     ),
+    "drop_connect": (
+        kp.rpn([3, 8, 1], kp.Taylor(2), kp.DropConnect(0.7)),
+        numbers,
+        {"solver": {"kind": "adamw", "batch_size": 16}, "epochs": 4},
+    ),
     "lbfgs": (MLP, numbers, {"solver": "lbfgs", "epochs": 6}),
     "levenberg_marquardt": (MLP, numbers, {"solver": {"kind": "levenberg_marquardt", "restarts": 3}, "epochs": 12}),
     "alternating": (LOW_RANK, numbers, {"solver": "ridge", "epochs": 8}),

@@ -178,10 +178,11 @@ def test_train_yields_the_epochs_one_by_one():
 # ------------------------------------------------------------------------------------------------ randomness
 
 DROPOUT = kp.rpn([3, 6, 1], before=("dropout",), bias=True)
+DROP_CONNECT = kp.rpn([3, 6, 1], reconciliation=kp.DropConnect(0.8), bias=True)
 
 
 @pytest.mark.parametrize("solver", ["adamw", "lbfgs"])
-@pytest.mark.parametrize("spec", [MLP, DROPOUT], ids=["mlp", "dropout"])
+@pytest.mark.parametrize("spec", [MLP, DROPOUT, DROP_CONNECT], ids=["mlp", "dropout", "drop_connect"])
 def test_nothing_global_is_drawn_and_equal_seeds_are_equal(solver, spec):
     torch.manual_seed(11)
     np.random.seed(11)
@@ -418,6 +419,7 @@ def test_options_that_do_not_go_together_are_refused(options, message):
         (MLP, 80, {}, "levenberg_marquardt", "80 rows and 41 parameters are few"),
         (kp.rpn([3, 40, 40, 1], output="tanh"), 2000, {}, "lbfgs", "2,000 rows and 1,760 parameters are few"),
         (kp.rpn([3, 8, 1], before=("dropout",)), 80, {}, "adamw", "dropout"),
+        (kp.rpn([3, 8, 1], reconciliation=kp.DropConnect()), 80, {}, "adamw", "dropout"),
         (MLP, 80, {"solver": {"max_grad_norm": 1.0}}, "adamw", "requested"),
         (MLP, 80, {"l1": 1.0}, "adamw", "not smooth"),
         (MLP, 80, {"loss": "huber"}, "lbfgs", "few"),

@@ -15,6 +15,7 @@ from kapsi.function import short_form
 from kapsi.reconciliation import hypernet
 from kapsi.reconciliation.base import divisors, listed_divisors
 from kapsi.testing import inputs
+from kapsi.training.penalties import Penalties
 
 # ------------------------------------------------------------------------------------------------ lengths and grids
 
@@ -284,6 +285,54 @@ def test_masks_and_patterns_of_ones_own() -> None:
     copies.assign("reconciliation", pattern=[[0, 1], [1, 0]], block=[[1.0, 2.0], [3.0, 4.0]])
     crossed = torch.tensor([[0, 0, 1, 2], [0, 0, 3, 4], [1, 2, 0, 0], [3, 4, 0, 0]], dtype=torch.float32)
     assert torch.equal(copies.weights().dense()[0], crossed)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_masks_drawn_in_every_pass_keep_the_mean_and_stop_in_evaluation(channels) -> None:
+    torch.manual_seed(0)
+    head = kp.Head(20, 100, kp.HeadSpec(kp.Identity(), kp.DropConnect(0.8), channels=channels), seed=0)
+    matrix = head.psi["matrix"].detach().view(channels, 100, 20)
+    first, second = (head.weights().dense().detach() for _ in range(2))
+    for drawn in (first, second):
+        kept = drawn != 0
+        torch.testing.assert_close(drawn, torch.where(kept, matrix / 0.8, 0))
+        torch.testing.assert_close(kept.float().mean((1, 2)), torch.full((channels,), 0.8), rtol=0, atol=0.05)
+    assert not torch.equal(first, second)
+    if channels > 1:
+        assert not torch.equal(first[0] != 0, first[1] != 0)
+    x = inputs(5, 20, dtype=torch.float32)
+    head.eval()
+    torch.testing.assert_close(head(x), x @ matrix.sum(0).T)
+    dense = kp.Head(20, 100, kp.HeadSpec(kp.Identity(), channels=channels), seed=0)
+    torch.testing.assert_close(dense(x), head(x))  # also of equal initial values
+
+
+def test_masks_drawn_in_every_pass_are_those_of_each_head() -> None:
+    torch.manual_seed(0)
+    spec = kp.HeadSpec(kp.Taylor(2), kp.DropConnect())
+    layer = kp.Layer(3, 2, kp.LayerSpec((spec,) * 4), seed=0)
+    assert layer.groups() == [[0, 1, 2, 3]]
+    for head in layer.heads[1:]:
+        head.load_state_dict(layer.heads[0].state_dict())
+    fused = layer.fused_weights([0, 1, 2, 3]).matrix().detach()
+    kept = (fused * 0.5 / layer.heads[0].psi["matrix"]).round()
+    assert kept.unique().tolist() == [0, 1, 2, 3, 4]  # of four masks
+    torch.testing.assert_close(fused, kept * 2 * layer.heads[0].psi["matrix"])
+
+
+def test_nothing_global_is_drawn_for_masks_of_initial_values_and_penalties() -> None:
+    spec = kp.rpn(
+        [3, 4, 1], kp.BSpline(), kp.DropConnect(), remainder=kp.ExpansionRemainder(kp.Chebyshev(2), kp.DropConnect())
+    )
+    before = torch.get_rng_state()
+    model = kp.Model(spec, seed=0)
+    values = [
+        Penalties(m, kp.TrainConfig(group_l1=0.1, smoothness=0.1)).value()
+        for m in (model.train(), copy.deepcopy(model).eval())
+    ]
+    assert torch.equal(before, torch.get_rng_state())
+    torch.testing.assert_close(values[0], values[1])
+    assert model.layers[0].heads[0].psi.training
 
 
 @pytest.mark.parametrize("psi", [kp.RandomAdaption(32), kp.HyperNet(64), kp.HyperNet(32, hidden=64)], ids=short_form)

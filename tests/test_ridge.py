@@ -773,6 +773,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         "processing after κ of layers.0.heads.0 is trained",
     ),
     "dropout": (lambda: made([3, 2], before="dropout"), {}, "differs between passes"),
+    "masks by pass": (
+        lambda: made([3, 2], reconciliation=kp.DropConnect()),
+        {},
+        "DropConnect.* differs between passes",
+    ),
     "batch norm": (lambda: made([3, 2], before="batch_norm"), {}, "differs between passes"),
     "after": (lambda: made([3, 2], remainder=kp.LinearRemainder(after="tanh")), {}, "activation after the matrix"),
     "fusion": (lambda: made([3, 2], heads=2, fusion=kp.WeightedSum()), {}, "neither Sum nor Mean"),

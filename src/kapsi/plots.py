@@ -223,7 +223,7 @@ def _weights(reconciliation: Reconciliation) -> Maps:
         try:
             params = reconciliation.params(n, factors)
             store = _store(params)
-            matrix = reconciliation(store, n, factors).matrix().detach()
+            matrix = reconciliation(store.eval(), n, factors).matrix().detach()
         except (SpecError, DataError) as error:
             failure = error
             continue

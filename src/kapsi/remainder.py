@@ -266,7 +266,7 @@ class ExpansionRemainder(Remainder, name="expansion", aliases=("complementary_ex
             precision = torch.float64 if heavy else torch.promote_types(weights[0].dtype, torch.float32)
             kappa, psi = (copy.deepcopy(parts[name]).to(precision) for name in ("expansion", "reconciliation"))
             x = probe(self.expansion, in_features, out_features).to(weights[0].device, precision)
-            weights_of_psi = self.reconciliation(psi, out_features, self.expansion.factors(in_features))
+            weights_of_psi = self.reconciliation(psi.eval(), out_features, self.expansion.factors(in_features))
             size = output_rms(self.expansion, self.expansion.clamped()(x, kappa), weights_of_psi)
             self.reconciliation.scale(weights, gain / size)
 

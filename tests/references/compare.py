@@ -67,7 +67,7 @@ def _reconciliation(f: Any, values: Any) -> Iterator[tuple[str, Tensor, ndarray]
                 head = kp.Head(3, n, kp.HeadSpec(kappa, f, channels=channels), dtype=torch.float64, seed=0)
             except kp.SpecError:
                 continue  # sizes that do not fit
-            made, tensors = head.weights().dense(), arrays(head.psi)
+            made, tensors = head.eval().weights().dense(), arrays(head.psi)
             assert made.shape == (channels, n, kappa.out_features(3))
             for c in range(channels):
                 one = {name: value if channels == 1 else value[c] for name, value in tensors.items()}

@@ -99,6 +99,7 @@ def _hypernet(f: Any, n: int, q: int, t: int) -> int:
 RECONCILIATIONS: Table = {
     "dense": Reference("the matrix", lambda f, w, n, grid: w["matrix"], lambda f, n, q, t: n * q * t),
     "masked": Reference("numpy boolean indexing", masked, lambda f, n, q, t: round(f.ratio * n * q * t)),
+    "drop_connect": Reference("the matrix", lambda f, w, n, grid: w["matrix"], lambda f, n, q, t: n * q * t),
     "constant": Reference(
         "numpy.full", lambda f, w, n, grid: np.full((n, math.prod(grid)), f.value), lambda f, n, q, t: 0
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -269,8 +270,9 @@ class StateCombinations(Combinations):
             rows = [[*subset, *[-1] * (largest - len(subset))] for subset in self.subsets]
             inputs = torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), largest).T
         sizes = torch.tensor((*self.sizes(in_features), 1), device=device)[inputs]  # a single state for padding
-        ends = sizes.flip(0).cumprod(0).flip(0)
-        widths = sizes.prod(0)
+        # Products from the last row on; ONNX has no cumulative product.
+        products = list(itertools.accumulate(reversed(sizes.unbind(0)), torch.mul))
+        ends, widths = torch.stack(products[::-1]), products[-1]
         return _Layout(
             inputs.clamp_min(0), ends // sizes * (inputs >= 0), widths.cumsum(0) - widths, self._entries(in_features)
         )

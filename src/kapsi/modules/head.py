@@ -286,7 +286,8 @@ class Head(nn.Module):
         for module in (module for step in steps.values() for module in step.modules()):
             module.train(not isinstance(module, nn.Dropout))
         psi = self.psi if like.dtype == precision else copy.deepcopy(self.psi).to(precision)
-        weights = self._checked_weights(psi)
+        with psi.evaluating():
+            weights = self._checked_weights(psi)
         x = probe(self.spec.expansion, self.in_features, self.out_features).to(like.device, precision)
         return output_rms(self.spec.expansion, measured.expand(x), weights)
 

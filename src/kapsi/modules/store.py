@@ -160,6 +160,18 @@ class Store(nn.Module):
                 state_dict[renamed] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[Store]:
+        """Return the store for a context in which its modules are in evaluation mode, without random numbers."""
+        training = [module for module in self.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield self
+        finally:
+            for module in training:
+                module.training = True
+
     def __getstate__(self) -> dict[str, Any]:
         # Copies of tensors that a hook computed; a copy of the store computes its own.
         computed = {name: value.detach() for name, value in self.__dict__.items() if isinstance(value, Tensor)}

@@ -45,6 +45,9 @@ class Reconciliation(Function, role="reconciliation"):
     linear_rows: ClassVar[str] = ""
     """Name of a trained tensor `(…, D)` of which every row is a combination of columns of κ; empty without such a tensor."""
 
+    random: ClassVar[bool] = False
+    """Whether ψ draws random numbers in training."""
+
     @property
     def multilinear(self) -> bool:
         """Whether ψ is linear in each trainable tensor, the others fixed: needed by `ridge` and smoothness penalties.

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from kapsi.derivatives import differentiated_forward
 from kapsi.errors import SpecError
-from kapsi.function import Param, Params, Tensors, option
+from kapsi.function import Param, Params, Submodule, Tensors, option
 from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, listed_divisors, random_mask, require_kept
 from kapsi.weights import ConstantWeights, DenseWeights, EyeWeights, KroneckerWeights, Weights
 
-__all__ = ["ConstantReconciliation", "Dense", "Eye", "Masked", "OneReconciliation", "ZeroReconciliation"]
+__all__ = ["ConstantReconciliation", "Dense", "DropConnect", "Eye", "Masked", "OneReconciliation", "ZeroReconciliation"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
     """Trained values at random positions, zeros elsewhere: ψ(w) = M ⊙ W, l = round(ratio·n·D).
 
     Only kept entries have parameters; the mask is a buffer, saved with the model. Set a custom mask with
-    `head.assign("reconciliation", mask=…)`: exactly l entries, filled by `entries` row by row.
+    `head.assign("reconciliation", mask=…)`: exactly l entries, filled by `entries` row by row. `DropConnect` draws masks anew.
 
     Args:
         ratio: fraction of entries kept, 0 to 1.
@@ -86,6 +87,59 @@ class Masked(Reconciliation, name="masked", aliases=("masking",)):
 
     def validate(self, tensors: Tensors) -> None:
         require_kept(f"Masked(ratio={self.ratio})", "mask", tensors["mask"], tensors["entries"].shape[-1])
+
+
+@dataclass(frozen=True)
+class _Mask(Submodule):
+    """The draw of a mask: in training entries are zero with probability p and otherwise divided by 1 − p."""
+
+    p: float
+
+    def build(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        return nn.Dropout(self.p)
+
+
+@dataclass(frozen=True)
+class DropConnect(Reconciliation, name="drop_connect", aliases=("redrawn_masking",)):
+    """A mask drawn anew in every training pass: ψ(w) = M ⊙ W / ratio, in evaluation ψ(w) = W, l = n·D.
+
+    Each entry of M is 1 with probability `ratio`, otherwise 0, one mask for all rows of a pass. The factor 1/ratio keeps the
+    mean: the expected ψ of training is that of evaluation. As dropout, it draws from torch's default generator, which
+    `kp.fit` seeds for every step, so resumed runs are equal. `Masked` has one mask for good and fewer parameters.
+
+    Args:
+        ratio: probability of keeping an entry, above 0, at most 1; with 1 equal to `Dense`.
+
+    Source: arXiv 2407.04819, "Masking based Parameter Reconciliation"; masks by pass: Wan et al., Regularization of Neural
+        Networks using DropConnect (2013).
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> head = kp.Head(3, 4, kp.HeadSpec(kp.Identity(), DropConnect(0.25)), seed=0)
+        >>> ratios = head.weights().dense() / head.psi["matrix"]
+        >>> sorted(set(ratios.flatten().abs().tolist()))
+        [0.0, 4.0]
+        >>> torch.equal(head.eval().weights().dense()[0], head.psi["matrix"])
+        True
+    """
+
+    examples = ({}, {"ratio": 0.9})
+    linear_rows = "matrix"
+    random = True
+
+    ratio: float = option(0.5, minimum=1e-6, maximum=1.0)
+
+    def params(self, out_features: int, factors: tuple[int, int]) -> Params:
+        columns = factors[0] * factors[1]
+        return {"matrix": Param((out_features, columns), columns**-0.5), "mask": _Mask(1 - self.ratio)}
+
+    def __call__(self, params: Tensors, out_features: int, factors: tuple[int, int]) -> Weights:
+        return DenseWeights(params["mask"](params["matrix"]))
+
+    def rebase(
+        self, tensors: Tensors, out_features: int, factors: tuple[int, int], change: ChangeOfBasis
+    ) -> tuple[Reconciliation, dict[str, Any]]:
+        return self, {"matrix": change.columns(tensors["matrix"])}
 
 
 @dataclass(frozen=True)

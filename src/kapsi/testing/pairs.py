@@ -45,7 +45,7 @@ def _pair_heads(
         for channels in (1, 3):
             spec = HeadSpec(expansion, reconciliation, channels=channels, after=after)
             try:
-                yield Head(3, n, spec, seed=n + channels, dtype=torch.float64)
+                yield Head(3, n, spec, seed=n + channels, dtype=torch.float64).eval()
             except SpecError:
                 continue  # sizes that do not divide 4 or 6 outputs
             count += 1
@@ -99,7 +99,7 @@ def pair_gradients(expansion: Expansion, reconciliation: Reconciliation) -> None
     n = next(n for n in (4, 6) if fits(reconciliation, n, expansion.factors(3)))
     for channels in (1, 2):
         spec = HeadSpec(expansion, reconciliation, channels=channels, bias=True)
-        call, values = functional(Head(3, n, spec, seed=0, dtype=torch.float64))
+        call, values = functional(Head(3, n, spec, seed=0, dtype=torch.float64).eval())
         arguments = (inputs(2, 3).requires_grad_(), *values)
         torch.autograd.gradcheck(call, arguments, fast_mode=True, atol=1e-4)
         torch.autograd.gradgradcheck(call, arguments, fast_mode=True, atol=1e-4)
@@ -135,7 +135,7 @@ def sizes(expansion: Expansion, reconciliation: Reconciliation) -> None:
     if not limits:
         return
     for channels, after in itertools.product((1, 3), ((), (LayerNorm(),))):
-        head = Head(m, n, HeadSpec(expansion, reconciliation, channels=channels, after=after), seed=0)
+        head = Head(m, n, HeadSpec(expansion, reconciliation, channels=channels, after=after), seed=0).eval()
         if isinstance(head.weights(), ActingWeights):
             return  # works in blocks larger than the whole of a small case
         x = inputs(batch, m, dtype=torch.float32).requires_grad_()
@@ -157,7 +157,7 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
     if not any(param.trainable for _, param in flatten(reconciliation.params(4, (1, 4)))):
         return
     for channels in (1, 3):
-        head = Head(8, 8, HeadSpec(expansion, reconciliation, channels=channels), seed=0)
+        head = Head(8, 8, HeadSpec(expansion, reconciliation, channels=channels), seed=0).eval()
         deviations = []
         for seed in range(7):
             head.reset_parameters(seed)
@@ -169,7 +169,7 @@ def initial_scale(expansion: Expansion, reconciliation: Reconciliation) -> None:
         require(1 / 3 <= middle <= 3, f"8 → 8, {channels} channels: the standard deviation is {middle:.3g}")
     if any(isinstance(step, LayerNorm | InstanceNorm) for step in expansion.inner_processes()):
         return  # refused for one feature
-    head = Head(1, 1, HeadSpec(expansion, reconciliation), seed=0)
+    head = Head(1, 1, HeadSpec(expansion, reconciliation), seed=0).eval()
     if not any(parameter.numel() for parameter in head.psi.parameters()):
         return  # a fraction of a single entry may be zero
     outputs = []

@@ -9,10 +9,8 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.calibrate import calibrate
@@ -20,7 +18,7 @@ from kapsi.expansion import Expansion, Identity, Taylor
 from kapsi.features import Features
 from kapsi.function import Function, Params, flatten, options_of
 from kapsi.fusion import Fusion
-from kapsi.modules import Head, Model
+from kapsi.modules import Head, Model, Store
 from kapsi.process import InstanceNorm, LayerNorm
 from kapsi.reconciliation import Reconciliation
 from kapsi.remainder import Remainder
@@ -37,7 +35,6 @@ from kapsi.testing.cases import (
     seeded,
 )
 from kapsi.testing.registry import law
-from kapsi.weights import Weights
 
 
 @law("function", "expansion")
@@ -136,7 +133,7 @@ def weights(function: Reconciliation) -> None:
     for n, factors in ((4, (3, 4)), (6, (1, 5)), (6, (6, 2)), (6, (3, 2)), (1, (1, 1))):
         width = factors[0] * factors[1]
         for count in (1, 3) if fits(function, n, factors) else ():
-            psi = _weights(function, n, factors, count)
+            psi = function(_drawn(function.params(n, factors), None if count == 1 else count), n, factors)
             dense = psi.dense()
             require(dense.shape == (count, n, width), f"ψ(w) is {tuple(dense.shape)}, expected {(count, n, width)}")
             require(psi.columns == width, f"columns is {psi.columns}, expected {width}")
@@ -153,28 +150,11 @@ def weights(function: Reconciliation) -> None:
                     assert_close(torch.cat([p.dense() for p in pieces], -1), dense, "split")
 
 
-def _draw(params: Params, channels: int = 1) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return initial values of declared tensors in float64: nested, and the trainable ones by dotted name."""
-    generator = seeded(6)
-    trainable: dict[str, Tensor] = {}
-    nested: dict[str, Any] = {}
-    for name, param in flatten(params):
-        value = param.draw(None if channels == 1 else channels, generator)
-        if param.dtype is None:
-            value = value.double()
-        if param.trainable:
-            trainable[name] = value
-        *path, last = name.split(".")
-        node = nested
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = value
-    return nested, trainable
-
-
-def _weights(function: Reconciliation, n: int, factors: tuple[int, int], channels: int) -> Weights:
-    nested, _ = _draw(function.params(n, factors), channels)
-    return function(nested, n, factors)
+def _drawn(params: Params, channels: int | None = None) -> Store:
+    """Return initial values of declared tensors in float64, in evaluation mode."""
+    store = Store(params, channels, dtype=torch.float64)
+    store.reset(seeded(6))
+    return store.eval()
 
 
 @law("function", "reconciliation", "remainder")
@@ -183,15 +163,15 @@ def multilinear(function: Reconciliation | Remainder) -> None:
     """A ψ that declares `multilinear` is linear in each trainable tensor, the others fixed; a π is affine."""
     for n, factors in ((4, (3, 4)), (6, (1, 5)), (6, (6, 2)), (1, (1, 1))) if function.multilinear else ():
         if isinstance(function, Remainder):
-            nested, tensors = _draw(function.params(4, n))
+            store = _drawn(function.params(4, n))
             x = torch.randn(5, 4, generator=seeded(7), dtype=torch.float64)
-            evaluate = functools.partial(function, x, nested, n)
+            evaluate = functools.partial(function, x, store, n)
         elif fits(function, n, factors):
-            nested, tensors = _draw(function.params(n, factors))
-            evaluate = functools.partial(lambda *arguments: function(*arguments).dense(), nested, n, factors)
+            store = _drawn(function.params(n, factors))
+            evaluate = functools.partial(lambda *arguments: function(*arguments).dense(), store, n, factors)
         else:
             continue
-        for name, tensor in tensors.items():
+        for name, tensor in store.named_parameters():
             first, second = tensor.clone(), torch.randn(tensor.shape, generator=seeded(8)).double()
             values = []
             for point in (first, second, 2 * first - second, torch.zeros_like(first)):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kapsi.errors import SpecError
 from kapsi.expansion import BSpline, Expansion, Extended, Nested
 from kapsi.features import add
-from kapsi.function import Param
+from kapsi.function import Param, Submodule
 from kapsi.modules import ExpansionModule, Head, Layer, Store
 from kapsi.process import Activation, BatchNorm, Dropout, Process
 from kapsi.reconciliation import Reconciliation
@@ -59,8 +59,9 @@ class _Pair:
 
     def weights(self, replaced: Mapping[int, Tensor] | None = None) -> Weights:
         """Return ψ of whole tensors, some replaced: new tensors by the `id` of a parameter."""
-        tensors = _Whole(self.store, replaced or {})
-        return self.reconciliation(tensors, self.out_features, self.expansion.factors(self.in_features))
+        with self.store.evaluating():
+            tensors = _Whole(self.store, replaced or {})
+            return self.reconciliation(tensors, self.out_features, self.expansion.factors(self.in_features))
 
     def trained(self) -> list[nn.Parameter]:
         return [p for p in self.store.parameters() if p.requires_grad]
@@ -74,6 +75,8 @@ class _Whole:
 
     def __getitem__(self, name: str) -> Any:
         param, value = self.store._declared[name], getattr(self.store, name)
+        if isinstance(param, Submodule):
+            return value
         if not isinstance(param, Param):
             return _Whole(value, self.replaced)
         tensor = _whole(self.replaced.get(id(value), value))

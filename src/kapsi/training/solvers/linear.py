@@ -188,6 +188,8 @@ def _add_psi(
     trained = _trained(store)
     if not trained:
         result.fixed |= not isinstance(psi, ZeroReconciliation)
+    elif psi.random:
+        raise NotLinear(f"{psi} of {where} differs between passes")
     elif isinstance(psi, Masked) and key[0] == "psi":
         result.part(key, expand, columns).members.append(Member(trained[0], store["mask"]))
     elif not psi.multilinear:
