@@ -242,6 +242,22 @@ def test_a_kill_between_the_last_rename_and_the_removal_of_checkpoints(output, c
         kapsi(*LONG, *output, "--overwrite")
 
 
+def test_resuming_a_complete_run_changes_nothing(capsys) -> None:
+    kapsi(*LONG, "--output", "run")
+    first = capsys.readouterr().out.splitlines()[-1]
+    before = Path("run/run.json").read_bytes()
+    kapsi(*LONG, "--output", "run", "--resume")
+    captured = capsys.readouterr()
+    assert captured.err == "note: run: this run is complete already, nothing is left to resume\n"
+    assert captured.out.splitlines() == ["run folder: run (30 rows)", first]
+    assert Path("run/run.json").read_bytes() == before
+    for other in (("--seed", "1"), ("--set", "training.epochs=6")):
+        kapsi(*LONG, "--output", "run", "--resume", *other, code=2)
+        assert "a run is already there" in capsys.readouterr().err
+    write_table("t.csv", rows(2.0))
+    kapsi(*LONG, "--output", "run", "--resume", code=2)
+
+
 def test_another_finished_run_is_not_replaced_by_resuming(capsys, monkeypatch) -> None:
     from kapsi.training.checkpoint import Checkpoints
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -102,6 +103,19 @@ def machine_line(task: str, scores: list[Scores], rows: str) -> str:
     # Four decimals at any size, except for huge negative R².
     number = _number(mean, std if several else None, least=0.0)
     return f"{METRICS[task][0]}: {number} ({f'{len(scores)} folds' if several else rows})"
+
+
+def show_complete(path: Path, manifest: dict[str, Any], task: str) -> None:
+    """Write the lines about a run that is complete already."""
+    from kapsi.training.tables.scores import METRICS
+
+    note(f"{path}: this run is complete already, nothing is left to resume")
+    name, folds = METRICS[task][0], manifest.get("folds")
+    scores = manifest["scores"]["kapsi"]
+    number = _number(scores[name], scores[f"{name} std"] if folds else None, least=0.0)
+    say(f"run folder: {path} ({manifest['rows']:,} rows)")
+    rows = f"{manifest['scored_rows']:,} validation rows"
+    say(f"{name}: {number} ({f'{folds} folds' if folds else rows})")
 
 
 def show_report(report: FitReport) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 import typer
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, note, progress_bar, show_report
+from kapsi.cli.common import announce_recovery, note, progress_bar, show_complete, show_report
 from kapsi.cli.options import Overwrite, TableFile, setting
 from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError, check_choice, did_you_mean
@@ -131,7 +131,7 @@ def fit(
     options = dict(locals())
     from kapsi.training.checkpoint import Checkpoints
     from kapsi.training.launch import open_group
-    from kapsi.training.tables import TableConfig, fit_problem
+    from kapsi.training.tables import TableConfig, find_complete, fit_problem
 
     table_config = TableConfig(target, task, folds, strict, tuple(drop or ()), reading=reading_of(options))
     for name in log or ():
@@ -141,6 +141,9 @@ def fit(
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as group:
         if output is not None and group.first:
             announce_recovery(output)
+        if resume and group.size == 1 and (complete := find_complete(problem, config, output)) is not None:
+            show_complete(*complete, problem.task)
+            return
         parts, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
         with progress_bar(parts, epochs_per_part(config.training), quiet=not group.first, first=first) as bar:
             report = fit_problem(

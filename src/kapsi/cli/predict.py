@@ -57,7 +57,7 @@ def predict(
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(_spooled()) if table == "-" else table
         write: Callable[[dict[str, Any]], None]
-        write = csv_writer(show_data) if output == "-" else stack.enter_context(table_writer(output))
+        write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
         rows, messages = loaded.model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
     notes(messages)
     if output == "-":

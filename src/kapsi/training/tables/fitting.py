@@ -31,10 +31,10 @@ from kapsi.training.tables.configuration import RunConfig, read_problem, resolve
 from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.ranges import Ranges
-from kapsi.training.tables.run_folder import log_epochs, log_part, write_run
+from kapsi.training.tables.run_folder import complete_run, log_epochs, log_part, write_run
 from kapsi.training.tables.scores import Scores, baselines, scores_of
 
-__all__ = ["FitReport", "fit_problem", "fit_table"]
+__all__ = ["FitReport", "find_complete", "fit_problem", "fit_table"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -195,6 +195,20 @@ def fit_problem(
     if output is None and where.name != _default_folder(problem).name:
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
     return FitReport(where, problem.task, scores, len(problem.y), int((fold_of >= 0).sum()), parameters, notes)
+
+
+def find_complete(
+    problem: TableProblem, config: RunConfig, output: str | Path | None
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return path and manifest of a complete run of the same work without checkpoints, None without one.
+
+    A kill may come between the last step of a fit and the end of its process; to resume is no error then.
+    """
+    where = _default_folder(problem) if output is None else Path(output)
+    if os.path.lexists(_checkpoint_folder(where)):
+        return None
+    manifest = complete_run(where, problem, resolve_run(problem, config))
+    return None if manifest is None else (where, manifest)
 
 
 def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:

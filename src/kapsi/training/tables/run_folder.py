@@ -30,7 +30,7 @@ from kapsi.training.tables.ranges import Ranges
 from kapsi.training.tables.scores import METRICS, Floats, Scores, summarize
 from kapsi.version import __version__
 
-__all__ = ["LoadedRun", "load_config", "load_run"]
+__all__ = ["LoadedRun", "complete_run", "load_config", "load_run"]
 
 
 def log_part(log: TextIO, part: str, fitted: FittedPart, scores: dict[str, Scores], task: str) -> None:
@@ -95,6 +95,7 @@ def write_run(
     run.manifest = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "table": problem.name.encode(errors="replace").decode(),  # a file name may not be valid Unicode
+        "table_sha256": problem.digest,
         "rows": len(problem.y),
         "scored_rows": len(rows),
         "folds": config.table.folds,
@@ -220,6 +221,24 @@ def _classes(labels: Any) -> tuple[Label, ...]:
     if len(kinds) != 1 or not kinds <= {str, int, bool} or len(set(labels)) < len(labels) or len(labels) < 2:
         raise TableError("preprocessing.json: classes must be two or more different strings, integers or booleans")
     return tuple(labels)
+
+
+def complete_run(path: str | Path, problem: TableProblem, config: RunConfig) -> dict[str, Any] | None:
+    """Return the manifest of a run of the same table and configuration, None without one.
+
+    Args:
+        path: the run folder.
+        problem: features and target.
+        config: resolved configuration.
+    """
+    try:
+        manifest, contents = read_run(path, PARTS)
+        same = _config(contents["config.yaml"].decode(), "config.yaml", manifest["format_version"]) == config
+        numbers = [manifest["rows"], manifest["scored_rows"], *manifest["scores"]["kapsi"].values()]
+        same = same and all(type(number) in (int, float) for number in numbers)
+    except (KapsiError, KeyError, ValueError, TypeError, AttributeError):
+        return None
+    return manifest if same and manifest.get("table_sha256") == problem.digest else None
 
 
 def load_config(path: str | Path, version: int = FORMAT_VERSION) -> RunConfig:
