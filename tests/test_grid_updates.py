@@ -257,6 +257,24 @@ def test_an_option_without_effect_is_refused(spec: kp.ModelSpec, options: dict[s
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_standardized_and_compiled_models_follow_too() -> None:
+    x = rows()
+    for data, options in (((1000 * x + 5000, target(x)), {"standardize": True}), ((x, target(x)), {"compile": True})):
+        model: Any = kp.Model(kp.rpn([2, 3, 1], kp.BSpline()), seed=0, dtype=F64)
+        trained_model = torch.compile(model, backend="eager") if options.pop("compile", False) else model
+        before = len(model.layers)
+        records = kp.fit(
+            trained_model, data, solver="lbfgs", epochs=5, grid_updates={"every": 4, "until": 4}, **options
+        )
+        assert [record.details["grid_change"] > 0 for record in records] == [False] * 4 + [True]
+        hidden = model.layers[: 1 + len(model.layers) - before]
+        outputs = data[0]
+        for layer in hidden:
+            outputs = layer(outputs)
+        low, high = grids_of(model)[-1]
+        assert bool((low < outputs.mean(0)).all() & (outputs.mean(0) < high).all())
+
+
 def test_a_module_of_torch_has_no_grids() -> None:
     x = rows()
     with pytest.raises(kp.SpecError, match=r"grid_updates.*no kapsi.Model"):

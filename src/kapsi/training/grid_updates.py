@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kapsi.errors import SpecError
 from kapsi.function import Spec, option
 from kapsi.grids import check_grids, update_grids
+from kapsi.hooks import original
 from kapsi.modules import Model
 from kapsi.training.distributed import Group
 from kapsi.training.prediction import rows_at_a_time
@@ -85,7 +86,7 @@ def grid_mover(model: nn.Module, rows: Rows, chosen: Resolved, group: Group) -> 
     options, solver, epochs = chosen.config.grid_updates, chosen.solver, chosen.config.epochs
     if options is None:
         return None
-    problem = ""
+    problem, model = "", original(model)
     if not isinstance(model, Model):
         problem = "the model is no kapsi.Model"
     elif group.sharded:
