@@ -53,7 +53,7 @@ def table() -> list[tuple[str, str, str]]:
         if line.startswith("## "):
             role = line[3:].strip()
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if role in ROLES and len(cells) == 3 and cells[0].startswith("`"):
+        if role in TINYBIG and len(cells) == 3 and cells[0].startswith("`"):
             rows += [(role, name, cells[1].strip("`")) for name in re.findall("`([^`]+)`", cells[0])]
     return rows
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kapsi as kp
+from kapsi import public
 from kapsi.errors import SpecError
 from kapsi.function import ROLES, Function, Spec, catalogue, coerce, lookup, option, options_of
 from kapsi.spec import parse_yaml, set_option, to_yaml
@@ -427,7 +428,7 @@ def test_specifications_are_immutable_and_hashable() -> None:
 
 def test_repr_is_the_code_that_makes_it() -> None:
     spec = kp.rpn([4, 2], kp.Nested((kp.BSpline(), kp.Taylor(3))), kp.Masked(0.25), output="tanh")
-    made = eval(repr(spec), {**vars(kp), **{cls.__name__: cls for cls in catalogue("process")}})  # noqa: S307
+    made = eval(repr(spec), {**vars(public), **{cls.__name__: cls for cls in catalogue("process")}})  # noqa: S307
     assert made == spec
 
 
