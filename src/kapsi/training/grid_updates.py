@@ -32,11 +32,11 @@ WHERE = "fit(grid_updates=…)"
 
 @dataclass(frozen=True)
 class GridUpdates(Spec):
-    """When grids of splines move to their current inputs during training.
+    """Schedule of grid updates: spline grids adapt to their current inputs during training.
 
     Args:
         every: number of epochs between two updates.
-        until: last epoch after which grids may move.
+        until: last epoch with an update at its end.
     """
 
     every: int = option(10, minimum=1)

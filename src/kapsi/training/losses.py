@@ -31,7 +31,7 @@ def columns_of(target: Tensor) -> Tensor:
 
 
 class Loss(Function, role="loss"):
-    """The loss of one row, a function of the row's outputs and its target; a subclass must define `rows`.
+    """A loss per row, a function of the outputs and the target of the row; a subclass must define `rows`.
 
     For a regression loss, targets have the shape of the outputs, and decisions are the outputs. A classification loss sets
     `classes`; targets are integer class labels, and the largest output is the decision.

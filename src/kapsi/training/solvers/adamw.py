@@ -13,13 +13,20 @@ from kapsi.training.solvers.mini_batch import MiniBatch
 
 @dataclass(frozen=True)
 class AdamW(MiniBatch, name="adamw"):
-    """Adam with decoupled weight decay in mini-batches, with fused kernels where torch has them.
+    """Adam with decoupled weight decay in mini-batches, with fused kernels if torch has them.
+
+    `kapsi.training.solvers.MiniBatch` describes the learning rate, schedule, batch size and further options.
 
     Args:
-        weight_decay: factor of all parameters, times the learning rate, subtracted in each step; not part of the loss,
-            unlike the L2 penalty `l2`.
+        weight_decay: factor of the decay; each step subtracts learning rate · weight decay · w from every parameter w. It is not
+            part of the loss, unlike the penalty `l2`.
 
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv 1711.05101).
+
+    Example:
+        >>> import kapsi as kp
+        >>> kp.TrainConfig(solver=kp.AdamW(learning_rate=0.01, schedule="constant")).solver.batch_size
+        256
     """
 
     weight_decay: float = option(0.0, minimum=0.0, maximum=1e6)

@@ -85,7 +85,7 @@ class Report:
 
 
 class Solver(Function, role="solver"):
-    """The options of a way to lower the loss; a subclass must define `start`.
+    """A training method and its options; a subclass must define `start`.
 
     `kapsi.training.solvers.MiniBatch` is a base for solvers with a torch optimizer; subclasses define only `optimizer`.
     """

@@ -15,6 +15,8 @@ from kapsi.training.solvers.mini_batch import MiniBatch
 class SGD(MiniBatch, name="sgd"):
     """Stochastic gradient descent with Nesterov momentum, in mini-batches.
 
+    `kapsi.training.solvers.MiniBatch` describes the learning rate, schedule, batch size and further options.
+
     Args:
         momentum: fraction of the last step added to the next step.
     """
