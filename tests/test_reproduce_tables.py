@@ -586,6 +586,9 @@ def test_medians_tell_single_seeds_from_most(tmp_path) -> None:
     ext, _ = (line for line in table.summary() if "own column" in line)
     assert ext.startswith("compared with its own column in the paper: kapsi (a: recipe, on the same rows): MSE")
     assert "not higher in 2" in ext
+    assert "kapsi (a: recipe, on the same rows): 0 of 2" in overview([table])
+    assert table.lines[0].own_reference(methods[0]) == pytest.approx(3.5 / 3)
+    assert table.lines[0].own_reference(methods[0], median=True) == 1.0
 
 
 def test_models_with_their_own_columns_are_compared_with_these(tmp_path) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from kapsi.paper.baselines import BaselineComparison, comparisons, difference, range_text, searches
 from kapsi.paper.render import duration, escape_markdown, parameter_range, score_text, times
-from kapsi.paper.tables import ResultTable, count, printed_factors
+from kapsi.paper.tables import ResultTable, count, printed_factors, replaced_references
 
 MAX_SCORES = 6
 """Rows of an experiment with all scores in the overview."""
@@ -161,7 +161,10 @@ def _scores(table: ResultTable) -> str:
 def _own_columns(table: ResultTable) -> str:
     """Return the number of rows in which each model is worse than its own column in the paper, empty for a single model."""
     even = 0 if table.experiment.higher_is_better else 1
-    counts = [(m.label, sum(factor < even for _, factor in pairs), len(pairs)) for m, pairs in table.own_columns()]
+    counts = [
+        (f"{m.label}{replaced_references(table, m)}", sum(factor < even for _, factor in pairs), len(pairs))
+        for m, pairs in table.own_columns()
+    ]
     texts = (f"{label}: {worse} of {rows}" for label, worse, rows in counts)
     return f"rows worse than the same model in the paper: {'; '.join(texts)}" if counts else ""
 

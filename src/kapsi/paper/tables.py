@@ -119,11 +119,13 @@ class Line:
         """Statistics of the headline method."""
         return self.statistics.get(self.headline.name) if self.headline is not None else None
 
-    def own_reference(self, method: Method) -> float | None:
-        """Return the score of a method's own column in the paper, or of the method that replaces it in this row."""
+    def own_reference(self, method: Method, *, median: bool = False) -> float | None:
+        """Return the score of a method's own column in the paper, or the mean or median of the method that replaces it here."""
         if self.row.name in method.instead:
             other = self.statistics.get(method.instead[self.row.name])
-            return None if other is None else other.mean
+            if other is None:
+                return None
+            return other.median if median else other.mean
         return None if method.paper is None else self.paper[method.paper].mean
 
 
@@ -200,7 +202,7 @@ class ResultTable:
         own = self.own_columns()
         for method, pairs in own:
             verdict = self._verdict(
-                f"its own column in the paper: {method.label}{_instead(self, method)}", pairs, method.name
+                f"its own column in the paper: {method.label}{replaced_references(self, method)}", pairs, method.name
             )
             texts.append(verdict + self._medians(method, pairs))
         for method in self.methods:
@@ -272,7 +274,7 @@ class ResultTable:
         factors = [
             factor_of(line.statistics[method.name].median, reference, self.experiment.higher_is_better)
             for line, _ in pairs
-            if (reference := line.own_reference(method)) is not None
+            if (reference := line.own_reference(method, median=True)) is not None
         ]
         word = "lower" if self.experiment.higher_is_better else "higher"
         return f"; medians over seeds not {word} in {sum(factor >= even for factor in factors)} of {len(factors)}"
@@ -310,8 +312,8 @@ def printed_factors(table: ResultTable) -> list[tuple[Line, float]]:
     return [(line, line.factor) for line in table.lines if line.factor is not None and line.row.name not in instead]
 
 
-def _instead(table: ResultTable, method: Method) -> str:
-    """Return the rows compared with another method on the same rows, in parentheses."""
+def replaced_references(table: ResultTable, method: Method) -> str:
+    """Return the rows of a method compared with another method on the same data, in parentheses, or an empty string."""
     rows = [line.row.name for line in table.lines if line.row.name in method.instead]
     labels = dict.fromkeys(table.experiment.method(method.instead[row]).label for row in rows)
     return f" ({', '.join(rows)}: {', '.join(labels)}, on the same rows)" if rows else ""
