@@ -567,16 +567,17 @@ def test_seeds_of_several_machines_complete_each_other(tmp_path) -> None:
 
 
 def test_medians_tell_single_seeds_from_most(tmp_path) -> None:
-    experiment = tiny(tmp_path, rows="[a, b]")
+    experiment = tiny(tmp_path, rows="[a, b, c, d, e, f, g]")
     own = {"kapsi": "rpn_ext", "recipe": "rpn_nstd"}
     methods = tuple(replace(method, paper=own.get(method.name)) for method in experiment.methods)
     experiment = replace(experiment, methods=methods)
-    scores = {("a", "kapsi"): [1e-3, 2e-3, 3.0], ("b", "kapsi"): [1e-3] * 3, ("a", "recipe"): [2.0, 1.0, 0.5]}
+    scores = {(row, "kapsi"): [1e-3] * 3 for row in "bcdefg"}
+    scores |= {("a", "kapsi"): [1e-3, 2e-3, 3.0], ("a", "recipe"): [2.0, 1.0, 0.5]}
     table = build(experiment, EXPECTED, made(experiment, scores))
     assert table.lines[0].statistics["kapsi"].median == 2e-3
     ext, nested = (line for line in table.summary() if "own column" in line)
-    assert "not higher in 1; worse: a" in ext
-    assert ext.endswith("; medians over seeds not higher in 2 of 2")
+    assert "not higher in 2; worse: a" in ext
+    assert ext.endswith("; medians over seeds not higher in 3 of 3")
     assert nested.endswith("; medians over seeds not higher in 0 of 1")
     # Row a of the first model is compared with the second on the same rows.
     methods = tuple(replace(m, instead={"a": "recipe"} if m.name == "kapsi" else {}) for m in methods)
@@ -585,8 +586,8 @@ def test_medians_tell_single_seeds_from_most(tmp_path) -> None:
     assert pairs[0][1] == pytest.approx(3.5 / 3.003)
     ext, _ = (line for line in table.summary() if "own column" in line)
     assert ext.startswith("compared with its own column in the paper: kapsi (a: recipe, on the same rows): MSE")
-    assert "not higher in 2" in ext
-    assert "kapsi (a: recipe, on the same rows): 0 of 2" in overview([table])
+    assert "not higher in 3" in ext
+    assert "kapsi (a: recipe, on the same rows): 0 of 3" in overview([table])
     assert table.lines[0].own_reference(methods[0]) == pytest.approx(3.5 / 3)
     assert table.lines[0].own_reference(methods[0], median=True) == 1.0
 
