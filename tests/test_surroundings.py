@@ -391,9 +391,13 @@ def test_a_demo_says_something_at_once() -> None:
     assert os.listdir() == ["t.csv"]
 
 
-def test_a_fit_says_something_before_it_fits() -> None:
-    done = process("KAPSI fit t.csv --target y --set training.l2=0.01")
-    assert done.stderr.splitlines()[0] == b"note: fitting 30 rows of t.csv; progress is shown on a terminal only"
+def test_a_fit_says_something_when_it_begins(capsys, monkeypatch) -> None:
+    from kapsi.cli import common
+
+    for delay, first in ((0.0, "note: fitting 30 rows of t.csv; progress is shown on a terminal only\n"), (np.inf, "")):
+        monkeypatch.setattr(common, "DELAY", delay)
+        kapsi("fit", "t.csv", "--target", "y", "--set", "training.l2=0.01", "--output", "run", "--overwrite")
+        assert capsys.readouterr().err == first
 
 
 # ------------------------------------------------------------------------------------------------ runs in Python

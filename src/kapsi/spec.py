@@ -493,7 +493,7 @@ def set_option(data: Any, path: str, value: Any, where: str = "--set") -> None:
         elif not isinstance(data, dict):
             problem = f"is {data!r} and has no {part!r}"
         if problem:
-            raise SpecError(f"{where} {path}: {here} {problem}")
+            raise SpecError(f"{where} {path[:200]}: {here[:200]} {problem[:400]}")
         if last:
             if part == "kind" and isinstance(data, dict):
                 data.clear()

@@ -5,6 +5,7 @@ Every case runs in this process: below 30 s and 2 GB, without a traceback, a war
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
@@ -18,7 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import drawn
 
-from kapsi.cli import main
+from kapsi.cli import common, main
 from kapsi.data.tabular import write_table
 
 QUICK = ("--set", "training.l2=0.01", "--set", "training.epochs=2")
@@ -52,6 +53,7 @@ Check = Callable[..., int]
 def kept(tmp_path, monkeypatch, capfd) -> Check:
     """Run a command and check the contract; return the exit code."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "DELAY", math.inf)  # no first line, however slow the machine is
 
     def check(where: str, *words: str, new: tuple[str, ...] = ()) -> int:
         before = set(os.listdir())

@@ -132,17 +132,21 @@ def begin(text: str) -> None:
         note(f"{text}; progress is shown on a terminal only")
 
 
+DELAY = 0.5
+"""Seconds of fitting before the first line: an error before is the only line."""
+
+
 class FirstLine:
-    """A note at the first step of a fit, after all checks: an error before is the only line."""
+    """A note at the first steps of a fit, once."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text, self.began = text, time.monotonic()
 
     def on_step(self, record: Step) -> None:
-        """Write the note, once."""
-        if self.text:
+        """Write the note, if the fit takes time."""
+        if self.text and time.monotonic() - self.began >= DELAY:
             begin(self.text)
-        self.text = ""
+            self.text = ""
 
 
 class Bar:

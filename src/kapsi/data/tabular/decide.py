@@ -114,22 +114,29 @@ class Decider:
         if wanted == "date":
             return self._dates(words) or unusable(len(column), words.other("dates", read_dates(words.known)[0]), words)
         if wanted == "numeric":
-            return self._numbers(words, True) or unusable(
-                len(column), words.other("numbers", self._read(words).values), words
+            return (
+                self._flags(words)
+                or self._numbers(words, True)
+                or unusable(len(column), words.other("numbers", self._read(words).values), words)
             )
         if self.typed:
             return self._dates(words) or words.text("text")
         return self._guess(name, words)
 
-    def _guess(self, name: str, words: Words) -> Column:
+    @staticmethod
+    def _flags(words: Words) -> Column | None:
+        """Return the column as booleans, None if some strings are none."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         lower = pc.utf8_lower(words.known)
-        if pc.all(pc.is_in(lower, value_set=pa.array(["true", "false"], lower.type))).as_py():
-            flags = pc.equal(lower, "true").to_numpy(zero_copy_only=False)
-            return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false")
-        guess = self._numbers(words) or self._dates(words)
+        if not pc.all(pc.is_in(lower, value_set=pa.array(["true", "false"], lower.type))).as_py():
+            return None
+        flags = pc.equal(lower, "true").to_numpy(zero_copy_only=False)
+        return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false")
+
+    def _guess(self, name: str, words: Words) -> Column:
+        guess = self._flags(words) or self._numbers(words) or self._dates(words)
         if guess is not None:
             return guess
         numbers = self._read(words).values

@@ -264,7 +264,7 @@ def _fits(callbacks: Any, checkpoints: Checkpoints | None, group: Group, name: s
 
 def _checkpoint_folder(where: Path) -> Path:
     target = resolve(where)
-    return target.with_name(f"{target.name}.checkpoints")
+    return target.parent / f"{target.name}.checkpoints"  # also of the root folder, refused later
 
 
 def _is_finished(where: Path, checkpoints: Checkpoints) -> bool:
