@@ -443,7 +443,13 @@ SIZES = {
     "elementary": {"paper_recipe": 47, "mlp": 51, "kan": 63},
     "composite": {"paper_recipe": 71, "mlp": 151, "kan": 150},
     "elementary-variants": {"ext_lorr_zero": 47, "ext_lorr_linear": 53, "nstd_lorr_zero": 547, "nstd_lorr_linear": 553},
-    "composite-variants": {"ext_lorr_zero": 71, "ext_lorr_linear": 81, "nstd_lorr_zero": 821, "nstd_lorr_linear": 831},
+    "composite-variants": {
+        "ext_lorr_zero": 71,
+        "ext_lorr_linear": 81,
+        "nstd_lorr_zero": 821,
+        "nstd_zero_recipe": 821,
+        "nstd_lorr_linear": 831,
+    },
 }
 
 
