@@ -23,10 +23,9 @@ NORMAL_IQR = 1.3489795003921634
 HIDDEN_MARGIN = 3.0
 """`Expansion.hidden_margin` of expansions with a grid.
 
-Outputs of a trained layer are wider than those of an untrained one. The range contains the domain, too: ranges around the
-outputs alone often lack zero. Levenberg–Marquardt, extended B-spline and Taylor, zero remainder, 60 iterations, four seeds: the
-largest errors of C.2, C.4 and C.5 are below 1e-9, 1e-9 and 3e-6; without the domain 2, 7e-8 and 1e6; with a margin of 1.5 and
-the domain 8e-8, 40 and 3e-6.
+Outputs of a trained layer are wider than those of an untrained one. Levenberg–Marquardt, extended B-spline and Taylor, five
+seeds: with a margin of 1 the errors of C.1, C.4 and C.7 have medians of 0.7, 0.5 and 0.06; with 2, 4e-12, 3e-9 and 0.05; with 3,
+5e-12, 5e-11 and 3e-9. Ranges that contain the domain, too, are no better on 17 functions (three seeds).
 """
 
 Interval: TypeAlias = tuple[int, float, float]
@@ -125,7 +124,7 @@ class Expansion(Function, role="expansion"):
     def calibrate_hidden(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return new values as `calibrate`, for inputs that move during training: the outputs of an untrained layer.
 
-        The data are stretched about their center by `hidden_margin`, and on to the ends of the domain.
+        The data are stretched about their center by `hidden_margin`, and at least to the width of the domain.
         """
         return self.calibrate(_stretched(self, x) if self.hidden_margin > 1 else x, params, y)
 
@@ -284,15 +283,14 @@ def stretched(x: Tensor, factor: Tensor | float) -> Tensor:
 
 
 def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
-    """Return inputs `(rows, m)` stretched about their center by the margin, and on to the ends of the domain."""
-    center, half = x.amin(0) / 2 + x.amax(0) / 2, x.amax(0) / 2 - x.amin(0) / 2
-    low, high = center - half * expansion.hidden_margin, center + half * expansion.hidden_margin
+    """Return inputs `(rows, m)` stretched about their center by the margin, and at least to the width of the domain."""
+    half = x.amax(0) / 2 - x.amin(0) / 2
     domain_low, domain_high = common_domain(expansion, x.shape[-1])
-    if math.isfinite(domain_high - domain_low):
-        low, high = low.clamp_max(domain_low), high.clamp_min(domain_high)
-    position = (x - center) / half  # from −1 to 1
+    least = (domain_high - domain_low) / 2 if math.isfinite(domain_high - domain_low) else 0.0
     # Constant inputs have no width to stretch.
-    return torch.where(half > 0, low / 2 + high / 2 + position * (high / 2 - low / 2), x)
+    return stretched(
+        x, torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, 1e6), expansion.hidden_margin)
+    )
 
 
 def common_domain(expansion: Expansion, in_features: int) -> tuple[float, float]:
