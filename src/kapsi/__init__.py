@@ -46,7 +46,8 @@ else:
         public = importlib.import_module("kapsi.public")
         if name not in vars(public):  # also a submodule, while the public names are being loaded
             raise AttributeError(f"module 'kapsi' has no attribute {name!r}")
-        return vars(public)[name]
+        globals()[name] = vars(public)[name]
+        return globals()[name]
 
 
 class _Package(ModuleType):
