@@ -17,7 +17,7 @@ from kapsi.text import text_table
 
 if TYPE_CHECKING:
     from kapsi.training.records import Epoch, Step
-    from kapsi.training.tables import FitReport, Scores
+    from kapsi.training.tables import FitReport, MoreScores, Scores
 
 
 def say(*lines: str, err: bool = False) -> None:
@@ -76,16 +76,24 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     say(*text_table([[printable(cell) for cell in row] for row in rows], right))
 
 
-def score_rows(task: str, scores: dict[str, list[Scores]]) -> list[tuple[str, str, str]]:
+def score_rows(task: str, scores: dict[str, list[Scores]], metrics: MoreScores | None = None) -> list[tuple[str, ...]]:
     """Return a header and one row per model: name and both scores, mean ± standard deviation over folds."""
+    import numpy as np
+
     from kapsi.training.tables.scores import METRICS, summarize
 
     first, second = METRICS[task]
-    rows = [("", "R²" if first == "r2" else first, second.upper() if second == "rmse" else second)]
+    names = list((metrics or {}).get("kapsi", {}))
+    header = ("", "R²" if first == "r2" else first, second.upper() if second == "rmse" else second, *names)
+    rows: list[tuple[str, ...]] = [header]
     for name, values in scores.items():
         (mean, std), (loss, loss_std) = summarize(values)
         several = len(values) > 1
-        rows.append((name, _number(mean, std if several else None), _number(loss, loss_std if several else None)))
+        cells = [(mean, std), (loss, loss_std)]
+        for metric in names:
+            further = np.array((metrics or {})[name][metric])
+            cells.append((float(further.mean()), float(further.std())))
+        rows.append((name, *(_number(value, spread if several else None) for value, spread in cells)))
     return rows
 
 
@@ -121,7 +129,8 @@ def show_complete(path: Path, manifest: dict[str, Any], task: str) -> None:
 def show_report(report: FitReport) -> None:
     """Write notes, scores and the run folder of a fit."""
     notes(report.notes)
-    table(score_rows(report.task, report.scores), right=(1, 2))
+    rows = score_rows(report.task, report.scores, report.metrics)
+    table(rows, right=range(1, len(rows[0])))
     say(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
     say(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))
 

@@ -26,6 +26,33 @@ LOGS = ("csv", "tensorboard")
 EXAMPLE = "layers.0.heads.0.expansion.degree=3"
 Edits: TypeAlias = list[tuple[str, Any]]
 
+Weight: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="The weights of the rows.", show_default=False)
+]
+Group: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Groups of rows that a split does not divide.", show_default=False),
+]
+Time: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Order of the rows: held-out rows are the latest.", show_default=False),
+]
+Validation: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A table of the held-out rows, instead of a part of TABLE.", show_default=False),
+]
+Metric: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A further score: auc, f1, mae, mape, … May be repeated.", show_default=False),
+]
+ClassWeight: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="balanced|LABEL=WEIGHT",
+        help="Weights of the classes, 1 where none is given. May be repeated.",
+        show_default=False,
+    ),
+]
 Target: TypeAlias = Annotated[str, typer.Option(metavar="COLUMN", help="The column to learn.", show_default=False)]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
@@ -114,6 +141,12 @@ def fit(
     devices: Devices = None,
     nodes: Nodes = None,
     strategy: Strategy = None,
+    weight: Weight = None,
+    group: Group = None,
+    time: Time = None,
+    validation: Validation = None,
+    metric: Metric = None,
+    class_weight: ClassWeight = None,
     missing: reading.Missing = None,
     decimal: reading.Decimal = None,
     thousands: reading.Thousands = None,
@@ -133,19 +166,28 @@ def fit(
     from kapsi.training.launch import open_group
     from kapsi.training.tables import TableConfig, find_complete, fit_problem
 
-    table_config = TableConfig(target, task, folds, strict, tuple(drop or ()), reading=reading_of(options))
+    roles: Any = {
+        "weight": weight,
+        "group": group,
+        "time": time,
+        "validation": validation,
+        "metrics": tuple(metric or ()),
+    }
+    table_config = TableConfig(target, task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles)
     for name in log or ():
         check_choice("--log", name, LOGS)
-    problem, config = prepare(table, table_config, spec, [split_setting(text) for text in set_ or ()], seed)
+    problem, config = prepare(
+        table, table_config, spec, [split_setting(text) for text in set_ or ()], seed, class_weight
+    )
     checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
-    with open_group(devices=devices, nodes=nodes, strategy=strategy) as group:
-        if output is not None and group.first:
+    with open_group(devices=devices, nodes=nodes, strategy=strategy) as processes:
+        if output is not None and processes.first:
             announce_recovery(output)
         if resume and group.size == 1 and (complete := find_complete(problem, config, output)) is not None:
             show_complete(*complete, problem.task)
             return
         parts, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
-        with progress_bar(parts, epochs_per_part(config.training), quiet=not group.first, first=first) as bar:
+        with progress_bar(parts, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
             report = fit_problem(
                 problem,
                 config,
@@ -154,14 +196,19 @@ def fit(
                 callbacks=bar or (),
                 checkpoints=checkpoints,
                 logs=cast("list[LogName]", log or []),
-                group=group,
+                group=processes,
             )
-        if group.first:
+        if processes.first:
             show_report(report)
 
 
 def prepare(
-    path: str, table: TableConfig, spec: str | None, edits: Edits, seed: int | None
+    path: str,
+    table: TableConfig,
+    spec: str | None,
+    edits: Edits,
+    seed: int | None,
+    class_weight: list[str] | None = None,
 ) -> tuple[TableProblem, RunConfig]:
     """Read the table and return features and target, and the configuration of the run.
 
@@ -176,9 +223,39 @@ def prepare(
     of_model = [edit for edit in edits if edit[0].startswith("model.")]
     config = edited(config, [edit for edit in edits if edit not in of_model])
     problem = read_problem(path, config.table)
+    if class_weight:
+        weights = class_weights(class_weight, problem)
+        config = replace(config, training=replace(config.training, class_weights=weights))
     if of_model and config.model is None:
         config = replace(config, model=default_spec(len(problem.preprocessing.names())))
     return problem, edited(config, of_model)
+
+
+def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] | Literal["balanced"]:
+    """Return the weights of the classes of `--class-weight`, in the order of the classes.
+
+    Raises:
+        SpecError: an unknown class, no number, or a regression.
+    """
+    if problem.classes is None:
+        raise SpecError(
+            "--class-weight: the target has real values, no classes; leave it out, or use --task classification"
+        )
+    if words == ["balanced"]:
+        return "balanced"
+    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in problem.classes]
+    weights = dict.fromkeys(labels, 1.0)
+    for word in words:
+        label, equals, text = word.rpartition("=")
+        try:
+            weight = float(text) if equals else -1.0
+        except ValueError:
+            weight = -1.0
+        if label not in weights or not 0 <= weight < float("inf"):
+            known = ", ".join(labels[:10])
+            raise SpecError(f"--class-weight {word}: expected balanced, or LABEL=WEIGHT with a label among {known}")
+        weights[label] = weight
+    return tuple(weights.values())
 
 
 def read_configuration(path: str) -> tuple[ModelSpec | None, TrainConfig]:

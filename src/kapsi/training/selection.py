@@ -20,7 +20,8 @@ from kapsi.training.records import Epoch
 from kapsi.training.resolve import Resolved, RowsInfo, check_at_once, resolve
 from kapsi.training.threads import threads_for
 
-Data: TypeAlias = tuple[Tensor, Tensor]
+Data: TypeAlias = tuple[Tensor, ...]
+"""Inputs, targets, and weights of the rows if any."""
 
 Make: TypeAlias = Callable[[Tensor | slice], Model]
 """Returns a new model for training on some rows."""
@@ -114,7 +115,7 @@ def choose_penalty(
     Returns:
         The scores of all penalties, in order.
     """
-    x, y = data
+    x, y = data[:2]
     fits = Fits() if fits is None else fits
     scored: list[tuple[float, Tensor, int]] = []
     worse = 0
@@ -125,8 +126,10 @@ def choose_penalty(
         for i, (rows, held) in enumerate(splits):
             model = models[i] = models[i] if _continues(models[i]) else make(rows)
             resolved = replace(config, l2=penalty)
-            records = fits(model, (x[rows], y[rows]), resolved, validation=(x[held], y[held]))
+            records = fits(model, part_of(data, rows), resolved, validation=part_of(data, held))
             validation = loss.rows(predict(model, x[held]), y[held]).double()
+            for weight in data[2:]:
+                validation = validation * (weight[held] / weight[held].double().mean().clamp_min(1e-300))
             losses.append(validation.nan_to_num(nan=math.inf, posinf=math.inf))
             epochs.append(max((r.number for r in records if r.best), default=1))
         scored.append((penalty, torch.cat(losses), sorted(epochs)[len(epochs) // 2]))
@@ -139,8 +142,13 @@ def choose_penalty(
 
 
 def _resolve(model: nn.Module, data: Data, config: TrainConfig) -> Resolved:
-    x, y = data
+    x, y = data[:2]
     return resolve(config, model, RowsInfo(x.shape[0], not y.is_floating_point()), selecting=True)
+
+
+def part_of(data: Data, rows: Tensor) -> Data:
+    """Return a selection of rows."""
+    return tuple(tensor[rows] for tensor in data)
 
 
 def _continues(model: Model) -> bool:
@@ -192,7 +200,7 @@ def _fit_selected(
     splits: Callable[[int], Sequence[Split]],
     fits: Fits,
 ) -> tuple[Model, list[Epoch], list[PenaltyScore]]:
-    x, y = data
+    x = data[0]
     resolved, loss, solver, _, _ = _resolve(model, data, config)
     penalties = PENALTIES if config.l2 is None else (config.l2,)
     if solver.mini_batch:
@@ -200,7 +208,7 @@ def _fit_selected(
         ((rows, held),) = splits(1)
         model = make(rows)
         resolved = replace(resolved, l2=penalty)
-        return model, fits(model, (x[rows], y[rows]), resolved, validation=(x[held], y[held])), []
+        return model, fits(model, part_of(data, rows), resolved, validation=part_of(data, held)), []
     if config.l2 is None and solver.chooses_l2(model, loss):
         check_at_once(config)
         records = fits(model, data, resolved)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.types import Floats, Table, listed, numeric_blocks, short
+from kapsi.data.tabular.types import (
+    Column,
+    Floats,
+    Ints,
+    Table,
+    as_numbers,
+    as_text,
+    as_words,
+    listed,
+    numeric_blocks,
+    reject,
+    short,
+)
 
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
 FAR = 5.0
@@ -84,3 +97,103 @@ def _monotone(y: npt.NDArray[np.generic]) -> bool:
 def _runs(codes: npt.NDArray[np.generic]) -> bool:
     """Return whether the rows of each class follow each other."""
     return int((codes[1:] != codes[:-1]).sum()) == len(np.unique(codes)) - 1
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def check_roles(table: Table, target: str, drop: Sequence[str], roles: Mapping[str, str | None]) -> None:
+    """Refuse columns that are not there, and columns with two parts to play."""
+    if target in drop:
+        reject(table.name, f"the column {short(target)} is both the target and to be dropped; choose one")
+    taken = {target: "the target"}
+    for role, name in roles.items():
+        if name is None:
+            continue
+        table.require(name, f"the column of the {role}")
+        if name in taken or name in drop:
+            other = taken.get(name, "dropped")
+            reject(table.name, f"the column {short(name)} is to be the {role} and {other}; choose one")
+        taken[name] = f"the {role}"
+    if roles["group"] is not None and roles["time"] is not None:
+        reject(table.name, "--group and --time give different splits; leave one out")
+
+
+def check_validation(validation: Table, target: str, roles: Mapping[str, str | None], where: str) -> None:
+    """Refuse validation rows without a target, or together with other splits."""
+    validation.require(target, "the target")
+    for role in ("group", "time"):
+        if roles[role] is not None:
+            reject(where, f"--{role} has no effect on given validation rows; leave it out")
+
+
+def stacked(table: Table, validation: Table) -> Table:
+    """Return the rows of two tables, the second in the types of the first.
+
+    Raises:
+        TableError: the second lacks a column.
+    """
+    columns = {}
+    for name, first in table.columns.items():
+        if name not in validation.columns:
+            reject(validation.name, f"missing columns: {short(name)}; the columns are {listed(validation.columns)}")
+        columns[name] = _joined(name, first, validation)
+    return Table(table.name, columns, table.digest + validation.digest, (*table.notes, *validation.notes))
+
+
+def _joined(name: str, first: Column, validation: Table) -> Column:
+    second = validation.columns[name]
+    if first.problem or second.problem:
+        problem = first.problem or f" of {validation.name}{second.problem}"
+        return Column("unusable", codes=np.full(len(first) + len(second), -1), problem=problem)
+    if first.kind == "text":
+        values = np.concatenate([first.values, as_text(second, first.coded()[1]).values])
+    else:
+        values = np.concatenate([first.numbers, as_numbers(second, name, validation.name)])
+    kind = "real" if {first.kind, second.kind} == {"integer", "real"} else first.kind
+    return Column(kind, values, reason=first.reason, notes=first.notes, free=first.free)
+
+
+def kinds_of(table: Table) -> dict[str, str]:
+    """Return the kind of each column of text, numbers and dates, for `read_table` of another file."""
+    kinds = {"text": "categorical", "integer": "numeric", "real": "numeric", "date": "date"}
+    return {name: kinds[column.kind] for name, column in table.columns.items() if column.kind in kinds}
+
+
+def weights_of(table: Table, name: str | None, rows: Ints) -> Floats | None:
+    """Return the weights of rows: at least 0, and above 0 in some row."""
+    if name is None:
+        return None
+    weights = as_numbers(table.columns[name], name, table.name)[rows]
+    bad = np.flatnonzero(~(weights >= 0))
+    if len(bad):
+        reject(
+            table.name,
+            f"the weight {short(name)} is {weights[bad[0]]} in row {rows[bad[0]] + 1}; give numbers of at least 0",
+        )
+    if not weights.any():
+        reject(table.name, f"the weight {short(name)} is 0 in every row; give a row with more")
+    return weights
+
+
+def groups_of(table: Table, name: str | None, rows: Ints) -> Ints | None:
+    """Return the codes of the groups of rows; a row without a group is a group of its own."""
+    if name is None:
+        return None
+    codes, words = as_words(table.columns[name], ())
+    codes = np.asarray(codes[rows], dtype=np.int64)
+    return np.where(codes < 0, len(words) + np.arange(len(codes)), codes)
+
+
+def times_of(table: Table, name: str | None, rows: Ints) -> Floats | None:
+    """Return the times of rows, dates or numbers."""
+    if name is None:
+        return None
+    if table.columns[name].kind == "text":
+        reject(table.name, f"the time {short(name)} is text; give a column of dates or numbers")
+    times = as_numbers(table.columns[name], name, table.name)[rows]
+    if np.isnan(times).any():
+        reject(
+            table.name, f"the time {short(name)} is missing in row {rows[np.argmax(np.isnan(times))] + 1}; fill it in"
+        )
+    return times

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy.typing as npt
 from kapsi.data.tabular.types import Ints
 from kapsi.errors import TableError
 
-__all__ = ["folds", "split"]
+__all__ = ["Splits", "folds", "split"]
 
 
 def folds(y: npt.NDArray[Any], k: int, *, classes: bool, seed: int) -> list[Ints]:
@@ -78,3 +80,99 @@ def split(y: npt.NDArray[Any], fraction: float, *, classes: bool, seed: int) -> 
     for code in np.setdiff1d(codes, codes[kept]):
         kept[held[codes[held] == code][0]] = True
     return np.flatnonzero(kept).astype(np.int64), np.flatnonzero(~kept).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Held-out rows of a table: at random, by whole groups, or the latest.
+
+    Args:
+        y: target, (rows,) or (rows, targets).
+        classes: whether y has class codes, for stratified splits.
+        seed: `random_state` of the draws, 0 to 2³² − 1.
+        groups: codes of the groups, (rows,); the rows of a group stay together.
+        times: (rows,) finite; held-out rows are later than all training rows.
+    """
+
+    y: npt.NDArray[Any]
+    classes: bool
+    seed: int
+    groups: npt.NDArray[Any] | None = None
+    times: npt.NDArray[Any] | None = None
+
+    def take(self, rows: Ints) -> Splits:
+        """Return the splits of a selection of rows."""
+        groups = None if self.groups is None else self.groups[rows]
+        times = None if self.times is None else self.times[rows]
+        classes = self.classes and len(np.unique(self.y[rows])) < len(
+            rows
+        )  # rows of one class each cannot be stratified
+        return Splits(self.y[rows], classes, self.seed, groups, times)
+
+    @property
+    def most(self) -> int:
+        """The largest number of folds."""
+        key = self.groups if self.groups is not None else self.times
+        return len(self.y) if key is None else len(np.unique(key)) - (self.times is not None)
+
+    def folds(self, k: int) -> list[tuple[Ints, Ints]]:
+        """Return training rows and held-out rows of each of k folds.
+
+        Folds in time hold out k consecutive parts of equally many rows behind the first; training rows are those before.
+
+        Raises:
+            TableError: there are fewer groups or times than folds.
+
+        Example:
+            >>> times = np.array([3.0, 1.0, 2.0, 2.0])
+            >>> [(train.tolist(), held.tolist()) for train, held in Splits(times, False, 0, times=times).folds(2)]
+            [([1], [2, 3]), ([1, 2, 3], [0])]
+        """
+        if k > self.most:
+            kind = "groups" if self.groups is not None else "times" if self.times is not None else "rows"
+            raise TableError(f"folds: {k} folds of {self.most} {kind}; give fewer folds")
+        if self.times is not None:
+            limits = _limits(self.times, k)
+            return [
+                (np.flatnonzero(self.times < a), np.flatnonzero((self.times >= a) & (self.times < b)))
+                for a, b in limits
+            ]
+        if self.groups is None:
+            tests = folds(self.y if self.y.ndim == 1 else self.y[:, 0], k, classes=self.classes, seed=self.seed)
+        else:
+            from sklearn.model_selection import GroupKFold
+
+            splitter = GroupKFold(k, shuffle=True, random_state=self.seed)
+            tests = [test.astype(np.int64) for _, test in splitter.split(self.groups, groups=self.groups)]
+        return [(np.setdiff1d(np.arange(len(self.y)), test), test) for test in tests]
+
+    def split(self, fraction: float) -> tuple[Ints, Ints]:
+        """Return training rows and held-out rows: a fraction of the rows, of the groups, or the latest rows.
+
+        Raises:
+            TableError: no row can be held out.
+        """
+        if self.times is not None:
+            values, counts = np.unique(self.times, return_counts=True)
+            if len(values) < 2:
+                raise TableError("split: all rows have the same time; leave --time out")
+            later = np.cumsum(counts[::-1])[::-1]
+            position = int(np.argmin(np.abs(later[1:] - fraction * len(self.y)))) + 1
+            return np.flatnonzero(self.times < values[position]), np.flatnonzero(self.times >= values[position])
+        if self.groups is not None:
+            names = np.unique(self.groups)
+            if len(names) < 2:
+                raise TableError("split: all rows are of one group; leave --group out")
+            _, held = split(names, fraction, classes=False, seed=self.seed)
+            mask = np.isin(self.groups, names[held])
+            return np.flatnonzero(~mask), np.flatnonzero(mask)
+        return split(self.y if self.y.ndim == 1 else self.y[:, 0], fraction, classes=self.classes, seed=self.seed)
+
+
+def _limits(times: npt.NDArray[Any], k: int) -> list[tuple[float, float]]:
+    """Return first time and end of each of k folds in time; equal times stay together."""
+    values, counts = np.unique(times, return_counts=True)
+    starts = np.searchsorted(np.cumsum(counts), len(times) * np.arange(1, k + 1) / (k + 1)) + 1
+    for i in range(k):  # at least one time in each part
+        starts[i] = min(max(starts[i], starts[i - 1] + 1 if i else 1), len(values) - k + i)
+    return list(itertools.pairwise([*values[starts].tolist(), np.inf]))

@@ -8,9 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kapsi.data.tabular.preprocess import Preprocessing
-from kapsi.data.tabular.roles import index_columns, order_notes, sentinels
+from kapsi.data.tabular.roles import (
+    check_roles,
+    check_validation,
+    groups_of,
+    index_columns,
+    order_notes,
+    sentinels,
+    stacked,
+    times_of,
+    weights_of,
+)
+from kapsi.data.tabular.split import Splits
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -52,6 +64,10 @@ class TableProblem:
         rows: indices of the kept rows in the file, from 0, without the header; int64.
         notes: dropped rows and columns with reasons, one line each.
         digest: SHA-256 of the file.
+        weight: weights of the rows, (kept rows,); None for equal weights.
+        groups: codes of the groups of rows that are not to be divided, (kept rows,).
+        times: times that order the rows, (kept rows,).
+        held: mask of the rows of a file of validation rows, (kept rows,).
     """
 
     name: str
@@ -63,6 +79,14 @@ class TableProblem:
     rows: Ints
     notes: tuple[str, ...]
     digest: str = ""
+    weight: Floats | None = None
+    groups: Ints | None = None
+    times: Floats | None = None
+    held: npt.NDArray[np.bool_] | None = None
+
+    def splits(self, seed: int) -> Splits:
+        """Return the splits of the rows for a seed."""
+        return Splits(self.y, self.classes is not None, seed, self.groups, self.times)
 
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
@@ -71,7 +95,16 @@ class TableProblem:
 
 
 def make_problem(
-    table: Table, target: str, *, task: str = "auto", strict: bool = False, drop: Sequence[str] = ()
+    table: Table,
+    target: str,
+    *,
+    task: str = "auto",
+    strict: bool = False,
+    drop: Sequence[str] = (),
+    weight: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    validation: Table | None = None,
 ) -> TableProblem:
     """Split a table into features and target; drop rows without a target and columns without information.
 
@@ -81,6 +114,10 @@ def make_problem(
         task: "classification", "regression", or "auto": strings, booleans and at most 20 distinct integers are classes.
         strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
+        weight: column of the weights of the rows; no input.
+        group: column of groups that a split does not divide; no input.
+        time: column that orders the rows: held-out rows are later. It stays an input.
+        validation: rows to hold out, with the columns of the table.
 
     Raises:
         TableError: the target or a feature column is invalid.
@@ -91,12 +128,17 @@ def make_problem(
     table.require(target, "the target")
     for name in drop:
         table.require(name, "the column to drop")
-    if target in drop:
-        reject(where, f"the column {short(target)} is both the target and to be dropped; choose one")
+    roles = {"weight": weight, "group": group, "time": time}
+    check_roles(table, target, drop, roles)
+    if validation is not None:
+        check_validation(validation, target, roles, where)
+        count, table = table.rows, stacked(table, validation)
 
     index = {name: why for name, why in index_columns(table).items() if name != target and name not in drop}
-    names = [name for name in table.columns if name != target and name not in drop and name not in index]
-    notes = [*table.notes, *table.use([target, *names])]
+    names = [
+        name for name in table.columns if name != target and name not in drop and name not in (*index, weight, group)
+    ]
+    notes = [*table.notes, *table.use([target, *names, *filter(None, (weight, group))])]
     notes += [f"left out the column {short(name)}: {why}" for name, why in index.items()]
     column = table.columns[target]
     rows = _rows_with_target(table, target, strict, notes)
@@ -121,7 +163,22 @@ def make_problem(
             reject(where, f"the target {short(target)} is {y[0]} in every row; choose a target that varies")
     features = _informative(table, names, rows, notes)
     notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
-    return TableProblem(where, target, task, features, y, classes, rows, tuple(notes), table.digest)
+    held = None if validation is None else rows >= count
+    return TableProblem(
+        where,
+        target,
+        task,
+        features,
+        y,
+        classes,
+        rows if held is None else np.where(held, rows - count, rows),
+        tuple(notes),
+        table.digest,
+        weight=weights_of(table, weight, rows),
+        groups=groups_of(table, group, rows),
+        times=times_of(table, time, rows),
+        held=held,
+    )
 
 
 def _rows_with_target(table: Table, target: str, strict: bool, notes: list[str]) -> Ints:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from kapsi.data.tabular import Reading, TableProblem, make_problem, read_table
+from kapsi.data.tabular.roles import kinds_of
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor
 from kapsi.function import Spec, catalogue, option
@@ -15,7 +16,8 @@ from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
-from kapsi.training.losses import Loss
+from kapsi.training.losses import MSE, CrossEntropy, Loss
+from kapsi.training.metrics import Metric
 from kapsi.training.resolve import RowsInfo, resolve
 
 __all__ = ["RunConfig", "TableConfig", "default_spec", "read_problem", "resolve_run"]
@@ -38,6 +40,11 @@ class TableConfig(Spec):
         early_stopping_fraction: fraction of training rows held out for early stopping and for the choice of the L2 penalty,
             unless these use cross-validation.
         reading: how the file is read, also for predictions.
+        weight: column of the weights of the rows.
+        group: column of groups whose rows stay together in splits.
+        time: column that orders the rows: held-out rows are later than training rows.
+        validation: file of the held-out rows, instead of a part of the table.
+        metrics: further scores.
     """
 
     target: str
@@ -48,6 +55,15 @@ class TableConfig(Spec):
     validation_fraction: float = option(0.2, minimum=0.05, maximum=0.9)
     early_stopping_fraction: float = option(0.15, minimum=0.05, maximum=0.5)
     reading: Reading = Reading()
+    weight: str | None = None
+    group: str | None = None
+    time: str | None = None
+    validation: str | None = None
+    metrics: tuple[Metric, ...] = ()
+
+    def check(self) -> None:
+        if self.validation is not None and self.folds is not None:
+            raise SpecError("TableConfig: folds have no effect on given validation rows; leave folds or validation out")
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,11 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
         TableError: the file is not a table, or the target or a feature column does not fit.
     """
     table = read_table(path, config.reading)
-    return make_problem(table, config.target, task=config.task, strict=config.strict, drop=config.drop)
+    validation = None
+    if config.validation is not None:
+        validation = read_table(config.validation, config.reading, kinds=kinds_of(table))
+    roles: Any = {"weight": config.weight, "group": config.group, "time": config.time, "validation": validation}
+    return make_problem(table, config.target, **roles, task=config.task, strict=config.strict, drop=config.drop)
 
 
 def default_spec(in_features: int) -> ModelSpec:
@@ -111,6 +131,8 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         raise SpecError(
             f"training.loss: {training.loss.name} does not fit {problem.task}, which needs {needs}; choose {known}"
         )
+    for metric in config.table.metrics:
+        metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
     if training.standardize:
         raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
     sized = Model(model.sized(width, outputs), device="meta")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.calibrate import calibrate
-from kapsi.data.tabular import TableProblem, folds, split
+from kapsi.data.tabular import TableProblem
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
@@ -32,7 +32,7 @@ from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.ranges import Ranges
 from kapsi.training.tables.run_folder import complete_run, log_epochs, log_part, write_run
-from kapsi.training.tables.scores import Scores, baselines, scores_of
+from kapsi.training.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
 
 __all__ = ["FitReport", "find_complete", "fit_problem", "fit_table"]
 
@@ -55,24 +55,24 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     dtype = torch.float32 if config.training.solver.mini_batch else torch.float64
     x = torch.from_numpy(train.x).to(dtype)
     y = torch.from_numpy(train.y) if train.scale is None else torch.from_numpy(train.y).to(dtype)
-    classes = train.scale is None and len(np.unique(train.y)) < count  # rows of one class each cannot be stratified
+    data = (x, y) if train.weight is None else (x, y, torch.from_numpy(train.weight).to(dtype))
+    ways = problem.splits(seed).take(train.rows)
 
     def make(part: torch.Tensor | slice) -> Model:
         labels = y[part] if train.scale is None else None
         return scale_last_layer(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
 
     def splits(k: int) -> Sequence[Split]:
-        if k > 1 and count >= 2 * k:
-            held = folds(train.y, k, classes=classes, seed=seed)
-            pairs = [(np.setdiff1d(np.arange(count), part), part) for part in held]
+        if k > 1 and count >= 2 * k and ways.most >= k:
+            pairs = ways.folds(k)
         else:
-            pairs = [split(train.y, config.table.early_stopping_fraction, classes=classes, seed=seed)]
+            pairs = [ways.split(config.table.early_stopping_fraction)]
         return [(torch.from_numpy(kept), torch.from_numpy(part)) for kept, part in pairs]
 
     with warnings.catch_warnings():
         # Columns and targets are standardized; a constant target leaves rounding errors.
         warnings.simplefilter("ignore", ScaleWarning)
-        model, epochs, choices = fit_selected(make, (x, y), config.training, splits=splits, fits=fits)
+        model, epochs, choices = fit_selected(make, data, config.training, splits=splits, fits=fits)
     known = train.preprocessing.check(problem.features.take(train.rows))[0]
     ranges = Ranges.fit(known, None if train.scale is None else problem.y[train.rows])
     coding = (
@@ -99,6 +99,7 @@ class FitReport(NamedTuple):
         scored_rows: number of scored rows.
         parameters: number of parameters of the saved model.
         notes: notes for the user.
+        metrics: further scores by model and name of the metric, one for each fold.
     """
 
     path: Path
@@ -108,6 +109,7 @@ class FitReport(NamedTuple):
     scored_rows: int
     parameters: int
     notes: list[str]
+    metrics: MoreScores
 
 
 def fit_table(path: str | Path, config: RunConfig, output: str | Path | None = None, **options: Any) -> FitReport:
@@ -162,6 +164,8 @@ def fit_problem(
     outputs = np.zeros((len(problem.y), len(problem.classes or (0,))))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
+    metrics: MoreScores = {}
+    problem = replace(problem, notes=(*problem.notes, *copies(problem, parts)))
     with contextlib.ExitStack() as stack:
         run = log = None
         if group.first:
@@ -178,14 +182,19 @@ def fit_problem(
             if len(test):
                 predicted = fitted.model.outputs(problem.features, test)
                 outputs[test], fold_of[test] = predicted.reshape(len(test), -1), number
-                part_scores = {"kapsi": scores_of(predicted, problem.y[test]), **baselines(problem, train, test)}
+                weight = None if problem.weight is None else problem.weight[test]
+                predictions = {"kapsi": predicted, **baselines(problem, train, test)}
+                part_scores = {m: scores_of(p, problem.y[test], weight) for m, p in predictions.items()}
                 for model, score in part_scores.items():
                     scores.setdefault(model, []).append(score)
+                    more = more_scores(config.table.metrics, predictions[model], problem.y[test], weight)
+                    for metric, value in more.items():
+                        metrics.setdefault(model, {}).setdefault(metric, []).append(value)
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
-            write_run(run, problem, config, fitted.model, scores, outputs, fold_of)
+            write_run(run, problem, config, fitted.model, scores, outputs, fold_of, metrics)
             run.on_sealed = None if checkpoints is None else checkpoints.finish_all
     if checkpoints is not None and group.first:
         checkpoints.remove()
@@ -194,7 +203,8 @@ def fit_problem(
     notes = list(problem.notes)
     if output is None and where.name != _default_folder(problem).name:
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
-    return FitReport(where, problem.task, scores, len(problem.y), int((fold_of >= 0).sum()), parameters, notes)
+    scored = int((fold_of >= 0).sum())
+    return FitReport(where, problem.task, scores, len(problem.y), scored, parameters, notes, metrics)
 
 
 def find_complete(
@@ -220,13 +230,19 @@ def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, In
         raise TableError(f"{problem.name}: {k} folds of {count} rows; each fold needs at least {least}, give fewer")
     if count < 4:
         raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
+    if problem.held is not None:
+        parts = np.flatnonzero(~problem.held), np.flatnonzero(problem.held)
+        if min(map(len, parts)) < 2:
+            raise TableError(
+                f"{problem.name}: {len(parts[1])} of {count} rows are validation rows; give two at least of each"
+            )
+        return [("training part", *parts)]
+    ways = problem.splits(seed)
     if k is None:
-        train, test = split(problem.y, config.table.validation_fraction, classes=classes, seed=seed)
-        return [("training part", train, test)]
+        return [("training part", *ways.split(config.table.validation_fraction))]
     rows = np.arange(count)
-    tests = folds(problem.y, k, classes=classes, seed=seed)
-    parts = [(f"fold {i} of {k}", np.setdiff1d(rows, test), test) for i, test in enumerate(tests, 1)]
-    return [*parts, ("all rows", rows, rows[:0])]
+    folds = [(f"fold {i} of {k}", train, test) for i, (train, test) in enumerate(ways.folds(k), 1)]
+    return [*folds, ("all rows", rows, rows[:0])]
 
 
 def _default_folder(problem: TableProblem) -> Path:

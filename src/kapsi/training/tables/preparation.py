@@ -22,6 +22,7 @@ class TrainingRows:
         x: inputs, (rows, inputs) float64.
         y: class codes, or standardized targets, (rows,).
         scale: standardization of the target; None in classification.
+        weight: weights of the rows, (rows,); None for equal weights.
     """
 
     rows: npt.NDArray[np.int64]
@@ -29,6 +30,7 @@ class TrainingRows:
     x: npt.NDArray[np.float64]
     y: npt.NDArray[Any]
     scale: TargetScale | None
+    weight: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64]) -> TrainingRows:
@@ -36,11 +38,12 @@ class TrainingRows:
         everything = len(rows) == len(problem.y)
         preprocessing = problem.preprocessing if everything else Preprocessing.fit(problem.features, rows)
         x, y = preprocessing.transform(problem.features, rows), problem.y[rows]
+        weight = None if problem.weight is None else problem.weight[rows]
         if x.shape[1] == 0:
             raise TableError(
                 f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
             )
         if problem.classes is not None:
-            return cls(rows, preprocessing, x, y, None)
+            return cls(rows, preprocessing, x, y, None, weight)
         scale = TargetScale.fit(y.astype(np.float64))
-        return cls(rows, preprocessing, x, scale.apply(y), scale)
+        return cls(rows, preprocessing, x, scale.apply(y), scale, weight)

@@ -27,7 +27,7 @@ from kapsi.training.run_folder import FORMAT_VERSION, NewRun, read_run
 from kapsi.training.tables.configuration import RunConfig
 from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.ranges import Ranges
-from kapsi.training.tables.scores import METRICS, Floats, Scores, summarize
+from kapsi.training.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
 from kapsi.version import __version__
 
 __all__ = ["LoadedRun", "complete_run", "load_config", "load_run"]
@@ -67,6 +67,7 @@ def write_run(
     scores: dict[str, list[Scores]],
     outputs: Floats,
     fold_of: npt.NDArray[Any],
+    metrics: MoreScores,
 ) -> None:
     """Write model, preprocessing, configuration, predictions and manifest.
 
@@ -78,6 +79,7 @@ def write_run(
         scores: scores of each part by name of the model.
         outputs: outputs for the test rows, (rows, classes) or (rows, 1).
         fold_of: number of the fold of each row, -1 without prediction.
+        metrics: further scores.
     """
     save(model.model, run.folder / "model.safetensors")
     write_json(run.folder / "preprocessing.json", model.to_dict())
@@ -100,7 +102,7 @@ def write_run(
         "scored_rows": len(rows),
         "folds": config.table.folds,
         "seed": config.training.seed,
-        "scores": {name: _summary(part_scores, problem.task) for name, part_scores in scores.items()},
+        "scores": {name: _summary(part, problem.task, metrics.get(name, {})) for name, part in scores.items()},
         "notes": list(problem.notes),
         "versions": {
             "kapsi": __version__,
@@ -110,10 +112,13 @@ def write_run(
     }
 
 
-def _summary(scores: list[Scores], task: str) -> Any:
+def _summary(scores: list[Scores], task: str, more: dict[str, list[float]]) -> Any:
     (main, main_std), (loss, loss_std) = summarize(scores)
     first, second = METRICS[task]
-    return finite({first: main, f"{first} std": main_std, second: loss, f"{second} std": loss_std})
+    known = {first: main, f"{first} std": main_std, second: loss, f"{second} std": loss_std}
+    for name, values in more.items():
+        known |= {name: float(np.mean(values)), f"{name} std": float(np.std(values))}
+    return finite(known)
 
 
 # ------------------------------------------------------------------------------------------------ reading

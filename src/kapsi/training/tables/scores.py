@@ -9,14 +9,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kapsi.data.tabular import TableProblem
+from kapsi.training.losses import MSE, CrossEntropy
+from kapsi.training.metrics import Metric
 from kapsi.training.tables.preparation import TrainingRows
 
-__all__ = ["Scores", "baselines", "scores_of", "summarize"]
+__all__ = ["MoreScores", "Scores", "baselines", "scores_of", "summarize"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
+MOST_COMPARED = 2**24  # values
 MAX_FLOAT64 = float(np.finfo(np.float64).max)
 METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
 
@@ -33,32 +37,54 @@ class Scores(NamedTuple):
     loss: float
 
 
-def scores_of(outputs: Floats, y: npt.NDArray[Any]) -> Scores:
-    """Return the scores of probabilities (rows, classes) on class codes, or of predictions (rows,) on real targets."""
-    return classification_scores(outputs, y) if outputs.ndim == 2 else regression_scores(outputs, y)
+MoreScores: TypeAlias = dict[str, dict[str, list[float]]]
+"""Further scores by model and name of the metric, one for each fold."""
 
 
-def classification_scores(probabilities: Floats, codes: npt.NDArray[Any]) -> Scores:
+def scores_of(outputs: Floats, y: npt.NDArray[Any], weight: Floats | None = None) -> Scores:
+    """Return the scores of probabilities (rows, classes) on class codes, or of predictions (rows,) on real targets.
+
+    Weights (rows,), if any, count a row that many times.
+    """
+    return classification_scores(outputs, y, weight) if outputs.ndim == 2 else regression_scores(outputs, y, weight)
+
+
+def more_scores(
+    metrics: Sequence[Metric], outputs: Floats, y: npt.NDArray[Any], weight: Floats | None = None
+) -> dict[str, float]:
+    """Return further scores by the name of the metric; arguments as in `scores_of`."""
+    with np.errstate(divide="ignore"):
+        logits = np.log(outputs) if outputs.ndim == 2 else outputs[:, np.newaxis]
+    output, target = torch.from_numpy(logits).clamp_min(-709 if outputs.ndim == 2 else -math.inf), torch.from_numpy(y)
+    loss = CrossEntropy() if outputs.ndim == 2 else MSE()
+    w = None if weight is None else torch.from_numpy(weight)
+    return {metric.name: metric.value(metric.sums(output, target, w, loss).tolist()) for metric in metrics}
+
+
+def classification_scores(probabilities: Floats, codes: npt.NDArray[Any], weight: Floats | None = None) -> Scores:
     """Return accuracy and log loss of probabilities, (rows, classes); a probability of 0 costs 708, not infinity."""
     chosen = probabilities[np.arange(len(codes)), codes]
-    return Scores(float((probabilities.argmax(1) == codes).mean()), float(-np.log(np.maximum(chosen, 2.3e-308)).mean()))
+    correct, losses = probabilities.argmax(1) == codes, -np.log(np.maximum(chosen, 2.3e-308))
+    return Scores(float(np.average(correct, weights=weight)), float(np.average(losses, weights=weight)))
 
 
-def regression_scores(predicted: Floats, y: npt.NDArray[Any]) -> Scores:
+def regression_scores(predicted: Floats, y: npt.NDArray[Any], weight: Floats | None = None) -> Scores:
     """Return R² and RMSE; R² of a constant target is 1 for exact predictions, else 0."""
     # Scaled to at most 1: squares of huge values overflow, and those of tiny values vanish.
     size = float(np.abs(y).max())
     largest = max(size, float(np.abs(predicted).max())) or 1.0
-    error = math.sqrt(float(np.square(y / largest - predicted / largest).mean()))
+    error = math.sqrt(float(np.average(np.square(y / largest - predicted / largest), weights=weight)))
     rmse = min(error * largest, MAX_FLOAT64)
     if y.min() == y.max():
         return Scores(float(error == 0), rmse)
-    ratio = error / float((y / size).std()) * (largest / size)
+    center = np.average(y / size, weights=weight)
+    deviation = math.sqrt(float(np.average(np.square(y / size - center), weights=weight)))
+    ratio = error / deviation * (largest / size) if deviation else math.inf
     return Scores(max(1 - ratio * ratio, -MAX_FLOAT64), rmse)
 
 
-def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.int64]) -> dict[str, Scores]:
-    """Return the scores of a constant and of a linear model on test rows.
+def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Return the predictions of a constant and of a linear model for test rows, as `scores_of` takes them.
 
     The constant is the class frequencies or the mean; the linear model is scikit-learn's logistic or ridge regression with
     the default penalty.
@@ -66,26 +92,44 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
     from sklearn.linear_model import LogisticRegression, Ridge
     from threadpoolctl import threadpool_limits
 
-    x_test, y_test = train.preprocessing.transform(problem.features, test), problem.y[test]
+    x_test = train.preprocessing.transform(problem.features, test)
     if train.scale is not None:
         scale = train.scale
         with threadpool_limits(1):
-            linear = scale.invert(Ridge().fit(train.x, train.y).predict(x_test))
+            linear = scale.invert(Ridge().fit(train.x, train.y, train.weight).predict(x_test))
         constant = np.full(len(test), scale.center)
-        return {"mean": regression_scores(constant, y_test), "ridge regression": regression_scores(linear, y_test)}
-    frequencies = np.bincount(train.y, minlength=len(problem.classes or ())) / len(train.y)
+        return {"mean": constant, "ridge regression": linear}
+    counts = np.bincount(train.y, train.weight, minlength=len(problem.classes or ()))
+    frequencies = counts / counts.sum()
     prior = np.tile(frequencies, (len(test), 1))
     probabilities = prior.copy()
     if len(np.unique(train.y)) > 1:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")  # on convergence and many classes
-            logistic = LogisticRegression(max_iter=1000).fit(train.x, train.y)
+            logistic = LogisticRegression(max_iter=1000).fit(train.x, train.y, train.weight)
         probabilities[:] = 0
         probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
-    return {
-        "most frequent class": classification_scores(prior, y_test),
-        "logistic regression": classification_scores(probabilities, y_test),
-    }
+    return {"most frequent class": prior, "logistic regression": probabilities}
+
+
+def copies(
+    problem: TableProblem, parts: Sequence[tuple[str, npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+) -> list[str]:
+    """Return a note if held-out rows are copies of training rows, with the same target."""
+    if not parts or problem.features.rows * len(problem.features.columns) > MOST_COMPARED:
+        return []
+    columns = [
+        c.coded()[0] if c.kind == "text" else np.nan_to_num(c.numbers, nan=-1e308)
+        for c in problem.features.columns.values()
+    ]
+    rows = np.ascontiguousarray(np.column_stack([*columns, problem.y]).astype(np.float64))
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * 8))).ravel()
+    _, codes = np.unique(keys, return_inverse=True)
+    count = sum(int(np.isin(codes[test], codes[train]).sum()) for _, train, test in parts if len(test))
+    total = sum(len(test) for _, _, test in parts)
+    if not count:
+        return []
+    return [f"{count:,} of {total:,} validation rows are copies of training rows, so the scores may be too good"]
 
 
 def summarize(scores: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:
