@@ -16,7 +16,7 @@ from kapsi.data.tabular import make_problem, read_table
 from kapsi.data.tabular.split import Splits
 from kapsi.errors import SpecError, TableError
 from kapsi.training.config import TrainConfig
-from kapsi.training.tables import RunConfig, TableConfig, fit_table
+from kapsi.training.tables import RunConfig, TableConfig, fit_table, load_run
 
 QUICK = TrainConfig(l2=0.01, epochs=4)
 ROWS = 60
@@ -152,3 +152,34 @@ def test_class_weights_of_the_command_line(path):
     heavy, _ = fitted(path, training=TrainConfig(l2=0.01, epochs=4, class_weights=(1.0, 9.0)))
     light, _ = fitted(path)
     assert sum(float(row["probability_1"]) for row in heavy) > sum(float(row["probability_1"]) for row in light)
+
+
+def test_several_targets_are_several_outputs(path):
+    rows, manifest = fitted(path, ("z", "x"), metrics=("mae",), drop=["y"])
+
+    run = load_run(path.parent / "run")
+    assert {"z", "x"}.isdisjoint(column.name for column in run.model.preprocessing.columns)
+    pairs = [
+        [np.array([float(row[f"{kind}_{name}"]) for row in rows]) for kind in ("target", "prediction")] for name in "zx"
+    ]
+    assert manifest["scores"]["kapsi"]["r2"] == pytest.approx(np.mean([r2_score(y, p) for y, p in pairs]), rel=1e-9)
+    assert manifest["scores"]["kapsi"]["mae"] == pytest.approx(
+        np.mean([np.abs(y - p).mean() for y, p in pairs]), rel=1e-9
+    )
+    table = read_table(path)
+    held = [int(row["row"]) - 1 for row in rows]
+    again = run.model.predict(table)[0]
+    for (_, predicted), name in zip(pairs, "zx", strict=True):
+        np.testing.assert_allclose(np.array(again[f"prediction_{name}"])[held], predicted, rtol=1e-12)
+    assert run.model.scores(table)[1] == ROWS
+    with pytest.raises(TableError, match="'y' has classes, and several targets need real values"):
+        make_problem(table, ["z", "y"])
+    with pytest.raises(TableError, match="give different columns"):
+        make_problem(table, ["z", "z"])
+
+
+def test_a_repeated_option_of_one_value_is_refused(path, capsys):
+    from kapsi.cli import main
+
+    assert main(["fit", str(path), "--target", "y", "--seed", "1", "--seed=2"]) == 2
+    assert "--seed was given twice, as '1' and as '2'; give it once" in capsys.readouterr().err

@@ -368,6 +368,8 @@ def test_the_run_folder_holds_everything(tmp_path, classes):
         "validation_fraction": 0.2,
         "early_stopping_fraction": 0.15,
         "reading": to_dict(Reading()),
+        **dict.fromkeys(("weight", "group", "time", "validation")),
+        "metrics": [],
     }
     assert resolved["training"]["solver"]["kind"] == "lbfgs"
     assert resolved["training"]["loss"]["kind"] == "cross_entropy"

@@ -53,7 +53,10 @@ ClassWeight: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Target: TypeAlias = Annotated[str, typer.Option(metavar="COLUMN", help="The column to learn.", show_default=False)]
+Target: TypeAlias = Annotated[
+    list[str],
+    typer.Option(metavar="COLUMN", help="The column to learn. Several columns of numbers: repeat.", show_default=False),
+]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
     typer.Option(help="auto: strings, booleans and at most 20 distinct integers are classes."),
@@ -173,7 +176,9 @@ def fit(
         "validation": validation,
         "metrics": tuple(metric or ()),
     }
-    table_config = TableConfig(target, task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles)
+    table_config = TableConfig(
+        tuple(target), task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles
+    )
     for name in log or ():
         check_choice("--log", name, LOGS)
     problem, config = prepare(

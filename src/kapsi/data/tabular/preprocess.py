@@ -18,6 +18,7 @@ from kapsi.data.tabular.encoders import (
     centers_and_scales,
     clipped,
     fields,
+    numbers,
     positive,
     standardized,
 )
@@ -212,7 +213,7 @@ class TargetScale:
     """Standardization of a regression target.
 
     Args:
-        center: mean of the fitted values.
+        center: mean of the fitted values; one for each of several targets.
         scale: population standard deviation of the fitted values, 1 if they are constant.
 
     Example:
@@ -221,28 +222,32 @@ class TargetScale:
         [3.0]
     """
 
-    center: float
-    scale: float
+    center: float | tuple[float, ...]
+    scale: float | tuple[float, ...]
 
     @classmethod
     def fit(cls, y: Floats) -> TargetScale:
-        """Fit mean and population standard deviation of y, (rows,), finite."""
+        """Fit mean and population standard deviation of y, (rows,) or (rows, targets), finite."""
+        if y.ndim == 2:
+            centers, scales = centers_and_scales(np.ascontiguousarray(y.T))
+            return cls(tuple(centers.tolist()), tuple(scales.tolist()))
         return cls(*center_and_scale(np.asarray(y, dtype=np.float64)))
 
     def apply(self, y: npt.ArrayLike) -> Floats:
         """Return y standardized, float64 of the same shape; NaN stays."""
-        scaled = standardized(np.asarray(y, dtype=np.float64), self.center, self.scale)
+        scaled = standardized(np.asarray(y, dtype=np.float64), np.asarray(self.center), np.asarray(self.scale))
         return np.clip(scaled, -MAX_FLOAT64, MAX_FLOAT64)
 
     def invert(self, y: npt.ArrayLike) -> Floats:
         """Return standardized y in the unit of the target, float64 of the same shape; NaN stays, no value overflows."""
         with np.errstate(over="ignore"):
-            values = np.asarray(y, dtype=np.float64) * self.scale + self.center
+            values = np.asarray(y, dtype=np.float64) * np.asarray(self.scale) + np.asarray(self.center)
         return np.clip(values, -MAX_FLOAT64, MAX_FLOAT64)
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float | list[float]]:
         """Return plain JSON types for `from_dict`."""
-        return {"center": self.center, "scale": self.scale}
+        data = {"center": self.center, "scale": self.scale}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
     @classmethod
     def from_dict(cls, data: object) -> TargetScale:
@@ -251,5 +256,10 @@ class TargetScale:
         Raises:
             TableError: the data is damaged.
         """
+        if isinstance(data, Mapping) and isinstance(data.get("center"), list):
+            several = fields(data, "target scale", {"center": list, "scale": list})
+            count = len(several["center"])
+            centers, scales = (numbers(several[name], count, "target scale") for name in ("center", "scale"))
+            return cls(centers, tuple(positive(scale, "target scale") for scale in scales))
         values = fields(data, "target scale", {"center": float, "scale": float})
         return cls(values["center"], positive(values["scale"], "target scale"))

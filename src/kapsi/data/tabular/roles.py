@@ -102,11 +102,12 @@ def _runs(codes: npt.NDArray[np.generic]) -> bool:
 # ------------------------------------------------------------------------------------------------ rows
 
 
-def check_roles(table: Table, target: str, drop: Sequence[str], roles: Mapping[str, str | None]) -> None:
+def check_roles(table: Table, targets: Sequence[str], drop: Sequence[str], roles: Mapping[str, str | None]) -> None:
     """Refuse columns that are not there, and columns with two parts to play."""
-    if target in drop:
-        reject(table.name, f"the column {short(target)} is both the target and to be dropped; choose one")
-    taken = {target: "the target"}
+    for target in targets:
+        if target in drop:
+            reject(table.name, f"the column {short(target)} is both the target and to be dropped; choose one")
+    taken = dict.fromkeys(targets, "the target")
     for role, name in roles.items():
         if name is None:
             continue
@@ -119,9 +120,10 @@ def check_roles(table: Table, target: str, drop: Sequence[str], roles: Mapping[s
         reject(table.name, "--group and --time give different splits; leave one out")
 
 
-def check_validation(validation: Table, target: str, roles: Mapping[str, str | None], where: str) -> None:
+def check_validation(validation: Table, targets: Sequence[str], roles: Mapping[str, str | None], where: str) -> None:
     """Refuse validation rows without a target, or together with other splits."""
-    validation.require(target, "the target")
+    for target in targets:
+        validation.require(target, "the target")
     for role in ("group", "time"):
         if roles[role] is not None:
             reject(where, f"--{role} has no effect on given validation rows; leave it out")

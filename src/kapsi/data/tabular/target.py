@@ -56,10 +56,10 @@ class TableProblem:
 
     Args:
         name: name of the file, for messages.
-        target: name of the target column.
+        target: name of the target column, or names of several targets with real values.
         task: "classification" or "regression".
         features: feature columns of the kept rows.
-        y: class codes (int64) or values (float64), (kept rows,).
+        y: class codes (int64) or values (float64), (kept rows,); (kept rows, targets) for several.
         classes: original labels, sorted; a code is a position. None in regression.
         rows: indices of the kept rows in the file, from 0, without the header; int64.
         notes: dropped rows and columns with reasons, one line each.
@@ -71,7 +71,7 @@ class TableProblem:
     """
 
     name: str
-    target: str
+    target: str | tuple[str, ...]
     task: str
     features: Table
     y: Ints | Floats
@@ -96,7 +96,7 @@ class TableProblem:
 
 def make_problem(
     table: Table,
-    target: str,
+    target: str | Sequence[str],
     *,
     task: str = "auto",
     strict: bool = False,
@@ -110,7 +110,7 @@ def make_problem(
 
     Args:
         table: the table.
-        target: name of the target column.
+        target: name of the target column, or of several columns of numbers.
         task: "classification", "regression", or "auto": strings, booleans and at most 20 distinct integers are classes.
         strict: reject rows without a target instead of dropping them.
         drop: names of columns to leave out.
@@ -125,48 +125,30 @@ def make_problem(
     where = table.name
     if task not in TASKS:
         reject(where, f"the task {short(task)} is not known; allowed are {listed(TASKS)}")
-    table.require(target, "the target")
+    targets = _targets(table, target)
     for name in drop:
         table.require(name, "the column to drop")
     roles = {"weight": weight, "group": group, "time": time}
-    check_roles(table, target, drop, roles)
+    check_roles(table, targets, drop, roles)
     if validation is not None:
-        check_validation(validation, target, roles, where)
+        check_validation(validation, targets, roles, where)
         count, table = table.rows, stacked(table, validation)
 
-    index = {name: why for name, why in index_columns(table).items() if name != target and name not in drop}
-    names = [
-        name for name in table.columns if name != target and name not in drop and name not in (*index, weight, group)
-    ]
-    notes = [*table.notes, *table.use([target, *names, *filter(None, (weight, group))])]
+    index = {name: why for name, why in index_columns(table).items() if name not in (*targets, *drop)}
+    names = [name for name in table.columns if name not in (*targets, *drop, *index, weight, group)]
+    notes = [*table.notes, *table.use([*targets, *names, *filter(None, (weight, group))])]
     notes += [f"left out the column {short(name)}: {why}" for name, why in index.items()]
-    column = table.columns[target]
-    rows = _rows_with_target(table, target, strict, notes)
-    if column.kind == "date":
-        reject(
-            where,
-            f"the target {short(target)} has dates; give a target of numbers or classes, such as days since a date",
-        )
-    if column.kind != "text":
-        as_numbers(column, target, where)  # rejects infinite values
-    if task == "auto":
-        task = _task_of(column, rows, target, notes)
-    y: Ints | Floats
-    classes: tuple[Label, ...] | None = None
-    if task == "classification":
-        y, classes = _classes_of(column, rows, target, where, notes)
-    elif column.kind == "text":
-        reject(where, f"the target {short(target)} is text, which has no regression; use --task classification")
-    else:
-        y = column.numbers[rows]
-        if y.min() == y.max():
-            reject(where, f"the target {short(target)} is {y[0]} in every row; choose a target that varies")
+    rows = _rows_with_targets(table, targets, strict, notes)
+    values = [_target(table, name, rows, task if len(targets) == 1 else "regression", task, notes) for name in targets]
+    task, y, classes = values[0]
+    if len(targets) > 1:
+        y = np.stack([numbers.astype(np.float64) for _, numbers, _ in values], axis=1)
     features = _informative(table, names, rows, notes)
     notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
     held = None if validation is None else rows >= count
     return TableProblem(
         where,
-        target,
+        targets if len(targets) > 1 else targets[0],
         task,
         features,
         y,
@@ -181,16 +163,52 @@ def make_problem(
     )
 
 
-def _rows_with_target(table: Table, target: str, strict: bool, notes: list[str]) -> Ints:
-    missing = table.columns[target].missing
+def _targets(table: Table, target: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the targets."""
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    for name in targets:
+        table.require(name, "the target")
+    if not targets or len(set(targets)) < len(targets):
+        reject(table.name, f"the targets are {listed(targets) or 'none'}; give different columns")
+    return targets
+
+
+def _target(
+    table: Table, name: str, rows: Ints, task: str, asked: str, notes: list[str]
+) -> tuple[str, Ints | Floats, tuple[Label, ...] | None]:
+    """Return task, values and classes of a target; `asked` is the task in the options, for one of several targets."""
+    where, column = table.name, table.columns[name]
+    if column.kind == "date":
+        reject(where, f"the target {short(name)} has dates; give numbers or classes, such as days since a date")
+    if column.kind != "text":
+        as_numbers(column, name, where)  # rejects infinite values
+    # `asked` differs for one of several targets, unless regression was asked for.
+    if task != asked and "classification" in (asked, _task_of(column, rows, name, [])):
+        advice = "fit a run for each, or use --task regression for numbers"
+        reject(where, f"the target {short(name)} has classes, and several targets need real values; {advice}")
+    if task == "auto":
+        task = _task_of(column, rows, name, notes)
+    if task == "classification":
+        return task, *_classes_of(column, rows, name, where, notes)
+    if column.kind == "text":
+        reject(where, f"the target {short(name)} is text, which has no regression; use --task classification")
+    y = column.numbers[rows]
+    if y.min() == y.max():
+        reject(where, f"the target {short(name)} is {y[0]} in every row; choose a target that varies")
+    return task, y, None
+
+
+def _rows_with_targets(table: Table, targets: Sequence[str], strict: bool, notes: list[str]) -> Ints:
+    missing = np.logical_or.reduce([table.columns[name].missing for name in targets])
+    target = listed(targets)
     if missing.any():
         count, first = int(missing.sum()), int(np.argmax(missing)) + 1
         if count == table.rows:
-            reject(table.name, f"the target {short(target)} is missing in every row; choose another target")
+            reject(table.name, f"the target {target} is missing in every row; choose another target")
         if strict:
             rows = f"{count} of {table.rows} rows, first in row {first}"
-            reject(table.name, f"the target {short(target)} is missing in {rows}; fill them in, or allow dropping them")
-        notes.append(f"dropped {count} of {table.rows} rows without a target {short(target)} (first: row {first})")
+            reject(table.name, f"the target {target} is missing in {rows}; fill them in, or allow dropping them")
+        notes.append(f"dropped {count} of {table.rows} rows without a target {target} (first: row {first})")
     return np.flatnonzero(~missing).astype(np.int64)
 
 
@@ -295,8 +313,8 @@ def _constant(features: Table, rows: Ints) -> set[str]:
     return constant | {name for name, values in dates.items() if (values == values[0]).all()}
 
 
-def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | None) -> Ints | Floats:
-    """Return the target of a new table in the coding of a fitted problem.
+def target_of(table: Table, target: str | tuple[str, ...], task: str, classes: Sequence[Label] | None) -> Ints | Floats:
+    """Return the target of a new table in the coding of a fitted problem; (rows, targets) for several.
 
     Args:
         table: the table to evaluate.
@@ -310,6 +328,9 @@ def target_of(table: Table, target: str, task: str, classes: Sequence[Label] | N
     Raises:
         TableError: the column is missing, a label is unknown, or a value is not a finite number.
     """
+    if isinstance(target, tuple):
+        several = [target_of(table, name, task, classes).astype(np.float64) for name in target]
+        return np.stack(several, axis=1)
     table.require(target, "the target")
     column = table.columns[target]
     if task == "regression":

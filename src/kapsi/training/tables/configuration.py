@@ -31,7 +31,7 @@ class TableConfig(Spec):
     """Target, task and validation for a table.
 
     Args:
-        target: name of the target column.
+        target: name of the target column, or of several columns of numbers.
         task: `classification`, `regression`, or `auto`: strings, booleans and at most 20 distinct integers are classes.
         folds: number of folds of the cross-validation; None for a single validation set.
         strict: reject rows without a target instead of dropping them.
@@ -47,7 +47,7 @@ class TableConfig(Spec):
         metrics: further scores.
     """
 
-    target: str
+    target: str | tuple[str, ...]
     task: Literal["auto", "classification", "regression"] = "auto"
     folds: int | None = option(None, minimum=2)
     strict: bool = False
@@ -62,6 +62,8 @@ class TableConfig(Spec):
     metrics: tuple[Metric, ...] = ()
 
     def check(self) -> None:
+        if isinstance(self.target, tuple) and len(self.target) == 1:
+            object.__setattr__(self, "target", self.target[0])
         if self.validation is not None and self.folds is not None:
             raise SpecError("TableConfig: folds have no effect on given validation rows; leave folds or validation out")
 
@@ -122,7 +124,7 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     Raises:
         SpecError: the model or the loss does not fit the table.
     """
-    width, outputs = len(problem.preprocessing.names()), len(problem.classes or (0,))
+    width, outputs = len(problem.preprocessing.names()), outputs_of(problem)
     model, training = config.model or default_spec(width), config.training
     classes = problem.classes is not None
     if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
@@ -139,6 +141,11 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
     return RunConfig(table, model, training)
+
+
+def outputs_of(problem: TableProblem) -> int:
+    """Return the number of outputs: classes, or targets."""
+    return len(problem.classes) if problem.classes is not None else problem.y[:1].size
 
 
 def _suits(kind: type[Any], classes: bool) -> bool:

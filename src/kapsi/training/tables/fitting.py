@@ -27,7 +27,7 @@ from kapsi.training.logs import LogName
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
-from kapsi.training.tables.configuration import RunConfig, read_problem, resolve_run
+from kapsi.training.tables.configuration import RunConfig, outputs_of, read_problem, resolve_run
 from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.ranges import Ranges
@@ -49,7 +49,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     """
     if config.model is None or not isinstance(config.training.solver, Solver):
         raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
-    spec = config.model.sized(train.x.shape[1], len(problem.classes or (0,)))
+    spec = config.model.sized(train.x.shape[1], outputs_of(problem))
     seed, count = config.training.seed, len(train.rows)
     # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
     dtype = torch.float32 if config.training.solver.mini_batch else torch.float64
@@ -74,7 +74,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         warnings.simplefilter("ignore", ScaleWarning)
         model, epochs, choices = fit_selected(make, data, config.training, splits=splits, fits=fits)
     known = train.preprocessing.check(problem.features.take(train.rows))[0]
-    ranges = Ranges.fit(known, None if train.scale is None else problem.y[train.rows])
+    ranges = Ranges.fit(known, None if train.scale is None or problem.y.ndim > 1 else problem.y[train.rows])
     coding = (
         train.preprocessing,
         problem.target,
@@ -161,7 +161,7 @@ def fit_problem(
     parts = _parts(problem, config)
     config = resolve_run(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
-    outputs = np.zeros((len(problem.y), len(problem.classes or (0,))))
+    outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
     metrics: MoreScores = {}

@@ -40,7 +40,7 @@ class TableModel:
     Args:
         model: maps inputs to logits, or to a standardized target.
         preprocessing: maps columns to inputs.
-        target: name of the target.
+        target: name of the target, or of several targets.
         task: `classification` or `regression`.
         classes: original labels; None in regression.
         scale: standardization of the target; None in classification.
@@ -50,12 +50,17 @@ class TableModel:
 
     model: Model
     preprocessing: Preprocessing
-    target: str
+    target: str | tuple[str, ...]
     task: str
     classes: tuple[Label, ...] | None
     scale: TargetScale | None
     ranges: Ranges | None = None
     reading: Reading = Reading()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the targets."""
+        return self.target if isinstance(self.target, tuple) else (self.target,)
 
     def read(self, path: str | Path) -> Table:
         """Read a table as the table of the training rows was read; its columns have the types of the training.
@@ -146,6 +151,8 @@ class TableModel:
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
         """Return outputs as columns: `prediction`, and `probability_LABEL` per class."""
         if self.classes is None:
+            if isinstance(self.target, tuple):
+                return {f"prediction_{name}": outputs[:, i].tolist() for i, name in enumerate(self.target)}
             return {"prediction": outputs.tolist()}
         columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}
         for code, label in enumerate(self.classes):
@@ -156,10 +163,10 @@ class TableModel:
     def scores(self, table: Table) -> tuple[Scores, int, list[str]]:
         """Return the scores on a table with the target, the number of scored rows, and notes for the user."""
         y = target_of(table, self.target, self.task, self.classes)
-        known = y >= 0 if self.task == "classification" else ~np.isnan(y)
+        known = y >= 0 if self.task == "classification" else ~np.isnan(y.reshape(len(y), -1)).any(1)
         if not known.any():
             raise TableError(f"{table.name}: the target {self.target!r} is missing in every row; no row can be scored")
-        rest = Table(table.name, {name: c for name, c in table.columns.items() if name != self.target})
+        rest = Table(table.name, {name: c for name, c in table.columns.items() if name not in self.targets})
         features, notes = self.preprocessing.check(rest)
         if not known.all():
             notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {self.target!r}")
@@ -169,7 +176,7 @@ class TableModel:
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the model as plain data."""
         return {
-            "target": self.target,
+            "target": list(self.target) if isinstance(self.target, tuple) else self.target,
             "task": self.task,
             "classes": None if self.classes is None else list(self.classes),
             "scale": None if self.scale is None else self.scale.to_dict(),

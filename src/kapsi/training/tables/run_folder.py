@@ -91,8 +91,11 @@ def write_run(
     columns: dict[str, Any] = {"row": problem.rows[rows] + 1}
     if config.table.folds:
         columns["fold"] = fold_of[rows]
-    columns["target"] = problem.y[rows] if labels is None else [labels[code] for code in problem.y[rows]]
-    columns |= model.columns(outputs[rows, 0] if labels is None else outputs[rows])
+    if isinstance(problem.target, tuple):
+        columns |= {f"target_{name}": problem.y[rows, i] for i, name in enumerate(problem.target)}
+    else:
+        columns["target"] = problem.y[rows] if labels is None else [labels[code] for code in problem.y[rows]]
+    columns |= model.columns(outputs[rows, 0] if labels is None and problem.y.ndim == 1 else outputs[rows])
     write_table(run.folder / "predictions.csv", columns)
     run.manifest = {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -195,11 +198,12 @@ def load_run(path: str | Path) -> LoadedRun:
         preprocessing = Preprocessing.from_dict(data["inputs"])
         classes = None if data["classes"] is None else _classes(data["classes"])
         scale = None if data["scale"] is None else TargetScale.from_dict(data["scale"])
+        target = tuple(data["target"]) if isinstance(data["target"], list) else data["target"]
         ranges = Ranges.from_dict(data["ranges"]) if "ranges" in data else None
         config = _config(contents["config.yaml"].decode(), "config.yaml", manifest["format_version"])
         reading = config.table.reading
-        fitted = TableModel(model, preprocessing, data["target"], data["task"], classes, scale, ranges, reading)
-        sizes = (len(preprocessing.names()), len(classes or (0,)))
+        fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading)
+        sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
@@ -212,7 +216,7 @@ def load_run(path: str | Path) -> LoadedRun:
         or fitted.task != ("regression" if classes is None else "classification")
         or (scale is None) != (classes is not None)
         or (ranges is not None and not ranges.inputs.keys() <= {column.name for column in preprocessing.columns})
-        or fitted.target in [column.name for column in preprocessing.columns]
+        or {*fitted.targets} & {column.name for column in preprocessing.columns}
     ):
         raise RunError(f"{path}: damaged run: its model, preprocessing.json and config.yaml do not belong together")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values()):

@@ -46,6 +46,9 @@ def scores_of(outputs: Floats, y: npt.NDArray[Any], weight: Floats | None = None
 
     Weights (rows,), if any, count a row that many times.
     """
+    if y.ndim == 2:  # the mean over the targets
+        targets = [regression_scores(outputs[:, i], y[:, i], weight) for i in range(y.shape[1])]
+        return Scores(*(float(np.mean(values)) for values in zip(*targets, strict=True)))
     return classification_scores(outputs, y, weight) if outputs.ndim == 2 else regression_scores(outputs, y, weight)
 
 
@@ -53,10 +56,11 @@ def more_scores(
     metrics: Sequence[Metric], outputs: Floats, y: npt.NDArray[Any], weight: Floats | None = None
 ) -> dict[str, float]:
     """Return further scores by the name of the metric; arguments as in `scores_of`."""
+    classes = outputs.ndim == 2 and y.ndim == 1
     with np.errstate(divide="ignore"):
-        logits = np.log(outputs) if outputs.ndim == 2 else outputs[:, np.newaxis]
-    output, target = torch.from_numpy(logits).clamp_min(-709 if outputs.ndim == 2 else -math.inf), torch.from_numpy(y)
-    loss = CrossEntropy() if outputs.ndim == 2 else MSE()
+        logits = np.log(outputs) if classes else outputs.reshape(len(y), -1)
+    output, target = torch.from_numpy(logits).clamp_min(-709 if classes else -math.inf), torch.from_numpy(y)
+    loss = CrossEntropy() if classes else MSE()
     w = None if weight is None else torch.from_numpy(weight)
     return {metric.name: metric.value(metric.sums(output, target, w, loss).tolist()) for metric in metrics}
 
@@ -97,7 +101,7 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
         scale = train.scale
         with threadpool_limits(1):
             linear = scale.invert(Ridge().fit(train.x, train.y, train.weight).predict(x_test))
-        constant = np.full(len(test), scale.center)
+        constant = np.full((len(test), *train.y.shape[1:]), scale.center)
         return {"mean": constant, "ridge regression": linear}
     counts = np.bincount(train.y, train.weight, minlength=len(problem.classes or ()))
     frequencies = counts / counts.sum()
