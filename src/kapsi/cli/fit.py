@@ -188,7 +188,7 @@ def fit(
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as processes:
         if output is not None and processes.first:
             announce_recovery(output)
-        if resume and group.size == 1 and (complete := find_complete(problem, config, output)) is not None:
+        if resume and processes.size == 1 and (complete := find_complete(problem, config, output)) is not None:
             show_complete(*complete, problem.task)
             return
         parts, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
