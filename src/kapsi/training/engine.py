@@ -387,7 +387,7 @@ class _TrainingRun:
             progress.stop_reason = INTERRUPTED
             if self.recorder is not None:
                 self.recorder.write_interrupt(self.solver, progress, self.best)
-        elif self.callbacks.of_steps and self.group.any(self.cut_short):
+        elif self.group.any(self.cut_short):  # callbacks may differ between processes
             progress.stop_reason = CUT_SHORT
         validation_loss, metrics = self._evaluate(report.loss)
         measure = self._measure(report.loss if validation_loss is None else validation_loss, metrics)
