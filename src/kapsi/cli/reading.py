@@ -42,7 +42,9 @@ Header: TypeAlias = Annotated[
 ]
 Numeric: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of numbers. May be repeated.")]
 Categorical: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of categories. May be repeated.")]
-Text: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of free text. May be repeated.")]
+Text: TypeAlias = Annotated[
+    list[str] | None, _option("COLUMN", "A column of text to keep although its values differ. May be repeated.")
+]
 Date: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of dates or times. May be repeated.")]
 
 

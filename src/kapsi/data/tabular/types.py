@@ -58,7 +58,7 @@ class Column:
         reason: why the column has this type, in a few words.
         notes: notes for the user, one line each, if the column is used.
         problem: why the column cannot be used; empty if it can.
-        free: whether a text is encoded by its words.
+        free: whether a text is an input although most of its values are distinct.
     """
 
     __slots__ = ("_codes", "_values", "_words", "free", "kind", "notes", "problem", "reason")
