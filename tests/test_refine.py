@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 import kapsi as kp
 from kapsi.function import ROLES
@@ -329,7 +330,7 @@ def replaced(model: kp.Model) -> None:
 
 
 def pruned(model: kp.Model) -> None:
-    torch.nn.utils.prune.l1_unstructured(model.layers[0].heads[0].psi, "matrix", amount=0.5)
+    prune.l1_unstructured(model.layers[0].heads[0].psi, "matrix", amount=0.5)
 
 
 def wrapped_head(model: kp.Model) -> None:
