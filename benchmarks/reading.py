@@ -1,14 +1,13 @@
 """Reading a CSV file: kapsi beside pyarrow, pandas and polars, in time and memory, and kapsi on wide tables.
 
-    python benchmarks/reading.py [--rows 1000000] [--rounds 5]
-
 Times are medians over the rounds, all readers in one process, in turn. Memory is the growth of the largest resident size in a
 process that reads once (Linux).
+
+Run: python benchmarks/reading.py
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 import subprocess
@@ -20,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure import Report, Table, Target, options, progress
+
+ROWS = 1_000_000
 
 
 def write(path: Path, rows: int) -> None:
@@ -82,35 +84,39 @@ def largest() -> float:
 
 
 def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(grown(*arguments.one))
+    if len(sys.argv) > 1 and sys.argv[1] == "--one":
+        print(grown(*sys.argv[2:4]))
         return
+    chosen = options(__doc__ or "", rounds=5)
+    report = Report("reading", chosen)
+    rows = 20_000 if chosen.quick else ROWS
+    table = Table(f"{rows:,} rows, 20 columns.", ["reader", "seconds", "× pyarrow", "MB", "× pyarrow"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.csv")
-        write(path, arguments.rows)
+        write(path, rows)
         times: dict[str, list[float]] = {name: [] for name in readers()}
-        for _ in range(arguments.rounds):
+        for i in range(chosen.rounds):
+            progress(f"reading: round {i + 1}")
             for name, read in readers().items():
                 start = time.perf_counter()
                 read(str(path))
                 times[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        print(f"{arguments.rows:,} rows, 20 columns, {path.stat().st_size / 1e6:.0f} MB; medians of {arguments.rounds}")
         sizes = {name: memory(name, path) for name in times}
+        medians = {name: statistics.median(values) for name, values in times.items()}
         for name, seconds in medians.items():
-            ratio, share = seconds / medians["pyarrow"], sizes[name] / sizes["pyarrow"]
-            print(f"{name:10} {seconds:7.2f} s ({ratio:.2f} × pyarrow) {sizes[name]:7.0f} MB ({share:.2f} ×)")
-        for rows, width in ((200, 5_000), (10, 250_000)):
-            write_wide(path, rows, width)
+            ratio, share = seconds / medians["pyarrow"], sizes[name] / max(sizes["pyarrow"], 1e-9)
+            report.figures.append({"reader": name, "seconds": seconds, "megabytes": sizes[name]})
+            table.rows.append([name, f"{seconds:.2f}", f"{ratio:.2f}", f"{sizes[name]:.0f}", f"{share:.2f}"])
+        report.targets.append(Target("time", 3, medians["kapsi"] / medians["pyarrow"], most=True))
+        report.targets.append(Target("memory", 1.5, sizes["kapsi"] / max(sizes["pyarrow"], 1e-9), most=True))
+        wide = Table("Wide tables.", ["rows", "columns", "seconds"])
+        for count, width in ((20, 600), (10, 2_000)) if chosen.quick else ((200, 5_000), (10, 250_000)):
+            write_wide(path, count, width)
             start = time.perf_counter()
             readers()["kapsi"](str(path))
-            print(f"kapsi      {time.perf_counter() - start:7.2f} s for {rows} rows, {width:,} columns")
+            wide.rows.append([str(count), f"{width:,}", f"{time.perf_counter() - start:.2f}"])
+    report.tables += [table, wide]
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ NAMES = (
     "initial_values",
     "calibration",
     "interruptions",
+    "reading",
     "out_of_core",
 )
 

@@ -35,6 +35,7 @@ SCRIPTS = (
     "initial_values",
     "calibration",
     "interruptions",
+    "reading",
     "out_of_core",
 )
 

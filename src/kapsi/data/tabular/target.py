@@ -281,6 +281,11 @@ def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -
                     f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows"
                 )
                 continue
+            if distinct > MAX_CATEGORIES:
+                share = (
+                    f"{distinct:,} categories; the {MAX_CATEGORIES} most frequent are inputs, the others have no effect"
+                )
+                notes.append(f"column {short(name)} has {share}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:
             notes.append(f"dropped the column {short(name)}: it is {short(column.values[:1].tolist()[0])} in every row")
