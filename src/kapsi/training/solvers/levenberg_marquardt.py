@@ -61,6 +61,9 @@ CONJUGATE_STEPS = 200
 START_SEEDS = 0x6B61707369
 """Prefix of the seeds of further starts, unlikely as a seed of a model."""
 
+FREE_EPOCHS = 3
+"""Epochs before smoothness is chosen: a factor from initial values, smooth and far from the targets, would keep them smooth."""
+
 RUNNING, DROPPED = "", "it is not finite"
 
 
@@ -293,14 +296,15 @@ class LevenbergMarquardtRun(SolverRun):
             with warnings.catch_warnings():
                 # Norms of weights are mapped one start after another, and torch warns of the cost.
                 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                self._iterate(self.starts)
+                self._iterate(self.starts, smooth=epoch > FREE_EPOCHS)
         yield
 
     @torch.no_grad()
-    def _iterate(self, starts: _Starts) -> None:
+    def _iterate(self, starts: _Starts, smooth: bool) -> None:
         """Take one step of each running start."""
         self._evaluate()
-        self._choose_smoothness()
+        if smooth:
+            self._choose_smoothness()
         active = starts.active()
         if self.objective.direct and active:
             index = torch.tensor(active, device=self.objective.device)
