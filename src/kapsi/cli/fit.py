@@ -232,7 +232,7 @@ def prepare(
         weights = class_weights(class_weight, problem)
         config = replace(config, training=replace(config.training, class_weights=weights))
     if of_model and config.model is None:
-        config = replace(config, model=default_spec(len(problem.preprocessing.names())))
+        config = replace(config, model=default_spec(len(problem.preprocessing.names()), len(problem.y)))
     return problem, edited(config, of_model)
 
 

@@ -97,6 +97,8 @@ class Solver(Function, role="solver"):
     """Parameters may be divided among processes."""
     scale_invariant: ClassVar[bool] = False
     """Steps do not depend on the unit of the loss."""
+    rotation_invariant: ClassVar[bool] = False
+    """Fits of a linear model with an L2 penalty do not depend on rotations of its inputs, but for the initial values."""
 
     @property
     def follows_grids(self) -> bool:

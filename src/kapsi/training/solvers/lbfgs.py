@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class LBFGS(Solver, name="lbfgs"):
     compile: bool = False
 
     follows_grids = True
+    rotation_invariant: ClassVar[bool] = True
 
     def start(self, task: Task) -> SolverRun:
         return LBFGSRun(task, self)

@@ -107,6 +107,7 @@ class Ridge(Solver, name="ridge"):
     """
 
     scale_invariant: ClassVar[bool] = True
+    rotation_invariant: ClassVar[bool] = True
 
     tolerance: float = option(1e-9, minimum=0.0, maximum=1.0)
 

@@ -18,12 +18,17 @@ from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
 from kapsi.training.losses import MSE, CrossEntropy, Loss
 from kapsi.training.metrics import Metric
-from kapsi.training.resolve import RowsInfo, resolve
+from kapsi.training.resolve import RowsInfo, resolve, resolve_loss
+from kapsi.training.solvers import Ridge, reason_not_closed
+from kapsi.training.tables.row_space import is_linear, reduces
 
 __all__ = ["RunConfig", "TableConfig", "default_spec", "read_problem", "resolve_run"]
 
 WIDE = 100
 """Largest number of inputs for a default model with all products of two inputs: 5,150 columns."""
+
+WIDEST = 1_000
+"""Largest number of inputs for a default model with products: beyond, as with more inputs than rows, it is linear."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,20 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
     return make_problem(table, config.target, **roles, task=config.task, strict=config.strict, drop=config.drop)
 
 
-def default_spec(in_features: int) -> ModelSpec:
-    """Return the default model of a table: one quadratic layer with a linear remainder.
+def default_spec(in_features: int, rows: int | None = None) -> ModelSpec:
+    """Return the default model of a table: one quadratic layer with a linear remainder, or a linear layer for many inputs.
 
     Up to 100 inputs, each product of two inputs has a separate weight (symmetric Taylor expansion, dense ψ). Above, the layer
     has products of linear forms (Kronecker ψ, eight channels), with a number of parameters linear in the inputs. The L2 penalty
     of the remainder is a hundredth of the penalty of ψ, so the model falls back to a linear one where products do not help.
+    Above 1,000 inputs, or above 100 and more inputs than rows, the model is linear.
+
+    Args:
+        in_features: number of inputs.
+        rows: number of rows; None if unknown.
     """
+    if in_features > WIDEST or (rows is not None and in_features > max(rows, WIDE)):
+        return ModelSpec((None, None), (LayerSpec((HeadSpec(bias=True),)),))
     remainder = LinearRemainder()
     if in_features <= WIDE:
         head = HeadSpec(Taylor(2, symmetric=True), remainder=remainder, bias=True)
@@ -125,7 +137,8 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         SpecError: the model or the loss does not fit the table.
     """
     width, outputs = len(problem.preprocessing.names()), outputs_of(problem)
-    model, training = config.model or default_spec(width), config.training
+    rows = len(problem.y)
+    model, training = config.model or default_spec(width, rows), config.training
     classes = problem.classes is not None
     if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
         known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
@@ -137,10 +150,32 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
     if training.standardize:
         raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
-    sized = Model(model.sized(width, outputs), device="meta")
-    training = resolve(training, sized, RowsInfo(len(problem.y), classes), selecting=True).config
+    coordinates = rows if reduces(model, training, rows, width) else width
+    sized = Model(model.sized(coordinates, outputs), device="meta")
+    if width > WIDE and _leaves_one_out(problem, model, training) and reason_not_closed(sized, rows) is None:
+        training = replace(training, solver=Ridge())
+    training = resolve(training, sized, RowsInfo(rows, classes), selecting=True).config
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
     return RunConfig(table, model, training)
+
+
+def notes_on_model(problem: TableProblem, config: RunConfig) -> list[str]:
+    """Return a note if the default model is linear because of the number of inputs."""
+    width, rows = len(problem.preprocessing.names()), len(problem.y)
+    if config.model is not None or not is_linear(default_spec(width, rows)):
+        return []
+    reason = f"{width:,} inputs, more than {WIDEST:,}" if width > WIDEST else f"{width:,} inputs and {rows:,} rows"
+    return [f"the default model is linear for {reason}; --spec FILE sets another model"]
+
+
+def _leaves_one_out(problem: TableProblem, model: ModelSpec, training: TrainConfig) -> bool:
+    """Return whether the penalty of a linear model may minimize the leave-one-out error: rows are independent."""
+    defaults = all(
+        getattr(training, name) == getattr(TrainConfig, name)
+        for name in ("solver", "l2", "l1", "group_l1", "patience", "monitor")
+    )
+    loss = resolve_loss(training.loss, problem.classes is not None)
+    return defaults and loss.closed_form and is_linear(model) and problem.groups is None and problem.times is None
 
 
 def outputs_of(problem: TableProblem) -> int:

@@ -21,16 +21,20 @@ from kapsi.data.tabular import TableProblem
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
+from kapsi.spec import ModelSpec
 from kapsi.training.checkpoint import Checkpoints
+from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
 from kapsi.training.logs import LogName
+from kapsi.training.losses import Loss
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
-from kapsi.training.tables.configuration import RunConfig, outputs_of, read_problem, resolve_run
+from kapsi.training.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
 from kapsi.training.tables.model import FittedPart, TableModel
 from kapsi.training.tables.preparation import TrainingRows
 from kapsi.training.tables.ranges import Ranges
+from kapsi.training.tables.row_space import RowSpace, reduces
 from kapsi.training.tables.run_folder import complete_run, log_epochs, log_part, write_run
 from kapsi.training.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
 
@@ -49,11 +53,15 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     """
     if config.model is None or not isinstance(config.training.solver, Solver):
         raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
-    spec = config.model.sized(train.x.shape[1], outputs_of(problem))
+    whole = spec = config.model.sized(train.x.shape[1], outputs_of(problem))
+    known = train.preprocessing.check(problem.features.take(train.rows))[0]
     seed, count = config.training.seed, len(train.rows)
     # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
     dtype = torch.float32 if config.training.solver.mini_batch else torch.float64
     x = torch.from_numpy(train.x).to(dtype)
+    space = _row_space(spec, config.training, x)
+    if space is not None:
+        x, spec = space.z, config.model.sized(space.z.shape[1], outputs_of(problem))
     y = torch.from_numpy(train.y) if train.scale is None else torch.from_numpy(train.y).to(dtype)
     data = (x, y) if train.weight is None else (x, y, torch.from_numpy(train.weight).to(dtype))
     ways = problem.splits(seed).take(train.rows)
@@ -73,7 +81,9 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         # Columns and targets are standardized; a constant target leaves rounding errors.
         warnings.simplefilter("ignore", ScaleWarning)
         model, epochs, choices = fit_selected(make, data, config.training, splits=splits, fits=fits)
-    known = train.preprocessing.check(problem.features.take(train.rows))[0]
+    if space is not None:
+        model = space.expand(model, whole)
+        choices = [choice._replace(l2=choice.l2 * space.scale**2) for choice in choices]
     ranges = Ranges.fit(known, None if train.scale is None or problem.y.ndim > 1 else problem.y[train.rows])
     coding = (
         train.preprocessing,
@@ -86,6 +96,17 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     )
     table_model = TableModel(model.requires_grad_(True), *coding)
     return FittedPart(table_model, epochs, choices)
+
+
+def _row_space(spec: ModelSpec, config: TrainConfig, x: torch.Tensor) -> RowSpace | None:
+    """Return the coordinates for a linear model of more inputs than rows, otherwise None."""
+    if not reduces(spec, config, *x.shape):
+        return None
+    solver, loss = config.solver, config.loss
+    relative = (
+        isinstance(solver, Solver) and isinstance(loss, Loss) and solver.chooses_l2(Model(spec, device="meta"), loss)
+    )
+    return RowSpace.of(x, scaled=config.l2 is None and not relative)
 
 
 class FitReport(NamedTuple):
@@ -159,13 +180,13 @@ def fit_problem(
     """
     group = Group() if group is None else group
     parts = _parts(problem, config)
-    config = resolve_run(problem, config)
+    more = (*notes_on_model(problem, config), *copies(problem, parts))
+    problem, config = replace(problem, notes=(*problem.notes, *more)), resolve_run(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
     outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
     metrics: MoreScores = {}
-    problem = replace(problem, notes=(*problem.notes, *copies(problem, parts)))
     with contextlib.ExitStack() as stack:
         run = log = None
         if group.first:
