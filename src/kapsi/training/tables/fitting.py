@@ -180,8 +180,8 @@ def fit_problem(
     """
     group = Group() if group is None else group
     parts = _parts(problem, config)
-    more = (*notes_on_model(problem, config), *copies(problem, parts))
-    problem, config = replace(problem, notes=(*problem.notes, *more)), resolve_run(problem, config)
+    added = (*notes_on_model(problem, config), *copies(problem, parts))
+    problem, config = replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
     outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
