@@ -903,7 +903,7 @@ def test_a_page_of_results_that_are_gone_is_told(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["reproduce", str(path), "--output", str(out), "--summary"]) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if "delete it" in line] == [
-        f"note: {out / name} shows results that no longer exist, or other settings; delete it"
+        f"note: {out / name} shows results that no longer exist, or results of other versions; delete it"
         for name in ("tiny.md", "tiny.html")
     ]
 

@@ -126,7 +126,21 @@ def test_the_pairs_above_are_all_that_there_should_be() -> None:
     pairs = list(combinations())
     assert len(pairs) > 0.8 * len(EXPANSIONS) * len(RECONCILIATIONS)
     assert {type(f) for f in kp.catalogue("reconciliation")} == {type}
-    assert {f for f in kp.catalogue("reconciliation") if f.__module__.startswith("kapsi.")} - kinds == {kp.HyperNet}
+    others = {f for f in kp.catalogue("reconciliation") if f.__module__.startswith("kapsi.")} - kinds
+    assert others == {kp.HyperNet, kp.DropConnect}  # both are tested below
+
+
+def test_dropped_connections_give_what_they_give_for_dense_inputs() -> None:
+    x = some_zeros(5, 6)
+    head = kp.Head(6, 4, kp.HeadSpec(kp.Taylor(2), kp.DropConnect(0.5), channels=2), seed=0, dtype=torch.float64)
+    is_same(head.eval()(x.to_sparse_csr()), head(x))
+    outputs = []
+    for rows in (x.to_sparse_csr(), x):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            outputs.append(head.train()(rows))
+    is_same(*outputs)
+    assert not torch.equal(outputs[1], head.eval()(x))
 
 
 def test_an_eye_gives_the_inputs() -> None:
