@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -279,3 +280,36 @@ def test_a_module_of_torch_has_no_grids() -> None:
     x = rows()
     with pytest.raises(kp.SpecError, match=r"grid_updates.*no kapsi.Model"):
         kp.fit(torch.nn.Linear(2, 1).double(), (x, target(x)), solver="lbfgs", grid_updates={})
+
+
+# ------------------------------------------------------------------------------------------------ the size of a change
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 0.01), (torch.float16, 0.05), (torch.bfloat16, 0.25)])
+def test_changes_in_half_precision_are_those_of_float64(dtype: torch.dtype, share: float) -> None:
+    x = rows().to(dtype)
+    model = kp.Model(kp.rpn([2, 3, 1], kp.BSpline(5), remainder="linear"), seed=0, dtype=dtype)
+    expected = update_grids(copy.deepcopy(model).double(), x.double(), "test").change
+    assert expected > 0.05
+    assert update_grids(model, x, "test").change == pytest.approx(expected, rel=share)
+    assert update_grids(model, x, "test").change == 0
+
+
+@pytest.mark.parametrize("value", [0.3, 0.37, 5.0])
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
+def test_changes_of_constant_outputs_are_relative_to_their_size(dtype: torch.dtype, value: float) -> None:
+    model = kp.Model(kp.rpn([2, 3, 1], kp.BSpline(5), remainder="linear"), seed=0, dtype=dtype)
+    x = torch.full((200, 2), value, dtype=dtype)
+    before = model(x).detach().double()
+    change = update_grids(model, x, "test").change
+    size = float((model(x).detach().double() - before).square().mean().sqrt() / before.abs().max())
+    assert change <= size < 0.02
+
+
+@pytest.mark.parametrize("expansion", [kp.BSpline(5), kp.GaussianRBF(5)], ids=["spline", "radial"])
+def test_models_in_half_precision_are_calibrated(expansion: kp.Expansion) -> None:
+    x = rows()
+    half = kp.calibrate(kp.Model(kp.rpn([2, 3, 1], expansion), seed=0, dtype=torch.float16), x)
+    wide = kp.calibrate(kp.Model(kp.rpn([2, 3, 1], expansion), seed=0, dtype=torch.float16).double(), x)
+    for (name, found), expected in zip(half.named_buffers(), wide.buffers(), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02, msg=name)

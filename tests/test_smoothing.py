@@ -256,3 +256,49 @@ def test_the_default_is_auto_and_other_code_reads_zero() -> None:
     assert TrainConfig(smoothness=0.5).fixed_smoothness == 0.5
     assert kp.from_dict(kp.to_dict(TrainConfig(smoothness="auto")), TrainConfig) == TrainConfig()
     assert kp.from_dict(kp.to_dict(TrainConfig(smoothness=0)), TrainConfig).smoothness == 0
+
+
+# ------------------------------------------------------------------------------------------------ weights and missing targets
+
+
+def weighed_factors(x, y, weight=None, loss: Any = "mse") -> list[float]:
+    model = kan_of((2, 3, y.shape[1]))
+    values = (x, y) if weight is None else (x, y, weight)
+    records = kp.fit(model, values, loss=loss, solver="levenberg_marquardt", epochs=8)
+    return [record.details["smoothness"] for record in records]
+
+
+@pytest.mark.parametrize("added", [60, 140])
+def test_rows_of_weight_zero_change_nothing(added: int) -> None:
+    x, y = data(60 + added)
+    weight = torch.ones(60 + added, dtype=torch.float64)
+    weight[60:] = 0
+    expected = weighed_factors(x[:60], y[:60])
+    assert expected[-1] > 0
+    assert weighed_factors(x, y, weight) == pytest.approx(expected, rel=5e-3)
+
+
+def test_rows_with_missing_targets_change_nothing() -> None:
+    x, y = data(120, outputs=2)
+    y[60:] = math.nan
+    expected = weighed_factors(x[:60], y[:60])
+    assert expected[-1] > 0
+    assert weighed_factors(x, y, loss=kp.MSE(ignore_missing=True)) == pytest.approx(expected, rel=5e-3)
+    equal = weighed_factors(x[:60], y[:60], loss=kp.MSE(output_weights=(2.0, 2.0)))
+    assert equal == pytest.approx(expected, rel=5e-3)
+
+
+def test_the_number_of_targets_is_that_of_equal_weights_with_the_same_variance() -> None:
+    x, y = data(50, outputs=2)
+    y[3, 1] = y[7, 0] = math.nan
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.rand(50, generator=generator, dtype=torch.float64)
+    loss = kp.MSE(output_weights=(3.0, 1.0), ignore_missing=True)
+    config = TrainConfig(loss=loss, solver=kp.LevenbergMarquardt())
+    model = kan_of((2, 3, 2))
+    rows = make_rows((x, y, weight)).bind(
+        loss, in_features=None, outputs=2, dtype=torch.float64, device=torch.device("cpu")
+    )
+    solver = config.solver.start(Task(model, rows, loss, Penalties(model, config), config, Group(), model))
+    weights = weight[:, None] * torch.tensor([3.0, 1.0], dtype=torch.float64) * ~y.isnan()
+    assert solver.objective.targets == pytest.approx(float(weights.sum() ** 2 / weights.square().sum()), rel=1e-12)

@@ -19,13 +19,16 @@ from kapsi.remainder import ExpansionRemainder
 TOLERANCE = 0.01
 """Smallest reported RMS change of the outputs, relative to their standard deviation."""
 
+ROUNDED = 1e-4
+"""Largest change counted as rounding, relative to the largest output, but two roundings in half precision."""
+
 
 @dataclass
 class GridUpdate:
     """A grid update of a model.
 
     Attributes:
-        change: RMS change of the outputs at the inputs, relative to their standard deviation.
+        change: RMS change of the outputs at the inputs, relative to their standard deviation, or to their size if constant.
         bases: heads on new grids, and the change of basis of ψ.
     """
 
@@ -145,7 +148,12 @@ def _expressed(head: Head, change: ChangeOfBasis) -> dict[str, Any]:
 
 def _relative_change(before: Tensor, after: Tensor) -> float:
     """Return the RMS change of outputs relative to their standard deviation, 0 for changes by rounding."""
-    change = float((after - before).double().square().mean().sqrt())
-    deviation = float((before - before.mean(0)).double().square().mean().sqrt())
-    rounding = 64 * torch.finfo(before.dtype).eps * float(before.abs().max())
-    return 0.0 if change <= rounding else change / deviation if deviation > 0 else math.inf
+    eps, before, after = torch.finfo(before.dtype).eps, before.double(), after.double()
+    change = float((after - before).square().mean().sqrt())
+    deviation = float((before - before.mean(0)).square().mean().sqrt())
+    size = float(before.abs().max())
+    # Several layers round more than once, but 64 roundings in half precision are a visible change. Outputs that differ by
+    # rounding only are constant: their changes are relative to their size.
+    rounding = max(min(64 * eps, ROUNDED), 2 * eps) * size
+    scale = deviation if deviation > rounding else size
+    return 0.0 if change <= rounding else change / scale if scale > 0 else math.inf

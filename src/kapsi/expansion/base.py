@@ -287,9 +287,10 @@ def _stretched(expansion: Expansion, x: Tensor) -> Tensor:
     half = x.amax(0) / 2 - x.amin(0) / 2
     domain_low, domain_high = common_domain(expansion, x.shape[-1])
     least = (domain_high - domain_low) / 2 if math.isfinite(domain_high - domain_low) else 0.0
-    # Constant inputs have no width to stretch.
+    # Constant inputs have no width to stretch. Half precision has no 10⁶.
+    most = min(1e6, torch.finfo(x.dtype).max)
     return stretched(
-        x, torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, 1e6), expansion.hidden_margin)
+        x, torch.where(half > 0, (least / half).clamp(expansion.hidden_margin, most), expansion.hidden_margin)
     )
 
 

@@ -57,6 +57,8 @@ class Loss(Function, role="loss"):
     """The minimum over the parameters of a linear model has a closed form (least squares)."""
     gauss_newton: ClassVar[bool] = False
     """`auto` uses damped Gauss–Newton steps for small problems."""
+    squares: ClassVar[bool] = False
+    """A `TargetwiseLoss` that is the weighted mean of the squared errors of all targets."""
     shift_invariant: ClassVar[bool] = False
     """Adding a constant to all outputs of a row changes nothing."""
     unbounded: ClassVar[bool] = False
@@ -256,13 +258,13 @@ class TargetwiseLoss(Loss):
         return self.ignore_missing
 
     def rows(self, output: Tensor, target: Tensor) -> Tensor:
-        target, weights = self._entries(columns_of(target), output)
+        target, weights = self.entries(columns_of(target), output)
         values = self.elements(output, target)
         values = values if weights is None else values * weights
         return values.sum(1) if self.summed else values.mean(1)
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        target, weights = self._entries(columns_of(target), output)
+        target, weights = self.entries(columns_of(target), output)
         gradient, root = self.slopes(output, target)
         if weights is None:
             return gradient, root
@@ -276,7 +278,7 @@ class TargetwiseLoss(Loss):
         weights = self._weights(known)
         return known.mean(1) if weights is None else (known * weights).mean(1)
 
-    def _entries(self, target: Tensor, output: Tensor) -> tuple[Tensor, Tensor | None]:
+    def entries(self, target: Tensor, output: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return targets without NaN, and the weight of each, `(rows, k)` or `(1, k)`; None for equal weights."""
         if self.plain:
             return target, None
@@ -324,6 +326,7 @@ class MSE(TargetwiseLoss, name="mse"):
 
     separable: ClassVar[bool] = True
     gauss_newton: ClassVar[bool] = True
+    squares: ClassVar[bool] = True
 
     @property
     def closed_form(self) -> bool:  # type: ignore[override]

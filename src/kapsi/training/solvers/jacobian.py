@@ -20,6 +20,7 @@ from kapsi.errors import DataError, SpecError
 from kapsi.hooks import copied
 from kapsi.modules import Model
 from kapsi.training.data import Batch
+from kapsi.training.losses import TargetwiseLoss
 from kapsi.training.penalties import Penalties, has_smooth_parameters
 from kapsi.training.solvers.base import Task
 from kapsi.training.solvers.layered import LayeredJacobian, offsets
@@ -84,7 +85,7 @@ class Objective:
         direct: whether A is computed; otherwise only products with A.
         keep_jacobian: whether the scaled Jacobian of a point is stored.
         smoothing: penalties whose factors the solver chooses, not part of the objective; None without any.
-        targets: number of targets of all rows.
+        targets: effective number of targets, (Σw)²/Σw² for weights w of rows times those of outputs, 0 for missing targets.
 
     Raises:
         SpecError: sparse inputs, or a model without support for `torch.func.vmap`.
@@ -109,9 +110,11 @@ class Objective:
         elements = starts * self.count * self.outputs
         self._rows = max(1, min(ROWS_AT_ONCE, MAX_JACOBIAN // elements)) if self.direct else ROWS_AT_ONCE
         self.stored: list[Batch] | None = None
+        self._weights = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.stored, length = self._store()
         self._total = float(task.group.sum(torch.tensor(float(length), dtype=torch.float64, device=self.device)))
-        self.targets = self._total * self.outputs
+        total, squares = task.group.sum(self._weights).tolist()
+        self.targets = total * total / squares if squares else self._total * self.outputs
         if self.layered is not None and self.stored is not None:
             self.layered.store_inputs([batch.x for batch in self.stored])
         self.keep_jacobian = self.direct and task.group.max(length) * elements <= MAX_JACOBIAN
@@ -158,7 +161,7 @@ class Objective:
         config, self.smoothing, self._fixed = self.task.config, None, None
         self._other_penalties: _OtherPenalties | None = None
         if config.smoothness == "auto":
-            if self.direct and self.task.loss.closed_form and has_smooth_parameters(self.model):
+            if self.direct and self.task.loss.squares and has_smooth_parameters(self.model):
                 self.smoothing = Smoothing(Penalties(self.model, dataclasses.replace(config, smoothness=1.0)), start)
         elif config.smoothness:
             other = _OtherPenalties(self.model, config)
@@ -174,11 +177,21 @@ class Objective:
         for batch in self.chunks():
             rows += len(batch.y)
             elements += batch.x.numel() + batch.y.numel()
+            if self.smoothing is not None:
+                weights = self._target_weights(batch)
+                self._weights += torch.stack((weights.sum(), weights.square().sum()))
             if elements > MAX_STORED:
                 stored = None
             if stored is not None:
                 stored.append(batch)
         return stored, rows
+
+    def _target_weights(self, batch: Batch) -> Tensor:
+        """Return the weight of each target of a chunk, `(b, n)`."""
+        y = batch.y.reshape(len(batch.y), -1)
+        weights = cast(TargetwiseLoss, self.task.loss).entries(y, y)[1]
+        weights = torch.ones_like(y) if weights is None else weights.expand_as(y)
+        return weights if batch.weight is None else weights * batch.weight.unsqueeze(1)
 
     def chunks(self) -> Iterator[Batch]:
         """Yield all rows of this process, in float64."""

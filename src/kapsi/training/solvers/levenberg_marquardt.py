@@ -142,7 +142,7 @@ class LevenbergMarquardt(Solver, name="levenberg_marquardt"):
         return self.restarts == 1
 
     def chooses_smoothness(self, model: nn.Module, loss: Loss) -> bool:
-        return loss.closed_form and trained_count(model) <= MAX_DIRECT and has_smooth_parameters(model)
+        return loss.squares and trained_count(model) <= MAX_DIRECT and has_smooth_parameters(model)
 
     def start(self, task: Task) -> SolverRun:
         return LevenbergMarquardtRun(task, self)

@@ -81,7 +81,7 @@ class Smoothing:
 
         λ_i ← γ_i/(N − γ) · L/R_i,   γ_i = rank K_i − λ_i tr(K_i H⁻¹),   γ = tr(A H⁻¹),   H = A + Σ λ_i K_i
 
-        N is the number of targets, L the mean squared error, γ the effective number of parameters. λ vanishes with L.
+        N is the effective number of targets, L the mean squared error, γ the effective number of parameters. λ vanishes with L.
 
         Args:
             factors: λ, `(s, h)`; zeros before the first choice.
