@@ -209,7 +209,11 @@ def test_the_grid_has_everything_of_the_paper() -> None:
     for axis, values in axes.items():
         assert values <= registry[axis], axis
     assert {row.axes["remainder"] for row in experiment.rows} == registry["remainder"]
-    assert {row.axes["reconciliation"] for row in experiment.rows} >= registry["reconciliation"] - {"one", "zero", "drop_connect"}
+    assert {row.axes["reconciliation"] for row in experiment.rows} >= registry["reconciliation"] - {
+        "one",
+        "zero",
+        "drop_connect",
+    }
     full = {row.axes["expansion"] for row in experiment.rows if row.axes["reconciliation"] == "masked"}
     assert len(full) == PAPER
 
