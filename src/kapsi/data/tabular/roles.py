@@ -73,8 +73,9 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
     for names, values in numeric_blocks({n: c for n, c in features.columns.items() if c.kind != "boolean"}):
         order = np.argsort(values, axis=1, kind="stable")
         ordered = np.take_along_axis(values, order, axis=1)
-        for i in np.flatnonzero((np.diff(ordered, axis=1) > 0).all(1)):
-            same = _runs(y[order[i]]) if classes else _monotone(y[order[i]])
+        rising = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(1))
+        follows = _runs(y[order[rising]]) if classes else _monotone(y[order[rising]])
+        for i, same in zip(rising, follows, strict=True):
             if same and len(features.columns) > 1:
                 notes.append(
                     f"column {short(names[i])} orders the rows as the target does; if it comes from the target, "
@@ -89,14 +90,15 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
     return notes
 
 
-def _monotone(y: npt.NDArray[np.generic]) -> bool:
-    steps = np.diff(y.astype(np.float64))
-    return bool((steps > 0).all() or (steps < 0).all())
+def _monotone(y: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Return whether the values of each row of y, (orders, rows), rise or fall all the way."""
+    steps = np.diff(y.astype(np.float64), axis=1)
+    return np.asarray((steps > 0).all(1) | (steps < 0).all(1))
 
 
-def _runs(codes: npt.NDArray[np.generic]) -> bool:
-    """Return whether the rows of each class follow each other."""
-    return int((codes[1:] != codes[:-1]).sum()) == len(np.unique(codes)) - 1
+def _runs(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Return whether, in each row of codes, (orders, rows), the codes of a class follow each other."""
+    return np.asarray((codes[:, 1:] != codes[:, :-1]).sum(1) == len(np.unique(codes)) - 1)
 
 
 # ------------------------------------------------------------------------------------------------ rows

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular import Table, Unseen, unseen_notes
+from kapsi.data.tabular.types import numeric_blocks
 from kapsi.errors import TableError, shown
 
 __all__ = ["Ranges", "Tally"]
@@ -39,12 +40,16 @@ class Ranges:
             features: the training rows.
             target: (rows,) real values, None for classes.
         """
-        inputs = {}
+        found: dict[str, Interval] = {}
+        for names, values in numeric_blocks(features.columns):
+            lowest = np.where(np.isfinite(values), values, np.inf).min(1, initial=np.inf).tolist()
+            highest = np.where(np.isfinite(values), values, -np.inf).max(1, initial=-np.inf).tolist()
+            found |= dict(zip(names, zip(lowest, highest, strict=True), strict=True))
         for name, column in features.columns.items():
-            if column.kind != "text":
+            if column.kind == "date":
                 numbers = column.numbers[np.isfinite(column.numbers)]
-                if len(numbers):
-                    inputs[name] = (float(numbers.min()), float(numbers.max()))
+                found[name] = (float(numbers.min(initial=np.inf)), float(numbers.max(initial=-np.inf)))
+        inputs = {name: found[name] for name in features.columns if name in found and found[name][0] <= found[name][1]}
         return cls(inputs, None if target is None else (float(target.min()), float(target.max())))
 
     def inputs_outside(self, features: Table) -> dict[str, Mask]:

@@ -82,7 +82,8 @@ def write_run(
         metrics: further scores.
     """
     save(model.model, run.folder / "model.safetensors")
-    write_json(run.folder / "preprocessing.json", model.to_dict())
+    many = len(model.preprocessing.columns) > MOST_INDENTED
+    write_json(run.folder / "preprocessing.json", model.to_dict(), indent=None if many else 2)
     text = to_yaml(to_dict(config), unicode=True)
     if parse_yaml(text, "config.yaml") != to_dict(config):  # YAML folds Unicode line breaks in names
         text = to_yaml(to_dict(config))
@@ -125,6 +126,9 @@ def _summary(scores: list[Scores], task: str, more: dict[str, list[float]]) -> A
 
 
 # ------------------------------------------------------------------------------------------------ reading
+
+MOST_INDENTED = 1_000
+"""Most columns of a preprocessing.json for human readers."""
 
 PARTS = ("model.safetensors", "preprocessing.json", "config.yaml")
 """Files of a run that make its model."""

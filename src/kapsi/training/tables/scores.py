@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import TableProblem
+from kapsi.data.tabular.types import numeric_blocks
 from kapsi.training.losses import MSE, CrossEntropy
 from kapsi.training.metrics import Metric
 from kapsi.training.tables.preparation import TrainingRows
@@ -122,11 +123,14 @@ def copies(
     """Return a note if held-out rows are copies of training rows, with the same target."""
     if not parts or problem.features.rows * len(problem.features.columns) > MOST_COMPARED:
         return []
-    columns = [
-        c.coded()[0] if c.kind == "text" else np.nan_to_num(c.numbers, nan=-1e308)
+    columns = [values.T for _, values in numeric_blocks(problem.features.columns)]
+    columns += [
+        (c.coded()[0] if c.kind == "text" else c.numbers)[:, np.newaxis]
         for c in problem.features.columns.values()
+        if c.kind in ("text", "date")
     ]
-    rows = np.ascontiguousarray(np.column_stack([*columns, problem.y]).astype(np.float64))
+    rows = np.column_stack([*columns, problem.y]).astype(np.float64)
+    rows = np.ascontiguousarray(np.nan_to_num(rows, copy=False, nan=-1e308))
     keys = rows.view(np.dtype((np.void, rows.shape[1] * 8))).ravel()
     _, codes = np.unique(keys, return_inverse=True)
     count = sum(int(np.isin(codes[test], codes[train]).sum()) for _, train, test in parts if len(test))
