@@ -15,6 +15,7 @@ import pytest
 
 from kapsi.data.tabular import Reading, Table, make_problem, read_table
 from kapsi.errors import SpecError, TableError
+from kapsi.training.tables import RunConfig, TableConfig, fit_table, load_run
 
 DOCS = Path(__file__).parent.parent / "docs" / "tables.md"
 X = [f"{value:.2f}" for value in np.random.default_rng(0).normal(20, 5, 40)]
@@ -66,7 +67,13 @@ CASES = {
         {},
         [1000.5 + i for i in range(40)],
     ),
-    '`"1,234"` in all values': (csv_of(a=[f'"1,{i:03}"' for i in range(40)], y=Y), {}, "'1,000' may be 1000 or 1"),
+    '`"1,234"` in all values': (
+        csv_of(a=[f'"1,{i:03}"' for i in range(40)], y=range(40)),
+        {},
+        "'1,000' may be 1000 or 1",
+    ),
+    "`2.784` in all values of a column under `;`": ("a;y\n2.784;1\n1.200;2\n", {}, "give --decimal . or --thousands ."),
+    "numbers that do not fit `--decimal` or `--thousands`": (csv_of(a=X, y=Y), {"decimal": ","}, "is no number with"),
     "`$5`, `-$1,200.50`, `($6)`, `5 €`, `USD 7`": (
         csv_of(a=["$5", '"$1,200.50"', "($6)"], y=Y[:3]),
         {},
@@ -142,6 +149,7 @@ def test_text_files(tmp_path, case):
 
 
 OTHER = {
+    "a table for prediction that does not show its decimal mark",
     ".gz, .zip, .zst",
     ".dat, .data",
     "folders, pipes, devices",
@@ -299,3 +307,62 @@ def test_options_are_checked(tmp_path):
             Reading(**options)
     with pytest.raises(TableError, match=r"--numeric 'b': there is no such column \(nearest|columns are 'a', 'y'"):
         read(tmp_path, csv_of(a=X, y=Y), numeric=["b"])
+
+
+GERMAN = "a;b;y\n0,13;2.784;4,4\n0,2;999;1,3\n0,7;1.200;2,5\n0,4;12;0,1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "values"),
+    [
+        (GERMAN, {}, [2784, 999, 1200, 12]),
+        (GERMAN.replace("0,4;12;0,1", "0,4;12;0.1"), {"decimal": ","}, [2784, 999, 1200, 12]),
+        (GERMAN.replace(";", '","').replace("\n", '"\n"')[:-1].join(('"', "")), {}, [2784, 999, 1200, 12]),
+        ("b;y\n2.784;1\n999;2\n1.200;3\n", {"thousands": "."}, [2784, 999, 1200]),
+        ("b;y\n2.784;1\n999;2\n1.200;3\n", {"decimal": "."}, [2.784, 999, 1.2]),
+        ("b;y\n2.784;0.1\n999;2\n1.200;3\n", {}, [2.784, 999, 1.2]),
+        ("b,y\n2.784,1\n999,2\n1.200,3\n", {}, [2.784, 999, 1.2]),
+        ('b,y\n"2,784",1.5\n999,2\n"1,200",3\n', {}, [2784, 999, 1200]),
+        ("a;b;y\n" + "1;1;1\n" * 300 + "1;2.784;0,5\n", {}, [1] * 300 + [2784]),
+        ("b;y\n" + "2.784;1\n" * 300 + "999;0,5\n", {}, [2784] * 300 + [999]),
+    ],
+)
+def test_points_between_thousands_are_told_by_the_other_columns(tmp_path, content, options, values):
+    assert column(read(tmp_path, content, **options), "b").numbers.tolist() == values
+
+
+def test_a_run_reads_numbers_as_its_table_does(tmp_path):
+    rows = [(f"{i}.{i * 37 % 1000:03}", f"{i % 7},5", f"{i},25") for i in range(1, 40)]
+    (tmp_path / "t.csv").write_text("\n".join(["b;a;y", *map(";".join, rows)]))
+    fit_table(tmp_path / "t.csv", RunConfig(TableConfig("y", reading=Reading())), tmp_path / "run")
+    model = load_run(tmp_path / "run").model
+    assert model.decimal == ","
+    found = {}
+    contents = {
+        "same": "b;a\n2.000;3,5\n",
+        "only points": "b;a\n2.000;3\n",
+        "no points": "b;a\n2000;3\n",
+        "other marks": "b,a\n2000.0,3.5\n",
+        "other thousands": 'b,a\n"2,000",3.5\n',
+    }
+    for name, content in contents.items():
+        (tmp_path / "n.csv").write_text(content)
+        model.predict_file(tmp_path / "n.csv", lambda part, name=name: found.update({name: part["prediction"]}))
+        assert model.predict(model.read(tmp_path / "n.csv"))[0]["prediction"] == found[name]
+    assert found["same"] == found["other marks"] == found["other thousands"]
+    assert found["only points"] == found["no points"] != found["same"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("b;y\n2.784;1\n999;2\n1.200;3\n", {}, "'2.784' may be 2.784 or 2784; give --decimal . or --thousands ."),
+        ("b;a;y\n2.784;0,5;0.5\n999;2;3\n", {}, "'2.784' may be 2.784 or 2784"),
+        ("b;y\n6507.6;1\n999;2\n", {"decimal": ","}, "'6507.6', which is no number with --decimal ,"),
+        ("b;y\n0,5;1\n999;2\n", {"decimal": "."}, "'0,5', which is no number with --decimal ."),
+        ("b;y\n2.5;1\n999;2\n", {"thousands": "."}, "'2.5', which is no number with --thousands ."),
+    ],
+)
+def test_numbers_in_doubt_or_against_an_option_are_refused(tmp_path, content, options, message):
+    with pytest.raises(TableError, match=re.escape(message)):
+        all_used(tmp_path, content, options)

@@ -37,7 +37,11 @@ class TableBatch(NamedTuple):
 
 
 def read_batches(
-    path: str | Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str] = ()
+    path: str | Path,
+    reading: Reading,
+    kinds: Mapping[str, str],
+    keep: Sequence[str] = (),
+    decimal: str | None = None,
 ) -> Iterator[TableBatch]:
     """Yield the rows of a text or Parquet file in batches.
 
@@ -46,6 +50,7 @@ def read_batches(
         reading: options of text files.
         kinds: kind of the columns to read by name; absent columns are left out.
         keep: names of columns to pass on as they are.
+        decimal: decimal mark of a text file that does not show its own.
 
     Raises:
         TableError: the file is not a table, or a column to keep is absent.
@@ -56,7 +61,7 @@ def read_batches(
     parts = (
         _parquet(path, reading, kinds, keep, compression)
         if suffix in PARQUET_SUFFIXES
-        else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep)
+        else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep, decimal)
     )
     empty = True
     for batch in parts:
@@ -119,17 +124,17 @@ def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:
     return [name for i, name in enumerate(names) if i not in set(wanted)]
 
 
-def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str]) -> Iterator[TableBatch]:
+def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str], decimal: str | None) -> Iterator[TableBatch]:
     names = [name or f"column {i}" for i, name in enumerate(file.dialect.names, 1)]
     used, kept = _find(names, kinds, keep, file.where)
     wanted = sorted({*used, *kept})
     others = _others(names, wanted)
     if len(names) >= WIDE:  # hundreds of columns: all rows at once, Arrow takes 0.1 ms per column and block
-        table = read_table(file.path, file.reading, kinds=kinds)
+        table = read_table(file.path, file.reading, kinds=kinds, decimal=decimal)
         chosen = {name: column for name, column in table.columns.items() if name in kinds}
         yield TableBatch(Table(table.name, chosen), {name: _values(table.columns[name]) for name in keep}, others)
         return
-    decider = Decider(file.reading, dict(kinds), file.dialect.decimal)
+    decider = file.decider(dict(kinds), decimal)
     # Without a column of the model, the caller reports the missing columns.
     for part in _strings(file, wanted or [0]):
         columns = dict(zip(wanted or [0], part.columns, strict=True))

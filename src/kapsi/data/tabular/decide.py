@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,14 @@ class Decider:
         kinds: kind of some columns by name: "numeric", "categorical", "text" or "date".
         decimal: the decimal mark of the file, None if unknown.
         typed: whether the file has types, as Parquet: texts stay texts.
+        grouped: whether points may stand between thousands although nothing in the file says so.
     """
 
     reading: Reading
     kinds: Mapping[str, str] = field(default_factory=dict)
     decimal: str | None = None
     typed: bool = False
+    grouped: bool = False
 
     def column(self, name: str, column: Any) -> Column:
         """Return an Arrow column as a typed column."""
@@ -139,6 +141,9 @@ class Decider:
         guess = self._flags(words) or self._numbers(words) or self._dates(words)
         if guess is not None:
             return guess
+        other = self._otherwise(words)
+        if other:
+            return unusable(words.rows, other, words)
         numbers = self._read(words).values
         share, odd = (
             words.share(numbers),
@@ -156,8 +161,20 @@ class Decider:
             text.notes = (f"column {short(name)}{words.other('numbers', numbers)}; its values are categories now",)
         return text
 
+    def _otherwise(self, words: Words) -> str:
+        """Return a message about strings that are numbers only with other marks than the given ones, empty for others."""
+        given = {name: getattr(self.reading, name) for name in ("decimal", "thousands")}
+        options = " ".join(f"--{name} {mark}" for name, mark in given.items() if mark)
+        if not options or not words.has_digits:
+            return ""
+        values = read_numbers(words.known, replace(self.reading, decimal=None, thousands=None)).values
+        odd = np.flatnonzero(np.isnan(self._read(words).values))
+        if np.isnan(values).any() or not len(odd):
+            return ""
+        return f" has {short(words.list[odd[0]])}, which is no number with {options}; correct the value or the option"
+
     def _read(self, words: Words) -> Numbers:
-        return read_numbers(words.known, self.reading, self.decimal)
+        return read_numbers(words.known, self.reading, self.decimal, self.grouped)
 
     def _numbers(self, words: Words, forced: bool = False) -> Column | None:
         """Return the column as numbers, None if some strings are none; codes with leading zeros are text unless forced."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from kapsi.data.tabular.decide import INTEGER, MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider
 from kapsi.data.tabular.dialect import Dialect, find_dialect, ragged
+from kapsi.data.tabular.numerals import decimal_mark
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.source import (
     TEXT_SUFFIXES,
@@ -31,19 +33,25 @@ WIDE = 500
 
 
 class TextTable(NamedTuple):
-    """Names and columns of a text file, the digest of its bytes, and notes."""
+    """Names and columns of a text file, the digest of its bytes, notes, and the decimal mark, None if unknown."""
 
     names: list[str]
     columns: list[Column]
     digest: str
     notes: tuple[str, ...]
+    decimal: str | None
 
 
 def read_text(
-    path: Path, suffix: str, compression: str | None, reading: Reading, kinds: Mapping[str, str]
+    path: Path,
+    suffix: str,
+    compression: str | None,
+    reading: Reading,
+    kinds: Mapping[str, str],
+    decimal: str | None = None,
 ) -> TextTable:
-    """Read a text file and decide the types of its columns."""
-    return TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]).read(kinds)
+    """Read a text file and decide the types of its columns; the decimal mark is for a file that does not show its own."""
+    return TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]).read(kinds, decimal)
 
 
 class TextFile:
@@ -90,24 +98,28 @@ class TextFile:
         raw = open_table(self.path, self.compression)
         return TextStream(raw, self.where, self.encoding, self.start, self.dialect.separator)
 
-    def read(self, kinds: Mapping[str, str]) -> TextTable:
-        """Read and type all columns."""
+    def decider(self, kinds: Mapping[str, str], decimal: str | None = None) -> Decider:
+        """Return the decisions for the columns; the decimal mark is for a file that does not show its own."""
+        return Decider(self.reading, kinds, self.dialect.decimal or decimal, grouped=self.dialect.separator == ";")
+
+    def read(self, kinds: Mapping[str, str], decimal: str | None = None) -> TextTable:
+        """Read and type all columns; the decimal mark is for a file that does not show its own."""
         import pyarrow as pa
 
-        decider = Decider(self.reading, kinds, self.dialect.decimal)
+        decider = self.decider(kinds, decimal)
         names = [name or f"column {i}" for i, name in enumerate(self.dialect.names, 1)]
         with reading_file(self.path):
             try:
-                columns, digest = self._columns(names, decider)
+                columns, digest, decider = self._columns(names, decider)
             except UnicodeDecodeError:
-                columns, digest = self._again(names, decider)
+                columns, digest, decider = self._again(names, decider)
             except pa.ArrowInvalid as error:
                 if "invalid UTF8" not in str(error) or self.reading.encoding is not None:
                     raise table_error(self.where, f"not readable as CSV ({str(error)[:200]})") from None
-                columns, digest = self._again(names, decider)
-        return TextTable(names, columns, digest, (*self.notes, *self.dialect.notes))
+                columns, digest, decider = self._again(names, decider)
+        return TextTable(names, columns, digest, (*self.notes, *self.dialect.notes), decider.decimal)
 
-    def _again(self, names: list[str], decider: Decider) -> tuple[list[Column], str]:
+    def _again(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
         """Read a text that is not UTF-8 behind the first lines."""
         with open_table(self.path, self.compression) as raw:
             self.encoding, _, note = western(raw.read())
@@ -115,16 +127,19 @@ class TextFile:
         self._find()
         return self._columns(names, decider)
 
-    def _columns(self, names: list[str], decider: Decider) -> tuple[list[Column], str]:
+    def _columns(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
         import pyarrow as pa
 
-        if len(names) >= WIDE and self.dialect.plain:
+        if len(names) >= WIDE and self.dialect.plain and not self.reading.thousands:
             with self.stream() as stream:
                 data = stream.read()
             if not stream.quotes:
-                return read_wide(data, self.dialect, names, decider, self.where), stream.digest.hexdigest()
+                columns = read_wide(data, self.dialect, names, decider, self.where)
+                return columns, stream.digest.hexdigest(), decider
         strings = {i for i, name in enumerate(names) if decider.kinds.get(name) in ("categorical", "text")}
-        if decider.reading.decimal == "," or decider.reading.thousands:
+        # Arrow takes points for decimal points.
+        comma = decider.decimal == "," and (self.dialect.decimal is None or self.dialect.separator == ",")
+        if self.reading.decimal == "," or self.reading.thousands or comma:
             strings = set(range(len(names)))
         try:
             table, stream = self._arrow(strings, self.dialect)
@@ -132,12 +147,30 @@ class TextFile:
             # Trailing separators, comments between the rows, blank lines; the csv module also names the line of an error.
             table, stream = self._arrow(strings, self.dialect, plain=False)
         self._check_quotes(table, stream)
+        if decider.decimal is None:
+            table, decider = self._with_mark(table, decider)
         columns = list(table.columns)
         if stream.zeros or stream.plus:
             columns = self._with_codes(columns)
-        return [
-            decider.column(name, column) for name, column in zip(names, columns, strict=True)
-        ], stream.digest.hexdigest()
+        typed = [decider.column(name, column) for name, column in zip(names, columns, strict=True)]
+        return typed, stream.digest.hexdigest(), decider
+
+    def _with_mark(self, table: Any, decider: Decider) -> tuple[Any, Decider]:
+        """Return the table with the decimal mark by all rows, if the first ones do not show it; numbers in doubt as strings."""
+        import pyarrow as pa
+
+        real = any(pa.types.is_floating(column.type) for column in table.columns)
+        if real and decider.grouped:
+            table, _ = self._arrow(range(table.num_columns), self.dialect, plain=self.dialect.plain)
+        words = [
+            word
+            for column in table.columns
+            for chunk in column.chunks
+            if pa.types.is_dictionary(chunk.type)
+            for word in chunk.dictionary.to_pylist()
+        ]
+        mark = decimal_mark([*words, "0.5"] if real and not decider.grouped else words)
+        return table, replace(decider, decimal=mark)
 
     def _arrow(self, strings: Iterable[int], dialect: Dialect, *, plain: bool = True) -> tuple[Any, TextStream]:
         """Return the rows as an Arrow table with inferred types, and the stream at its end."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
+from kapsi.data.tabular.numerals import decimal_mark
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import NUMBER, listed, reject
 
@@ -18,8 +19,6 @@ SEPARATORS = ",;\t|"
 COMMENTS = ("#", "%", "//")
 MOST_RECORDS = 200
 NUMERIC = re.compile(NUMBER.replace(r"\.?", "[.,]?").replace(r"|\.", "|[.,]"))
-COMMA = re.compile(r"^\s*[+-]?(\d{4,},\d+|\d+,(\d{1,2}|\d{4,})|0,\d+)\s*$")
-POINT = re.compile(r"^\s*[+-]?\d*\.\d+([eE][+-]?\d+)?\s*$")
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 BLANK_BEFORE_QUOTE = re.compile(r'(?:^|[,;\t|])[ \t]+"', re.MULTILINE)
 
@@ -268,7 +267,7 @@ def _with_header(
         line=len(taken),
         width=len(names),
         plain=plain,
-        decimal=reading.decimal or _decimal(draft, rows),
+        decimal=reading.decimal or decimal_mark(word for row in rows for word in row),
         notes=notes,
     )
 
@@ -306,15 +305,6 @@ def _numeric(rows: Sequence[Sequence[str]], index: int) -> bool:
     """Return whether a column has numbers and missing values only."""
     values = [row[index] for row in rows if len(row) > index]
     return any(map(_is_number, values)) and all(map(_is_value, values))
-
-
-def _decimal(dialect: Dialect, rows: Sequence[Sequence[str]]) -> str | None:
-    """Return the decimal mark of the numbers in some rows, None without evidence or with evidence for both."""
-    if dialect.separator == ",":
-        return None
-    words = [word for row in rows for word in row]
-    comma, point = any(COMMA.match(word) for word in words), any(POINT.match(word) for word in words)
-    return "," if comma and not point else "." if point and not comma else None
 
 
 def ragged(row: Sequence[str], line: int, dialect: Dialect) -> str:

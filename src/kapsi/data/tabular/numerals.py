@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,16 @@ CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"
+GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
+"""A decimal point, or a point between thousands."""
+# Numbers that have one reading only: 0,5 and 1.234,5 and 1.234.567 have a decimal comma.
+EVIDENCE = {
+    mark: re.compile(
+        rf"[+-]?(\d{{4,}}{m}\d+|\d*{m}(\d{{1,2}}|\d{{4,}})|0*{m}\d+|\d*{m}\d+[eE][+-]?\d+"
+        rf"|\d{{1,3}}({o}\d{{3}})+{m}\d+|\d{{1,3}}({o}\d{{3}}){{2,}})"
+    )
+    for mark, m, o in ((",", ",", r"\."), (".", r"\.", ","))
+}
 
 
 @dataclass(frozen=True)
@@ -84,38 +95,63 @@ class Numbers:
         return ", ".join(part for part in (str(self.way), f"in {self.signs}" if self.signs else "") if part)
 
 
-def read_numbers(strings: Any, reading: Reading, decimal: str | None = None) -> Numbers:
+def decimal_mark(words: Iterable[str]) -> str | None:
+    """Return the decimal mark of the numbers among some words, None without evidence or with evidence for both.
+
+    Example:
+        >>> decimal_mark(["2.784", "0,13"]), decimal_mark(["2.784", "1,234"]), decimal_mark(["2,5", "2.5"])
+        (',', None, None)
+    """
+    texts = [word.strip() for word in words]
+    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, texts))]
+    return found[0] if len(found) == 1 else None
+
+
+def read_numbers(strings: Any, reading: Reading, decimal: str | None = None, grouped: bool = False) -> Numbers:
     """Return the numbers in trimmed, non-missing Arrow strings, in the one way that reads all of them, or the most.
 
     Args:
         strings: large strings.
         reading: a given decimal mark or thousands separator excludes other ways.
         decimal: the decimal mark of other columns of the file, None if unknown.
+        grouped: whether points may stand between thousands although nothing in the file says so.
     """
     import pyarrow.compute as pc
 
     plain = parse_numbers(strings)
-    if reading.decimal != "," and not np.isnan(plain).any():
+    settled = reading.decimal or {".": ",", ",": "."}.get(reading.thousands or "", decimal)
+    doubtful = settled is None and grouped and _are_grouped(strings)
+    if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
     core, signs = _without_signs(pc.replace_substring(strings, "−", "-"))
     ways = [
         way
         for way in WAYS
-        if reading.decimal in (None, way.decimal) and (reading.thousands in (None, way.thousands) or not way.thousands)
+        if reading.decimal in (None, way.decimal)
+        and way.decimal != reading.thousands
+        and (reading.thousands in (None, way.thousands) or not way.thousands)
     ]
     parsed = [(way, way.parse(core)) for way in ways]
     count = max(int((~np.isnan(values)).sum()) for _, values in parsed)
-    if not signs and (~np.isnan(plain)).sum() > count:  # infinities
+    given = reading.decimal == "," or reading.thousands == "."
+    if not signs and not given and (~np.isnan(plain)).sum() > count:  # infinities
         return Numbers(plain)
     best = [(way, values) for way, values in parsed if int((~np.isnan(values)).sum()) == count]
-    preferred = decimal or reading.decimal
-    first, values = next(((w, v) for w, v in best if w.decimal == preferred), best[0])
+    first, values = next(((w, v) for w, v in best if w.decimal == settled), best[0])
     other = next((v for _, v in best if not np.array_equal(v, values, equal_nan=True)), None)
-    if other is None or first.decimal == preferred or reading.thousands:
+    if other is None or first.decimal == settled or reading.thousands:
         return Numbers(values, first, signs)
     differs = int(np.flatnonzero((values != other) & ~np.isnan(values))[0])
     doubt = (strings[differs].as_py(), f"{values[differs]:.15g}", f"{other[differs]:.15g}")
     return Numbers(values, first, signs, doubt)
+
+
+def _are_grouped(strings: Any) -> bool:
+    """Return whether all points of numbers may stand between thousands, and there are some."""
+    import pyarrow.compute as pc
+
+    pointed = strings.filter(pc.match_substring(strings, "."))
+    return len(pointed) > 0 and bool(pc.all(pc.match_substring_regex(pointed, GROUPED)).as_py())
 
 
 def _without_signs(strings: Any) -> tuple[Any, str]:

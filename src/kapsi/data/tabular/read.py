@@ -19,7 +19,13 @@ __all__ = ["read_table"]
 TEXT_OPTIONS = ("decimal", "thousands", "separator", "skip", "comment", "encoding", "header")
 
 
-def read_table(path: str | Path, reading: Reading | None = None, *, kinds: Mapping[str, str] | None = None) -> Table:
+def read_table(
+    path: str | Path,
+    reading: Reading | None = None,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+) -> Table:
     """Read a text file (.csv, .tsv, .txt, .dat, .data; also .gz, .zip, .zst) or a Parquet file and type its columns.
 
     A column that cannot be used, such as one of lists or with a repeated name, is an error where it is used.
@@ -28,6 +34,7 @@ def read_table(path: str | Path, reading: Reading | None = None, *, kinds: Mappi
         path: the file.
         reading: options; what is not given is guessed from the file.
         kinds: kind of some columns by name, "numeric", "categorical", "text" or "date", in addition to the options.
+        decimal: decimal mark of a text file that does not show its own.
 
     Raises:
         TableError: the file is not a table with at least one row.
@@ -54,7 +61,7 @@ def read_table(path: str | Path, reading: Reading | None = None, *, kinds: Mappi
             reject(str(path), "a Parquet file is compressed already; decompress it first")
         names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True))
     else:
-        names, columns, digest, notes = read_text(path, suffix, compression, reading, wanted)
+        names, columns, digest, notes, decimal = read_text(path, suffix, compression, reading, wanted, decimal)
     names = [name or f"column {number}" for number, name in enumerate(names, start=1)]
     if not columns or not len(columns[0]):
         reject(path.name, "the file has a header but no rows; add at least one row")
@@ -66,7 +73,7 @@ def read_table(path: str | Path, reading: Reading | None = None, *, kinds: Mappi
                 path.name,
                 f"--{given[name]} {short(name)}: there is no such column{hint}; the columns are {listed(names)}",
             )
-    return Table(path.name, by_name(names, columns), digest, notes)
+    return Table(path.name, by_name(names, columns), digest, notes, decimal)
 
 
 def by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:

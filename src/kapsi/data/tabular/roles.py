@@ -142,7 +142,8 @@ def stacked(table: Table, validation: Table) -> Table:
         if name not in validation.columns:
             reject(validation.name, f"missing columns: {short(name)}; the columns are {listed(validation.columns)}")
         columns[name] = _joined(name, first, validation)
-    return Table(table.name, columns, table.digest + validation.digest, (*table.notes, *validation.notes))
+    notes = (*table.notes, *validation.notes)
+    return Table(table.name, columns, table.digest + validation.digest, notes, table.decimal)
 
 
 def _joined(name: str, first: Column, validation: Table) -> Column:

@@ -68,6 +68,7 @@ class TableProblem:
         groups: codes of the groups of rows that are not to be divided, (kept rows,).
         times: times that order the rows, (kept rows,).
         held: mask of the rows of a file of validation rows, (kept rows,).
+        decimal: the decimal mark of the file, None if unknown.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TableProblem:
     groups: Ints | None = None
     times: Floats | None = None
     held: npt.NDArray[np.bool_] | None = None
+    decimal: str | None = None
 
     def splits(self, seed: int) -> Splits:
         """Return the splits of the rows for a seed."""
@@ -160,6 +162,7 @@ def make_problem(
         groups=groups_of(table, group, rows),
         times=times_of(table, time, rows),
         held=held,
+        decimal=table.decimal,
     )
 
 

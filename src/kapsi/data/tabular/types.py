@@ -145,12 +145,14 @@ class Table:
         columns: columns by name, in the order of the file.
         digest: SHA-256 of the file; empty for a table that was not read from a file.
         notes: notes on the file for the user, one line each.
+        decimal: the decimal mark of a text file, None if unknown.
     """
 
     name: str
     columns: dict[str, Column]
     digest: str = ""
     notes: tuple[str, ...] = ()
+    decimal: str | None = None
 
     @property
     def rows(self) -> int:

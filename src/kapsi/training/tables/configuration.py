@@ -101,7 +101,7 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
     table = read_table(path, config.reading)
     validation = None
     if config.validation is not None:
-        validation = read_table(config.validation, config.reading, kinds=kinds_of(table))
+        validation = read_table(config.validation, config.reading, kinds=kinds_of(table), decimal=table.decimal)
     roles: Any = {"weight": config.weight, "group": config.group, "time": config.time, "validation": validation}
     return make_problem(table, config.target, **roles, task=config.task, strict=config.strict, drop=config.drop)
 

@@ -93,6 +93,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         train.scale,
         ranges,
         config.table.reading,
+        problem.decimal,
     )
     table_model = TableModel(model.requires_grad_(True), *coding)
     return FittedPart(table_model, epochs, choices)

@@ -46,6 +46,7 @@ class TableModel:
         scale: standardization of the target; None in classification.
         ranges: ranges of the training rows; None in runs of 0.1.
         reading: how tables are read.
+        decimal: the decimal mark of the table of the fit, for tables that do not show their own.
     """
 
     model: Model
@@ -56,6 +57,7 @@ class TableModel:
     scale: TargetScale | None
     ranges: Ranges | None = None
     reading: Reading = Reading()
+    decimal: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -68,7 +70,7 @@ class TableModel:
         Raises:
             TableError: the file is not a table.
         """
-        return read_table(path, self.reading, kinds=self.preprocessing.kinds())
+        return read_table(path, self.reading, kinds=self.preprocessing.kinds(), decimal=self.decimal)
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
         """Return probabilities (rows, classes), or predictions (rows,) in the unit of the target.
@@ -126,7 +128,7 @@ class TableModel:
             raise TableError(f"--keep: a column is named twice, {', '.join(keep)}")
         tally = Tally(self.ranges)
         notes: list[str] = []
-        for batch in read_batches(path, self.reading, self.preprocessing.kinds(), keep):
+        for batch in read_batches(path, self.reading, self.preprocessing.kinds(), keep, self.decimal):
             try:
                 features, notes = self.preprocessing.check(batch.table, batch.ignored)
                 notes += batch.table.notes
@@ -182,6 +184,7 @@ class TableModel:
             "scale": None if self.scale is None else self.scale.to_dict(),
             "inputs": self.preprocessing.to_dict(),
             **({} if self.ranges is None else {"ranges": self.ranges.to_dict()}),
+            **({} if self.decimal is None else {"decimal": self.decimal}),
         }
 
 

@@ -206,7 +206,8 @@ def load_run(path: str | Path) -> LoadedRun:
         ranges = Ranges.from_dict(data["ranges"]) if "ranges" in data else None
         config = _config(contents["config.yaml"].decode(), "config.yaml", manifest["format_version"])
         reading = config.table.reading
-        fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading)
+        decimal = data["decimal"] if data.get("decimal") in (".", ",") else None
+        fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading, decimal)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
