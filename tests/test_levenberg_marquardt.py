@@ -580,3 +580,12 @@ def test_sparse_inputs_are_refused() -> None:
     model = kp.Model(kp.rpn([2, 1], expansion=kp.Taylor(2)), seed=0, dtype=torch.float64)
     with pytest.raises(kp.SpecError, match=r"levenberg_marquardt: sparse.*to_dense"):
         run(solver_for(model, (x.to_sparse_csr(), y)), 1)
+
+
+def test_a_loss_far_above_the_targets_is_not_zero() -> None:
+    x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    y = torch.exp(torch.sin(math.pi * x[:, :1]) + x[:, 1:] ** 2)
+    spec = kp.rpn([2, 3, 1], kp.BSpline(5), remainder="linear")
+    model = kp.calibrate(kp.Model(spec, seed=0, dtype=torch.float64), x * 1e30)
+    last = kp.fit(model, (x * 1e30, y), solver="levenberg_marquardt", epochs=60)[-1]
+    assert last.loss < float(y.square().mean()) or "zero" not in str(last.ended)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.standardize import Moments
 
 
 def rows(scale: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -175,8 +176,40 @@ def test_rows_without_moments_are_refused() -> None:
     x = torch.ones(0, 3)
     with pytest.raises(kp.DataError, match="at least one row"):
         kp.standardized(kp.rpn([3, 3]), x, x)
-    with pytest.raises(kp.DataError, match="squares in the range"):
-        kp.standardized(kp.rpn([3, 3]), torch.rand(5, 3, dtype=torch.float64) * 1e200)
+    with pytest.raises(kp.DataError, match="sums in the range"):
+        kp.standardized(kp.rpn([3, 3]), (1 + torch.rand(5, 3, dtype=torch.float64)) * 1e308)
+
+
+@pytest.mark.parametrize("exponent", [-1000, -700, -600, 500, 700, 1000])
+def test_moments_have_no_squares_out_of_range(exponent: int) -> None:
+    x = torch.rand(90, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.3
+    x[:30] *= 1e-3
+    x[:10, 1] = 0
+    expected = Moments.of([x[:10], x[10:30], x[30:]])
+    torch.testing.assert_close(expected.deviation, x.std(0, correction=0), rtol=1e-13, atol=0)
+    found = Moments.of([part * 2.0**exponent for part in (x[:10], x[10:30], x[30:])])
+    assert torch.equal(found.mean, expected.mean * 2.0**exponent)
+    assert torch.equal(found.deviation, expected.deviation * 2.0**exponent)
+
+
+def test_tiny_inputs_are_standardized_in_training() -> None:
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    models = [kp.Model(kp.rpn([2, 1], kp.Taylor(2)), seed=0, dtype=torch.float64) for _ in range(2)]
+    losses = [
+        kp.fit(model, (x * scale, x[:, :1] * x[:, 1:]), standardize=True, epochs=5)[-1].loss
+        for model, scale in zip(models, (1.0, 2.0**-700), strict=True)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9, abs=1e-20)
+
+
+def test_null_widths_are_those_of_the_data() -> None:
+    x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+    spec = kp.rpn([None, None], kp.Taylor(2))
+    assert kp.standardized(spec, x, torch.arange(60) % 4, seed=0).out_features == 4
+    assert kp.standardized(spec, x, torch.zeros(60, dtype=torch.int64), seed=0).out_features == 2
+    assert kp.standardized(spec, x, x[:, :2], seed=0).out_features == 2
+    with pytest.raises(kp.SpecError, match="without y, the last width"):
+        kp.standardized(spec, x)
 
 
 def test_wrapped_heads_are_not_calibrated_in_silence() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kapsi.arrays import as_dense
 from kapsi.errors import DataError, SpecError
+from kapsi.hooks import hooked_inputs
 from kapsi.modules import ExpansionModule, Head, Layer, Model, check_layout
 
 M = TypeVar("M", bound=nn.Module)
@@ -50,14 +51,16 @@ def calibrate(model: M, x: Any, y: Any = None) -> M:
     if y is not None:
         y = _targets(y, x)
     with _all_or_nothing(model):
+        x = hooked_inputs(model, x) if isinstance(model, Model) else x
         layers: list[nn.Module] = [*model.check_layers("calibrate")] if isinstance(model, Model) else [model]
         moves = False  # whether training changes the inputs of the layer
         for i, layer in enumerate(layers):
+            inputs = hooked_inputs(layer, x)
             if isinstance(layer, ExpansionModule):
-                layer.kappa.assign(layer.expansion.calibrate(x, layer.kappa, y), "calibrate")
+                layer.kappa.assign(layer.expansion.calibrate(inputs, layer.kappa, y), "calibrate")
             for head in layer.check_heads("calibrate: layer") if isinstance(layer, Layer) else [layer]:
                 if isinstance(head, Head):
-                    _calibrate_head(head, x, y, hidden=moves)
+                    _calibrate_head(head, inputs if head is layer else hooked_inputs(head, inputs), y, hidden=moves)
             moves = moves or any(parameter.requires_grad for parameter in layer.parameters())
             if i + 1 < len(layers):  # the outputs of the last layer are not needed
                 x = layer(x)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Refinement
+from kapsi.hooks import hooked_inputs
 from kapsi.modules import Head, Layer, Model
 from kapsi.reconciliation import Masked
 from kapsi.reconciliation.base import ChangeOfBasis
@@ -69,13 +70,13 @@ def update_grids(model: Model, x: Tensor, where: str, margin: float = 1.0) -> Gr
     model.eval()
     update = GridUpdate()
     try:
-        y, hidden = model(x), x
+        y, hidden = model(x), hooked_inputs(model, x)
         moves = False  # whether training changes the inputs of the layer
         for number, layer in enumerate(model.check_layers(where)):
             update.bases += _update_layer(layer, hidden, f"{where}: layers.{number}", margin if moves else 1.0)
             hidden = layer(hidden)
             moves = moves or any(parameter.requires_grad for parameter in layer.parameters())
-        update.change = _relative_change(y, hidden)
+        update.change = _relative_change(y, model(x))
         return update
     except Exception:
         model.load_state_dict(before)
@@ -110,14 +111,15 @@ def _check(model: Model, where: str) -> None:
 
 
 def _update_layer(layer: Layer, x: Tensor, where: str, margin: float) -> list[tuple[Head, ChangeOfBasis]]:
-    heads = layer.check_heads(where)
+    heads, x = layer.check_heads(where), hooked_inputs(layer, x)
     moved: dict[int, Refinement | None] = {}
     bases = []
     for number, head in enumerate(heads):
         owner = layer._owners[number]
         try:
             if owner not in moved:
-                moved[owner] = heads[owner].spec.expansion.moved(heads[owner].before(x), heads[owner].kappa, margin)
+                inputs = heads[owner].before(hooked_inputs(heads[owner], x))
+                moved[owner] = heads[owner].spec.expansion.moved(inputs, heads[owner].kappa, margin)
             new = moved[owner]
             if new is None:
                 continue

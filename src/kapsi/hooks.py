@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch
 
+from kapsi.errors import SpecError
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -38,6 +40,41 @@ def original(module: nn.Module) -> nn.Module:
 def must_be_called(module: nn.Module) -> bool:
     """Return whether a call of a module does more than the `forward` of its class."""
     return has_hooks(module) or "forward" in module.__dict__ or has_global_hooks()
+
+
+def hooked_inputs(module: nn.Module, x: Tensor) -> Tensor:
+    """Return inputs of a module after its forward pre-hooks, as `forward` gets them."""
+    for hooks in (_torch._global_forward_pre_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if key in module._forward_pre_hooks_with_kwargs:
+                result = hook(module, (x,), {})
+                result = result if result is None else result[0]
+            else:
+                result = hook(module, (x,))
+            if result is not None:
+                x = result[0] if isinstance(result, tuple) else result
+    return x
+
+
+def gradient_hook(module: nn.Module) -> str:
+    """Return the name of a trained parameter with hooks on its gradient, which only a backward pass runs; else empty."""
+    return next(
+        (
+            name
+            for name, p in module.named_parameters()
+            if p.requires_grad and (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))
+        ),
+        "",
+    )
+
+
+def refuse_gradient_hooks(module: nn.Module, solver: str) -> None:
+    """Raise a `SpecError` for hooks on gradients: a solver without backward passes would ignore them."""
+    name = gradient_hook(module)
+    if name:
+        raise SpecError(
+            f"{solver}: hooks on the gradient of {name} have no effect; remove them, or use solver adamw or lbfgs"
+        )
 
 
 def copied(module: M) -> M:

@@ -51,7 +51,8 @@ def standardized(
     that times in seconds since 1970 keep their differences. `kapsi.fit` and `kapsi.predict` pass such inputs on unchanged.
 
     Args:
-        model: a model, not changed, or a specification; null widths are taken from the data.
+        model: a model, not changed, or a specification; null widths are taken from the data: the numbers of columns, and for
+            class labels one output per class.
         x: inputs in the units of the data, `(rows, m)`: a tensor, an array, or a data frame.
         y: real targets, `(rows,)` or `(rows, n)`; class labels (integers) or None leave the outputs as they are. Densities are
             calibrated by class if their `count` is a multiple of the number of classes.
@@ -75,8 +76,7 @@ def standardized(
     inputs = _columns("x", x)
     targets = None if y is None else _columns("y", y)
     if isinstance(model, ModelSpec):
-        outputs = None if targets is None or not targets.is_floating_point() else targets.shape[1]
-        spec = model if model.widths[-1] is not None else model.sized(out_features=outputs)
+        spec = model if model.widths[-1] is not None else model.sized(out_features=_outputs(targets))
         model = Model(spec.sized(in_features=inputs.shape[1]), seed=seed, dtype=dtype)
     elif isinstance(model, Model):
         model = copied(model)
@@ -117,7 +117,7 @@ class Moments:
     @classmethod
     def of(cls, parts: Iterable[Tensor], *, skip_missing: bool = False) -> Moments:
         """Return the moments of rows in parts `(rows, columns)`, of known values alone if missing ones (NaN) are skipped."""
-        count, mean, squares, eps = torch.zeros(()), torch.zeros(()), torch.zeros(()), 0.0
+        count, mean, squares, unit, eps = *(torch.zeros((), dtype=torch.float64) for _ in range(4)), 0.0
         for part in parts:
             values = part.detach().to(torch.float64)
             values = values.unsqueeze(1) if values.dim() == 1 else values.flatten(1)
@@ -125,7 +125,12 @@ class Moments:
             values, rows = values.masked_fill(~known, 0), known.sum(0).double()
             center = values.sum(0) / rows.clamp_min(1)
             share = rows / (count + rows).clamp_min(1)
-            squares = squares + ((values - center).square() * known).sum(0) + (center - mean).square() * (count * share)
+            # Squares of differences in a unit near the largest magnitude, a power of two: others underflow or overflow.
+            size = values.abs().amax(0) if len(values) else torch.zeros_like(center)
+            last, unit = unit, torch.maximum(unit, _power_of_two(size))
+            squares = squares * (last / unit).square()
+            squares = squares + (((values - center) / unit).square() * known).sum(0)
+            squares = squares + ((center - mean) / unit).square() * (count * share)
             mean = mean + (center - mean) * share
             count, eps = count + rows, torch.finfo(part.dtype).eps
         if not bool((count > 0).all()):
@@ -134,11 +139,17 @@ class Moments:
         if bool(bad.any()):
             column = int(bad.nonzero()[0])
             raise DataError(
-                f"standardized: expected finite values, with squares in the range of float64; not so in column {column}"
+                f"standardized: expected finite values, with sums in the range of float64; not so in column {column}"
             )
-        deviation = (squares / count).sqrt()
+        deviation = (squares / count).sqrt() * unit
         # Rounding of a constant column is no spread.
         return cls(mean, torch.where(deviation > 4 * eps * mean.abs(), deviation, 1.0))
+
+
+def _power_of_two(size: Tensor) -> Tensor:
+    """Return the largest powers of two up to some sizes, at least the smallest normal number, also for 0."""
+    exponent = torch.where(size > 0, torch.frexp(size)[1], -1021)
+    return torch.ldexp(torch.ones_like(size), exponent.clamp(-1021, 1024) - 1)
 
 
 @torch.no_grad()
@@ -196,6 +207,15 @@ def _set(module: torch.nn.Module, shift: Tensor, scale: Tensor, kind: str) -> No
         module.get_buffer(name).copy_(value)
 
 
+def _outputs(targets: Tensor | None) -> int | None:
+    """Return the number of outputs for targets: of columns, or of classes."""
+    if targets is None:
+        raise SpecError("standardized: without y, the last width of the specification cannot be null; give a number")
+    if targets.is_floating_point() or targets.shape[1] > 1 or not len(targets):
+        return targets.shape[1]
+    return max(2, int(targets.max()) + 1)
+
+
 def _columns(name: str, values: Any) -> Tensor:
     """Return data as a tensor `(rows, columns)`, of a floating-point type except for labels."""
     tensor = as_dense(values, "inputs" if name == "x" else "targets", "standardized")
@@ -231,8 +251,13 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
             continue
         problem = _problem(head, x)
         if problem:
+            remedy = (
+                "scale the inputs"
+                if model.standardized
+                else "use standardize=True or kapsi.standardized, scale the inputs"
+            )
             warnings.warn(
-                f"{where}: {problem}; use standardize=True or kapsi.standardized, scale the inputs, or call kapsi.calibrate first",
+                f"{where}: {problem}; {remedy}, or call kapsi.calibrate first",
                 ScaleWarning,
                 stacklevel=5,
             )

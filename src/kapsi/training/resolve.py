@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import nn
 
 from kapsi.errors import SpecError
+from kapsi.hooks import gradient_hook
 from kapsi.modules import Model, Store, trained_count
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -137,7 +138,10 @@ def _choose(config: TrainConfig, model: nn.Module, rows: Described, loss: Loss, 
         return AdamW(), "dropout is random"
     if any(isinstance(module, Store) and not module.as_declared() for module in model.modules()):
         return AdamW(), "hooks or parametrizations compute tensors, some with a state of their own"
-    if loss.closed_form and number is not None and reason_not_closed(model, number, group.size) is None:
+    if gradient_hook(model):
+        return AdamW(), "hooks change gradients"
+    closed = loss.closed_form and config.grid_updates is None  # no solution on grids that move
+    if closed and number is not None and reason_not_closed(model, number, group.size) is None:
         return Ridge(), "the model is linear in its parameters: solved at once"
     if number is None or not rows.in_memory:
         return AdamW(), "the rows are not in memory"

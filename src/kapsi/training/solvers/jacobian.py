@@ -110,10 +110,11 @@ class Objective:
         elements = starts * self.count * self.outputs
         self._rows = max(1, min(ROWS_AT_ONCE, MAX_JACOBIAN // elements)) if self.direct else ROWS_AT_ONCE
         self.stored: list[Batch] | None = None
-        self._weights = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._weights = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.stored, length = self._store()
         self._total = float(task.group.sum(torch.tensor(float(length), dtype=torch.float64, device=self.device)))
-        total, squares = task.group.sum(self._weights).tolist()
+        total, squares, targets = task.group.sum(self._weights).tolist()
+        self._square = targets / total if total else 0.0
         self.targets = total * total / squares if squares else self._total * self.outputs
         if self.layered is not None and self.stored is not None:
             self.layered.store_inputs([batch.x for batch in self.stored])
@@ -177,21 +178,28 @@ class Objective:
         for batch in self.chunks():
             rows += len(batch.y)
             elements += batch.x.numel() + batch.y.numel()
-            if self.smoothing is not None:
-                weights = self._target_weights(batch)
-                self._weights += torch.stack((weights.sum(), weights.square().sum()))
+            if self.task.loss.squares:
+                y, weights = self._weighted_targets(batch)
+                self._weights += torch.stack([s.sum() for s in (weights, weights.square(), weights * y.square())])
             if elements > MAX_STORED:
                 stored = None
             if stored is not None:
                 stored.append(batch)
         return stored, rows
 
-    def _target_weights(self, batch: Batch) -> Tensor:
-        """Return the weight of each target of a chunk, `(b, n)`."""
+    def _weighted_targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the targets of a chunk, 0 where missing, and the weight of each, `(b, n)`."""
         y = batch.y.reshape(len(batch.y), -1)
-        weights = cast(TargetwiseLoss, self.task.loss).entries(y, y)[1]
+        y, weights = cast(TargetwiseLoss, self.task.loss).entries(y, y)
         weights = torch.ones_like(y) if weights is None else weights.expand_as(y)
-        return weights if batch.weight is None else weights * batch.weight.unsqueeze(1)
+        return y, weights if batch.weight is None else weights * batch.weight.unsqueeze(1)
+
+    def size_of(self, initial: Tensor) -> Tensor:
+        """Return the size of losses with rounding errors in the last digits: the initial loss, at most that of zero outputs.
+
+        Initial outputs may be larger than the targets by any factor.
+        """
+        return initial.abs().clamp_max(self._square) if self._square > 0 else initial.abs()
 
     def chunks(self) -> Iterator[Batch]:
         """Yield all rows of this process, in float64."""

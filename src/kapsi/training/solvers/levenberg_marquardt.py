@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from kapsi.errors import DataError, SpecError
 from kapsi.function import option
 from kapsi.grids import GridUpdate
-from kapsi.hooks import changing_buffer, copied, original
+from kapsi.hooks import changing_buffer, copied, original, refuse_gradient_hooks
 from kapsi.modules import Head, Layer, Model, trained_count
 from kapsi.training.losses import Loss
 from kapsi.training.penalties import has_smooth_parameters
@@ -47,13 +47,13 @@ PATIENCE = 10
 """Iterations without a change of the loss above the tolerance until convergence; plateaus are common and temporary."""
 
 GRADIENT = 1e-14
-"""Largest gradient counted as zero, relative to the scale given by curvature and initial loss."""
+"""Largest gradient counted as zero, relative to the scale given by curvature and `Objective.size_of`."""
 
 STEP = 1e-15
 """Largest step counted as zero, relative to the largest parameter."""
 
 EXACT = 1e-30
-"""Largest loss counted as zero, relative to the initial loss: the precision of float64."""
+"""Largest loss counted as zero, relative to `Objective.size_of`: the precision of float64."""
 
 CONJUGATE_STEPS = 200
 """Largest number of conjugate-gradient iterations; truncated solutions are good steps, too."""
@@ -200,6 +200,7 @@ class LevenbergMarquardtRun(SolverRun):
                 )
         if not self.task.parameters():
             raise SpecError("levenberg_marquardt: the model has no trainable parameters")
+        refuse_gradient_hooks(model, "levenberg_marquardt")
         self._check_function()
         try:
             # A loss without curvature raises an error with alternatives.
@@ -387,10 +388,12 @@ class LevenbergMarquardtRun(SolverRun):
         """End starts with a gradient of rounding errors only."""
         if self._expanded != active:
             return
-        starts = self.starts
+        starts, objective = self.starts, self.objective
         curvature = cast(Tensor, point.matrix).diagonal(dim1=1, dim2=2)
         scale = torch.maximum(starts.scale[active], curvature).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        flat = (self._gradient(active, point).abs() / scale).amax(1) <= GRADIENT * starts.initial[active].abs().sqrt()
+        flat = (self._gradient(active, point).abs() / scale).amax(1) <= GRADIENT * objective.size_of(
+            starts.initial[active]
+        ).sqrt()
         for i, done in zip(active, flat.tolist(), strict=True):
             if done:
                 starts.reasons[i] = "the gradient is zero up to rounding"
@@ -503,8 +506,9 @@ class LevenbergMarquardtRun(SolverRun):
         changed = (starts.reference - starts.objective) > tolerance * starts.reference.abs()
         starts.idle = torch.where(changed, 0, starts.idle + 1)
         starts.reference = torch.where(changed, starts.objective, starts.reference)
+        size = self.objective.size_of(starts.initial)
         for i in starts.active():
-            if 0 <= float(starts.objective[i]) <= EXACT * abs(float(starts.initial[i])):
+            if 0 <= float(starts.objective[i]) <= EXACT * float(size[i]):
                 starts.reasons[i] = "the loss is zero up to rounding"
             elif int(starts.idle[i]) >= PATIENCE:
                 starts.reasons[i] = f"the relative change of the loss was below {tolerance:g} for {PATIENCE} iterations"

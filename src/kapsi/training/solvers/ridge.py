@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kapsi.errors import SpecError
 from kapsi.function import option
+from kapsi.hooks import refuse_gradient_hooks
 from kapsi.training.data import Batch
 from kapsi.training.losses import Loss, losses_with
 from kapsi.training.penalties import Penalties
@@ -136,6 +137,7 @@ class RidgeRun(SolverRun):
                 f"ridge: {task.loss.name} has no curvature; losses with curvature: {losses_with('curvature')}; "
                 "or use solver lbfgs or adamw"
             )
+        refuse_gradient_hooks(task.model, "ridge")
         self.wide = widened(task.model)
         try:
             parts = structure(self.wide)
