@@ -481,7 +481,10 @@ def test_text_may_have_many_values_when_rows_are_many():
     repeated = text(*(f"w{i % 90}" for i in range(100)))
     problem = make_problem(table(w=repeated, y=number(*range(100))), "y")
     assert "w" in problem.features.columns
-    assert any("'w' has 90 categories; the 50 most frequent are inputs" in note for note in problem.notes)
+    assert any(
+        "'w' has 90 categories, more than 50; its input is the mean of the target in each" in note
+        for note in problem.notes
+    )
 
 
 def test_features_that_cannot_be_used_are_refused():

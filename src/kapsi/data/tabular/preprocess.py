@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,46 @@ from kapsi.data.tabular.encoders import (
     positive,
     standardized,
 )
-from kapsi.data.tabular.types import Column, Floats, Table, as_numbers, listed, numeric_blocks, reject, short
+from kapsi.data.tabular.target_encoding import TargetColumn
+from kapsi.data.tabular.types import (
+    MAX_CATEGORIES,
+    Column,
+    Floats,
+    Table,
+    as_numbers,
+    listed,
+    numeric_blocks,
+    reject,
+    short,
+)
 from kapsi.errors import nearest
 
 __all__ = ["Preprocessing", "TargetScale", "unseen_notes"]
 
 MAX_FLOAT64 = float(np.finfo(np.float64).max)
-Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn
-ENCODERS: dict[str, type[Encoder]] = {"number": NumberColumn, "category": CategoryColumn, "date": DateColumn}
+Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn
+ENCODERS: dict[str, type[Encoder]] = {
+    "number": NumberColumn,
+    "category": CategoryColumn,
+    "date": DateColumn,
+    "target": TargetColumn,
+}
 KIND_OF = {encoder: kind for kind, encoder in ENCODERS.items()}
+
+
+class Outputs(NamedTuple):
+    """Values that a target encoding averages.
+
+    Attributes:
+        values: (rows, outputs) float64: indicators of classes (of the second of two), or targets.
+        names: name of each output.
+    """
+
+    values: Floats
+    names: tuple[str, ...]
+
+
+Folds: TypeAlias = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -50,8 +81,17 @@ class Preprocessing:
     columns: tuple[Encoder, ...]
 
     @classmethod
-    def fit(cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Preprocessing:
-        """Fit all columns to a selection of rows (indices into `features`), or to all rows."""
+    def fit(
+        cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None, target: Outputs | None = None
+    ) -> Preprocessing:
+        """Fit all columns to a selection of rows (indices into `features`), or to all rows.
+
+        Args:
+            features: the feature columns.
+            rows: indices of the rows to fit; None for all.
+            target: values of these rows that encode columns of more than 50 categories; None for indicators of the 50 most
+                frequent.
+        """
         if rows is not None:
             features = features.take(rows)
         fitted: dict[str, Encoder] = {}
@@ -62,11 +102,13 @@ class Preprocessing:
                 fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False)
         for name, column in features.columns.items():
             if name not in fitted:
-                fitted[name] = cls._encoder(name, column, features.name)
+                fitted[name] = cls._encoder(name, column, features.name, target)
         return cls(tuple(fitted[name] for name in features.columns))
 
     @staticmethod
-    def _encoder(name: str, column: Column, where: str) -> Encoder:
+    def _encoder(name: str, column: Column, where: str, target: Outputs | None) -> Encoder:
+        if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
+            return TargetColumn.fit(name, column, target.values, target.names)
         if column.kind == "text":
             return CategoryColumn.fit(name, column)
         if column.kind == "date":
@@ -98,6 +140,27 @@ class Preprocessing:
         for column, end, width in zip(self.columns, ends, widths, strict=True):
             if column.name not in plain:
                 inputs[:, end - width : end] = column.transform(features.columns[column.name])
+        return inputs
+
+    def cross_fitted(
+        self, features: Table, rows: npt.NDArray[Any], target: Outputs, folds: Callable[[], Folds]
+    ) -> Floats:
+        """Return the inputs of the fitted rows as `transform`, target encodings by rows of other folds.
+
+        Args:
+            features: the feature columns.
+            rows: the fitted rows.
+            target: values of these rows.
+            folds: returns the folds of these rows, a partition.
+        """
+        inputs = self.transform(features, rows)
+        end, parts = 0, None
+        for column in self.columns:
+            end += (width := len(column.names()))
+            if isinstance(column, TargetColumn):
+                parts = folds() if parts is None else parts
+                text = column.accept(features.columns[column.name].take(rows), features.name)
+                inputs[:, end - width : end] = column.cross_fitted(text, target.values, parts)
         return inputs
 
     def unseen(self, features: Table) -> dict[str, Unseen]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.preprocess import Preprocessing
+from kapsi.data.tabular.preprocess import Outputs, Preprocessing
 from kapsi.data.tabular.roles import (
     check_roles,
     check_validation,
@@ -93,7 +93,17 @@ class TableProblem:
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing fitted to all rows."""
-        return Preprocessing.fit(self.features)
+        return Preprocessing.fit(self.features, target=self.outputs())
+
+    def outputs(self, rows: Ints | None = None) -> Outputs:
+        """Return the outputs of a selection of rows, or of all rows, for target encodings."""
+        y = self.y if rows is None else self.y[rows]
+        if self.classes is None:
+            names = self.target if isinstance(self.target, tuple) else (self.target,)
+            return Outputs(y.reshape(len(y), -1).astype(np.float64), names)
+        first = int(len(self.classes) == 2)
+        codes = np.arange(first, len(self.classes))
+        return Outputs((y[:, np.newaxis] == codes).astype(np.float64), tuple(str(self.classes[c]) for c in codes))
 
 
 def make_problem(
@@ -285,9 +295,7 @@ def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -
                 )
                 continue
             if distinct > MAX_CATEGORIES:
-                share = (
-                    f"{distinct:,} categories; the {MAX_CATEGORIES} most frequent are inputs, the others have no effect"
-                )
+                share = f"{distinct:,} categories, more than {MAX_CATEGORIES}; its input is the mean of the target in each of them"
                 notes.append(f"column {short(name)} has {share}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:

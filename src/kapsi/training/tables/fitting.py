@@ -199,7 +199,7 @@ def fit_problem(
             checkpoints = _checkpoints_for_run(where, checkpoints, problem.digest, overwrite)
         fits = functools.partial(_fits, callbacks, checkpoints, group)
         for number, (name, rows, test) in enumerate(parts, 1):
-            train = TrainingRows.of(problem, rows)
+            train = TrainingRows.of(problem, rows, config.training.seed)
             fitted = fit_rows(problem, train, config, fits(name))
             if len(test):
                 predicted = fitted.model.outputs(problem.features, test)

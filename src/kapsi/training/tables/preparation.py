@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
 from kapsi.errors import TableError
+
+ENCODING_FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +35,18 @@ class TrainingRows:
     weight: npt.NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64]) -> TrainingRows:
-        """Fit the preprocessing to training rows of a problem."""
+    def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64], seed: int = 0) -> TrainingRows:
+        """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row."""
         everything = len(rows) == len(problem.y)
-        preprocessing = problem.preprocessing if everything else Preprocessing.fit(problem.features, rows)
-        x, y = preprocessing.transform(problem.features, rows), problem.y[rows]
+        outputs, ways = problem.outputs(rows), problem.splits(seed).take(rows)
+        preprocessing = problem.preprocessing if everything else Preprocessing.fit(problem.features, rows, outputs)
+
+        def folds() -> Any:
+            ordered = replace(ways, times=None)  # folds in time leave the first rows out
+            ordered = replace(ordered, groups=None) if ordered.most < 2 else ordered
+            return ordered.folds(min(ENCODING_FOLDS, ordered.most))
+
+        x, y = preprocessing.cross_fitted(problem.features, rows, outputs, folds), problem.y[rows]
         weight = None if problem.weight is None else problem.weight[rows]
         if x.shape[1] == 0:
             raise TableError(
