@@ -819,3 +819,52 @@ def test_a_grid_update_reports_a_change_of_the_outputs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the grid is that of the data
         kan.update_grid(model, x)
+
+
+# ------------------------------------------------------------------------------------------------ standardized models
+
+
+def standardized_kan() -> tuple[kp.Model, torch.Tensor]:
+    x = 40 * points(80, 2) + 1000
+    y = torch.cat((1e3 * x[:, :1] - 2e5, x[:, 1:] * 1e-3), 1)
+    model = kp.standardized(kp.rpn([2, 4, 2], kp.BSpline(4), remainder="linear"), x, y, seed=0, dtype=torch.float64)
+    return model, x
+
+
+def test_edges_of_standardized_models_add_up_to_the_outputs() -> None:
+    model, x = standardized_kan()
+    edges = kan.edge_functions(model, x)
+    assert [tuple(layer.values.shape[1:]) for layer in edges] == [(2, 2), (4, 2), (2, 4)]
+    torch.testing.assert_close(edges[-1].outputs(), model(x).detach(), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(edges[0].outputs(), model.layers[0](x))
+    inner = kan.attribution(model, x)
+    for shares in inner.nodes[1:]:
+        assert bool((shares >= 0).all())
+    torch.testing.assert_close(inner.nodes[0], inner.nodes[1], rtol=1e-6, atol=1e-9)
+
+
+def test_formulas_of_standardized_models_have_the_units_of_the_data() -> None:
+    x = 40 * points(80, 1) + 1000
+    model = kp.standardized(kp.rpn([1, 1], kp.Identity(), bias=True), x, 3 * x + 5, seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        model.layers[1].heads[0].psi["matrix"].fill_(1)
+        model.layers[1].heads[0].bias.zero_()
+    torch.testing.assert_close(model(x).detach(), 3 * x + 5)
+    torch.testing.assert_close(kan.formulas(model, x)(x), 3 * x + 5, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_standardized_models_are_pruned_between_the_affine_layers(fixed: bool) -> None:
+    model, x = standardized_kan()
+    with torch.no_grad():
+        for tensor in model.layers[2].heads[0].parameters():
+            tensor.unflatten(1, (-1, 4))[..., 2:] = 0
+    before = copy.deepcopy(model.state_dict())
+    small = kan.prune(model, x, edges=0, nodes=0, fixed=fixed)
+    assert small.spec.widths == (2, 2, 2, 2)
+    assert small.standardized
+    torch.testing.assert_close(small(x), model(x), rtol=1e-11, atol=1e-11)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    again = kp.Model(small.spec, dtype=torch.float64)
+    again.load_state_dict(small.state_dict())
+    assert torch.equal(again(x), small(x))

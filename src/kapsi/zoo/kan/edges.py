@@ -10,8 +10,9 @@ from torch import Tensor
 from kapsi.errors import DataError, SpecError
 from kapsi.fusion import Mean, Sum
 from kapsi.modules import Head, Layer, Model
-from kapsi.process import Activation
+from kapsi.process import Activation, Affine
 from kapsi.remainder import ConstantRemainder, IdentityRemainder, LinearRemainder, ZeroRemainder
+from kapsi.spec import STANDARDIZING
 
 MAX_VALUES = 2**27
 """Largest number of edge values of a layer: 1 GiB in float64."""
@@ -54,7 +55,8 @@ def edge_functions(model: Model, x: Tensor) -> list[Edges]:
     Args:
         model: a model with layers of sums of univariate functions: element-wise κ (splines, polynomials, …) without processing
             after κ and with only activations before, any ψ, π zero, constant, the identity or linear without activation after;
-            heads fused by sum or mean, layers without output processing.
+            heads fused by sum or mean, layers without output processing, but for affine layers of
+            `kapsi.standardized`: a first one has the edges (x_i − μ_i)/σ_i, a last one scales the edges before.
         x: inputs, `(rows, m)`.
 
     Raises:
@@ -117,14 +119,17 @@ def heads_of(layer: Layer) -> list[Head]:
 def edges_of(layer: Layer, x: Tensor, where: str) -> Edges:
     """Return the edge functions of a layer at its inputs."""
     output, fusion = layer.spec.output, layer.spec.fusion
-    if output or not isinstance(fusion, Sum | Mean):
-        reason = f"{output[0]} processes its outputs" if output else f"{fusion} fuses its heads"
+    other = next((step for step in output if not isinstance(step, Affine)), None)
+    if other is not None or not isinstance(fusion, Sum | Mean):
+        reason = f"{fusion} fuses its heads" if other is None else f"{other} processes its outputs"
         raise SpecError(f"{where}: not a sum of univariate functions: {reason}")
     n, m = layer.out_features, layer.in_features
     if len(x) * n * m > MAX_VALUES:
         raise SpecError(
             f"{where}: {len(x):,} rows × {n} × {m} edge values are more than {MAX_VALUES:,}; use fewer rows"
         )
+    if layer.spec == STANDARDIZING:  # without a difference of large numbers
+        return Edges(x, torch.diag_embed(layer(x)), x.new_zeros(n))
     values, constant = x.new_zeros(len(x), n, m), x.new_zeros(n)
     for number, head in enumerate(heads_of(layer)):
         _check_univariate(head, f"{where}.heads.{number}")
@@ -145,6 +150,9 @@ def edges_of(layer: Layer, x: Tensor, where: str) -> Edges:
             constant += head.bias
     if isinstance(layer.spec.fusion, Mean):
         values, constant = values / len(layer.heads), constant / len(layer.heads)
+    for step in layer.output:
+        values = values * step.get_buffer("scale").unsqueeze(1)
+        constant = step(constant)
     return Edges(x, values, constant)
 
 

@@ -15,7 +15,9 @@ from kapsi.expansion.simple import Identity
 from kapsi.expansion.spline import BSpline
 from kapsi.function import coerce
 from kapsi.fusion import Mean
+from kapsi.hooks import copied
 from kapsi.modules import Head, Layer, Model
+from kapsi.process import Affine
 from kapsi.reconciliation.dense import Dense, Masked
 from kapsi.remainder import IdentityRemainder, LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
@@ -29,7 +31,7 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
 
     Hidden nodes are removed first, then, by recomputed scores, edges, together with hidden nodes left without incoming or outgoing
     edges. The mean of each removed edge on the data is added to the bias: removing a constant edge keeps the outputs equal. Inputs
-    and outputs stay.
+    and outputs stay, also the affine layers of `kapsi.standardized`.
 
     Args:
         model: a model of splines and identity expansions with a dense or masked ψ, see also `edge_functions`; not changed.
@@ -60,6 +62,8 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
     x = checked_rows(model, x, "prune", least=2)
     edges, nodes = check_number("prune(edges)", edges, 0), check_number("prune(nodes)", nodes, 0)
     fixed = coerce(bool, fixed, "prune(fixed)")
+    if any(layer.output for layer in layers_of(model)):
+        return _prune_between(model, x, edges, nodes, fixed)
     for name, head in model.heads():
         _check_prunable(head, f"prune: {name}")
     values = edge_functions(model, x)
@@ -70,6 +74,33 @@ def prune(model: Model, x: Tensor, *, edges: float = 0.03, nodes: float = 0.01, 
     values = edge_functions(model, x)
     keep = [old & (score > edges) for old, score in zip(keep, shares_of(values).edges, strict=True)]
     return _remove(model, values, keep, fixed=fixed)[0]
+
+
+def _prune_between(model: Model, x: Tensor, edges: float, nodes: float, fixed: bool) -> Model:
+    """Prune the layers between the affine ones of `kapsi.standardized`."""
+    inner, last = copied(model), layers_of(model)[-1]
+    layers, specs = layers_of(inner), [layer for _, _, layer in model.spec.resolved()]
+    affine = last.spec.output[-1:] == (Affine(),)
+    if affine:
+        layers[-1].output = torch.nn.Sequential(*layers[-1].output[:-1])
+        layers[-1].spec = specs[-1] = dataclasses.replace(last.spec, output=last.spec.output[:-1])
+    first = layers.pop(0) if model.standardized else None
+    widths = model.spec.widths if first is None else model.spec.widths[1:]
+    specs = specs if first is None else specs[1:]
+    if any(layer.output for layer in layers):
+        raise SpecError("prune: output processing cannot be pruned, only the affine layers of kapsi.standardized")
+    inner.layers, inner.spec = torch.nn.ModuleList(layers), ModelSpec(widths, tuple(specs))
+    small = prune(inner, x if first is None else first(x), edges=edges, nodes=nodes, fixed=fixed)
+    widths, specs = small.spec.widths, [layer for _, _, layer in small.spec.resolved()]
+    if affine:
+        end = layers_of(small)[-1]
+        end.output.append(copied(last.output[-1]))
+        end.spec = specs[-1] = dataclasses.replace(end.spec, output=(Affine(),))
+    if first is not None:
+        small.layers.insert(0, first)
+        widths, specs = (widths[0], *widths), [first.spec, *specs]
+    small.spec = ModelSpec(widths, tuple(specs))
+    return small.train(model.training)
 
 
 def _check_prunable(head: Head, where: str) -> None:
