@@ -54,7 +54,29 @@ Y = [f"{i * i % 17}.5" for i in range(40)]
 COMMAS = [value.replace(".", ",") for value in X]
 THOUSANDS = [f'"1,{i:03}.5"' for i in range(40)]
 CASES = {
-    "`1`, `-2.5`, `.5`, `+3`, `1e3`, `inf`": (
+    "`inf`": (csv_of(a=["1", "inf", "2"], y=Y[:3]), {}, [1.0, np.inf, 2.0]),  # refused by the next step, see below
+    "whole numbers above 2⁵³": (
+        csv_of(a=[2**53 + 1, 2**53, 5], y=Y[:3]),
+        {},
+        ["9007199254740993", "9007199254740992", "5"],
+    ),
+    "dates of two forms, `0000-00-00`": (
+        csv_of(a=["2024-01-02", "0000-00-00", "2024-05-06"], y=Y[:3]),
+        {},
+        "'0000-00-00' (row 2)",
+    ),
+    '`sep=;` in the first line (Excel), `="12.5"`': (
+        'sep=;\na;y\n="12.5";1\n="1.25";2\n',
+        {},
+        [12.5, 1.25],
+    ),
+    "a header one name short": (
+        "a,b,y\n5,1,0.13,2.4\n7,2,0.5,1.5\n6,3,0.2,2.5\n",
+        {},
+        "line 2 has 4 values, the header has 3",
+    ),
+    "blanks around categories and labels": ('a,y\n u,1\n"u ",2\nv,3\n', {}, ["u", "u", "v"]),
+    "`1`, `-2.5`, `.5`, `+3`, `1e3`": (
         csv_of(a=["+3", ".5", "1e3", "-2."], y=Y[:4]),
         {},
         [3.0, 0.5, 1000.0, -2.0],
@@ -366,3 +388,88 @@ def test_a_run_reads_numbers_as_its_table_does(tmp_path):
 def test_numbers_in_doubt_or_against_an_option_are_refused(tmp_path, content, options, message):
     with pytest.raises(TableError, match=re.escape(message)):
         all_used(tmp_path, content, options)
+
+
+def test_names_of_rows_need_no_name(tmp_path):
+    for labels in (["u", "v", "w"], [1, 2, 3]):
+        rows = "\n".join(f"{label},{i}.5,{i}" for i, label in enumerate(labels))
+        table = read(tmp_path, "a,y\n" + rows)
+        assert list(table.columns) == ["column 1", "a", "y"]
+        assert table.notes == ("the header has 2 names, the rows 3 values: the first one names the rows",)
+
+
+def test_an_unnamed_column_without_values_is_left_out(tmp_path):
+    problem = used(read(tmp_path, "a,y,\n1,2.5,\n3,4.5,\n5,5.5,\n"))
+    assert list(problem.features.columns) == ["a"]
+    assert problem.notes[0] == "left out the column 'column 3': it has no name and no values"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"PK\x03\x04" + bytes(9), {}, "that of a .zip file; rename it to t.zip"),
+        (b"PAR1" + bytes(9), {}, "that of a .parquet file"),
+        (gzip.compress(b"a,y\n1,2\n"), {}, "that of a .gz file"),
+        ("a,y\n1,2\n", {"skip": 1000}, "--skip 1000 leaves out all 2 lines"),
+        ("Report 2020,,\na,b,y\n1,2,3\n4,5,6\n", {}, "--skip leaves it out"),
+        (
+            csv_of(a=["2024-01-02", "02.03.2024", "2024-01-03", "03.03.2024"], y=Y[:4]),
+            {},
+            "2 of 4 values are dates of one form",
+        ),
+    ],
+)
+def test_the_cause_of_a_refusal_is_named(tmp_path, content, options, message):
+    with pytest.raises(TableError, match=re.escape(message)):
+        all_used(tmp_path, content, options)
+
+
+def test_accountants_and_mixed_currencies(tmp_path):
+    assert column(read(tmp_path, csv_of(a=["(4111.4)", "5", "2.5"], y=Y[:3]))).numbers.tolist() == [-4111.4, 5, 2.5]
+    problem = used(read(tmp_path, csv_of(a=[f"{'€$'[i % 2]}{i}" for i in range(40)], b=X, y=Y)))
+    assert "values such as '$1' are not read as numbers or dates" in problem.notes[0]
+
+
+def fitted(folder, weight=None, **columns):
+    (folder / "t.csv").write_text(csv_of(**columns))
+    fit_table(folder / "t.csv", RunConfig(TableConfig("y", weight=weight)), folder / "run", overwrite=True)
+    return load_run(folder / "run")
+
+
+def test_a_run_finds_codes_whose_zeros_are_lost_and_refuses_times_for_numbers(tmp_path):
+    codes = [f"0{1 + i % 3}000" for i in range(40)]
+    run = fitted(tmp_path, a=codes, b=X, y=[f"{i % 3}.{i:02}" for i in range(40)])
+    b = np.array(X, dtype=np.float64)
+    wanted = run.predict({"a": codes, "b": b})
+    assert len(set(wanted.round(1))) > 2
+    for lost in (
+        np.array(codes, dtype=np.int64),
+        np.array(codes, dtype=np.float64),
+        [str(int(code)) for code in codes],
+    ):
+        assert np.array_equal(run.predict({"a": lost, "b": b}), wanted)
+    with pytest.raises(TableError, match="column 'b' has dates, and the model needs numbers"):
+        run.predict({"a": codes, "b": b.astype("datetime64[s]")})
+    (tmp_path / "n.csv").write_text("a,b\n01000,1\n02000,unknown\n")
+    with pytest.raises(TableError, match="or fit again with --missing 'unknown'"):
+        run.model.predict_file(tmp_path / "n.csv", print)
+
+
+def test_scores_of_a_run_count_its_weights(tmp_path):
+    w = [1 + 9 * (i % 2) for i in range(40)]
+    run = fitted(tmp_path, "w", a=X, w=w, y=Y)
+    y, predicted = np.array(Y, dtype=np.float64), run.predict({"a": np.array(X, dtype=np.float64)})
+    scores, rows, notes = run.model.scores(run.model.read(tmp_path / "t.csv"))
+    assert scores.loss == pytest.approx(np.sqrt(np.average((y - predicted) ** 2, weights=w)))
+    assert rows == 40
+    assert notes == ["the model was fitted with the weights 'w': the rows count as its weights"]
+    (tmp_path / "one.csv").write_text("a,y\n20,3.5\n")
+    _, _, notes = run.model.scores(run.model.read(tmp_path / "one.csv"))
+    assert "all rows count the same" in notes[0]
+    assert "R² has no meaning" in notes[1]
+
+
+def test_two_groups_are_enough(tmp_path):
+    (tmp_path / "t.csv").write_text(csv_of(a=X, g=["u", "v"] * 20, y=Y))
+    report = fit_table(tmp_path / "t.csv", RunConfig(TableConfig("y", group="g")), tmp_path / "run")
+    assert report.scored_rows == 20

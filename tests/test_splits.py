@@ -147,6 +147,10 @@ def test_class_weights_of_the_command_line(path):
     for word in ("2=3", "1=x", "1", "1=-1"):
         with pytest.raises(SpecError, match="expected balanced, or LABEL=WEIGHT with a label among 0, 1"):
             class_weights([word], problem)
+    with pytest.raises(SpecError, match="the class 1 has two weights"):
+        class_weights(["1=2", "1=9"], problem)
+    with pytest.raises(SpecError, match="a metric is given twice"):
+        TableConfig("z", metrics=("mae", "mae"))
     with pytest.raises(SpecError, match="real values"):
         class_weights(["balanced"], make_problem(read_table(path), "z"))
     heavy, _ = fitted(path, training=TrainConfig(l2=0.01, epochs=4, class_weights=(1.0, 9.0)))

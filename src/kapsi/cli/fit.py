@@ -250,6 +250,7 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
         return "balanced"
     labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in problem.classes]
     weights = dict.fromkeys(labels, 1.0)
+    given: dict[str, float] = {}
     for word in words:
         label, equals, text = word.rpartition("=")
         try:
@@ -259,7 +260,9 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
         if label not in weights or not 0 <= weight < float("inf"):
             known = ", ".join(labels[:10])
             raise SpecError(f"--class-weight {word}: expected balanced, or LABEL=WEIGHT with a label among {known}")
-        weights[label] = weight
+        if label in given:
+            raise SpecError(f"--class-weight {word}: the class {label} has two weights; leave one out")
+        weights[label] = given[label] = weight
     return tuple(weights.values())
 
 

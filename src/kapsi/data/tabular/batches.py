@@ -132,14 +132,16 @@ def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str], decimal
     if len(names) >= WIDE:  # hundreds of columns: all rows at once, Arrow takes 0.1 ms per column and block
         table = read_table(file.path, file.reading, kinds=kinds, decimal=decimal)
         chosen = {name: column for name, column in table.columns.items() if name in kinds}
-        yield TableBatch(Table(table.name, chosen), {name: _values(table.columns[name]) for name in keep}, others)
+        yield TableBatch(
+            Table(table.name, chosen, notes=table.notes), {name: _values(table.columns[name]) for name in keep}, others
+        )
         return
     decider = file.decider(dict(kinds), decimal)
     # Without a column of the model, the caller reports the missing columns.
     for part in _strings(file, wanted or [0]):
         columns = dict(zip(wanted or [0], part.columns, strict=True))
         typed = [decider.column(names[i], columns[i]) for i in used]
-        table = Table(file.where, by_name([names[i] for i in used], typed))
+        table = Table(file.where, by_name([names[i] for i in used], typed), notes=(*file.notes, *file.dialect.notes))
         yield TableBatch(table, {names[i]: columns[i] for i in kept}, others)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,11 @@ class Decider:
     typed: bool = False
     grouped: bool = False
 
+    @property
+    def fitted(self) -> bool:
+        """Whether kinds are those of a fit, whose options cannot be given any more."""
+        return bool(set(self.kinds) - {name for name, _ in self.reading.kinds()})
+
     def column(self, name: str, column: Any) -> Column:
         """Return an Arrow column as a typed column."""
         import pyarrow as pa
@@ -65,7 +70,11 @@ class Decider:
         if wanted == "date" and typed.kind != "date" and not typed.missing.all():
             return unusable(len(typed), f" is to be a date, and has {typed.reason}; give a column of dates")
         if wanted == "numeric" and typed.kind == "date":
+            if name not in self.reading.numeric:
+                return unusable(len(typed), f" has {typed.reason}, and the model needs numbers; give numbers")
             return Column("real", typed.values, reason="seconds since 1970")
+        if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
+            return _codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self))
         return self._without_sentinels(typed)
 
     def _typed(self, column: Any) -> Column:
@@ -114,12 +123,14 @@ class Decider:
         if wanted in ("categorical", "text"):
             return words.text("as requested", free=wanted == "text")
         if wanted == "date":
-            return self._dates(words) or unusable(len(column), words.other("dates", read_dates(words.known)[0]), words)
+            return self._dates(words) or unusable(
+                len(column), words.other("dates", read_dates(words.known)[0], self.fitted), words
+            )
         if wanted == "numeric":
             return (
                 self._flags(words)
                 or self._numbers(words, True)
-                or unusable(len(column), words.other("numbers", self._read(words).values), words)
+                or unusable(len(column), words.other("numbers", self._read(words).values, self.fitted), words)
             )
         if self.typed:
             return self._dates(words) or words.text("text")
@@ -144,7 +155,7 @@ class Decider:
         other = self._otherwise(words)
         if other:
             return unusable(words.rows, other, words)
-        numbers = self._read(words).values
+        numbers, fitted = self._read(words).values, self.fitted
         share, odd = (
             words.share(numbers),
             [word for word, number in zip(words.list, numbers, strict=True) if number != number],
@@ -152,13 +163,16 @@ class Decider:
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
-            return unusable(words.rows, words.other("numbers", numbers), words)
+            return unusable(words.rows, words.other("numbers", numbers, fitted), words)
         dates = read_dates(words.known)[0] if words.has_digits else np.empty(0)
-        if len(dates) and words.share(dates) >= NEARLY:
-            return unusable(words.rows, words.other("dates", dates), words)
+        if len(dates) and words.share(dates) >= MOSTLY and (~np.isnan(dates)).sum() > 1:
+            form = "dates of one form"
+            return unusable(words.rows, words.other(form, dates, fitted), words)
         text = words.text(f"{len(words.known)} different texts")
         if share >= MOSTLY:
-            text.notes = (f"column {short(name)}{words.other('numbers', numbers)}; its values are categories now",)
+            text.notes = (
+                f"column {short(name)}{words.other('numbers', numbers, fitted)}; its values are categories now",
+            )
         return text
 
     def _otherwise(self, words: Words) -> str:
@@ -188,7 +202,10 @@ class Decider:
         if found.doubt:
             word, first, second = found.doubt
             marks = "--decimal ',' or --thousands ','" if "," in word else "--decimal . or --thousands ."
-            return unusable(words.rows, f": {short(word)} may be {first} or {second}; give {marks}", words)
+            marks = f"write it otherwise, or fit again with {marks}" if self.fitted else f"give {marks}"
+            return unusable(words.rows, f": {short(word)} may be {first} or {second}; {marks}", words)
+        if not forced and words.all_match(INTEGER) and words.any_match(r"\d{16}") and _are_huge(map(int, words.list)):
+            return _codes(words)
         whole = _are_integers(words.known, found.way.thousands)
         kind: Kind = "integer" if whole else "real"
         column = Column(
@@ -243,6 +260,7 @@ class Words:
         every = pc.cast(column.dictionary, pa.large_string())
         codes = pc.fill_null(column.indices, len(every)).to_numpy(zero_copy_only=False)
         trimmed = pc.utf8_trim(every, characters=BLANKS + "\u00a0")
+        trimmed = pc.replace_substring_regex(trimmed, r'^="([^"]*)"$', r"\1")  # a formula of Excel
         declared = pa.array([word.strip(BLANKS) for word in decider.reading.missing], trimmed.type)
         missing = pc.is_in(trimmed, value_set=declared)
         weak = pc.is_in(trimmed, value_set=pa.array(WEAK_WORDS, trimmed.type))
@@ -303,8 +321,8 @@ class Words:
         counts = self.counts()[~(self.missing | self.weak)]
         return float(counts[~np.isnan(values)].sum() / max(1, counts.sum()))
 
-    def other(self, kind: str, values: Floats) -> str:
-        """Return a message about the strings that are not of a kind: NaN among the values."""
+    def other(self, kind: str, values: Floats, fitted: bool = False) -> str:
+        """Return a message about the strings that are not of a kind: NaN among the values; advice by whether a fit is done."""
         counts, known = self.counts(), ~(self.missing | self.weak)
         good = np.zeros(len(self.all), dtype=np.bool_)
         good[known] = ~np.isnan(values)
@@ -315,17 +333,18 @@ class Words:
         words = [f"{short(self.all[int(i)].as_py())} (row {first[i] + 1})" for i in odd[:10]]
         more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
         total = int(counts[~self.missing].sum())
-        remedy = f"--missing {short(self.all[int(odd[0])].as_py())} treats them as missing" if len(odd) else ""
+        option = f"--missing {short(self.all[int(odd[0])].as_py())}" if len(odd) else ""
+        remedy = f"correct or empty them, or fit again with {option}" if fitted else f"{option} treats them as missing"
         return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
 
     def text(self, reason: str, *, free: bool = False) -> Column:
-        """Return the column as text; the strings keep their blanks."""
-        known = ~(self.missing | self.weak)
-        words: list[str] = self.all.to_pylist()
-        order = sorted(np.flatnonzero(known).tolist(), key=words.__getitem__)
-        position = np.full(len(words) + 1, -1, dtype=np.int64)
-        position[order] = np.arange(len(order))
-        return Column("text", codes=position[self.codes], words=[words[i] for i in order], reason=reason, free=free)
+        """Return the column as text, without blanks around the strings."""
+        strings: list[str] = self.list
+        words = sorted(set(strings))
+        place = {word: i for i, word in enumerate(words)}
+        position = np.full(len(self.all) + 1, -1, dtype=np.int64)
+        position[:-1][~(self.missing | self.weak)] = [place[word] for word in strings]
+        return Column("text", codes=position[self.codes], words=words, reason=reason, free=free)
 
 
 def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
@@ -335,6 +354,18 @@ def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
     text = words.text("")
     codes, known = text.coded()
     return Column("unusable", codes=codes, words=known, problem=problem)
+
+
+def _are_huge(numbers: Iterable[int | None]) -> bool:
+    """Return whether whole numbers have more digits than float64."""
+    return any(number is not None and abs(number) > 2**53 for number in numbers)
+
+
+def _codes(words: Words) -> Column:
+    """Return whole numbers of more digits than float64 as text."""
+    column = words.text("whole numbers above 2**53")
+    column.notes = (f"whole numbers above 2**53, such as {short(words.list[0])}, are codes; --numeric rounds them",)
+    return column
 
 
 def _are_integers(strings: Any, thousands: str) -> bool:

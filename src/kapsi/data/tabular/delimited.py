@@ -16,6 +16,7 @@ from kapsi.data.tabular.dialect import Dialect, find_dialect, ragged
 from kapsi.data.tabular.numerals import decimal_mark
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.source import (
+    MAGIC,
     TEXT_SUFFIXES,
     TextStream,
     check_text,
@@ -68,6 +69,9 @@ class TextFile:
         self.path, self.compression, self.reading, self.where = path, compression, reading, path.name
         with reading_file(path), open_table(path, compression) as raw:
             sample, complete = sample_of(raw)
+        for mark, true in MAGIC.items():
+            if sample.startswith(mark):
+                reject(self.where, f"the content is that of a {true} file; rename it to {path.stem}{true}")
         if not sample.strip(b" \t\r\n\xef\xbb\xbf"):
             reject(self.where, "the file is empty; a table has a header line and at least one row")
         self.encoding, _, note = find_encoding(sample, complete, reading.encoding)
@@ -150,7 +154,7 @@ class TextFile:
         if decider.decimal is None:
             table, decider = self._with_mark(table, decider)
         columns = list(table.columns)
-        if stream.zeros or stream.plus:
+        if stream.zeros or stream.plus or any(map(_has_huge, columns)):
             columns = self._with_codes(columns)
         typed = [decider.column(name, column) for name, column in zip(names, columns, strict=True)]
         return typed, stream.digest.hexdigest(), decider
@@ -232,10 +236,23 @@ class TextFile:
                 strings = table.columns[i]
                 words = pa.chunked_array([chunk.dictionary for chunk in strings.chunks])
                 if pc.any(
-                    pc.match_substring_regex(pc.utf8_trim(words, characters=BLANKS), rf"{ZERO_FIRST}|^[+]|^-?0[xX]")
+                    pc.match_substring_regex(
+                        pc.utf8_trim(words, characters=BLANKS), rf"{ZERO_FIRST}|^[+]|^-?0[xX]|^-?\d{{16}}"
+                    )
                 ).as_py():
                     columns[i] = strings
         return columns
+
+
+def _has_huge(column: Any) -> bool:
+    """Return whether a column has numbers with more digits than float64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_integer(column.type) and column.type != pa.float64():
+        return False
+    limits = pc.min_max(column).as_py()
+    return limits["min"] is not None and not -(2**53) <= limits["min"] <= limits["max"] <= 2**53
 
 
 def _empty(error: Exception, where: str) -> Exception:

@@ -20,6 +20,7 @@ COMMENTS = ("#", "%", "//")
 MOST_RECORDS = 200
 NUMERIC = re.compile(NUMBER.replace(r"\.?", "[.,]?").replace(r"|\.", "|[.,]"))
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 BLANK_BEFORE_QUOTE = re.compile(r'(?:^|[,;\t|])[ \t]+"', re.MULTILINE)
 
 
@@ -88,9 +89,14 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
         TableError: there is no header, or lines before it.
     """
     lines = LINE.findall(text)
+    mark = SEPARATOR_LINE.fullmatch(lines[0]) if lines and not reading.skip else None
+    if mark:  # as Excel writes it
+        reading = replace(reading, skip=1, separator=reading.separator or mark[1])
     lines = lines if complete or len(lines) < 2 else lines[:-1]
     first, commented, comment, notes = _first_line(lines, reading)
     if first >= len(lines) and commented is None:
+        if reading.skip >= len(lines) > 0 and complete:
+            reject(where, f"--skip {reading.skip} leaves out all {len(lines)} lines; give a smaller number")
         reject(where, "the file is empty; a table has a header line and at least one row")
     body = lines[first:]
     separator, blanks = _separator(body, reading, default)
@@ -249,9 +255,10 @@ def _with_header(
         names = [name.strip() for name in header]
     width = _mode([len(row) for row in rows])[0] if rows else len(names)
     trailing = all(len(row) < width or not row[-1].strip() for row in rows)
-    labels = {row[0] for row in rows}
-    if width == len(names) + 1 and len(names) > 1 and (trailing or len(labels) == len(rows) > 2):
+    if width == len(names) + 1 and len(names) > 1 and (trailing or _name_rows([row[0].strip() for row in rows])):
         # Separators at the ends of rows, or names of rows as R writes them, without a name of their own.
+        if not trailing:
+            notes = (*notes, f"the header has {width - 1} names, the rows {width} values: the first one names the rows")
         names = [*names, ""] if trailing else ["", *names]
         plain = plain and trailing
     unit_row = _units(names, rows) if reading.header is not False else None
@@ -272,11 +279,22 @@ def _with_header(
     )
 
 
+def _name_rows(words: Sequence[str]) -> bool:
+    """Return whether words are names of rows: distinct texts, or numbers from 1."""
+    if any(map(_is_number, words)):
+        return list(words) == [str(i) for i in range(1, len(words) + 1)]
+    return len(set(words)) == len(words) > 2
+
+
 def _check_preamble(
     header: Sequence[str], counted: Sequence[tuple[list[str], int]], reading: Reading, before: int, where: str
 ) -> None:
     """Refuse lines before the header, with advice."""
     mode, share = _mode([len(row) for row, _ in counted])
+    if len(header) > 2 and len(counted) > 2 and not any(word.strip() for word in header[1:]):
+        skip = next((used for row, used in counted if sum(1 for word in row if word.strip()) > 1), 0)
+        if skip > 1:
+            reject(where, f"line {before + 1} has one name ({listed(header[:1])}) and empty ones; --skip leaves it out")
     if (len(header) in (mode, mode - 1) and (len(header) > 1 or mode < 2)) or mode < 2 or share < 0.6:
         return
     index = next(i for i, (row, _) in enumerate(counted) if len(row) == mode)

@@ -170,7 +170,12 @@ class CategoryColumn:
     def _codes(self, column: Column) -> npt.NDArray[np.int64]:
         """Return the category of each value, -1 for missing, -2 for unseen."""
         codes, words = column.coded()
-        code_of = {category: code for code, category in enumerate(self.categories)}
+        code_of = {category.strip(): code for code, category in enumerate(self.categories)}
+        code_of |= {category: code for code, category in enumerate(self.categories)}
+        # Numbers of a data frame or of a spreadsheet have lost the zeros of 01000.
+        for category, code in list(code_of.items()):
+            if category.isdecimal() and category.startswith("0"):
+                code_of.setdefault(str(int(category)), code)
         return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
 
     def unseen(self, column: Column) -> Unseen:

@@ -12,13 +12,14 @@ from kapsi.data.tabular.types import Table, reject, table_error
 __all__ = ["table_of"]
 
 
-def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None) -> Table:
+def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, reading: Reading | None = None) -> Table:
     """Return a frame as a table; an index is ignored.
 
     Args:
         frame: a data frame of pandas, polars or pyarrow, or a mapping of names to arrays or lists of equal length.
         where: prefix of error messages.
         kinds: kind of some columns by name, as for `read_table`.
+        reading: options of the fit; those of text files have no effect.
 
     Raises:
         TableError: not a frame, without rows, repeated names, or values of mixed types in a column.
@@ -28,7 +29,7 @@ def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None) -> 
         >>> [(name, column.kind) for name, column in table.columns.items()]
         [('a', 'real'), ('b', 'text')]
     """
-    decider = Decider(Reading(), dict(kinds or {}), typed=True)
+    decider = Decider(reading or Reading(), dict(kinds or {}), typed=True)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]
     if not names or not table.num_rows or len(set(names)) < len(names):

@@ -169,4 +169,6 @@ def _without_signs(strings: Any) -> tuple[Any, str]:
             # Accountants write negative amounts in parentheses.
             core = pc.replace_substring_regex(strings, removed, r"\1" if "(" in removed[5:] else "")
             return pc.replace_substring_regex(core, r"^\(([0-9.,' ]+)\)$", r"-\1"), signs[0].as_py()
+    if not pc.all(pc.match_substring(strings, "(")).as_py():
+        strings = pc.replace_substring_regex(strings, r"^\(([0-9][0-9.,' ]*)\)$", r"-\1")
     return strings, ""

@@ -30,6 +30,9 @@ LEAST_ROWS = 10
 def index_columns(table: Table) -> dict[str, str]:
     """Return the columns that number the rows, with the reason: an unnamed first column, and pandas' `__index_level_0__`."""
     found = {name: "it is the index of pandas" for name in table.columns if re.fullmatch(r"__index_level_\d+__", name)}
+    for number, (name, column) in enumerate(table.columns.items(), 1):
+        if name == f"column {number}" and not column.problem and column.missing.all():
+            found[name] = "it has no name and no values"
     first = next(iter(table.columns), "")
     if first in ("column 1", "Unnamed: 0") and len(table.columns) > 1:
         column = table.columns[first]

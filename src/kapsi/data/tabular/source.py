@@ -26,6 +26,8 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
+MAGIC = {b"PAR1": ".parquet", b"PK\x03\x04": ".zip", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""First bytes of files that are no text, and their suffixes."""
 CHUNK = 2**20
 SAMPLE, LARGEST_SAMPLE, SAMPLE_LINES = 2**18, 2**27, 40
 

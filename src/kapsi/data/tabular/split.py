@@ -101,9 +101,10 @@ class Splits:
     times: npt.NDArray[Any] | None = None
 
     def take(self, rows: Ints) -> Splits:
-        """Return the splits of a selection of rows."""
-        groups = None if self.groups is None else self.groups[rows]
-        times = None if self.times is None else self.times[rows]
+        """Return the splits of a selection of rows, at random for rows of one group or time."""
+        groups, times = (
+            None if key is None or len(np.unique(key[rows])) < 2 else key[rows] for key in (self.groups, self.times)
+        )
         classes = self.classes and len(np.unique(self.y[rows])) < len(
             rows
         )  # rows of one class each cannot be stratified

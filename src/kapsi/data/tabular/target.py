@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,8 @@ __all__ = ["TableProblem", "make_problem", "target_of"]
 TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
+NUMBER_LIKE = re.compile(r"[^\w\s]?\s?\d+([^\w\s]\d+)+$|[^\w\s]\s?\d+$")
+"""1/5/24, €5: neither words nor codes."""
 MAX_SINGLE = 9
 """Number of classes with a single row up to which a target may have mostly such classes."""
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
@@ -290,8 +293,10 @@ def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -
             codes, words = column.coded()
             known, distinct = int((codes >= 0).sum()), len(words)
             if 2 <= distinct == known or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
+                like = [word for word in words if NUMBER_LIKE.match(word)]
+                reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
                 notes.append(
-                    f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows"
+                    f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows{reason}"
                 )
                 continue
             if distinct > MAX_CATEGORIES:
@@ -355,7 +360,8 @@ def target_of(table: Table, target: str | tuple[str, ...], task: str, classes: S
     labels: list[object]
     if known and all(isinstance(label, str) for label in known):
         codes, words = as_words(column, [str(label) for label in known])
-        labels = list(words)
+        full = {str(label).strip(): label for label in known}
+        labels = [word if word in known else full.get(word.strip(), word) for word in words]
     elif column.kind in ("text", "unusable"):
         codes, words = column.coded()
         pairs = zip(words, numbers_in(words).tolist(), strict=True)

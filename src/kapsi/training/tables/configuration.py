@@ -69,6 +69,8 @@ class TableConfig(Spec):
     def check(self) -> None:
         if isinstance(self.target, tuple) and len(self.target) == 1:
             object.__setattr__(self, "target", self.target[0])
+        if len(set(self.metrics)) < len(self.metrics):
+            raise SpecError("TableConfig: a metric is given twice; leave one out")
         if self.validation is not None and self.folds is not None:
             raise SpecError("TableConfig: folds have no effect on given validation rows; leave folds or validation out")
 

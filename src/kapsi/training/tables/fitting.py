@@ -94,6 +94,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
         ranges,
         config.table.reading,
         problem.decimal,
+        config.table.weight,
     )
     table_model = TableModel(model.requires_grad_(True), *coding)
     return FittedPart(table_model, epochs, choices)

@@ -22,6 +22,7 @@ from kapsi.data.tabular import (
     read_table,
     target_of,
 )
+from kapsi.data.tabular.roles import weights_of
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.training.prediction import predict
@@ -47,6 +48,7 @@ class TableModel:
         ranges: ranges of the training rows; None in runs of 0.1.
         reading: how tables are read.
         decimal: the decimal mark of the table of the fit, for tables that do not show their own.
+        weight: name of the column of weights, for scores.
     """
 
     model: Model
@@ -58,6 +60,7 @@ class TableModel:
     ranges: Ranges | None = None
     reading: Reading = Reading()
     decimal: str | None = None
+    weight: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -168,12 +171,22 @@ class TableModel:
         known = y >= 0 if self.task == "classification" else ~np.isnan(y.reshape(len(y), -1)).any(1)
         if not known.any():
             raise TableError(f"{table.name}: the target {self.target!r} is missing in every row; no row can be scored")
-        rest = Table(table.name, {name: c for name, c in table.columns.items() if name not in self.targets})
+        others = (*self.targets, self.weight)
+        rest = Table(table.name, {name: c for name, c in table.columns.items() if name not in others})
         features, notes = self.preprocessing.check(rest)
         if not known.all():
             notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {self.target!r}")
         rows = np.flatnonzero(known)
-        return scores_of(self.outputs(features, rows), y[rows]), len(rows), notes
+        name = self.weight if self.weight in table.columns else None
+        if self.weight is not None:
+            text = "the rows count as its weights" if name else "without it, all rows count the same"
+            notes.append(f"the model was fitted with the weights {self.weight!r}: {text}")
+        if self.task == "regression" and (y[rows] == y[rows[0]]).all():
+            notes.append(
+                "the target is the same in all scored rows: R² has no meaning (1 for exact predictions, else 0)"
+            )
+        scores = scores_of(self.outputs(features, rows), y[rows], weights_of(table, name, rows))
+        return scores, len(rows), [*table.notes, *notes]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the model as plain data."""

@@ -7,6 +7,7 @@ import datetime
 import json
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -170,7 +171,7 @@ class LoadedRun(NamedTuple):
 
     def _features(self, frame: Any, where: str) -> Table:
         preprocessing = self.model.preprocessing
-        return preprocessing.check(table_of(frame, where, preprocessing.kinds()))[0]
+        return preprocessing.check(table_of(frame, where, preprocessing.kinds(), self.model.reading))[0]
 
 
 def load_run(path: str | Path) -> LoadedRun:
@@ -208,6 +209,7 @@ def load_run(path: str | Path) -> LoadedRun:
         reading = config.table.reading
         decimal = data["decimal"] if data.get("decimal") in (".", ",") else None
         fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading, decimal)
+        fitted = replace(fitted, weight=config.table.weight)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = None if config.model is None else config.model.sized(*sizes)
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
