@@ -121,3 +121,19 @@ def test_auto_with_moving_grids_has_a_solver_that_follows_them() -> None:
     assert resolve(TrainConfig(grid_updates=options), model, data).solver.follows_grids
     records = kp.fit(kp.calibrate(model, rows()[0]), rows(), epochs=6, grid_updates=options)
     assert "grid_change" in records[-1].details
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_standardized_models_have_the_moments_of_the_hooked_inputs(fitted: bool) -> None:
+    (x, y), model = rows(), model_of()
+    hook(model)
+    if fitted:
+        kp.fit(model, (x, y), standardize=True, epochs=1)
+    else:
+        model = kp.standardized(model, x, y)
+    step = model.layers[0].output[0]
+    torch.testing.assert_close(step.shift, (10 * x + 3).mean(0))
+    torch.testing.assert_close(1 / step.scale, (10 * x + 3).std(0, correction=0))

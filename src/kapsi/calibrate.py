@@ -23,7 +23,8 @@ def calibrate(model: M, x: Any, y: Any = None) -> M:
 
     Each layer is calibrated on the outputs of the calibrated layers before. These outputs grow and move during training, so the
     ranges of hidden layers (splines, radial bases, wavelets) are three times as wide as the outputs of the untrained layers, and
-    at least as wide as before. The function of the model may change; `kapsi.zoo.kan.update_grid` keeps it.
+    at least as wide as before. Forward pre-hooks of the model, its layers and heads change the inputs first. The function of the
+    model may change; `kapsi.zoo.kan.update_grid` keeps it.
 
     Args:
         model: a model, layer, head or expansion module.

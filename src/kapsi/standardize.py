@@ -13,7 +13,7 @@ from torch import Tensor
 from kapsi.arrays import as_dense, wider_dtype
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, ScaleWarning, SpecError, refuse
-from kapsi.hooks import copied
+from kapsi.hooks import copied, hooked_inputs
 from kapsi.modules import Head, Layer, Model
 from kapsi.modules.store import Seed
 from kapsi.process import Affine, pipeline
@@ -90,7 +90,7 @@ def standardized(
     if targets is not None and targets.is_floating_point():
         moments = Moments.of([targets])
         units = moments.mean, moments.deviation
-    standardize(model, Moments.of([inputs]), units)
+    standardize(model, Moments.of([hooked_inputs(model, inputs)]), units)
     return calibrate_by_class(model, inputs, targets if targets is None or targets.shape[1] > 1 else targets[:, 0])
 
 
@@ -241,7 +241,7 @@ def warn_of_scale(model: Model, parts: Sequence[Tensor], where: str) -> None:
     parts = [part for part in parts if part.layout == torch.strided and len(part)]
     if not parts:
         return
-    x = torch.cat(parts)
+    x = hooked_inputs(model, torch.cat(parts))
     layers = list(model.layers)
     if model.standardized:
         x = layers.pop(0)(x)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from kapsi.errors import SpecError
+from kapsi.hooks import hooked_inputs
 from kapsi.modules import Model
 from kapsi.standardize import (
     Moments,
@@ -46,7 +47,7 @@ def standardize_model(model: nn.Module, rows: Rows, loss: Loss) -> None:
     if not loss.classes and not loss.discrete:
         targets = Moments.of((batch.y for batch in rows.chunks(size)), skip_missing=loss.skips_missing)
         units = loss.output_units(targets.mean, targets.deviation)
-    standardize(model, Moments.of(batch.x for batch in rows.chunks(size)), units)
+    standardize(model, Moments.of(hooked_inputs(model, batch.x) for batch in rows.chunks(size)), units)
     first = next(iter(rows.chunks(CALIBRATION_ROWS)))
     with torch.no_grad():
         calibrate_by_class(model, first.x, first.y)

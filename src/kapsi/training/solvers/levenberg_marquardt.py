@@ -388,12 +388,11 @@ class LevenbergMarquardtRun(SolverRun):
         """End starts with a gradient of rounding errors only."""
         if self._expanded != active:
             return
-        starts, objective = self.starts, self.objective
+        starts = self.starts
         curvature = cast(Tensor, point.matrix).diagonal(dim1=1, dim2=2)
         scale = torch.maximum(starts.scale[active], curvature).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-        flat = (self._gradient(active, point).abs() / scale).amax(1) <= GRADIENT * objective.size_of(
-            starts.initial[active]
-        ).sqrt()
+        size = self.objective.size_of(starts.initial[active])
+        flat = (self._gradient(active, point).abs() / scale).amax(1) <= GRADIENT * size.sqrt()
         for i, done in zip(active, flat.tolist(), strict=True):
             if done:
                 starts.reasons[i] = "the gradient is zero up to rounding"
@@ -506,9 +505,8 @@ class LevenbergMarquardtRun(SolverRun):
         changed = (starts.reference - starts.objective) > tolerance * starts.reference.abs()
         starts.idle = torch.where(changed, 0, starts.idle + 1)
         starts.reference = torch.where(changed, starts.objective, starts.reference)
-        size = self.objective.size_of(starts.initial)
         for i in starts.active():
-            if 0 <= float(starts.objective[i]) <= EXACT * float(size[i]):
+            if 0 <= float(starts.objective[i]) <= EXACT * float(self.objective.size_of(starts.initial[i])):
                 starts.reasons[i] = "the loss is zero up to rounding"
             elif int(starts.idle[i]) >= PATIENCE:
                 starts.reasons[i] = f"the relative change of the loss was below {tolerance:g} for {PATIENCE} iterations"

@@ -82,7 +82,7 @@ def _prune_between(model: Model, x: Tensor, edges: float, nodes: float, fixed: b
     layers, specs = layers_of(inner), [layer for _, _, layer in model.spec.resolved()]
     affine = last.spec.output[-1:] == (Affine(),)
     if affine:
-        layers[-1].output = torch.nn.Sequential(*layers[-1].output[:-1])
+        layers[-1].output = torch.nn.Sequential(*list(layers[-1].output)[:-1])
         layers[-1].spec = specs[-1] = dataclasses.replace(last.spec, output=last.spec.output[:-1])
     first = layers.pop(0) if model.standardized else None
     widths = model.spec.widths if first is None else model.spec.widths[1:]
