@@ -436,6 +436,15 @@ def fitted(folder, weight=None, **columns):
     return load_run(folder / "run")
 
 
+def test_a_run_finds_codes_whose_zeros_are_lost_among_many(tmp_path):
+    codes = [f"0{1000 + i % 60}" for i in range(180)]
+    run = fitted(tmp_path, a=codes, b=X * 4 + X[:20], y=[f"{i % 60}.{i:03}" for i in range(180)])
+    b = np.arange(180.0) % 7
+    wanted = run.predict({"a": codes, "b": b})
+    assert len(set(wanted.round(1))) > 20
+    assert np.array_equal(run.predict({"a": np.array(codes, dtype=np.int64), "b": b}), wanted)
+
+
 def test_a_run_finds_codes_whose_zeros_are_lost_and_refuses_times_for_numbers(tmp_path):
     codes = [f"0{1 + i % 3}000" for i in range(40)]
     run = fitted(tmp_path, a=codes, b=X, y=[f"{i % 3}.{i:02}" for i in range(40)])

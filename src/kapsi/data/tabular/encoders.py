@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -170,12 +170,7 @@ class CategoryColumn:
     def _codes(self, column: Column) -> npt.NDArray[np.int64]:
         """Return the category of each value, -1 for missing, -2 for unseen."""
         codes, words = column.coded()
-        code_of = {category.strip(): code for code, category in enumerate(self.categories)}
-        code_of |= {category: code for code, category in enumerate(self.categories)}
-        # Numbers of a data frame or of a spreadsheet have lost the zeros of 01000.
-        for category, code in list(code_of.items()):
-            if category.isdecimal() and category.startswith("0"):
-                code_of.setdefault(str(int(category)), code)
+        code_of = places(self.categories)
         return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
 
     def unseen(self, column: Column) -> Unseen:
@@ -327,6 +322,23 @@ def positive(scale: float, where: str) -> float:
     if scale <= 0:
         reject(where, f"scale is {scale!r}; it must be above 0")
     return scale
+
+
+def places(categories: Sequence[str]) -> dict[str, int]:
+    """Return the positions of categories, also without blanks around them, and of 01000 also as 1000.
+
+    Numbers of a data frame or of a spreadsheet have lost leading zeros.
+
+    Example:
+        >>> places(["01000", "1 "])
+        {'01000': 0, '1': 1, '1 ': 1, '1000': 0}
+    """
+    found = {category.strip(): i for i, category in enumerate(categories)}
+    found |= {category: i for i, category in enumerate(categories)}
+    for category, i in list(found.items()):
+        if category.isdecimal() and category.startswith("0"):
+            found.setdefault(str(int(category)), i)
+    return found
 
 
 def strings(words: list[Any], where: str) -> tuple[str, ...]:

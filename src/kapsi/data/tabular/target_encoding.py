@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.encoders import Unseen, centers_and_scales, clipped, fields, numbers, standardized, strings
+from kapsi.data.tabular.encoders import (
+    Unseen,
+    centers_and_scales,
+    clipped,
+    fields,
+    numbers,
+    places,
+    standardized,
+    strings,
+)
 from kapsi.data.tabular.types import Column, Floats, Ints, as_text, reject
 
 __all__ = ["TargetColumn", "shrunk_means"]
@@ -122,7 +131,7 @@ class TargetColumn:
     def _codes(self, column: Column) -> Ints:
         """Return the category of each value, -1 for missing, -2 for unseen."""
         codes, words = column.coded()
-        code_of = {category: code for code, category in enumerate(self.categories)}
+        code_of = places(self.categories)
         return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
 
     def unseen(self, column: Column) -> Unseen:
