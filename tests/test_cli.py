@@ -560,7 +560,7 @@ def test_an_unseen_category_is_no_known_one(good, run):
 @pytest.mark.parametrize(
     ("labels", "spelled"),
     [
-        (["a,b", 'q"u', "new\nline", "ünï", " s "] * 8, None),
+        (["a,b", 'q"u', "new\nline", "ünï", " s "] * 8, ["a,b", 'q"u', "new\nline", "ünï", "s"]),
         ([True, False] * 20, ["true", "false"]),
         ([-3, 12] * 20, ["-3", "12"]),
     ],

@@ -281,9 +281,8 @@ def _with_header(
 
 def _name_rows(words: Sequence[str]) -> bool:
     """Return whether words are names of rows: distinct texts, or numbers from 1."""
-    if any(map(_is_number, words)):
-        return list(words) == [str(i) for i in range(1, len(words) + 1)]
-    return len(set(words)) == len(words) > 2
+    counted = list(words) == [str(i) for i in range(1, len(words) + 1)]
+    return len(words) > 2 and (counted or (len(set(words)) == len(words) and not any(map(_is_number, words))))
 
 
 def _check_preamble(
