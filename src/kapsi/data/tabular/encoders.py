@@ -122,8 +122,32 @@ class NumberColumn:
         return cls(values["name"], values["mean"], positive(values["scale"], where), values["missing"])
 
 
+class Categories:
+    """Positions of strings among fitted categories, for the encoders of text columns."""
+
+    categories: tuple[str, ...]
+    missing: bool
+
+    def accept(self, column: Column, where: str) -> Column:
+        """Return the column as text."""
+        return as_text(column, self.categories)
+
+    def _codes(self, column: Column) -> npt.NDArray[np.int64]:
+        """Return the category of each value, -1 for missing, -2 for unseen."""
+        codes, words = column.coded()
+        code_of = places(self.categories)
+        return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
+
+    def unseen(self, column: Column) -> Unseen:
+        """Return the number of values without an effect."""
+        codes = self._codes(column)
+        unseen = np.flatnonzero(codes == -2)
+        example = str(column.take(unseen[:1]).values[0]) if len(unseen) else ""
+        return Unseen(len(unseen), 0 if self.missing else int((codes == -1).sum()), example)
+
+
 @dataclass(frozen=True)
-class CategoryColumn:
+class CategoryColumn(Categories):
     """One-hot encoding of a text column.
 
     A string that was not fitted has zeros only, and so has a missing value unless `missing`.
@@ -155,10 +179,6 @@ class CategoryColumn:
         names = [f"{self.name} = {category}" for category in self.categories[int(self.binary) :]]
         return [*names, f"{self.name} is missing"] if self.missing else names
 
-    def accept(self, column: Column, where: str) -> Column:
-        """Return the column as text."""
-        return as_text(column, self.categories)
-
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
         codes = self._codes(column)
@@ -166,19 +186,6 @@ class CategoryColumn:
         if self.missing:
             inputs = np.column_stack([inputs, codes == -1])
         return inputs[:, int(self.binary) :]
-
-    def _codes(self, column: Column) -> npt.NDArray[np.int64]:
-        """Return the category of each value, -1 for missing, -2 for unseen."""
-        codes, words = column.coded()
-        code_of = places(self.categories)
-        return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
-
-    def unseen(self, column: Column) -> Unseen:
-        """Return the number of values without an effect."""
-        codes = self._codes(column)
-        unseen = np.flatnonzero(codes == -2)
-        example = str(column.take(unseen[:1]).values[0]) if len(unseen) else ""
-        return Unseen(len(unseen), 0 if self.missing else int((codes == -1).sum()), example)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""

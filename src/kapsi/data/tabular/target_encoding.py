@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.encoders import (
-    Unseen,
+    Categories,
     centers_and_scales,
     clipped,
     fields,
     numbers,
-    places,
     standardized,
     strings,
 )
-from kapsi.data.tabular.types import Column, Floats, Ints, as_text, reject
+from kapsi.data.tabular.types import Column, Floats, Ints, reject
 
 __all__ = ["TargetColumn", "shrunk_means"]
 
@@ -57,7 +56,7 @@ def shrunk_means(codes: Ints, y: Floats, count: int) -> tuple[Floats, Floats]:
 
 
 @dataclass(frozen=True)
-class TargetColumn:
+class TargetColumn(Categories):
     """Target encoding of a text column: an input per output of the target, standardized over the fitted rows.
 
     Strings that were not fitted and missing values have the mean of all rows.
@@ -117,29 +116,12 @@ class TargetColumn:
         names = [f"{self.name}: mean of {output}" for output in self.outputs]
         return [*names, f"{self.name} is missing"] if self.missing else names
 
-    def accept(self, column: Column, where: str) -> Column:
-        """Return the column as text."""
-        return as_text(column, self.categories)
-
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
         codes = self._codes(column)
         table = np.array([*self.values, *self.default], dtype=np.float64).reshape(-1, len(self.outputs))
         inputs = clipped(table[np.where(codes < 0, len(self.categories), codes)])
         return np.column_stack([inputs, codes == -1]) if self.missing else inputs
-
-    def _codes(self, column: Column) -> Ints:
-        """Return the category of each value, -1 for missing, -2 for unseen."""
-        codes, words = column.coded()
-        code_of = places(self.categories)
-        return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
-
-    def unseen(self, column: Column) -> Unseen:
-        """Return the number of values without an effect."""
-        codes = self._codes(column)
-        unseen = np.flatnonzero(codes == -2)
-        example = str(column.take(unseen[:1]).values[0]) if len(unseen) else ""
-        return Unseen(len(unseen), 0 if self.missing else int((codes == -1).sum()), example)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
