@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kapsi.reconciliation.kronecker import *
     from kapsi.reconciliation.low_rank import *
     from kapsi.remainder import *
+    from kapsi.training.losses import *
 else:
 
     def __getattr__(name: str) -> Any:

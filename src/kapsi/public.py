@@ -39,6 +39,7 @@ from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
 from kapsi.standardize import standardized
+from kapsi.training import losses
 from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
@@ -47,7 +48,7 @@ from kapsi.training.engine import fit, train
 from kapsi.training.grid_updates import GridUpdates
 from kapsi.training.launch import open_group
 from kapsi.training.logs import CsvLog, JsonLines, TensorBoard
-from kapsi.training.losses import MSE, Bernoulli, CrossEntropy, Gaussian, Hinge, Huber, Loss, SquaredHinge
+from kapsi.training.losses import *
 from kapsi.training.metrics import (
     AUC,
     F1,
@@ -80,7 +81,6 @@ __all__ = [
     "LBFGS",
     "MAE",
     "MAPE",
-    "MSE",
     "R2",
     "RMSE",
     "SGD",
@@ -90,11 +90,9 @@ __all__ = [
     "Affine",
     "BalancedAccuracy",
     "BatchNorm",
-    "Bernoulli",
     "Callback",
     "Checkpoints",
     "Concatenation",
-    "CrossEntropy",
     "CsvLog",
     "DataError",
     "Dropout",
@@ -104,12 +102,9 @@ __all__ = [
     "ExplainedVariance",
     "Function",
     "Fusion",
-    "Gaussian",
     "GridUpdates",
     "Head",
     "HeadSpec",
-    "Hinge",
-    "Huber",
     "InstanceNorm",
     "JsonLines",
     "KapsiError",
@@ -118,7 +113,6 @@ __all__ = [
     "LayerSpec",
     "LevenbergMarquardt",
     "LogLoss",
-    "Loss",
     "Matthews",
     "Mean",
     "MeanSquaredError",
@@ -135,7 +129,6 @@ __all__ = [
     "ScaleWarning",
     "Solver",
     "SpecError",
-    "SquaredHinge",
     "Step",
     "Sum",
     "TensorBoard",
@@ -181,3 +174,4 @@ __all__ += expansion.taylor.__all__
 __all__ += expansion.trigonometric.__all__
 __all__ += reconciliation.__all__
 __all__ += remainder.__all__
+__all__ += losses.__all__

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kapsi.errors import SpecError, shown
-from kapsi.training.losses import name_of
+from kapsi.training.losses.base import name_of
 from kapsi.training.records import Epoch, Step
 
 HOOKS = ("on_step", "on_epoch", "on_end")

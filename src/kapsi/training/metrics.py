@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function, catalogue
-from kapsi.training.losses import Loss, check_values, columns_of, losses_with, name_of, value_or_mean
+from kapsi.training.losses.base import Loss, check_values, columns_of, losses_with, name_of, value_or_mean
 
 
 class Metric(Function, role="metric"):

@@ -12,7 +12,8 @@ from kapsi.hooks import gradient_hook
 from kapsi.modules import Model, Store, trained_count
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
-from kapsi.training.losses import MSE, CallableLoss, CrossEntropy, Loss
+from kapsi.training.losses import MSE, CrossEntropy, Loss
+from kapsi.training.losses.base import CallableLoss
 from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt, Ridge, Solver, reason_not_closed
 
 REQUESTED = "requested"

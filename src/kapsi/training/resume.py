@@ -21,7 +21,7 @@ from kapsi.spec import from_dict, to_dict
 from kapsi.training.checkpoint import Checkpoints, Saved, differences
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
-from kapsi.training.losses import CallableLoss, name_of
+from kapsi.training.losses.base import CallableLoss, name_of
 from kapsi.training.metrics import CallableMetric
 from kapsi.training.records import Epoch
 from kapsi.training.rows.base import Rows, contents

@@ -14,11 +14,12 @@ from kapsi.modules import Model
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
-from kapsi.training.engine import INTERRUPTED, fit
+from kapsi.training.engine import fit
 from kapsi.training.prediction import predict, widest
 from kapsi.training.records import Epoch
 from kapsi.training.resolve import Resolved, RowsInfo, check_at_once, resolve
 from kapsi.training.threads import threads_for
+from kapsi.training.training_run import INTERRUPTED
 
 Data: TypeAlias = tuple[Tensor, ...]
 """Inputs, targets, and weights of the rows if any."""

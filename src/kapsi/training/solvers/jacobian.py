@@ -20,7 +20,7 @@ from kapsi.errors import DataError, SpecError
 from kapsi.hooks import copied
 from kapsi.modules import Model
 from kapsi.training.data import Batch
-from kapsi.training.losses import TargetwiseLoss
+from kapsi.training.losses.targetwise import TargetwiseLoss
 from kapsi.training.penalties import Penalties, has_smooth_parameters
 from kapsi.training.solvers.base import Task
 from kapsi.training.solvers.layered import LayeredJacobian, offsets

@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from kapsi.errors import DataError, SpecError
 from kapsi.function import option
 from kapsi.grids import GridUpdate
-from kapsi.hooks import changing_buffer, copied, original, refuse_gradient_hooks
-from kapsi.modules import Head, Layer, Model, trained_count
+from kapsi.modules import trained_count
 from kapsi.training.losses import Loss
 from kapsi.training.penalties import has_smooth_parameters
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
+from kapsi.training.solvers.conjugate_gradients import conjugate_gradients
+from kapsi.training.solvers.function_of_rows import check_function_of_rows
 from kapsi.training.solvers.jacobian import MAX_DIRECT, Objective, Point, parameter_vector
+from kapsi.training.solvers.starts import DROPPED, FIRST_DAMPING, MAX_DAMPING, RUNNING, TENSORS, Starts, initial_values
 
 ACCELERATION = 0.75
 """Largest accepted length of the acceleration, relative to the step (Transtrum and Sethna's α).
@@ -41,7 +42,6 @@ one seed).
 PROBE = 0.1
 """Distance of the finite difference for the second derivative, as a part of the step."""
 
-FIRST_DAMPING, MIN_DAMPING, MAX_DAMPING = 1e-2, 1e-16, 1e16
 
 PATIENCE = 10
 """Iterations without a change of the loss above the tolerance until convergence; plateaus are common and temporary."""
@@ -55,66 +55,9 @@ STEP = 1e-15
 EXACT = 1e-30
 """Largest loss counted as zero, relative to `Objective.size_of`: the precision of float64."""
 
-CONJUGATE_STEPS = 200
-"""Largest number of conjugate-gradient iterations; truncated solutions are good steps, too."""
-
-START_SEEDS = 0x6B61707369
-"""Prefix of the seeds of further starts, unlikely as a seed of a model."""
 
 FREE_EPOCHS = 3
 """Epochs before smoothness is chosen: a factor from initial values, smooth and far from the targets, would keep them smooth."""
-
-RUNNING, DROPPED = "", "it is not finite"
-
-
-@dataclass
-class _Starts:
-    """State of s starts.
-
-    Attributes:
-        theta: parameters, `(s, P)`.
-        damping, growth: μ and the factor of its next increase, `(s,)`.
-        scale: the diagonal of D, `(s, P)`, or one number per start for conjugate gradients, `(s, 1)`.
-        data, objective: losses without and with penalties, `(s,)`.
-        initial, reference: the first objective, and the last with a change above the tolerance, `(s,)`.
-        idle: iterations since the reference, `(s,)`.
-        norm: largest entry of the gradient, `(s,)`.
-        smoothness: the chosen factors of the smoothness of h heads, `(s, h)`.
-        reasons: why each start ended; empty for running starts.
-    """
-
-    theta: Tensor
-    damping: Tensor
-    growth: Tensor
-    scale: Tensor
-    data: Tensor
-    objective: Tensor
-    initial: Tensor
-    reference: Tensor
-    idle: Tensor
-    norm: Tensor
-    smoothness: Tensor
-    reasons: list[str]
-
-    def active(self) -> list[int]:
-        """Return the indices of running starts."""
-        return [i for i, reason in enumerate(self.reasons) if reason == RUNNING]
-
-    def record(self, index: list[int], data: Tensor, total: Tensor) -> None:
-        """Set the losses of some starts, and their initial and reference values on the first call."""
-        self.data[index], self.objective[index] = data, total
-        for values in (self.initial, self.reference):
-            values[index] = torch.where(values[index].isnan(), total, values[index])
-
-    def adapt_damping(self, index: Tensor, accepted: Tensor, ratio: Tensor) -> None:
-        """Update μ by the ratio of actual and predicted decrease: at most a third down, or up by growing factors."""
-        damping, growth = self.damping[index], self.growth[index]
-        reduced = damping * (1 - (2 * ratio.clamp(-10, 10) - 1) ** 3).clamp_min(1 / 3)
-        self.damping[index] = torch.where(accepted, reduced, damping * growth).clamp(MIN_DAMPING, MAX_DAMPING)
-        self.growth[index] = torch.where(accepted, 2.0, growth * 2)
-
-
-_TENSORS = tuple(field.name for field in fields(_Starts) if field.name != "reasons")
 
 
 @dataclass(frozen=True)
@@ -171,66 +114,13 @@ class LevenbergMarquardtRun(SolverRun):
     def __init__(self, task: Task, options: LevenbergMarquardt) -> None:
         super().__init__(task)
         self.options = options
-        self._check()
+        check_function_of_rows(task)
         self._objective: Objective | None = None
-        self._starts: _Starts | None = None
+        self._starts: Starts | None = None
         self._point: Point | None = None
         self._expanded: list[int] = []
         self._ended: str | None = None
         self._best = 0
-
-    def _check(self) -> None:
-        model, config = self.task.model, self.task.config
-        for name, module in model.named_modules():
-            kind = type(module).__name__
-            if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.modules.instancenorm._InstanceNorm):
-                problem = f"{name} ({kind}) has batch statistics"
-            elif isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-                problem = f"{name} ({kind}) is random"
-            else:
-                continue
-            raise SpecError(
-                f"levenberg_marquardt: the model must map each row independently; {problem}; remove it, or use solver adamw"
-            )
-        for name in ("l1", "group_l1"):
-            if getattr(config, name):
-                raise SpecError(
-                    f"levenberg_marquardt: TrainConfig({name}={getattr(config, name)}) has no second derivative; use solver "
-                    f"adamw, sgd or lbfgs, or {name}=0"
-                )
-        if not self.task.parameters():
-            raise SpecError("levenberg_marquardt: the model has no trainable parameters")
-        refuse_gradient_hooks(model, "levenberg_marquardt")
-        self._check_function()
-        try:
-            # A loss without curvature raises an error with alternatives.
-            self.task.loss.curvature(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-        except (SpecError, DataError) as error:
-            raise SpecError(f"levenberg_marquardt: {error}; or use solver adamw or lbfgs") from None
-        except (RuntimeError, IndexError):
-            pass  # shapes differ from those of the model
-
-    def _check_function(self) -> None:
-        """Raise a `SpecError` if the outputs are no function of the parameters of a copy of the model."""
-        model, group = self.task.model, self.task.group
-        problem = ""
-        replaced = next(
-            (name for name, m in model.named_modules() if "forward" in m.__dict__ and original(m) is m), None
-        )
-        if replaced is not None:
-            problem = (
-                f"{replaced or 'it'} has a replaced forward method, which belongs to the original; define it in a class"
-            )
-        else:
-            batch = next(iter(self.task.rows.chunks(2, rank=group.rank, ranks=group.size)), None)
-            changing = "" if batch is None else changing_buffer(model, batch.x)
-            if changing:
-                problem = f"{changing} changes in each training pass (spectral norm?); remove it first (remove_spectral_norm, "
-                problem += "parametrize.remove_parametrizations)"
-        if problem:
-            raise SpecError(
-                f"levenberg_marquardt: the model must be a function of its parameters; {problem}, or use solver adamw or lbfgs"
-            )
 
     # -------------------------------------------------------------------------------- starts
 
@@ -242,13 +132,13 @@ class LevenbergMarquardtRun(SolverRun):
         return self._objective
 
     @property
-    def starts(self) -> _Starts:
+    def starts(self) -> Starts:
         """The state of all starts, drawn on first use."""
         if self._starts is None:
             objective, count = self.objective, self.options.restarts
-            vectors = [parameter_vector(self.task.model), *(self._initial_values(i) for i in range(1, count))]
+            vectors = [parameter_vector(self.task.model), *(initial_values(self.task, i) for i in range(1, count))]
             like: dict[str, Any] = {"dtype": torch.float64, "device": objective.device}
-            self._starts = _Starts(
+            self._starts = Starts(
                 theta=torch.stack(vectors),
                 damping=torch.full((count,), FIRST_DAMPING, **like),
                 growth=torch.full((count,), 2.0, **like),
@@ -265,29 +155,6 @@ class LevenbergMarquardtRun(SolverRun):
             )
         return self._starts
 
-    def _initial_values(self, start: int) -> Tensor:
-        """Return new initial values of ψ, π and biases for a further start, seeded by its number; κ keeps its values."""
-        device = self.objective.device
-        model = copied(self.task.model)
-        fixed = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
-        for head in model.modules():
-            if isinstance(head, Head):
-                fixed += head.kappa.parameters()
-        values = [tensor.detach().clone() for tensor in fixed]
-        seed = ((START_SEEDS << 20) + self.task.config.seed * 4096 + start) % 2**63
-        # Torch modules draw from the global generator; its state is restored.
-        devices = [device] if device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            if not _reset(model, torch.Generator().manual_seed(seed)):
-                raise SpecError(
-                    "levenberg_marquardt: several starts need new initial values, and no module of the model has "
-                    "reset_parameters; use restarts=1"
-                )
-            for tensor, value in zip(fixed, values, strict=True):
-                tensor.copy_(value)
-        return parameter_vector(model).to(device)
-
     # -------------------------------------------------------------------------------- iterations
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[None]:
@@ -301,7 +168,7 @@ class LevenbergMarquardtRun(SolverRun):
         yield
 
     @torch.no_grad()
-    def _iterate(self, starts: _Starts, smooth: bool) -> None:
+    def _iterate(self, starts: Starts, smooth: bool) -> None:
         """Take one step of each running start."""
         self._evaluate()
         if smooth:
@@ -487,7 +354,7 @@ class LevenbergMarquardtRun(SolverRun):
             starts.scale[i, 0] = torch.maximum(starts.scale[i, 0], gradient @ product(gradient) / square)
         index = torch.tensor([i], device=objective.device)
         while starts.reasons[i] == RUNNING:
-            step, image = _conjugate_gradients(product, -gradient, starts.damping[i] * starts.scale[i, 0])
+            step, image = conjugate_gradients(product, -gradient, starts.damping[i] * starts.scale[i, 0])
             data, total = objective.losses(theta + step)
             predicted = -(gradient @ step) - 0.5 * (step @ image)
             accepted = total < point.total
@@ -547,7 +414,7 @@ class LevenbergMarquardtRun(SolverRun):
         if starts is None:
             return {}, {}
         plain = {"reasons": starts.reasons, "ended": self._ended, "best": self._best}
-        tensors = {name: getattr(starts, name) for name in _TENSORS}
+        tensors = {name: getattr(starts, name) for name in TENSORS}
         return {name: tensor for name, tensor in tensors.items() if tensor.numel()}, plain
 
     def restore(self, state: State) -> None:
@@ -556,45 +423,7 @@ class LevenbergMarquardtRun(SolverRun):
             return
         device = self.task.parameters()[0].device
         none = torch.zeros(len(plain["reasons"]), 0, dtype=torch.float64)  # without smooth heads
-        values = {name: tensors.get(name, none).to(device).clone() for name in _TENSORS}
-        self._starts = _Starts(**values, reasons=list(plain["reasons"]))
+        values = {name: tensors.get(name, none).to(device).clone() for name in TENSORS}
+        self._starts = Starts(**values, reasons=list(plain["reasons"]))
         self._ended, self._best = plain["ended"], int(plain["best"])
         self._point = None
-
-
-def _conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
-    """Return v with (A + μ I) v ≈ target, and A v; stops at a residual small enough for a step.
-
-    Args:
-        product: v ↦ A v.
-        target: right-hand side, `(P,)`.
-        damping: μ.
-    """
-    step, image = torch.zeros_like(target), torch.zeros_like(target)
-    residual, direction = target, target.clone()
-    square = first = residual @ residual
-    for _ in range(min(CONJUGATE_STEPS, len(target))):
-        change = product(direction)
-        curvature = direction @ change + damping * (direction @ direction)
-        if not bool(curvature > 0):  # flat, or concave by a penalty
-            break
-        length = square / curvature
-        step, image = step + length * direction, image + length * change
-        residual = residual - length * (change + damping * direction)
-        before, square = square, residual @ residual
-        if bool(square <= 1e-8 * first):
-            break
-        direction = residual + (square / before) * direction
-    return step, image
-
-
-def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Draw new initial values of a module and its children, and return whether there are any."""
-    if isinstance(module, Model | Layer | Head):
-        module.reset_parameters(generator)
-        return True
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()
-        return True
-    return sum(_reset(child, generator) for child in module.children()) > 0

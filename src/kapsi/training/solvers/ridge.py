@@ -14,7 +14,7 @@ from kapsi.errors import SpecError
 from kapsi.function import option
 from kapsi.hooks import refuse_gradient_hooks
 from kapsi.training.data import Batch
-from kapsi.training.losses import Loss, losses_with
+from kapsi.training.losses.base import Loss, losses_with
 from kapsi.training.penalties import Penalties
 from kapsi.training.solvers.base import NotFinite, Report, Solver, SolverRun, State, Task
 from kapsi.training.solvers.blocks import Block, ColumnBlock, Totals, rows_at_once, tensor_blocks
