@@ -15,7 +15,7 @@ import pytest
 
 from kapsi.data.tabular import Reading, Table, make_problem, read_table
 from kapsi.errors import SpecError, TableError
-from kapsi.training.tables import RunConfig, TableConfig, fit_table, load_run
+from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
 DOCS = Path(__file__).parent.parent / "docs" / "tables.md"
 X = [f"{value:.2f}" for value in np.random.default_rng(0).normal(20, 5, 40)]

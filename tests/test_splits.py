@@ -15,8 +15,8 @@ import kapsi as kp
 from kapsi.data.tabular import make_problem, read_table
 from kapsi.data.tabular.split import Splits
 from kapsi.errors import SpecError, TableError
+from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 from kapsi.training.config import TrainConfig
-from kapsi.training.tables import RunConfig, TableConfig, fit_table, load_run
 
 QUICK = TrainConfig(l2=0.01, epochs=4)
 ROWS = 60

@@ -18,7 +18,7 @@ import pytest
 import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import batches, read_table, write_table
-from kapsi.training.tables import RunConfig, TableConfig, fit_table
+from kapsi.tables import RunConfig, TableConfig, fit_table
 
 QUICK = RunConfig(TableConfig("y"), None, kp.TrainConfig(l2=0.01, epochs=2))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(main.__code__.co_filename).parents[2]), "OMP_NUM_THREADS": "1"}

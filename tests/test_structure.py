@@ -49,7 +49,10 @@ ORDER = [
     "data",
     "training",
     "zoo",
+    "recipes",
+    "tables",
     "paper",
+    "estimators",
     "public",
     "__init__",  # the public names: only the command line uses them
     "cli",

@@ -20,7 +20,7 @@ import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import read_table, write_table
 from kapsi.errors import LONGEST_MESSAGE, KapsiError, RunError, SpecError, printable
-from kapsi.training.tables import RunConfig, TableConfig, fit_table, load_run
+from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
 SOURCE = Path(main.__code__.co_filename).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}

@@ -22,14 +22,14 @@ import kapsi as kp
 from kapsi.data.tabular import Preprocessing, Reading, folds, make_problem, read_table, split, write_table
 from kapsi.errors import KapsiError, RunError, SpecError, TableError
 from kapsi.spec import to_dict
+from kapsi.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
+from kapsi.tables.configuration import resolve_run
+from kapsi.tables.fitting import fit_rows
+from kapsi.tables.preparation import TrainingRows
+from kapsi.tables.run_folder import load_config
+from kapsi.tables.scores import classification_scores, regression_scores, summarize
 from kapsi.training import resolve
 from kapsi.training.config import TrainConfig
-from kapsi.training.tables import RunConfig, Scores, TableConfig, default_spec, fit_table, load_run
-from kapsi.training.tables.configuration import resolve_run
-from kapsi.training.tables.fitting import fit_rows
-from kapsi.training.tables.preparation import TrainingRows
-from kapsi.training.tables.run_folder import load_config
-from kapsi.training.tables.scores import classification_scores, regression_scores, summarize
 from training_options import nested
 
 QUICK = TrainConfig(l2=0.01, epochs=4)

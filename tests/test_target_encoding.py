@@ -11,8 +11,8 @@ from sklearn.preprocessing import StandardScaler, TargetEncoder
 import kapsi as kp
 from kapsi.data.tabular import Preprocessing, make_problem, read_table
 from kapsi.errors import TableError
-from kapsi.training.tables import fit_table, load_run
-from kapsi.training.tables.preparation import TrainingRows
+from kapsi.tables import fit_table, load_run
+from kapsi.tables.preparation import TrainingRows
 from test_tables import config, normal, write
 
 ROWS, WORDS = 400, 60

@@ -10,7 +10,7 @@ from kapsi.cli import main
 from kapsi.cli.fit import edited, read_configuration
 from kapsi.errors import RunError
 from kapsi.function import ROLES
-from kapsi.training.tables import RunConfig, TableConfig, load_run
+from kapsi.tables import RunConfig, TableConfig, load_run
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 Y = X[:, :1].sin()

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
 
 import kapsi as kp
 from kapsi.data.tabular import make_problem, read_table
-from kapsi.training.tables import default_spec, fit_table, load_run, resolve_run
-from kapsi.training.tables.row_space import RowSpace, is_linear, reduces
+from kapsi.tables import default_spec, fit_table, load_run, resolve_run
+from kapsi.tables.row_space import RowSpace, is_linear, reduces
 from test_tables import config, normal, write
 
 

@@ -189,7 +189,7 @@ class Function:
             ALIASES.setdefault(role, {})
         if name is None:
             return
-        reserved = {"auto", "kind"} | ({"loss"} if cls.role == "metric" else set())
+        reserved = {"kind", *{"metric": ("auto", "loss"), "recipe": ()}.get(cls.role, ("auto",))}
         for word in ("", aliases) if isinstance(aliases, str) else (name, *aliases):
             if not isinstance(word, str) or not re.fullmatch("[a-z][a-z0-9_]*", word) or word in reserved:
                 wanted = f"names of lower-case letters, digits and _, not {' or '.join(sorted(reserved))}"

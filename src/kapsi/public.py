@@ -39,6 +39,7 @@ from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
 from kapsi.standardize import standardized
+from kapsi.tables.run_folder import load_run
 from kapsi.training import losses
 from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
@@ -70,7 +71,6 @@ from kapsi.training.metrics import (
 from kapsi.training.prediction import predict, predict_log_proba, predict_proba
 from kapsi.training.records import Epoch, Step
 from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge, Solver
-from kapsi.training.tables.run_folder import load_run
 from kapsi.version import __version__
 
 # Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or

@@ -16,8 +16,8 @@ from kapsi.errors import FileError, line_of, printable
 from kapsi.text import text_table
 
 if TYPE_CHECKING:
+    from kapsi.tables import FitReport, MoreScores, Scores
     from kapsi.training.records import Epoch, Step
-    from kapsi.training.tables import FitReport, MoreScores, Scores
 
 
 def say(*lines: str, err: bool = False) -> None:
@@ -80,7 +80,7 @@ def score_rows(task: str, scores: dict[str, list[Scores]], metrics: MoreScores |
     """Return a header and one row per model: name and both scores, mean ± standard deviation over folds."""
     import numpy as np
 
-    from kapsi.training.tables.scores import METRICS, summarize
+    from kapsi.tables.scores import METRICS, summarize
 
     first, second = METRICS[task]
     names = list((metrics or {}).get("kapsi", {}))
@@ -104,7 +104,7 @@ def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
 
 def machine_line(task: str, scores: list[Scores], rows: str) -> str:
     """Return the last line of the output, for scripts: `accuracy: 0.9927 ± 0.0061 (10 folds)`."""
-    from kapsi.training.tables.scores import METRICS, summarize
+    from kapsi.tables.scores import METRICS, summarize
 
     (mean, std), _ = summarize(scores)
     several = len(scores) > 1
@@ -115,7 +115,7 @@ def machine_line(task: str, scores: list[Scores], rows: str) -> str:
 
 def show_complete(path: Path, manifest: dict[str, Any], task: str) -> None:
     """Write the lines about a run that is complete already."""
-    from kapsi.training.tables.scores import METRICS
+    from kapsi.tables.scores import METRICS
 
     note(f"{path}: this run is complete already, nothing is left to resume")
     name, folds = METRICS[task][0], manifest.get("folds")

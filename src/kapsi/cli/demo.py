@@ -26,8 +26,8 @@ def demo(
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
     from kapsi.data.bundled import bundled_file
+    from kapsi.tables import RunConfig, TableConfig, fit_table
     from kapsi.training.run_folder import free_path
-    from kapsi.training.tables import RunConfig, TableConfig, fit_table
 
     first = "" if at_once(output) else ABOUT
     if output is None:

@@ -9,7 +9,7 @@ from kapsi.cli.options import Run, TableFile
 
 def evaluate(run: Run, table: TableFile) -> None:
     """Score a run on the rows of a table with the target column."""
-    from kapsi.training.tables import load_run
+    from kapsi.tables import load_run
 
     announce_recovery(run)
     model, _ = load_run(run)

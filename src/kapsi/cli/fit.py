@@ -18,9 +18,9 @@ from kapsi.migrate import is_run_of_0_1, migrate_run
 if TYPE_CHECKING:
     from kapsi.data.tabular import TableProblem
     from kapsi.spec import ModelSpec
+    from kapsi.tables import RunConfig, TableConfig
     from kapsi.training.config import TrainConfig
     from kapsi.training.logs import LogName
-    from kapsi.training.tables import RunConfig, TableConfig
 
 LOGS = ("csv", "tensorboard")
 EXAMPLE = "layers.0.heads.0.expansion.degree=3"
@@ -165,9 +165,9 @@ def fit(
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
     options = dict(locals())
+    from kapsi.tables import TableConfig, find_complete, fit_problem
     from kapsi.training.checkpoint import Checkpoints
     from kapsi.training.launch import open_group
-    from kapsi.training.tables import TableConfig, find_complete, fit_problem
 
     roles: Any = {
         "weight": weight,
@@ -220,8 +220,8 @@ def prepare(
     Raises:
         KapsiError: a file or an option does not fit.
     """
+    from kapsi.tables import RunConfig, default_spec, read_problem
     from kapsi.training.config import TrainConfig
-    from kapsi.training.tables import RunConfig, default_spec, read_problem
 
     model, training = (None, TrainConfig()) if spec is None else read_configuration(spec)
     config = RunConfig(table, model, training if seed is None else replace(training, seed=seed))
@@ -299,7 +299,7 @@ def split_setting(text: str) -> tuple[str, Any]:
 def edited(config: RunConfig, edits: Edits) -> RunConfig:
     """Return a configuration with options replaced."""
     from kapsi.spec import from_dict, set_option, to_dict
-    from kapsi.training.tables import RunConfig
+    from kapsi.tables import RunConfig
 
     if not edits:
         return config

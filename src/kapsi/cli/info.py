@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kapsi.explain import HeadReport
     from kapsi.modules import Model
     from kapsi.spec import ModelSpec
-    from kapsi.training.tables import TableModel
+    from kapsi.tables import TableModel
 
 HEADER = ("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")
 
@@ -61,7 +61,7 @@ def _model(path: str, sets: list[str]) -> tuple[Model, list[tuple[str, str]]]:
         return load(path), []
     if not is_run:
         return _specified(path, sets), []
-    from kapsi.training.tables import load_run
+    from kapsi.tables import load_run
 
     announce_recovery(path)
     fitted, manifest = load_run(path)
@@ -117,7 +117,7 @@ def _specified(path: str, sets: list[str]) -> Model:
     from kapsi.cli.fit import edited, read_configuration, split_setting
     from kapsi.errors import SpecError
     from kapsi.modules import Model
-    from kapsi.training.tables import RunConfig, TableConfig
+    from kapsi.tables import RunConfig, TableConfig
 
     config = RunConfig(TableConfig("y"), *read_configuration(path))
     spec = cast("ModelSpec", edited(config, [split_setting(text) for text in sets]).model)

@@ -17,7 +17,7 @@ from kapsi.cli.options import Run, TableFile
 from kapsi.errors import FileError
 
 if TYPE_CHECKING:
-    from kapsi.training.tables import LoadedRun
+    from kapsi.tables import LoadedRun
 
 Predictions: TypeAlias = Annotated[
     str,
@@ -48,7 +48,7 @@ def predict(
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values."""
     from kapsi.data.tabular import csv_writer, table_writer
-    from kapsi.training.tables import load_run
+    from kapsi.tables import load_run
 
     announce_recovery(run)
     loaded = load_run(run)

@@ -22,13 +22,13 @@ from kapsi.files import append_line, finite, write_json
 from kapsi.migrate import migrate_run
 from kapsi.model_file import load_bytes, save
 from kapsi.spec import from_dict, parse_yaml, read_text, to_dict, to_yaml
+from kapsi.tables.configuration import RunConfig
+from kapsi.tables.model import FittedPart, TableModel
+from kapsi.tables.ranges import Ranges
+from kapsi.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
 from kapsi.training.logs import CsvLog, Log, LogName, TensorBoard
 from kapsi.training.records import Epoch
 from kapsi.training.run_folder import FORMAT_VERSION, NewRun, read_run
-from kapsi.training.tables.configuration import RunConfig
-from kapsi.training.tables.model import FittedPart, TableModel
-from kapsi.training.tables.ranges import Ranges
-from kapsi.training.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
 from kapsi.version import __version__
 
 __all__ = ["LoadedRun", "complete_run", "load_config", "load_run"]
@@ -185,7 +185,7 @@ def load_run(path: str | Path) -> LoadedRun:
     Example:
         >>> import tempfile, kapsi as kp
         >>> from kapsi.data.tabular import write_table
-        >>> from kapsi.training.tables import RunConfig, TableConfig, fit_table
+        >>> from kapsi.tables import RunConfig, TableConfig, fit_table
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_table(f"{folder}/t.csv", {"x": [0, 1, 2, 3, 4, 5], "y": [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]})
         ...     _ = fit_table(f"{folder}/t.csv", RunConfig(TableConfig("y")), f"{folder}/run")

@@ -13,9 +13,9 @@ import torch
 
 from kapsi.data.tabular import TableProblem
 from kapsi.data.tabular.types import numeric_blocks
+from kapsi.tables.preparation import TrainingRows
 from kapsi.training.losses import MSE, CrossEntropy
 from kapsi.training.metrics import Metric
-from kapsi.training.tables.preparation import TrainingRows
 
 __all__ = ["MoreScores", "Scores", "baselines", "scores_of", "summarize"]
 

@@ -15,12 +15,12 @@ from kapsi.modules import Model
 from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.tables.row_space import is_linear, reduces
 from kapsi.training.config import TrainConfig
 from kapsi.training.losses import MSE, CrossEntropy, Loss
 from kapsi.training.metrics import Metric
 from kapsi.training.resolve import RowsInfo, resolve, resolve_loss
 from kapsi.training.solvers import Ridge, reason_not_closed
-from kapsi.training.tables.row_space import is_linear, reduces
 
 __all__ = ["RunConfig", "TableConfig", "default_spec", "read_problem", "resolve_run"]
 

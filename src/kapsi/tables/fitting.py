@@ -22,6 +22,13 @@ from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.spec import ModelSpec
+from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
+from kapsi.tables.model import FittedPart, TableModel
+from kapsi.tables.preparation import TrainingRows
+from kapsi.tables.ranges import Ranges
+from kapsi.tables.row_space import RowSpace, reduces
+from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
+from kapsi.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -30,13 +37,6 @@ from kapsi.training.losses import Loss
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
-from kapsi.training.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
-from kapsi.training.tables.model import FittedPart, TableModel
-from kapsi.training.tables.preparation import TrainingRows
-from kapsi.training.tables.ranges import Ranges
-from kapsi.training.tables.row_space import RowSpace, reduces
-from kapsi.training.tables.run_folder import complete_run, log_epochs, log_part, write_run
-from kapsi.training.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
 
 __all__ = ["FitReport", "find_complete", "fit_problem", "fit_table"]
 

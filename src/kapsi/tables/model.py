@@ -25,11 +25,11 @@ from kapsi.data.tabular import (
 from kapsi.data.tabular.roles import weights_of
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
+from kapsi.tables.ranges import Ranges, Tally
+from kapsi.tables.scores import Floats, Scores, scores_of
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import PenaltyScore
-from kapsi.training.tables.ranges import Ranges, Tally
-from kapsi.training.tables.scores import Floats, Scores, scores_of
 
 __all__ = ["FittedPart", "TableModel"]
 

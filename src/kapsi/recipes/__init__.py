@@ -1,0 +1,9 @@
+"""Recipes: each maps rows of numbers to a fitted model of one layer; `auto` chooses and weights heads.
+
+One file a head, each with its closed form or its solver. Heads are compared on the same held-out rows.
+"""
+
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult
+from kapsi.recipes.mixture import mixture
+
+__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult", "mixture"]

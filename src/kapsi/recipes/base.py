@@ -1,0 +1,184 @@
+"""Recipes: from rows of numbers to a fitted model of one layer."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kapsi.function import Function
+from kapsi.modules import Model
+from kapsi.training.losses import Loss
+
+__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult"]
+
+Fold: TypeAlias = tuple[Tensor, Tensor]
+"""Indices of the training rows and of the held-out rows, int64."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecipeData:
+    """The encoded training rows of a table.
+
+    Args:
+        x: inputs, `(rows, m)` float64, finite: standardized numbers and indicators.
+        y: class codes `(rows,)` int64, or targets `(rows, n)` float64, in the unit that the loss requires (standardized for
+            `mse`; counts for `poisson`).
+        loss: the loss that selection minimizes; its outputs are logits of the classes, or (transformed) targets.
+        classes: number of classes; 0 in regression.
+        numeric: `(m,)` bool, true for inputs that are numbers, false for indicators (0 and 1, or shifted and scaled ones).
+        weight: weights of the rows, `(rows,)` float64 with mean 1; None for equal weights.
+        names: name of each input, for messages and formulas.
+        folds: returns k folds of these rows that respect groups and times, given k and the number of a repetition; the
+            held-out parts are disjoint. Folds in time do not hold out the first rows.
+    """
+
+    x: Tensor
+    y: Tensor
+    loss: Loss
+    classes: int
+    numeric: Tensor
+    folds: Callable[[int, int], Sequence[Fold]]
+    weight: Tensor | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs n of a model: classes, or targets."""
+        return self.classes or self.y.shape[1]
+
+    def take(self, rows: Tensor) -> Self:
+        """Return a selection of the rows."""
+        weight = None if self.weight is None else self.weight[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], weight=weight)
+
+
+class CrossFit(NamedTuple):
+    """Outputs of models for rows that were held out of their fit.
+
+    Attributes:
+        outputs: `(rows, n)` float64; NaN for rows in no held-out part.
+        recipe: the recipe with all options chosen, to fit on all rows.
+        seconds: wall-clock seconds.
+    """
+
+    outputs: Tensor
+    recipe: HeadRecipe
+    seconds: float
+
+
+class LeaderboardRow(NamedTuple):
+    """A line of the leaderboard.
+
+    Attributes:
+        head: name of the head.
+        loss: loss on held-out rows; NaN if the head was skipped.
+        score: accuracy or R² on held-out rows.
+        seconds: wall-clock seconds of the cross-fit and the fit.
+        weight: weight in the sum of heads, 0 if not selected.
+        note: reason of a head left out, or a subsample; may be empty.
+    """
+
+    head: str
+    loss: float
+    score: float
+    seconds: float
+    weight: float
+    note: str = ""
+
+
+class RecipeResult(NamedTuple):
+    """A fitted model with the record of its choice.
+
+    Attributes:
+        model: one layer, float64, outputs as the loss requires.
+        leaderboard: the heads, best first.
+        notes: notes for the user.
+        held_out: outputs of the selected sum for held-out rows, `(rows, n)`; NaN for rows that no fold held out.
+    """
+
+    model: Model
+    leaderboard: tuple[LeaderboardRow, ...]
+    notes: tuple[str, ...]
+    held_out: Tensor
+
+
+class Recipe(Function, role="recipe"):
+    """A way to a fitted model: data in, a model of one layer out."""
+
+    @abstractmethod
+    def build(self, data: RecipeData, seed: int = 0) -> RecipeResult:
+        """Return the model fitted to all rows."""
+
+
+class HeadRecipe(Recipe):
+    """A recipe for one head, or a few, of a layer; a subclass defines `fit`.
+
+    Attributes:
+        complexity: order of simplicity, 0 for linear; ties of selection go to smaller numbers.
+        explainable: whether the head is a sum of functions of one or two inputs.
+    """
+
+    complexity: ClassVar[int] = 9
+    explainable: ClassVar[bool] = False
+
+    def reason_against(self, data: RecipeData) -> str | None:
+        """Return why the recipe does not suit these rows, such as a loss it has no solver for; None if it does."""
+        return None
+
+    def seconds(self, rows: int, inputs: int, outputs: int) -> float:
+        """Return an estimate of the CPU seconds of one fit."""
+        return 0.0
+
+    @abstractmethod
+    def fit(self, data: RecipeData, seed: int = 0) -> Model:
+        """Return a model of one layer in float64, fitted to all rows; outputs are logits, or values as `data.y`.
+
+        The layer has no processing of its output, and the fusion is the sum, so that models add up; see `mixture`.
+        """
+
+    def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
+        """Return outputs for held-out rows, and the recipe with options chosen by these.
+
+        The default fits a model for each fold. A recipe with a path of penalties overrides it: it computes outputs for the
+        whole path in each fold, and chooses by the loss of all held-out rows.
+        """
+        start = time.perf_counter()
+        outputs = data.x.new_full((len(data.x), data.outputs), torch.nan)
+        for train, test in folds:
+            with torch.no_grad():
+                outputs[test] = self.fit(data.take(train), seed)(data.x[test])
+        return CrossFit(outputs, self, time.perf_counter() - start)
+
+    def build(self, data: RecipeData, seed: int = 0) -> RecipeResult:
+        start = time.perf_counter()
+        crossed = self.cross_fit(data, data.folds(5, 0), seed)
+        model = crossed.recipe.fit(data, seed)
+        loss, score = held_out_scores(crossed.outputs, data)
+        row = LeaderboardRow(type(self).name, loss, score, time.perf_counter() - start, 1.0)
+        return RecipeResult(model, (row,), (), crossed.outputs)
+
+
+def held_out_scores(outputs: Tensor, data: RecipeData) -> tuple[float, float]:
+    """Return loss, and accuracy or R², of the rows with outputs."""
+    known = ~outputs.isnan().any(1)
+    out, y = outputs[known], data.y[known]
+    weight = torch.ones(len(out), dtype=out.dtype) if data.weight is None else data.weight[known]
+    weight = weight / weight.sum()
+    loss = float(weight @ row_losses(out, y, data.loss))
+    if data.classes:
+        return loss, float(weight @ (out.argmax(1) == y).to(out.dtype))
+    values = data.loss.decide(out).reshape(len(y), -1)
+    spread = weight @ (y - weight @ y).square()
+    return loss, float((1 - weight @ (values - y).square() / spread.clamp_min(1e-300)).mean())
+
+
+def row_losses(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Return the loss of each row, `(rows,)`."""
+    values = loss.rows(outputs, y)
+    return values if values.dim() == 1 else values.mean(1)

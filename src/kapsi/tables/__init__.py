@@ -1,0 +1,7 @@
+"""Fit a table: from a file to a run folder with a model, scores and predictions; and load the folder."""
+
+from kapsi.tables.configuration import *
+from kapsi.tables.fitting import *
+from kapsi.tables.model import *
+from kapsi.tables.run_folder import *
+from kapsi.tables.scores import *
