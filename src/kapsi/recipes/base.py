@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from kapsi.function import Function
+from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.training.losses import Loss
 
@@ -122,10 +122,21 @@ class HeadRecipe(Recipe):
     Attributes:
         complexity: order of simplicity, 0 for linear; ties of selection go to smaller numbers.
         explainable: whether the head is a sum of functions of one or two inputs.
+        closed_form: whether a fit is a solution of linear equations, or a few Newton steps.
     """
 
     complexity: ClassVar[int] = 9
     explainable: ClassVar[bool] = False
+    closed_form: ClassVar[bool] = False
+
+    @classmethod
+    def offered(cls) -> tuple[HeadRecipe, ...]:
+        """Return the variants that `auto` compares; none for a recipe by request only."""
+        return (cls(),)
+
+    def label(self) -> str:
+        """Return the name in the leaderboard, with the options that differ from the defaults."""
+        return short_form(self)
 
     def reason_against(self, data: RecipeData) -> str | None:
         """Return why the recipe does not suit these rows, such as a loss it has no solver for; None if it does."""

@@ -1,0 +1,51 @@
+"""The head without inputs: class frequencies, or means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from kapsi.modules import Model
+from kapsi.recipes.base import HeadRecipe, RecipeData
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+
+__all__ = ["ConstantHead"]
+
+LEAST_SHARE = 1e-3
+"""Rows added to each class: logits of classes without rows stay finite."""
+
+
+@dataclass(frozen=True)
+class ConstantHead(HeadRecipe, name="constant"):
+    """f(x) = b: the logarithms of the class frequencies, or the mean of each target.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> from kapsi.recipes import RecipeData
+        >>> x, y = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([0, 1, 1, 1])
+        >>> data = RecipeData(x, y, kp.CrossEntropy(), 2, torch.ones(2, dtype=torch.bool), lambda k, n: [])
+        >>> [round(p, 3) for p in ConstantHead().fit(data)(x)[0].softmax(0).tolist()]
+        [0.25, 0.75]
+    """
+
+    complexity: ClassVar[int] = -1
+    explainable: ClassVar[bool] = True
+
+    def fit(self, data: RecipeData, seed: int = 0) -> Model:
+        spec = ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((HeadSpec(bias=True),)),))
+        model = Model(spec, seed=seed, dtype=torch.float64)
+        weight = torch.ones(len(data.x), dtype=torch.float64) if data.weight is None else data.weight
+        if data.classes:
+            counts = torch.zeros(data.classes, dtype=torch.float64).index_add_(0, data.y, weight) + LEAST_SHARE
+            bias = (counts / counts.sum()).log()
+        else:
+            bias = weight @ data.y / weight.sum()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+            bias_of = model.check_layers("constant")[0].check_heads("constant")[0].bias
+            if bias_of is not None:
+                bias_of.copy_(bias)
+        return model.eval()

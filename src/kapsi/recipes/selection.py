@@ -1,0 +1,164 @@
+"""Weights of heads from their outputs for held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kapsi.recipes.base import row_losses
+from kapsi.training.losses import Loss
+
+__all__ = ["Selected", "select_heads"]
+
+STEPS = 30
+"""Most greedy steps: weights are multiples of one over the number of steps."""
+
+NEAR_BEST = 3
+"""Most heads in the average that selection starts from."""
+
+LEAST_GAIN = 1e-4
+"""Relative decrease of the loss below which selection ends."""
+
+SMOOTH = 10.0
+"""Rows that speak for a scale of 1, in the choice of the scale of logits."""
+
+
+class Selected(NamedTuple):
+    """The weights of the heads.
+
+    Attributes:
+        weights: one for each head, at least 0; they sum to the scale of the logits, and to 1 for real targets.
+        loss: loss of the weighted sum on held-out rows.
+    """
+
+    weights: tuple[float, ...]
+    loss: float
+
+
+class _Losses:
+    """Losses of weighted sums of the heads on held-out rows.
+
+    Args:
+        outputs: outputs of the heads, `(heads, rows, n)`.
+        y, weight: targets and weights of the rows.
+        loss: the loss.
+    """
+
+    def __init__(self, outputs: Tensor, y: Tensor, weight: Tensor, loss: Loss) -> None:
+        self.outputs, self.y, self.loss = outputs, y, loss
+        self.weight = weight / weight.sum()
+
+    def of(self, weights: Sequence[float]) -> Tensor:
+        """Return the loss of each row for weights of the heads, `(rows,)`."""
+        used = [(w, out) for w, out in zip(weights, self.outputs, strict=True) if w]
+        total = used[0][0] * used[0][1]
+        for w, out in used[1:]:
+            total = total.add(out, alpha=w)
+        return row_losses(total, self.y, self.loss)
+
+    def mean(self, rows: Tensor) -> float:
+        """Return the mean of losses of the rows; infinity if not finite."""
+        value = float(self.weight @ rows)
+        return value if math.isfinite(value) else math.inf
+
+    def error(self, difference: Tensor) -> float:
+        """Return the standard error of a mean difference of the losses of the rows."""
+        center = self.weight @ difference
+        return math.sqrt(float(self.weight.square() @ (difference - center).square()))
+
+
+def select_heads(
+    outputs: Sequence[Tensor], y: Tensor, weight: Tensor | None, loss: Loss, complexity: Sequence[int], tie: float = 0.0
+) -> Selected:
+    """Return weights of heads whose sum has a low loss on held-out rows.
+
+    Greedy selection with replacement, starting from the average of up to three heads within one standard error of the best;
+    then heads are left out, the most complex first, while the loss rises by no more than `tie` standard errors of the paired
+    difference. Logits get a common scale, drawn toward 1.
+
+    Args:
+        outputs: outputs of each head for the same rows, `(rows, n)`.
+        y: targets, as `RecipeData.y`.
+        weight: weights of the rows, `(rows,)`, or None.
+        loss: the loss.
+        complexity: order of simplicity of each head.
+        tie: number of standard errors that count as a tie.
+
+    Source: Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models (2004).
+
+    Example:
+        >>> from kapsi.training.losses import MSE
+        >>> y = torch.tensor([[0.0], [1.0], [2.0], [3.0]], dtype=torch.float64)
+        >>> noise = torch.tensor([[0.5], [-0.5], [0.5], [-0.5]], dtype=torch.float64)
+        >>> select_heads([y + noise, y - noise, y * 0], y, None, MSE(), [0, 1, 2]).weights
+        (0.5, 0.5, 0.0)
+    """
+    ones = torch.ones(len(y), dtype=outputs[0].dtype)
+    losses = _Losses(torch.stack(list(outputs)), y, ones if weight is None else weight, loss)
+    counts = _start(losses, complexity)
+    best = losses.mean(losses.of(_shares(counts)))
+    chosen = list(counts)
+    for _ in range(STEPS - sum(counts)):
+        trials = [[c + (i == j) for j, c in enumerate(counts)] for i in range(len(counts))]
+        values = [losses.mean(losses.of(_shares(trial))) for trial in trials]
+        first = min(range(len(values)), key=values.__getitem__)
+        counts = trials[first]
+        if values[first] > best:
+            break
+        enough = best - values[first] > LEAST_GAIN * abs(best)
+        best, chosen = values[first], counts
+        if not enough:
+            break
+    weights = _fewer(losses, _shares(chosen), complexity, tie)
+    scale = _scale(losses, weights) if loss.classes else 1.0
+    weights = [scale * w for w in weights]
+    return Selected(tuple(weights), losses.mean(losses.of(weights)))
+
+
+def _shares(counts: Sequence[int]) -> list[float]:
+    total = sum(counts)
+    return [count / total for count in counts]
+
+
+def _start(losses: _Losses, complexity: Sequence[int]) -> list[int]:
+    """Return a count of 1 for the best heads, at most three: those within one standard error of the best."""
+    heads = len(losses.outputs)
+    rows = [losses.of([float(i == j) for j in range(heads)]) for i in range(heads)]
+    means = [losses.mean(values) for values in rows]
+    order = sorted(range(heads), key=lambda i: (means[i], complexity[i]))
+    near = [i for i in order if means[i] - means[order[0]] <= losses.error(rows[i] - rows[order[0]])]
+    chosen = near[:NEAR_BEST] or order[:1]
+    best = [int(i == order[0]) for i in range(heads)]
+    average = [int(i in chosen) for i in range(heads)]
+    return average if losses.mean(losses.of(_shares(average))) <= means[order[0]] else best
+
+
+def _fewer(losses: _Losses, weights: list[float], complexity: Sequence[int], tie: float) -> list[float]:
+    """Return the weights without heads that change the loss by no more than the tie."""
+    full = losses.of(weights)
+    for i in sorted(range(len(weights)), key=lambda i: (-complexity[i], weights[i])):
+        others = [0.0 if i == j else w for j, w in enumerate(weights)]
+        total = sum(others)
+        if not weights[i] or not total:
+            continue
+        trial = [w / total for w in others]
+        rows = losses.of(trial)
+        if losses.mean(rows - full) <= tie * losses.error(rows - full):
+            weights = trial
+    return weights
+
+
+def _scale(losses: _Losses, weights: list[float]) -> float:
+    """Return the scale of the logits with the least loss, among 1/2 to 2, with the weight of some rows for 1."""
+    rows = float(1 / losses.weight.square().sum())
+    best, value = 1.0, math.inf
+    for i in range(-20, 21):
+        scale = 2 ** (i / 20)
+        loss = losses.mean(losses.of([scale * w for w in weights])) + SMOOTH / rows * math.log(scale) ** 2
+        if loss < value:
+            best, value = scale, loss
+    return best
