@@ -23,7 +23,7 @@ def test_weights_are_near_the_best_of_a_fine_grid() -> None:
     least = min(float((sum(a * h for a, h in zip(w, heads, strict=True)) - Y).square().mean()) for w in grid)
     chosen = select_heads(heads, Y, None, kp.MSE(), [0, 1, 2])
     assert sum(chosen.weights) == pytest.approx(1)
-    assert least <= chosen.loss <= 1.01 * least
+    assert 0.99 * least <= chosen.loss <= 1.01 * least
 
 
 def test_a_row_of_weight_2_counts_as_two_rows() -> None:

@@ -21,7 +21,7 @@ NEAR_BEST = 3
 """Most heads in the average that selection starts from."""
 
 LEAST_GAIN = 1e-4
-"""Relative decrease of the loss below which selection ends."""
+"""Relative decrease of the loss that justifies another step."""
 
 SMOOTH = 10.0
 """Rows that speak for a scale of 1, in the choice of the scale of logits."""
@@ -100,19 +100,14 @@ def select_heads(
     ones = torch.ones(len(y), dtype=outputs[0].dtype)
     losses = _Losses(torch.stack(list(outputs)), y, ones if weight is None else weight, loss)
     counts = _start(losses, complexity)
-    best = losses.mean(losses.of(_shares(counts)))
-    chosen = list(counts)
+    best, chosen = losses.mean(losses.of(_shares(counts))), counts
     for _ in range(STEPS - sum(counts)):
         trials = [[c + (i == j) for j, c in enumerate(counts)] for i in range(len(counts))]
         values = [losses.mean(losses.of(_shares(trial))) for trial in trials]
         first = min(range(len(values)), key=values.__getitem__)
         counts = trials[first]
-        if values[first] > best:
-            break
-        enough = best - values[first] > LEAST_GAIN * abs(best)
-        best, chosen = values[first], counts
-        if not enough:
-            break
+        if values[first] < best - LEAST_GAIN * abs(best):
+            best, chosen = values[first], counts
     weights = _fewer(losses, _shares(chosen), complexity, tie)
     scale = _scale(losses, weights) if loss.classes else 1.0
     weights = [scale * w for w in weights]
