@@ -24,6 +24,7 @@ class CrossEntropy(Loss, name="cross_entropy"):
         label_smoothing: s, from 0 to below 1.
 
     Example:
+        >>> import torch
         >>> CrossEntropy().rows(torch.zeros(1, 4), torch.tensor([2]))  # log 4
         tensor([1.3863])
     """

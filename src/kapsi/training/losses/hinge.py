@@ -20,6 +20,7 @@ class Hinge(Loss, name="hinge"):
     One output: margin (2·class − 1)·f. Several: f of the class minus the largest other output (Crammer, Singer).
 
     Example:
+        >>> import torch
         >>> Hinge().rows(torch.tensor([[0.25], [3.0]]), torch.tensor([1, 1]))
         tensor([0.7500, 0.0000])
     """
