@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.recipes import RecipeData
 from kapsi.recipes.selection import select_heads
 
 
@@ -58,3 +59,35 @@ def test_too_large_logits_are_scaled_down() -> None:
     losses = [float(torch.nn.functional.cross_entropy(3 * scale * logits, labels)) for scale in grid]
     assert 0.5 <= weight < 1
     assert weight == pytest.approx(float(grid[int(np.argmin(losses))]), abs=0.1)
+
+
+def data_of(rows: int, **parts: torch.Tensor) -> RecipeData:
+    y = torch.arange(rows) % 3
+    x = torch.zeros(rows, 1, dtype=torch.float64)
+    return RecipeData(x, y, kp.CrossEntropy(), classes=3, numeric=torch.ones(1, dtype=torch.bool), **parts)
+
+
+def test_folds_do_not_divide_groups_also_of_a_selection_of_rows() -> None:
+    groups = torch.arange(60) // 5
+    data = data_of(60, groups=groups).take(torch.arange(0, 60, 2))
+    for train, test in data.folds(4):
+        assert not {*data.groups[train].tolist()} & {*data.groups[test].tolist()}
+    assert len(data_of(60, groups=torch.zeros(60, dtype=torch.int64)).folds(4)) == 4
+
+
+def test_folds_hold_out_later_rows() -> None:
+    for train, test in data_of(40, times=torch.arange(40).double()).folds(3):
+        assert train.max() < test.min()
+
+
+def test_another_repetition_is_another_partition_and_the_same_one_is_the_same() -> None:
+    data = data_of(60)
+    first, again, other = (torch.cat([test for _, test in data.folds(5, n)]) for n in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first.sort().values, torch.arange(60))
+
+
+def test_one_row_has_no_folds() -> None:
+    with pytest.raises(kp.TableError, match="too few"):
+        data_of(1).folds(5)

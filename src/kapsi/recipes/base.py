@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.data.tabular.split import Splits
+from kapsi.errors import TableError
 from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.training.losses import Loss
@@ -34,8 +37,16 @@ class RecipeData:
         numeric: `(m,)` bool, true for inputs that are numbers, false for indicators (0 and 1, or shifted and scaled ones).
         weight: weights of the rows, `(rows,)` float64 with mean 1; None for equal weights.
         names: name of each input, for messages and formulas.
-        folds: returns k folds of these rows that respect groups and times, given k and the number of a repetition; the
-            held-out parts are disjoint. Folds in time do not hold out the first rows.
+        groups: groups of rows that a fold does not divide, `(rows,)` int64.
+        times: times of the rows, `(rows,)`: held-out rows are later than training rows.
+        seed: seed of the folds.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> x, y = torch.rand(6, 2, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
+        >>> data = RecipeData(x, y, kp.CrossEntropy(), classes=2, numeric=torch.ones(2, dtype=torch.bool))
+        >>> [len(held_out) for _, held_out in data.folds(3)]
+        [2, 2, 2]
     """
 
     x: Tensor
@@ -43,9 +54,11 @@ class RecipeData:
     loss: Loss
     classes: int
     numeric: Tensor
-    folds: Callable[[int, int], Sequence[Fold]]
     weight: Tensor | None = None
     names: tuple[str, ...] = ()
+    groups: Tensor | None = None
+    times: Tensor | None = None
+    seed: int = 0
 
     @property
     def outputs(self) -> int:
@@ -54,8 +67,24 @@ class RecipeData:
 
     def take(self, rows: Tensor) -> Self:
         """Return a selection of the rows."""
-        weight = None if self.weight is None else self.weight[rows]
-        return replace(self, x=self.x[rows], y=self.y[rows], weight=weight)
+        parts = {name: getattr(self, name) for name in ("weight", "groups", "times")}
+        taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
+        return replace(self, x=self.x[rows], y=self.y[rows], **taken)
+
+    def folds(self, k: int, repetition: int = 0) -> list[Fold]:
+        """Return folds with disjoint held-out rows, at most k, fewer for few groups or times; folds in time skip the first rows.
+
+        Args:
+            k: number of folds, at least 2.
+            repetition: another number gives another partition, except in time.
+        """
+        groups, times = (None if part is None else part.numpy() for part in (self.groups, self.times))
+        seed = (self.seed + repetition) % 2**32
+        splits = Splits(self.y.numpy(), bool(self.classes), seed, groups, times).take(np.arange(len(self.y)))
+        if splits.most < 2:
+            raise TableError(f"folds: {len(self.x)} rows are too few for two folds; give more rows")
+        pairs = splits.folds(min(k, splits.most))
+        return [(torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs]
 
 
 class CrossFit(NamedTuple):
@@ -168,7 +197,7 @@ class HeadRecipe(Recipe):
 
     def build(self, data: RecipeData, seed: int = 0) -> RecipeResult:
         start = time.perf_counter()
-        crossed = self.cross_fit(data, data.folds(5, 0), seed)
+        crossed = self.cross_fit(data, data.folds(5), seed)
         model = crossed.recipe.fit(data, seed)
         loss, score = held_out_scores(crossed.outputs, data)
         row = LeaderboardRow(type(self).name, loss, score, time.perf_counter() - start, 1.0)

@@ -25,7 +25,7 @@ class ConstantHead(HeadRecipe, name="constant"):
         >>> import torch, kapsi as kp
         >>> from kapsi.recipes import RecipeData
         >>> x, y = torch.zeros(4, 2, dtype=torch.float64), torch.tensor([0, 1, 1, 1])
-        >>> data = RecipeData(x, y, kp.CrossEntropy(), 2, torch.ones(2, dtype=torch.bool), lambda k, n: [])
+        >>> data = RecipeData(x, y, kp.CrossEntropy(), 2, torch.ones(2, dtype=torch.bool))
         >>> [round(p, 3) for p in ConstantHead().fit(data)(x)[0].softmax(0).tolist()]
         [0.25, 0.75]
     """
