@@ -583,6 +583,19 @@ def test_inputs_match_scikit_learn():
     assert prepared.transform(data).dtype == np.float64
 
 
+def test_weights_count_rows_as_repetitions_do():
+    data = random_table()
+    data.columns["day"] = Column("date", np.random.default_rng(1).integers(0, 10**9, data.rows).astype(float))
+    y, weight = np.random.default_rng(2).normal(size=(data.rows, 2)), np.arange(data.rows) % 4
+    repeated = np.repeat(np.arange(data.rows), weight)
+    ours, theirs = Preprocessing.fit(data, weight=weight.astype(float)), Preprocessing.fit(data, repeated)
+    assert ours.names() == theirs.names()
+    np.testing.assert_allclose(ours.transform(data), theirs.transform(data), rtol=1e-10, atol=1e-10)
+    scale = TargetScale.fit(y, weight.astype(float))
+    np.testing.assert_allclose(scale.apply(y), TargetScale.fit(y[repeated]).apply(y), rtol=1e-10, atol=1e-10)
+    assert not np.allclose(ours.transform(data), Preprocessing.fit(data).transform(data))
+
+
 @quick
 @given(
     st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20),

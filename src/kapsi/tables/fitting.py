@@ -23,9 +23,9 @@ from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.spec import ModelSpec
 from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
-from kapsi.tables.model import FittedPart, TableModel
+from kapsi.tables.model import FittedPart
 from kapsi.tables.preparation import TrainingRows
-from kapsi.tables.ranges import Ranges
+from kapsi.tables.recipe_rows import table_model
 from kapsi.tables.row_space import RowSpace, reduces
 from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
 from kapsi.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
@@ -46,7 +46,13 @@ MIN_CHECKPOINT_SECONDS = 10.0
 """Seconds of training before an interrupted run leaves checkpoints; shorter work is repeated as fast."""
 
 
-def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits: Fits | None = None) -> FittedPart:
+def fit_rows(
+    problem: TableProblem,
+    train: TrainingRows,
+    config: RunConfig,
+    fits: Fits | None = None,
+    device: torch.device | None = None,
+) -> FittedPart:
     """Fit a model to training rows, with a configuration from `resolve_run`.
 
     Calibration, selection of the penalty and early stopping use the training rows only.
@@ -54,21 +60,20 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     if config.model is None or not isinstance(config.training.solver, Solver):
         raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
     whole = spec = config.model.sized(train.x.shape[1], outputs_of(problem))
-    known = train.preprocessing.check(problem.features.take(train.rows))[0]
     seed, count = config.training.seed, len(train.rows)
     # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
     dtype = torch.float32 if config.training.solver.mini_batch else torch.float64
-    x = torch.from_numpy(train.x).to(dtype)
+    x = torch.from_numpy(train.x).to(device, dtype)
     space = _row_space(spec, config.training, x)
     if space is not None:
         x, spec = space.z, config.model.sized(space.z.shape[1], outputs_of(problem))
-    y = torch.from_numpy(train.y) if train.scale is None else torch.from_numpy(train.y).to(dtype)
-    data = (x, y) if train.weight is None else (x, y, torch.from_numpy(train.weight).to(dtype))
+    y = torch.from_numpy(train.y).to(device=device, dtype=None if train.scale is None else dtype)
+    data = (x, y) if train.weight is None else (x, y, torch.from_numpy(train.weight).to(device, dtype))
     ways = problem.splits(seed).take(train.rows)
 
     def make(part: torch.Tensor | slice) -> Model:
         labels = y[part] if train.scale is None else None
-        return scale_last_layer(calibrate(Model(spec, seed=seed, dtype=dtype), x[part], labels))
+        return scale_last_layer(calibrate(Model(spec, seed=seed, dtype=dtype, device=device), x[part], labels))
 
     def splits(k: int) -> Sequence[Split]:
         if k > 1 and count >= 2 * k and ways.most >= k:
@@ -84,20 +89,7 @@ def fit_rows(problem: TableProblem, train: TrainingRows, config: RunConfig, fits
     if space is not None:
         model = space.expand(model, whole)
         choices = [choice._replace(l2=choice.l2 * space.scale**2) for choice in choices]
-    ranges = Ranges.fit(known, None if train.scale is None or problem.y.ndim > 1 else problem.y[train.rows])
-    coding = (
-        train.preprocessing,
-        problem.target,
-        problem.task,
-        problem.classes,
-        train.scale,
-        ranges,
-        config.table.reading,
-        problem.decimal,
-        config.table.weight,
-    )
-    table_model = TableModel(model.requires_grad_(True), *coding)
-    return FittedPart(table_model, epochs, choices)
+    return FittedPart(table_model(problem, train, model, config.table.reading, config.table.weight), epochs, choices)
 
 
 def _row_space(spec: ModelSpec, config: TrainConfig, x: torch.Tensor) -> RowSpace | None:

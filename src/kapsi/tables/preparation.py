@@ -39,7 +39,10 @@ class TrainingRows:
         """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row."""
         everything = len(rows) == len(problem.y)
         outputs, ways = problem.outputs(rows), problem.splits(seed).take(rows)
-        preprocessing = problem.preprocessing if everything else Preprocessing.fit(problem.features, rows, outputs)
+        weight = None if problem.weight is None else problem.weight[rows]
+        preprocessing = (
+            problem.preprocessing if everything else Preprocessing.fit(problem.features, rows, outputs, weight)
+        )
 
         def folds() -> Any:
             ordered = replace(ways, times=None)  # folds in time leave the first rows out
@@ -47,12 +50,11 @@ class TrainingRows:
             return ordered.folds(min(ENCODING_FOLDS, ordered.most))
 
         x, y = preprocessing.cross_fitted(problem.features, rows, outputs, folds), problem.y[rows]
-        weight = None if problem.weight is None else problem.weight[rows]
         if x.shape[1] == 0:
             raise TableError(
                 f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
             )
         if problem.classes is not None:
             return cls(rows, preprocessing, x, y, None, weight)
-        scale = TargetScale.fit(y.astype(np.float64))
+        scale = TargetScale.fit(y.astype(np.float64), weight)
         return cls(rows, preprocessing, x, scale.apply(y), scale, weight)

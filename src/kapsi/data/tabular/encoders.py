@@ -32,25 +32,32 @@ class Unseen(NamedTuple):
     example: str = ""
 
 
-def center_and_scale(values: Floats) -> tuple[float, float]:
-    """Return mean and population standard deviation (1 instead of 0) without overflow."""
-    if not len(values):
+def center_and_scale(values: Floats, weight: Floats | None = None) -> tuple[float, float]:
+    """Return mean and population standard deviation (1 instead of 0) without overflow; weights count a value so many times."""
+    if not len(values) or (weight is not None and not weight.any()):
         return 0.0, 1.0
-    centers, scales = centers_and_scales(values[np.newaxis])
+    centers, scales = centers_and_scales(values[np.newaxis], weight)
     return float(centers[0]), float(scales[0])
 
 
-def centers_and_scales(values: Floats) -> tuple[Floats, Floats]:
-    """Return mean and population standard deviation (1 instead of 0) of each row of a matrix, without overflow."""
+def centers_and_scales(values: Floats, weight: Floats | None = None) -> tuple[Floats, Floats]:
+    """Return mean and population standard deviation (1 instead of 0) of each row of a matrix, without overflow.
+
+    Args:
+        values: (rows, columns), finite.
+        weight: the number of times that each column counts, (columns,); None for once.
+    """
+    share = None if weight is None else weight / weight.sum()
     largest = np.abs(values).max(1)
     exponent = np.where(largest > 0, np.frexp(largest)[1], 0)
     # Powers of two scale exactly; differences from the first value keep digits lost to a large offset.
     small = np.ldexp(values, -exponent[:, np.newaxis])
     first = small[:, :1].copy()
     small -= first
-    mean = small.mean(1)
+    mean = small.mean(1) if share is None else small @ share
     small -= mean[:, np.newaxis]
-    deviation = np.sqrt(np.mean(small * small, axis=1))
+    small *= small
+    deviation = np.sqrt(small.mean(1) if share is None else small @ share)
     limit = 1.0 - 2.0**-53  # rounding up to 1 would overflow at the largest exponent
     center = np.ldexp(np.clip(first[:, 0] + mean, -limit, limit), exponent)
     scale = np.ldexp(np.minimum(deviation, limit), exponent)
@@ -87,10 +94,11 @@ class NumberColumn:
     wanted: ClassVar[str] = "numeric"
 
     @classmethod
-    def fit(cls, name: str, column: Column) -> NumberColumn:
+    def fit(cls, name: str, column: Column, weight: Floats | None = None) -> NumberColumn:
         """Fit mean and scale, and note missing values."""
         present = ~column.missing
-        return cls(name, *center_and_scale(column.numbers[present]), missing=not present.all())
+        weight = None if weight is None else weight[present]
+        return cls(name, *center_and_scale(column.numbers[present], weight), missing=not present.all())
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""
@@ -166,10 +174,11 @@ class CategoryColumn(Categories):
     wanted: ClassVar[str] = "categorical"
 
     @classmethod
-    def fit(cls, name: str, column: Column) -> CategoryColumn:
+    def fit(cls, name: str, column: Column, weight: Floats | None = None) -> CategoryColumn:
         """Take the most frequent strings as categories."""
         codes, words = column.coded()
-        counts = np.bincount(codes[codes >= 0], minlength=len(words))
+        known = codes >= 0
+        counts = np.bincount(codes[known], None if weight is None else weight[known], minlength=len(words))
         most = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
         categories = tuple(words[code] for code in most if counts[code])
         return cls(name, categories, missing=bool((codes < 0).any()) and bool(categories))
@@ -231,13 +240,14 @@ class DateColumn:
     PARTS: ClassVar[tuple[str, ...]] = ("year", "month", "day of year", "weekday", "hour", "days")
 
     @classmethod
-    def fit(cls, name: str, column: Column) -> DateColumn:
+    def fit(cls, name: str, column: Column, weight: Floats | None = None) -> DateColumn:
         """Fit the parts that vary."""
         seconds = column.numbers
         known = seconds[~np.isnan(seconds)]
+        weight = None if weight is None else weight[~np.isnan(seconds)]
         first = float(known.min()) if len(known) else 0.0
         values = {part: numbers for part, numbers in _parts(known, first).items() if len(np.unique(numbers)) > 1}
-        centers = [center_and_scale(numbers) for numbers in values.values()]
+        centers = [center_and_scale(numbers, weight) for numbers in values.values()]
         means, scales = tuple(mean for mean, _ in centers), tuple(scale for _, scale in centers)
         return cls(name, first, tuple(values), means, scales, missing=len(known) < len(seconds))
 

@@ -82,7 +82,11 @@ class Preprocessing:
 
     @classmethod
     def fit(
-        cls, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None, target: Outputs | None = None
+        cls,
+        features: Table,
+        rows: npt.NDArray[np.integer[Any]] | None = None,
+        target: Outputs | None = None,
+        weight: Floats | None = None,
     ) -> Preprocessing:
         """Fit all columns to a selection of rows (indices into `features`), or to all rows.
 
@@ -91,29 +95,33 @@ class Preprocessing:
             rows: indices of the rows to fit; None for all.
             target: values of these rows that encode columns of more than 50 categories; None for indicators of the 50 most
                 frequent.
+            weight: weights of these rows, the number of times that each counts, except in encodings by the target; None for
+                once.
         """
         if rows is not None:
             features = features.take(rows)
         fitted: dict[str, Encoder] = {}
         for names, values in numeric_blocks(features.columns):
             whole = np.isfinite(values).all(1)
-            centers, scales = centers_and_scales(values[whole] if not whole.all() else values)
+            centers, scales = centers_and_scales(values[whole] if not whole.all() else values, weight)
             for i, center, scale in zip(np.flatnonzero(whole), centers.tolist(), scales.tolist(), strict=True):
                 fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False)
         for name, column in features.columns.items():
             if name not in fitted:
-                fitted[name] = cls._encoder(name, column, features.name, target)
+                fitted[name] = cls._encoder(name, column, features.name, target, weight)
         return cls(tuple(fitted[name] for name in features.columns))
 
     @staticmethod
-    def _encoder(name: str, column: Column, where: str, target: Outputs | None) -> Encoder:
+    def _encoder(
+        name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None
+    ) -> Encoder:
         if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
             return TargetColumn.fit(name, column, target.values, target.names)
         if column.kind == "text":
-            return CategoryColumn.fit(name, column)
+            return CategoryColumn.fit(name, column, weight)
         if column.kind == "date":
-            return DateColumn.fit(name, column)
-        return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where)))
+            return DateColumn.fit(name, column, weight)
+        return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where)), weight)
 
     def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Floats:
         """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
@@ -289,12 +297,12 @@ class TargetScale:
     scale: float | tuple[float, ...]
 
     @classmethod
-    def fit(cls, y: Floats) -> TargetScale:
-        """Fit mean and population standard deviation of y, (rows,) or (rows, targets), finite."""
+    def fit(cls, y: Floats, weight: Floats | None = None) -> TargetScale:
+        """Fit mean and population standard deviation of y, (rows,) or (rows, targets), finite; of weighted rows, (rows,)."""
         if y.ndim == 2:
-            centers, scales = centers_and_scales(np.ascontiguousarray(y.T))
+            centers, scales = centers_and_scales(np.ascontiguousarray(y.T), weight)
             return cls(tuple(centers.tolist()), tuple(scales.tolist()))
-        return cls(*center_and_scale(np.asarray(y, dtype=np.float64)))
+        return cls(*center_and_scale(np.asarray(y, dtype=np.float64), weight))
 
     def apply(self, y: npt.ArrayLike) -> Floats:
         """Return y standardized, float64 of the same shape; NaN stays."""

@@ -96,7 +96,7 @@ class TableProblem:
     @functools.cached_property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing fitted to all rows."""
-        return Preprocessing.fit(self.features, target=self.outputs())
+        return Preprocessing.fit(self.features, target=self.outputs(), weight=self.weight)
 
     def outputs(self, rows: Ints | None = None) -> Outputs:
         """Return the outputs of a selection of rows, or of all rows, for target encodings."""
