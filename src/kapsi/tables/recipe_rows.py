@@ -73,7 +73,7 @@ def table_model(
     problem: TableProblem,
     train: TrainingRows,
     model: torch.nn.Module,
-    reading: Reading = Reading(),
+    reading: Reading | None = None,
     weight: str | None = None,
 ) -> TableModel:
     """Return a fitted model with the preprocessing and the ranges of its training rows.
@@ -88,5 +88,14 @@ def table_model(
     known = train.preprocessing.check(problem.features.take(train.rows))[0]
     several = problem.classes is not None or problem.y.ndim > 1
     ranges = Ranges.fit(known, None if several else np.asarray(problem.y[train.rows]))
-    coding = problem.target, problem.task, problem.classes, train.scale, ranges, reading, problem.decimal, weight
+    coding = (
+        problem.target,
+        problem.task,
+        problem.classes,
+        train.scale,
+        ranges,
+        reading or Reading(),
+        problem.decimal,
+        weight,
+    )
     return TableModel(model.requires_grad_(True), train.preprocessing, *coding)  # type: ignore[arg-type]

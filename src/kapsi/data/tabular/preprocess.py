@@ -112,9 +112,7 @@ class Preprocessing:
         return cls(tuple(fitted[name] for name in features.columns))
 
     @staticmethod
-    def _encoder(
-        name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None
-    ) -> Encoder:
+    def _encoder(name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None) -> Encoder:
         if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
             return TargetColumn.fit(name, column, target.values, target.names)
         if column.kind == "text":
