@@ -1,0 +1,234 @@
+"""The base of recipes whose models are linear in their parameters: closed forms and Newton steps for a path of penalties."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from kapsi.function import option
+from kapsi.modules import Head, Model
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
+from kapsi.recipes.solve import CHUNK, Basis, Rows, leave_one_out, newton_path, orthogonal_basis, ridge_path
+
+__all__ = ["LinearInParameters"]
+
+MAX_PHI = 2**26
+"""Values of κ(x) of all rows that are kept in memory: 512 MiB."""
+
+MANY_ROWS = 200
+"""Rows for each column above which penalties matter little: a third of them is tried."""
+
+STRONG = 30.0
+"""Strongest penalty on a path, relative to the largest mean square of a coordinate."""
+
+ROUGH = 1e-4
+"""Relative decrease of the loss that ends the Newton steps of a path; the error left is a hundredth of it or less."""
+
+WORSE = 3
+"""Penalties with a worse held-out loss than the best one after which weaker ones are not tried."""
+
+
+@dataclass(frozen=True)
+class LinearInParameters(HeadRecipe):
+    """Base of recipes with a dense ψ; a subclass defines `model`, and may define `penalty`, `candidates` and `width`.
+
+    Fits the mean loss plus (l2/2)‖ψ‖²_Q (for `mse` l2‖ψ‖²_Q) with the bias not penalized. Q is the variance of the columns,
+    or that of `penalty`, with the trace of the covariance of the columns, so `l2` has no unit.
+
+    Args:
+        l2: the penalty λ, 10⁻¹² to 10¹²; None: chosen by the exact leave-one-out error for `mse`, otherwise by five folds;
+            `cross_fit` chooses by all held-out rows.
+    """
+
+    l2: float | None = option(None, minimum=1e-12, maximum=1e12)
+
+    penalties: ClassVar[tuple[float, ...]] = tuple(10 ** (4 - i / 2) for i in range(21))
+    """Candidates for l2, strong ones first."""
+
+    @abstractmethod
+    def model(self, data: RecipeData, seed: int = 0) -> Model:
+        """Return a model of one layer in float64: κ calibrated on the rows, ψ dense, a bias; heads without remainders."""
+
+    def penalty(self, model: Model, data: RecipeData) -> Tensor | Callable[[Tensor], Tensor] | None:
+        """Return Q: a diagonal `(D,)`, a positive definite matrix `(D, D)`, or a function of the standard deviations of the
+        columns that returns it; None for their variances. Columns are those of all heads in order.
+        """
+        return None
+
+    def candidates(self, data: RecipeData) -> Sequence[Self]:
+        """Return the recipes with other options than `l2` that held-out rows choose from."""
+        return (self,)
+
+    def width(self, rows: int, inputs: int) -> int:
+        """Return the number of columns of κ, for the estimate of time."""
+        return inputs
+
+    def seconds(self, rows: int, inputs: int, outputs: int) -> float:
+        width = self.width(rows, inputs)
+        small = min(rows, width)
+        return 0.005 + 2e-10 * rows * width * small + 1e-9 * small**3 + 4e-8 * rows * small * outputs
+
+    def reason_against(self, data: RecipeData) -> str | None:
+        if not (data.loss.closed_form or data.loss.has_curvature):
+            return f"{type(self).name} needs a loss with curvature, and {data.loss.name} has none"
+        return None
+
+    @torch.no_grad()
+    def fit(self, data: RecipeData, seed: int = 0) -> Model:
+        recipe = self
+        if self.l2 is None or len(self.candidates(data)) > 1:
+            recipe = self._by_leave_one_out(data, seed) if data.loss.closed_form else self._by_folds(data, seed)
+        problem = _Problem(recipe, data, seed)
+        matrix, bias = next(problem.path(recipe._path(data, problem)))
+        assign(problem.model, matrix, bias)
+        return problem.model
+
+    def _by_leave_one_out(self, data: RecipeData, seed: int) -> Self:
+        tried: list[tuple[float, Self]] = []
+        for candidate in self.candidates(data):
+            problem = _Problem(candidate, data, seed)
+            penalties = candidate._path(data, problem)
+            errors = leave_one_out(problem.rows, data.y, penalties)
+            best = int(errors.argmin())
+            tried.append((float(errors[best]), replace(candidate, l2=penalties[best])))
+        return min(tried, key=lambda pair: pair[0])[1]
+
+    def _by_folds(self, data: RecipeData, seed: int) -> Self:
+        recipe: Self = self.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
+        return recipe
+
+    def _path(self, data: RecipeData, problem: _Problem) -> tuple[float, ...]:
+        if self.l2 is not None:
+            return (self.l2,)
+        spectrum = problem.basis.spectrum
+        largest = float(spectrum[-1]) if len(spectrum) else 0.0
+        # Stronger ones give the constant as well.
+        useful = [penalty for penalty in self.penalties if penalty <= STRONG * largest] or self.penalties[-1:]
+        return tuple(useful[:: 3 if len(data.x) > MANY_ROWS * len(spectrum) else 1])
+
+    @torch.no_grad()
+    def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
+        start = time.perf_counter()
+        crossed = [_Crossed.of(candidate, data, folds, seed) for candidate in self.candidates(data)]
+        best = min(crossed, key=lambda each: each.loss)
+        return CrossFit(best.outputs(data, folds), best.recipe, time.perf_counter() - start)
+
+
+class _Problem:
+    """κ(x) of some rows in orthogonal coordinates.
+
+    Args:
+        recipe: the recipe.
+        data: the rows.
+        seed: the seed of the model.
+    """
+
+    def __init__(self, recipe: LinearInParameters, data: RecipeData, seed: int) -> None:
+        self.model, self.data = recipe.model(data, seed), data
+        count = len(data.x)
+        weight = data.x.new_ones(count) if data.weight is None else data.weight
+        share = weight / weight.sum()
+        chunks = _columns(self.model, data.x)
+        self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data))
+        self.rows = Rows(chunks, self.basis, share)
+
+    def path(self, penalties: Sequence[float], tolerance: float = 1e-8) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the coefficients `(D, n)` and the bias `(n,)` for each penalty in turn."""
+        data = self.data
+        if data.loss.closed_form:
+            thetas: Iterator[Tensor] = iter(ridge_path(self.rows, data.y, penalties))
+        else:
+            thetas = newton_path(self.rows, data.y, data.loss, data.outputs, penalties, tolerance)
+        for theta in thetas:
+            yield self.basis.coefficients(theta[:-1], theta[-1])
+
+
+class _Crossed(NamedTuple):
+    """A recipe with the best penalty, and its models of all folds."""
+
+    loss: float
+    recipe: LinearInParameters
+    fits: list[tuple[Model, Tensor, Tensor]]
+
+    @classmethod
+    def of(cls, recipe: LinearInParameters, data: RecipeData, folds: Sequence[Fold], seed: int) -> _Crossed:
+        """Return the result for the penalty with the least loss of all held-out rows."""
+        losses: list[dict[float, float]] = []
+        fits: list[tuple[Model, dict[float, tuple[Tensor, Tensor]]]] = []
+        for train, test in folds:
+            problem = _Problem(recipe, data.take(train), seed)
+            penalties = recipe._path(data, problem)
+            value: dict[float, float] = {}
+            fit: dict[float, tuple[Tensor, Tensor]] = {}
+            held_out = _columns(problem.model, data.x[test])
+            y, weight = data.y[test], None if data.weight is None else data.weight[test]
+            for penalty, pair in zip(penalties, problem.path(penalties, ROUGH), strict=True):
+                value[penalty], fit[penalty] = _loss(held_out, pair, y, weight, data), pair
+                if len(value) - 1 - list(value.values()).index(min(value.values())) >= WORSE:
+                    break
+            losses.append(value)
+            fits.append((problem.model, fit))
+        common = [penalty for penalty in losses[0] if all(penalty in value for value in losses)]
+        totals = [sum(value[penalty] for value in losses) for penalty in common]
+        best = min(range(len(common)), key=totals.__getitem__)
+        chosen = [(model, *fit[common[best]]) for model, fit in fits]
+        return cls(totals[best], replace(recipe, l2=common[best]), chosen)
+
+    def outputs(self, data: RecipeData, folds: Sequence[Fold]) -> Tensor:
+        """Return the outputs for held-out rows, NaN for rows in no held-out part."""
+        outputs = data.x.new_full((len(data.x), data.outputs), torch.nan)
+        for (_, test), (model, matrix, bias) in zip(folds, self.fits, strict=True):
+            outputs[test] = torch.cat([phi @ matrix + bias for phi in _columns(model, data.x[test])()])
+        return outputs
+
+
+def _loss(
+    chunks: Callable[[], Iterator[Tensor]],
+    fit: tuple[Tensor, Tensor],
+    y: Tensor,
+    weight: Tensor | None,
+    data: RecipeData,
+) -> float:
+    """Return the summed loss of held-out rows, infinite if not finite."""
+    outputs = torch.cat([phi @ fit[0] + fit[1] for phi in chunks()])
+    losses = row_losses(outputs, y, data.loss)
+    total = float(losses.sum() if weight is None else weight @ losses)
+    return total if total == total else float("inf")
+
+
+def _columns(model: Model, x: Tensor) -> Callable[[], Iterator[Tensor]]:
+    """Return a function that yields κ(x) of all heads, `(b, D)`, stored up to a size, otherwise computed on each call."""
+    heads = model.check_layers("recipe")[0].check_heads("recipe")
+    size = max(1, CHUNK // max(1, sum(head.factors[0] * head.factors[1] for head in heads)))
+    stored: list[Tensor] = []
+
+    def compute() -> Iterator[Tensor]:
+        for rows in x.split(size):
+            parts = [head.expand(rows).dense() for head in heads]
+            yield parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def chunks() -> Iterator[Tensor]:
+        if not stored and size * len(x) * CHUNK <= MAX_PHI * size * size:
+            stored.append(torch.cat(list(compute())))
+        return iter(stored) if stored else compute()
+
+    return chunks
+
+
+def assign(model: Model, matrix: Tensor, bias: Tensor) -> None:
+    """Set ψ of all heads from coefficients `(D, n)`, and the bias of the first one."""
+    heads: list[Head] = model.check_layers("recipe")[0].check_heads("recipe")
+    sizes = [head.factors[0] * head.factors[1] for head in heads]
+    for head, rows in zip(heads, matrix.split(sizes), strict=True):
+        head.psi["matrix"].copy_(rows.T)
+    first, *others = [head.bias for head in heads if head.bias is not None]
+    first.copy_(bias)
+    for other in others:
+        other.zero_()
+    model.eval()
