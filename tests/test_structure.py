@@ -238,6 +238,7 @@ def test_public_names_are_there_and_listed_once() -> None:
 
 
 def test_every_registered_function_of_the_package_is_public() -> None:
+    import kapsi.recipes
     from kapsi.function import catalogue
 
     activations = {"Activation"}  # by name in specifications, not as classes
