@@ -1,0 +1,1 @@
+"""Parts of the benchmark `tables.py`: tables, methods, records and pages."""
