@@ -33,6 +33,7 @@ NAMES = (
     "latency",
     "growth",
     "sparse_text",
+    "trees",
     "hypernet",
     "engine",
     "elementary",

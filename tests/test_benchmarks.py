@@ -29,6 +29,7 @@ SCRIPTS = (
     "latency",
     "growth",
     "sparse_text",
+    "trees",
     "hypernet",
     "engine",
     "elementary",

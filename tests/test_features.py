@@ -239,3 +239,53 @@ def test_wide_symmetric_taylor_exports_for_any_batch() -> None:
     x = normal(2000, 60).float()  # of which κ(x) has 3.8 million entries: not kept by the model itself
     assert isinstance(next(model.heads())[1].expand(x), kp.features.PairFeatures)
     torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (3,), (2, 3), (20,)], ids=str)
+def test_leaves_equal_the_dense_form(shape, rows) -> None:
+    generator = torch.Generator().manual_seed(0)
+    indices = torch.stack([torch.randint(3 * i, 3 * i + 3, shape, generator=generator) for i in range(4)], -1).int()
+    offset = torch.zeros(shape, dtype=torch.float64)
+    if offset.numel() > 4:
+        offset.view(-1)[1] = torch.nan
+    made = kp.features.LeafFeatures(indices, offset, 12)
+    dense = features.DenseFeatures(made.dense())
+    assert made.columns == 12
+    matrix = normal(*rows, 12, seed=1).requires_grad_()
+    results = []
+    for form in (made, dense):
+        y = form.matmul(matrix)
+        results.append((y, form.total(), form.square_norm(), *form.moments(), form.normalized(0.1).dense()))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
+    if offset.isfinite().all():
+        torch.autograd.gradcheck(made.matmul, (matrix,), fast_mode=True)
+        torch.autograd.gradgradcheck(lambda m: made.matmul(m).sin(), (matrix,), fast_mode=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_leaves_go_through_the_transforms() -> None:
+    indices, offset = torch.tensor([[0, 3], [2, 3], [1, 4]]), torch.zeros(3, dtype=torch.float64)
+
+    def product(m: torch.Tensor, i: torch.Tensor, o: torch.Tensor, structured: bool = True) -> torch.Tensor:
+        made = kp.features.LeafFeatures(i, o, 5)
+        return made.matmul(m) if structured else made.dense() @ m.T
+
+    for transform in (
+        lambda f: torch.func.vmap(f, (None, 0, 0))(normal(2, 5), indices, offset),
+        lambda f: torch.func.vmap(f, (0, None, None))(normal(4, 2, 5), indices, offset),
+        lambda f: torch.func.vmap(f, (0, 0, 0))(normal(3, 2, 5), indices, offset),
+        lambda f: torch.func.vmap(f, (0, 0, 0))(normal(3, 20, 5), indices, offset),
+        lambda f: torch.func.jacfwd(f)(normal(2, 5), indices, offset),
+        lambda f: torch.func.hessian(lambda m: f(m, indices, offset).sin().sum())(normal(2, 5)),
+    ):
+        torch.testing.assert_close(transform(product), transform(lambda *a: product(*a, structured=False)))
+
+
+def test_leaves_of_another_type_than_the_weights_are_refused() -> None:
+    made = kp.features.LeafFeatures(torch.tensor([[0, 2]]), torch.zeros(1), 3)
+    with pytest.raises(kp.DataError, match=r"inputs are torch.float32 and the weights torch.float64"):
+        made.matmul(normal(1, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made.matmul(torch.ones(1, 3, dtype=torch.bfloat16)).tolist() == [[2.0]]

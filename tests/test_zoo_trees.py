@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import kapsi as kp
+from kapsi.testing import WatchSizes
 from kapsi.zoo import trees
 
 drawn = settings(max_examples=12, deadline=None, derandomize=True)
@@ -271,3 +272,33 @@ def test_spec() -> None:
     model = kp.Model(made, seed=0)
     assert model(torch.ones(5, 4)).shape == (5, 3)
     assert made.layers[0].heads[0].remainder == kp.ConstantRemainder(0.0)
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_blocks_of_rows_reach_the_leaves_of_single_rows(single, missing, dtype, monkeypatch) -> None:
+    """Many rows descend renumbered nodes in blocks, a few the nodes themselves."""
+    kappa = kp.TreeLeaves(leaves=29, trees=3, depth=6, single=single, missing=missing)
+    head = kp.Head(3, 2, kp.HeadSpec(kappa), seed=0, dtype=dtype)
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    head = kp.calibrate(head, x)
+    if missing:
+        head.assign("expansion", missing_left=torch.arange(26) % 2 == 0)
+    x[::5, 0], x[1::7, 1], x[3::11, 2] = torch.nan, torch.inf, head.kappa["threshold"][3]
+    few = torch.cat([head.expand(row[None]).dense() for row in x])
+    for block in (1, 50, 2**15):
+        monkeypatch.setattr("kapsi.expansion.tree.BLOCK", block)
+        torch.testing.assert_close(head.expand(x).dense(), few, rtol=0, atol=0, equal_nan=True)
+    assert head.expand(x).indices.dtype == torch.int32
+    torch.testing.assert_close(head.expand(x.view(4, 50, 3)).dense().view(200, 29), few, equal_nan=True)
+
+
+def test_no_array_of_rows_times_leaves() -> None:
+    kappa = kp.TreeLeaves(leaves=2000, trees=4, depth=9)
+    head = kp.Head(3, 2, kp.HeadSpec(kappa), seed=0)
+    x = torch.randn(3000, 3)
+    for rows in (x, x[:30]):
+        with WatchSizes(rows, *head.parameters(), *head.buffers()) as watch:
+            head(rows).sum().backward()
+        assert watch.largest < max(len(rows) * 3 * 4, 2 * 4000)

@@ -20,6 +20,7 @@ from kapsi.features import (
     ConcatenatedFeatures,
     DenseFeatures,
     Features,
+    LeafFeatures,
     NormalizedFeatures,
     OuterFeatures,
     ProductFeatures,
@@ -234,6 +235,8 @@ def _describe_mixed(how: str) -> Callable[[Any, Any], str]:
 
 
 def _describe_dense(features: Features, weights: Weights) -> str:
+    if isinstance(features, LeafFeatures):
+        return "leaves: one column of ψ gathered for each tree, κ not materialized"
     if not isinstance(weights, DenseWeights):
         return f"{type(features).__name__} times materialized {type(weights).__name__}"
     if features.sparse:

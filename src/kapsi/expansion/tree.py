@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -15,10 +15,13 @@ from torch import Generator, Tensor
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion
 from kapsi.expansion.numerics import working_precision
-from kapsi.features import DenseFeatures, Features
+from kapsi.features import Features, LeafFeatures
 from kapsi.function import Param, Params, Tensors, option
 
 __all__ = ["TreeLeaves"]
+
+BLOCK = 2**15
+"""Pairs of a row and a tree that descend together; they fit into the cache."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TreeLeaves(Expansion, name="tree_leaves"):
 
     For each tree a single column is 1 and the others are 0; a dense ψ with the values of the leaves makes a decision tree
     or a sum of trees. All rows and trees descend a level at a time, so the cost grows with the depth, not with the number
-    of splits.
+    of splits. A product with ψ gathers the values of the leaves; κ(x) is not materialized.
 
     Nodes are numbered: the splits 0 to S − 1, S = leaves − trees, then the leaves from S in the order of columns. The
     buffers are `roots` `(trees,)`, the first node of each tree; `feature` and `threshold` `(S,)`, the input and θ of each
@@ -120,11 +123,12 @@ class TreeLeaves(Expansion, name="tree_leaves"):
             )
         if bool((children <= torch.arange(splits)).any()):
             raise SpecError("TreeLeaves: branches: expected larger numbers than that of the split they belong to")
-        level = torch.zeros(nodes, dtype=torch.int64).tolist()
-        for node, (left, right) in enumerate(children.T.tolist()):
-            level[left] = level[right] = level[node] + 1
-        if max(level) > self.depth:
-            raise SpecError(f"TreeLeaves(depth={self.depth}): branches: a leaf lies {max(level)} splits deep")
+        depth, level = 0, roots[roots < splits]
+        while len(level):
+            below = children[:, level].flatten()
+            depth, level = depth + 1, below[below < splits]
+        if depth > self.depth:
+            raise SpecError(f"TreeLeaves(depth={self.depth}): branches: a leaf lies {depth} splits deep")
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
         """Return thresholds at the median of the rows reaching each split; splits without rows keep theirs."""
@@ -144,27 +148,104 @@ class TreeLeaves(Expansion, name="tree_leaves"):
         return {"threshold": threshold}
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        splits = self.leaves - self.trees
-        node = params["roots"].expand(*x.shape[:-1], self.trees)
         threshold = working_precision(params["threshold"])
         values = working_precision(x)
         values = (values.float() if self.single else values).to(threshold.dtype)
         # Infinity must not exceed a threshold that stands for infinity.
         values = values.clamp(max=torch.finfo(values.dtype).max)
-        feature, (left, right) = params["feature"], params["branches"].unbind(0)
-        for _ in range(self.depth if splits else 0):
+        missing = params["missing_left"] if self.missing else None
+        nodes = _Nodes(params["roots"], params["feature"], threshold, params["branches"], missing)
+        with torch.no_grad():
+            # Blocks need values, and pay for a copy of the nodes if there are more rows than splits on a path.
+            if _has_values(values) and values[..., 0].numel() * self.trees * 2 > self.leaves:
+                indices = nodes.descend_in_blocks(values, self.depth)
+            else:
+                indices = nodes.descend(values, self.depth)
+        offset = x.new_zeros(x.shape[:-1])
+        if not self.missing:
+            offset = offset.masked_fill(x.isnan().any(-1), torch.nan)
+        return LeafFeatures(indices, offset, self.leaves)
+
+
+def _has_values(x: Tensor) -> bool:
+    """Return whether x is an ordinary tensor with values on the CPU."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return type(x) is Tensor and x.device.type == "cpu"
+
+
+class _Nodes(NamedTuple):
+    """The trees of `TreeLeaves`; see there. `missing_left` is None if missing values have no branch."""
+
+    roots: Tensor
+    feature: Tensor
+    threshold: Tensor
+    branches: Tensor
+    missing_left: Tensor | None
+
+    def descend(self, x: Tensor, depth: int) -> Tensor:
+        """Return the leaf of each tree, `(..., trees)`, without control flow that depends on values."""
+        splits = len(self.feature)
+        node = self.roots.expand(*x.shape[:-1], len(self.roots))
+        left, right = self.branches.unbind(0)
+        for _ in range(depth if splits else 0):
             split = node.clamp_max(splits - 1)
-            value = values.gather(-1, feature[split])
-            first = value <= threshold[split]
-            if self.missing:
-                first = torch.where(value.isnan(), params["missing_left"][split], first)
+            value = x.gather(-1, self.feature[split])
+            first = value <= self.threshold[split]
+            if self.missing_left is not None:
+                first = torch.where(value.isnan(), self.missing_left[split], first)
             node = torch.where(node < splits, torch.where(first, left[split], right[split]), node)
-        result = torch.zeros((*x.shape[:-1], self.leaves), dtype=x.dtype, device=x.device).scatter(
-            -1, node - splits, 1.0
-        )
-        if self.missing:
-            return DenseFeatures(result)
-        return DenseFeatures(torch.where(x.isnan().any(-1, keepdim=True), torch.nan, result))
+        return node - splits
+
+    def descend_in_blocks(self, x: Tensor, depth: int) -> Tensor:
+        """Return the same as int32 by a third of the operations, in blocks of rows that fit into the cache."""
+        trees, inputs = len(self.roots), x.shape[-1]
+        following, feature, threshold, missing_right, leaf = self._in_pairs(x.dtype)
+        rows = x.detach().reshape(-1, inputs)
+        if not bool(rows.isnan().any()):
+            missing_right = None
+        result = torch.empty(len(rows) * trees, dtype=torch.int32)
+        # Offsets of rows are of 32 bits, too.
+        count = max(1, min(BLOCK // trees, 2**30 // inputs))
+        for begin in range(0, len(rows), count):
+            block = rows[begin : begin + count]
+            number, block = len(block), block.reshape(-1)
+            node = torch.arange(trees, dtype=torch.int32).repeat(number)
+            offset = (torch.arange(number, dtype=torch.int32) * inputs).repeat_interleave(trees)
+            for _ in range(depth):
+                value = block.index_select(0, feature.index_select(0, node).add_(offset))
+                second = value > threshold.index_select(0, node)
+                if missing_right is not None:
+                    second |= value.isnan() & missing_right.index_select(0, node)
+                after = following.index_select(0, node).add_(second)
+                if torch.equal(after, node):
+                    break
+                node = after
+            torch.index_select(leaf, 0, node, out=result[begin * trees : (begin + number) * trees])
+        return result.view(*x.shape[:-1], trees)
+
+    def _in_pairs(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+        """Return the trees with nodes numbered anew: roots, then the children of each split side by side.
+
+        Returns:
+            following: the first child of a split, and a leaf itself, int32.
+            feature: input, 0 for leaves, int32.
+            threshold: θ, infinite for leaves.
+            missing_right: whether NaN takes the second branch.
+            leaf: number of the leaf, int32; negative for splits.
+        """
+        trees, splits = len(self.roots), len(self.feature)
+        old = torch.cat((self.roots, self.branches.mT.reshape(-1)))
+        split = old < splits
+        number = old.clamp_max(max(splits - 1, 0)) if splits else old.new_zeros(0)
+        following = torch.where(split, trees + 2 * old, torch.arange(len(old))).int()
+        if not splits:
+            empty = torch.zeros(trees)
+            return following, empty.int(), empty.to(dtype) + torch.inf, None, (old - splits).int()
+        feature = torch.where(split, self.feature[number], 0).int()
+        threshold = torch.where(split, self.threshold.detach()[number], torch.inf).to(dtype)
+        missing = None if self.missing_left is None else split & ~self.missing_left[number]
+        return following, feature, threshold, missing, (old - splits).int()
 
 
 def _first(

@@ -114,6 +114,8 @@ def sizes(expansion: Expansion, reconciliation: Reconciliation) -> None:
     features = features_of(expansion)
     if isinstance(features, DenseFeatures) and expansion.name != "identity":
         return  # contracted like the identity
+    if expansion.out_features(64) == expansion.out_features(128):
+        return  # columns that do not grow with the inputs
     # Recomputed features are materialized as a whole in each pass.
     structured = not isinstance(features, DenseFeatures | RecomputedFeatures)
     # Enough columns for the widest factor of κ to exceed the ranks and channels of all examples of ψ.

@@ -6,6 +6,7 @@ Outputs of trees and forests are predictions, for classifiers probabilities; out
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -69,10 +70,11 @@ def spec(
     )
 
 
-class _Tree(NamedTuple):
-    """Nodes of a tree, parents before children.
+class Trees(NamedTuple):
+    """Nodes of trees, one tree after the other.
 
     Attributes:
+        roots: first node of each tree.
         feature, threshold: input and threshold of a split.
         left, right: children of a split.
         leaf: whether the node is a leaf.
@@ -80,6 +82,7 @@ class _Tree(NamedTuple):
         values: value of the node, `(nodes, outputs)`.
     """
 
+    roots: NDArray[Any]
     feature: NDArray[Any]
     threshold: NDArray[Any]
     left: NDArray[Any]
@@ -134,9 +137,9 @@ def from_sklearn(estimator: Any) -> Model:
             f"{where}: {estimator.n_outputs_} outputs of classes are not supported; fit an estimator per output"
         )
     trees = [estimator] if name in SINGLE else estimator.estimators_
-    parts = [_from_tree(tree.tree_, classes) for tree in trees]
-    parts = [part._replace(values=part.values / len(trees)) for part in parts]
-    return _model_of_trees(parts, int(estimator.n_features_in_), None, missing=_allows_missing(trees[0]))
+    values = [_predictions(tree.tree_, classes) for tree in trees]
+    joined = _from_trees([tree.tree_ for tree in trees], np.concatenate(values) / len(trees))
+    return model_of_trees(joined, int(estimator.n_features_in_), None, missing=_allows_missing(trees[0]))
 
 
 def _allows_missing(estimator: Any) -> bool:
@@ -147,16 +150,32 @@ def _allows_missing(estimator: Any) -> bool:
     return allowed and hasattr(estimator.tree_, "missing_go_to_left")
 
 
-def _from_tree(tree: Any, classes: bool) -> _Tree:
+def _predictions(tree: Any, classes: bool) -> NDArray[Any]:
+    """Return the prediction of each node, `(nodes, outputs)`."""
     values = np.asarray(tree.value, dtype=np.float64)
-    if classes:
-        values = values[:, 0, :]
-        values = values / values.sum(1, keepdims=True)  # older versions have counts instead of shares
-    else:
-        values = values[:, :, 0]
-    leaf = tree.children_left == -1
-    missing = getattr(tree, "missing_go_to_left", np.zeros(len(leaf)))
-    return _Tree(tree.feature, tree.threshold, tree.children_left, tree.children_right, leaf, missing, values)
+    if not classes:
+        return values[:, :, 0]
+    values = values[:, 0, :]
+    return values / values.sum(1, keepdims=True)  # older versions have counts instead of shares
+
+
+def _from_trees(trees: list[Any], values: NDArray[Any]) -> Trees:
+    """Return scikit-learn's exact trees, with values of the nodes."""
+    sizes = [tree.node_count for tree in trees]
+    roots, first = _offsets(sizes)
+    left, right = (
+        np.concatenate([getattr(tree, name) for tree in trees]) for name in ("children_left", "children_right")
+    )
+    feature, threshold = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
+    leaf = left == -1
+    missing = [getattr(tree, "missing_go_to_left", np.zeros(size)) for tree, size in zip(trees, sizes, strict=True)]
+    return Trees(roots, feature, threshold, left + first, right + first, leaf, np.concatenate(missing), values)
+
+
+def _offsets(sizes: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the first node of each tree, and for each node that of its tree."""
+    roots = np.cumsum([0, *sizes[:-1]])
+    return roots, np.repeat(roots, sizes)
 
 
 def _boosted(estimator: Any, where: str) -> Model:
@@ -171,12 +190,10 @@ def _boosted(estimator: Any, where: str) -> Model:
         raise SpecError(f"{where}: init has strategy={init.strategy!r}; expected a constant")
     inputs = int(estimator.n_features_in_)
     start = np.asarray(estimator._raw_predict_init(np.zeros((1, inputs), dtype=np.float32)), dtype=np.float64)[0]
-    parts = []
-    for stage in estimator.estimators_:
-        for k, tree in enumerate(stage):
-            part = _from_tree(tree.tree_, False)
-            parts.append(part._replace(values=_in_column(part.values[:, 0] * estimator.learning_rate, k, len(start))))
-    return _model_of_trees(parts, inputs, start)
+    trees = [tree.tree_ for stage in estimator.estimators_ for tree in stage]
+    values = np.concatenate([tree.value[:, 0, 0] for tree in trees]) * estimator.learning_rate
+    sizes = [tree.node_count for tree in trees]
+    return model_of_trees(_from_trees(trees, _in_columns(values, sizes, len(start))), inputs, start)
 
 
 def _histogram(estimator: Any, where: str) -> Model:
@@ -190,58 +207,49 @@ def _histogram(estimator: Any, where: str) -> Model:
             "and quantile are"
         )
     start = np.asarray(estimator._baseline_prediction, dtype=np.float64).reshape(-1)
-    parts = []
-    for stage in estimator._predictors:
-        for k, predictor in enumerate(stage):
-            nodes = predictor.nodes
-            values = _in_column(nodes["value"], k, len(start))
-            parts.append(
-                _Tree(
-                    nodes["feature_idx"],
-                    nodes["num_threshold"],
-                    nodes["left"].astype(np.int64),
-                    nodes["right"].astype(np.int64),
-                    nodes["is_leaf"].astype(bool),
-                    nodes["missing_go_to_left"],
-                    values,
-                )
-            )
-    return _model_of_trees(parts, int(estimator.n_features_in_), start, single=False, missing=True)
+    joined = histogram_trees([estimator._predictors], len(start))
+    return model_of_trees(joined, int(estimator.n_features_in_), start, single=False, missing=True)
 
 
-def _in_column(values: NDArray[Any], column: int, count: int) -> NDArray[Any]:
-    """Return values `(nodes,)` in a column of zeros, `(nodes, count)`."""
-    result = np.zeros((len(values), count))
-    result[:, column] = values
+def histogram_trees(boosters: Sequence[Sequence[Sequence[Any]]], outputs: int) -> Trees:
+    """Return the trees of boosters: for each booster and iteration the predictors of the outputs."""
+    nodes = [predictor.nodes for stages in boosters for stage in stages for predictor in stage]
+    sizes = [len(part) for part in nodes]
+    roots, first = _offsets(sizes)
+    names = ("feature_idx", "num_threshold", "left", "right", "is_leaf", "missing_go_to_left", "value")
+    feature, threshold, left, right, leaf, missing, value = (
+        np.concatenate([part[name] for part in nodes]) for name in names
+    )
+    left, right = left.astype(np.int64) + first, right.astype(np.int64) + first
+    return Trees(roots, feature, threshold, left, right, leaf.astype(bool), missing, _in_columns(value, sizes, outputs))
+
+
+def _in_columns(values: NDArray[Any], sizes: Sequence[int], outputs: int) -> NDArray[Any]:
+    """Return values of nodes in zeros, `(nodes, outputs)`; trees belong to the outputs in turn."""
+    result = np.zeros((len(values), outputs))
+    result[np.arange(len(values)), np.repeat(np.arange(len(sizes)) % outputs, sizes)] = values
     return result
 
 
-def _model_of_trees(
-    parts: list[_Tree], inputs: int, start: NDArray[Any] | None, *, single: bool = True, missing: bool = False
+def model_of_trees(
+    nodes: Trees, inputs: int, start: NDArray[Any] | None, *, single: bool = True, missing: bool = False
 ) -> Model:
-    """Return the model of a sum of trees."""
-    leaves, trees = sum(int(part.leaf.sum()) for part in parts), len(parts)
-    splits = leaves - trees
-    begin, column, depth = 0, splits, 0
-    collected: dict[str, list[NDArray[Any]]] = {
-        name: [] for name in ("roots", "feature", "threshold", "branches", "missing_left")
+    """Return the model of a sum of trees: values of leaves, plus a constant if `start` is not None."""
+    inner = ~nodes.leaf
+    leaves, trees = int(nodes.leaf.sum()), len(nodes.roots)
+    number = np.where(nodes.leaf, leaves - trees - 1 + nodes.leaf.cumsum(), inner.cumsum() - 1)
+    depth, level = 0, nodes.roots[inner[nodes.roots]]
+    while len(level):
+        below = np.concatenate((nodes.left[level], nodes.right[level]))
+        depth, level = depth + 1, below[inner[below]]
+    arrays = {
+        "roots": number[nodes.roots],
+        "feature": nodes.feature[inner].astype(np.int64),
+        "threshold": nodes.threshold[inner],
+        "branches": np.stack((number[nodes.left[inner]], number[nodes.right[inner]])),
+        "missing_left": nodes.missing_left[inner].astype(bool),
     }
-    values = []
-    for part in parts:
-        inner = ~part.leaf
-        number = np.where(part.leaf, column - 1 + part.leaf.cumsum(), begin - 1 + inner.cumsum())
-        level = np.zeros(len(number), dtype=np.int64)
-        for node in np.flatnonzero(inner):
-            level[part.left[node]] = level[part.right[node]] = level[node] + 1
-        depth = max(depth, int(level.max()))
-        collected["roots"].append(number[:1])
-        collected["feature"].append(part.feature[inner])
-        collected["threshold"].append(part.threshold[inner])
-        collected["branches"].append(np.stack((number[part.left[inner]], number[part.right[inner]])))
-        collected["missing_left"].append(part.missing_left[inner].astype(bool))
-        values.append(part.values[part.leaf])
-        begin, column = begin + int(inner.sum()), column + int(part.leaf.sum())
-    tensors = {name: torch.tensor(np.concatenate(arrays, -1)) for name, arrays in collected.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     # A split of missing values from all others has an infinite threshold.
     most = torch.finfo(torch.float32 if single else torch.float64).max
     tensors["threshold"] = tensors["threshold"].double().clamp(-most, most)
@@ -249,7 +257,7 @@ def _model_of_trees(
         tensors["threshold"] = _round_down(tensors["threshold"])
     if not missing:
         del tensors["missing_left"]
-    matrix = torch.tensor(np.concatenate(values).T)
+    matrix = torch.from_numpy(nodes.values[nodes.leaf].T)
     constant = start is not None
     architecture = spec(inputs, len(matrix), leaves, trees, depth, single=single, missing=missing, constant=constant)
     # Without initial values: drawing those of many balanced trees would take longer than the import.
