@@ -67,6 +67,9 @@ def values(kind: Any, field: dataclasses.Field[Any], depth: int) -> st.SearchStr
         return st.lists(values(members[0], field, depth), min_size=int(depth > 0), max_size=2).map(tuple)
     if isinstance(kind, type) and issubclass(kind, Function):
         return functions(kind, depth - 1)
+    if kind is kp.LayerSpec:  # within an expansion
+        heads = st.builds(kp.HeadSpec, expansion=functions(kp.Expansion, 0), bias=st.booleans())
+        return st.builds(kp.LayerSpec, heads=st.lists(heads, min_size=1, max_size=2).map(tuple))
     raise NotImplementedError(f"teach this test to draw {kind}")
 
 
@@ -87,7 +90,7 @@ def functions(kind: type[Any], depth: int = 2) -> st.SearchStrategy[Any]:
     classes = [cls for cls in catalogue(kind.role) if issubclass(cls, kind)]
     if depth <= 0:
         # Those that are made of functions of their own role would go on for ever.
-        classes = [cls for cls in classes if not {"parts", "remainder"} & {f.name for f in options_of(cls)}]
+        classes = [cls for cls in classes if not {"parts", "remainder", "layers"} & {f.name for f in options_of(cls)}]
     return st.sampled_from(classes).flatmap(lambda cls: instance(cls, depth))
 
 

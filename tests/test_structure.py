@@ -38,6 +38,7 @@ ORDER = [
     "spec",
     "modules",
     "calibrate",
+    "hidden_layers",
     "standardize",
     "refine",
     "grids",

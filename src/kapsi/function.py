@@ -138,6 +138,11 @@ class Submodule:
     def build(self, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
         """Return the module."""
 
+    def reset(self, module: nn.Module, generator: Generator | None) -> None:
+        """Draw new initial values of the module; by default by the methods `reset_parameters` of its parts."""
+        for part in (part for part in module.modules() if hasattr(part, "reset_parameters")):
+            part.reset_parameters()  # type: ignore[operator]
+
 
 Params: TypeAlias = "Mapping[str, Param | Submodule | Params]"
 """Parameters declared by a function, by name; nested for functions made of functions."""
@@ -208,8 +213,7 @@ class Function:
         other_names.update(dict.fromkeys(aliases, name))
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        checked: Any = cls
-        _check_definition(checked)
+        _check_definition(typing.cast(Any, cls))
         _check_names(cls, options)
         return super().__new__(cls)
 
@@ -344,9 +348,7 @@ class Spec:
         """Raise a `SpecError` if fields of the right type and range contradict each other."""
 
 
-@functools.cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints = functools.cache(typing.get_type_hints)
 
 
 def options_of(cls: type) -> tuple[dataclasses.Field[Any], ...]:
@@ -498,8 +500,7 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
             problem += f"; {', '.join(options)} belongs to {' or '.join(owners)}"
         allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
         raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
-    checked: Any = cls
-    _check_definition(checked)
+    _check_definition(typing.cast(Any, cls))
     return typing.cast(Function, _build(cls, options, where))
 
 
@@ -557,9 +558,7 @@ def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:
             number = math.nan
         if math.isfinite(number):
             return number
-        if isinstance(value, float):
-            refuse(where, "a finite number", value)
-    return refuse(where, _type_name(kind), value)
+    return refuse(where, "a finite number" if kind is float and isinstance(value, float) else _type_name(kind), value)
 
 
 # ------------------------------------------------------------------------------------------------ notation
@@ -575,9 +574,10 @@ def short_form(value: Any) -> str:
         >>> short_form({"kind": "taylor", "degree": 3})
         'taylor(degree=3)'
     """
-    if isinstance(value, Function):
+    if isinstance(value, Function | Spec):
         fields = ((f.name, getattr(value, f.name), f.default) for f in options_of(type(value)))
-        value = {"kind": value.name, **{name: item for name, item, default in fields if item != default}}
+        kind = {"kind": value.name} if isinstance(value, Function) else {}
+        value = {**kind, **{name: item for name, item, default in fields if item != default}}
     if isinstance(value, Mapping):
         if "kind" not in value:
             return f"{{{', '.join(f'{name}: {short_form(item)}' for name, item in value.items())}}}"
@@ -585,8 +585,9 @@ def short_form(value: Any) -> str:
         return f"{value['kind']}({options})" if options else str(value["kind"])
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(short_form, value))}]"
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
 
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:

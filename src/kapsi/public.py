@@ -1,6 +1,6 @@
 """The public names of `kapsi`, and with them the whole catalogue of functions."""
 
-from kapsi import expansion, features, plots, reconciliation, remainder, weights, zoo
+from kapsi import expansion, features, hidden_layers, plots, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
@@ -26,6 +26,7 @@ from kapsi.expansion.wavelet import *
 from kapsi.explain import explain
 from kapsi.function import Function, Param, catalogue, option
 from kapsi.fusion import Concatenation, Fusion, Mean, Sum, WeightedSum
+from kapsi.hidden_layers import *
 from kapsi.listing import functions
 from kapsi.model_file import load, save
 from kapsi.modules import ExpansionModule, Head, Layer, Model, Store
@@ -172,6 +173,7 @@ __all__ += expansion.simple.__all__
 __all__ += expansion.spline.__all__
 __all__ += expansion.taylor.__all__
 __all__ += expansion.trigonometric.__all__
+__all__ += hidden_layers.__all__
 __all__ += reconciliation.__all__
 __all__ += remainder.__all__
 __all__ += losses.__all__

@@ -44,7 +44,16 @@ def arrays(store: Any) -> Any:
     if isinstance(store, Tensor):
         return store.detach().numpy()
     declared = {name: store[name] for name in store._declared}
-    return {name: arrays(value) for name, value in declared.items() if isinstance(value, Tensor | kp.Store)}
+    values = {name: arrays(value) for name, value in declared.items() if isinstance(value, Tensor | kp.Store)}
+    modules = {name: value for name, value in declared.items() if isinstance(value, kp.Model)}
+    return values | {name: arrays_of_module(module) for name, module in modules.items()}
+
+
+def arrays_of_module(module: Any) -> Any:
+    """Return the tensors of a module and of its parts as arrays, nested as they are."""
+    parts = module.named_children()
+    inner = {name: arrays(part) if isinstance(part, kp.Store) else arrays_of_module(part) for name, part in parts}
+    return {name: arrays(tensor) for name, tensor in module.named_parameters(recurse=False)} | inner
 
 
 def _expansion(f: Any, values: Any) -> Iterator[tuple[str, Tensor, ndarray]]:

@@ -113,9 +113,9 @@ class Model(nn.Module):
         return x
 
     def heads(self) -> Iterator[tuple[str, Head]]:
-        """Yield names and heads, such as `layers.0.heads.0`."""
+        """Yield names and heads, such as `layers.0.heads.0`, without those inside of an expansion."""
         for name, module in self.named_modules():
-            if isinstance(module, Head):
+            if isinstance(module, Head) and ".kappa." not in name:
                 yield name, module
 
     def check_layers(self, where: str) -> list[Layer]:

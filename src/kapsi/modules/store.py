@@ -196,9 +196,7 @@ class Store(nn.Module):
                     drawn = param.draw(self._channels, generator, rule)
                 self[name].copy_(drawn)
             elif isinstance(param, Submodule):
-                for module in self[name].modules():
-                    if hasattr(module, "reset_parameters"):
-                        module.reset_parameters()
+                param.reset(self[name], generator)
             else:
                 self[name].reset(generator, rule)
 
@@ -224,12 +222,28 @@ class Store(nn.Module):
             if isinstance(target, Store) and isinstance(value, Mapping):
                 pairs += target.matched(value, path)
                 continue
+            if isinstance(target, nn.Module) and isinstance(value, Mapping):
+                pairs += self._matched_module(target, value, path)
+                continue
             tensor, problem = None, f"expected a mapping of tensors, got {type(value).__name__}"
             if isinstance(target, Tensor):
                 tensor, problem = self._as_tensor(target, value)
             if tensor is None or problem:
                 raise SpecError(f"{path}: {problem}")
             pairs.append((target, tensor))
+        return pairs
+
+    def _matched_module(self, module: nn.Module, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
+        """Return pairs of a tensor of a submodule and its new values, by name in its `state_dict`, after a check."""
+        pairs = []
+        targets = module.state_dict(keep_vars=True)
+        for name, value in values.items():
+            if name not in targets:
+                raise SpecError(f"{where}: {unknown('tensor', name, targets)}")
+            tensor, problem = self._as_tensor(targets[name], value)
+            if tensor is None or problem:
+                raise SpecError(f"{where}.{name}: {problem}")
+            pairs.append((targets[name], tensor))
         return pairs
 
     def _as_tensor(self, target: Tensor, value: Any) -> tuple[Tensor | None, str]:

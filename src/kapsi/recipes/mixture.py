@@ -73,8 +73,12 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, head: Head, weight: float, others: Sequence[_Part]) -> _Part:
-        """Return a part; heads with equal specifications of κ share its tensors, so one with other tensors gets another."""
+        """Return a part; heads with equal specifications of κ share its tensors, so one with other tensors gets another.
+
+        Heads with a trained κ never share its tensors.
+        """
         spec, wraps = head.spec, 0
+        others = [] if (head._owner[0] if head._owner else head).kappa.trainable() else others
         while any(_same_kappa(spec, other.spec) and not _equal(head, other.head) for other in others):
             spec, wraps = replace(spec, expansion=Processed(spec.expansion)), wraps + 1
         return cls(head, weight, spec, wraps)

@@ -314,17 +314,23 @@ def _weighted(model: nn.Module) -> list[tuple[nn.Parameter, float]]:
     ours: set[int] = set()
     for module in model.modules():
         if isinstance(module, Head):
-            pairs += [(p, 1.0) for p in (*module.psi.parameters(), *module.kappa.parameters())]
+            pairs += [(p, 1.0) for p in (*module.psi.parameters(), *_kappa_parameters(module))]
             # By shape: the bias of a remainder has one axis.
             pairs += [(p, REMAINDER_SHARE) for p in module.pi.parameters() if p.dim() > 1]
         if isinstance(module, Head | Layer):
             ours |= {id(p) for p in module.parameters()}
         if isinstance(module, ExpansionModule):
-            pairs += [(p, 1.0) for p in module.kappa.parameters()]
+            pairs += [(p, 1.0) for p in _kappa_parameters(module)]
             ours |= {id(p) for p in module.parameters()}
     pairs += [(p, 1.0) for p in model.parameters() if id(p) not in ours and p.dim() > 1]
     once = {id(p): (p, weight) for p, weight in reversed(pairs) if p.requires_grad}
     return list(reversed(once.values()))
+
+
+def _kappa_parameters(module: Head | ExpansionModule) -> list[nn.Parameter]:
+    """Return the parameters of κ without those of layers inside of κ, which have weights of their own."""
+    inner = {id(p) for part in module.kappa.modules() if isinstance(part, Layer) for p in part.parameters()}
+    return [p for p in module.kappa.parameters() if id(p) not in inner]
 
 
 def _is_quadratic(part: _Pair) -> bool:
