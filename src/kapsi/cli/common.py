@@ -16,6 +16,7 @@ from kapsi.errors import FileError, line_of, printable
 from kapsi.text import text_table
 
 if TYPE_CHECKING:
+    from kapsi.recipes import LeaderboardRow
     from kapsi.tables import FitReport, MoreScores, Scores
     from kapsi.training.records import Epoch, Step
 
@@ -102,6 +103,17 @@ def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
     return f"{mean:{shape}}" if std is None else f"{mean:{shape}} ± {std:{shape}}"
 
 
+def leaderboard_rows(task: str, leaderboard: Sequence[LeaderboardRow]) -> list[tuple[str, ...]]:
+    """Return a header and one row for each head: score, loss, seconds, weight in the sum, note."""
+    header = ("head", "R²" if task == "regression" else "accuracy", "loss", "seconds", "weight", "")
+    rows: list[tuple[str, ...]] = [header]
+    for head, loss, score, seconds, weight, note in leaderboard:
+        known = loss == loss
+        numbers = (_number(score, None), _number(loss, None), f"{seconds:.2f}") if known else ("-", "-", "-")
+        rows.append((head, *numbers, f"{weight:.2f}" if weight else "-", note))
+    return rows
+
+
 def machine_line(task: str, scores: list[Scores], rows: str) -> str:
     """Return the last line of the output, for scripts: `accuracy: 0.9927 ± 0.0061 (10 folds)`."""
     from kapsi.tables.scores import METRICS, summarize
@@ -129,6 +141,11 @@ def show_complete(path: Path, manifest: dict[str, Any], task: str) -> None:
 def show_report(report: FitReport) -> None:
     """Write notes, scores and the run folder of a fit."""
     notes(report.notes)
+    if report.leaderboard:
+        rows = leaderboard_rows(report.task, report.leaderboard)
+        say("Heads of the saved model, scores on rows held out of their fits")
+        table(rows, right=range(1, 5))
+        say()
     rows = score_rows(report.task, report.scores, report.metrics)
     table(rows, right=range(1, len(rows[0])))
     say(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
@@ -150,6 +167,12 @@ class FirstLine:
 
     def __init__(self, text: str) -> None:
         self.text, self.began = text, time.monotonic()
+
+    def on_head(self, name: str) -> None:
+        """Write the note, if the fit takes time."""
+        if self.text and time.monotonic() - self.began >= DELAY:
+            begin(self.text)
+            self.text = ""
 
     def on_step(self, record: Step) -> None:
         """Write the note, if the fit takes time."""
@@ -177,6 +200,11 @@ class Bar:
         """Begin a part."""
         self.part += 1
         self.name = name
+
+    def on_head(self, name: str) -> None:
+        """Show the head that a recipe fits."""
+        self.text = name
+        self._show(0.0)
 
     def on_epoch(self, epoch: Epoch) -> None:
         """Show loss and metrics of an epoch."""

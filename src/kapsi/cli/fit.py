@@ -17,6 +17,7 @@ from kapsi.migrate import is_run_of_0_1, migrate_run
 
 if TYPE_CHECKING:
     from kapsi.data.tabular import TableProblem
+    from kapsi.recipes import Recipe
     from kapsi.spec import ModelSpec
     from kapsi.tables import RunConfig, TableConfig
     from kapsi.training.config import TrainConfig
@@ -51,6 +52,22 @@ ClassWeight: TypeAlias = Annotated[
         metavar="balanced|LABEL=WEIGHT",
         help="Weights of the classes, 1 where none is given. May be repeated.",
         show_default=False,
+    ),
+]
+Prefer: TypeAlias = Annotated[
+    Literal["accuracy", "explainable", "small", "fast"] | None,
+    typer.Option(help="Heads of the automatic model.  \\[default: accuracy]", show_default=False),
+]
+Budget: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", help="Seconds for the automatic model of each part of the rows.", min=0.1, show_default=False
+    ),
+]
+HeadNames: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head", metavar="NAME", help="A head to choose from: linear, additive, … May be repeated.", show_default=False
     ),
 ]
 Target: TypeAlias = Annotated[
@@ -132,6 +149,9 @@ def fit(
     output: RunFolder = None,
     spec: SpecFile = None,
     set_: Settings = None,
+    prefer: Prefer = None,
+    budget: Budget = None,
+    head: HeadNames = None,
     folds: Folds = None,
     seed: Seed = None,
     drop: Drop = None,
@@ -181,9 +201,9 @@ def fit(
     )
     for name in log or ():
         check_choice("--log", name, LOGS)
-    problem, config = prepare(
-        table, table_config, spec, [split_setting(text) for text in set_ or ()], seed, class_weight
-    )
+    edits = [split_setting(text) for text in set_ or ()]
+    recipe = automatic(spec, edits, {"prefer": prefer, "budget": budget, "heads": tuple(head or ()) or None}, options)
+    problem, config = prepare(table, table_config, spec, edits, seed, class_weight, recipe)
     checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as processes:
         if output is not None and processes.first:
@@ -207,6 +227,35 @@ def fit(
             show_report(report)
 
 
+def automatic(spec: str | None, edits: Edits, given: dict[str, Any], options: dict[str, Any]) -> Recipe | None:
+    """Return the recipe of the automatic model; None if a model or its training is specified.
+
+    Args:
+        spec: the file of `--spec`.
+        edits: the options of `--set`.
+        given: the options of the recipe, None where not given.
+        options: all options of the command.
+
+    Raises:
+        SpecError: options of the recipe beside those of a model.
+    """
+    from kapsi.recipes import Auto
+    from kapsi.tables.configuration import RECIPE_OPTIONS
+
+    of_recipes = ("table.", "recipe", *(f"training.{name}" for name in RECIPE_OPTIONS))
+    of_models = [f"--set {path}" for path, _ in edits if not path.startswith(of_recipes)]
+    of_models += ["--spec"] * (spec is not None)
+    of_models += [f"--{name.replace('_', '-')}" for name in ("log", "devices", "nodes", "strategy") if options[name]]
+    of_models += ["--checkpoint-steps"] * (options["checkpoint_steps"] is not None)
+    of_recipe = {name: value for name, value in given.items() if value is not None}
+    if not of_models:
+        return Auto(**of_recipe)
+    if of_recipe:
+        name = {"heads": "head"}.get(first := next(iter(of_recipe)), first)
+        raise SpecError(f"--{name}: is an option of the automatic model, which {of_models[0]} replaces; leave one out")
+    return None
+
+
 def prepare(
     path: str,
     table: TableConfig,
@@ -214,6 +263,7 @@ def prepare(
     edits: Edits,
     seed: int | None,
     class_weight: list[str] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[TableProblem, RunConfig]:
     """Read the table and return features and target, and the configuration of the run.
 
@@ -224,7 +274,7 @@ def prepare(
     from kapsi.training.config import TrainConfig
 
     model, training = (None, TrainConfig()) if spec is None else read_configuration(spec)
-    config = RunConfig(table, model, training if seed is None else replace(training, seed=seed))
+    config = RunConfig(table, model, training if seed is None else replace(training, seed=seed), recipe)
     of_model = [edit for edit in edits if edit[0].startswith("model.")]
     config = edited(config, [edit for edit in edits if edit not in of_model])
     problem = read_problem(path, config.table)
@@ -288,11 +338,11 @@ def split_setting(text: str) -> tuple[str, Any]:
     first = path.split(".")[0]
     if first in ("widths", "layers"):
         return f"model.{path}", value
-    if first in ("model", "training", "table"):
+    if first in ("model", "training", "table", "recipe"):
         return path, value
-    hint = did_you_mean(first, ["layers", "widths", "training", "table", "model"], quoted=False)
+    hint = did_you_mean(first, ["layers", "widths", "training", "table", "model", "recipe"], quoted=False)
     raise SpecError(
-        f"--set {text}: no option begins with {first!r}; {hint}paths begin with layers, widths, training or table"
+        f"--set {text}: no option begins with {first!r}; {hint}paths begin with layers, widths, training, table or recipe"
     )
 
 

@@ -3,12 +3,14 @@
 One file a head, each with its closed form or its solver. Heads are compared on the same held-out rows.
 """
 
+from kapsi.recipes.auto import Auto
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
 
 __all__ = [
+    "Auto",
     "ConstantHead",
     "CrossFit",
     "Fold",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -141,8 +141,14 @@ class Recipe(Function, role="recipe"):
     """A way to a fitted model: data in, a model of one layer out."""
 
     @abstractmethod
-    def build(self, data: RecipeData, seed: int = 0) -> RecipeResult:
-        """Return the model fitted to all rows."""
+    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
+        """Return the model fitted to all rows.
+
+        Args:
+            data: the rows.
+            seed: seed of initial values and splits.
+            on_head: is called with the name of each head before its fits, to show progress.
+        """
 
 
 class HeadRecipe(Recipe):
@@ -195,7 +201,7 @@ class HeadRecipe(Recipe):
                 outputs[test] = self.fit(data.take(train), seed)(data.x[test])
         return CrossFit(outputs, self, time.perf_counter() - start)
 
-    def build(self, data: RecipeData, seed: int = 0) -> RecipeResult:
+    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
         start = time.perf_counter()
         crossed = self.cross_fit(data, data.folds(5), seed)
         model = crossed.recipe.fit(data, seed)

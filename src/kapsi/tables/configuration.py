@@ -10,8 +10,9 @@ from kapsi.data.tabular import Reading, TableProblem, make_problem, read_table
 from kapsi.data.tabular.roles import kinds_of
 from kapsi.errors import SpecError
 from kapsi.expansion import Taylor
-from kapsi.function import Spec, catalogue, option
+from kapsi.function import Spec, catalogue, option, options_of
 from kapsi.modules import Model
+from kapsi.recipes import Recipe
 from kapsi.reconciliation import Kronecker
 from kapsi.remainder import LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
@@ -83,11 +84,32 @@ class RunConfig(Spec):
         table: target, task and validation.
         model: specification; widths at the ends may be None. None: `default_spec` for the table.
         training: loss, solver and their options.
+        recipe: a recipe that chooses and fits the model, such as `auto`, in place of a specification and a solver. It takes loss,
+            class weights and seed from `training`. None: the specification is trained by the solver.
     """
 
     table: TableConfig
     model: ModelSpec | None = None
     training: TrainConfig = TrainConfig()
+    recipe: Recipe | None = None
+
+    def check(self) -> None:
+        if self.recipe is None:
+            return
+        if self.model is not None:
+            raise SpecError("RunConfig: a recipe chooses the model; leave model or recipe out")
+        given = [name for name in trained_options(self.training) if name not in RECIPE_OPTIONS]
+        if given:
+            raise SpecError(f"RunConfig: training.{given[0]} has no effect with a recipe; leave it or the recipe out")
+
+
+RECIPE_OPTIONS = ("loss", "class_weights", "seed")
+"""Options of training that recipes use."""
+
+
+def trained_options(training: TrainConfig) -> list[str]:
+    """Return the names of the options of training that differ from the defaults."""
+    return [f.name for f in options_of(TrainConfig) if getattr(training, f.name) != f.default]
 
 
 def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
@@ -140,6 +162,7 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     """
     width, outputs = len(problem.preprocessing.names()), outputs_of(problem)
     rows = len(problem.y)
+    table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
     model, training = config.model or default_spec(width, rows), config.training
     classes = problem.classes is not None
     if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
@@ -150,6 +173,9 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         )
     for metric in config.table.metrics:
         metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
+    if config.recipe is not None:
+        loss = resolve_loss(training.loss, classes)
+        return RunConfig(table, None, replace(training, loss=loss), config.recipe)
     if training.standardize:
         raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
     coordinates = rows if reduces(model, training, rows, width) else width
@@ -157,14 +183,13 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     if width > WIDE and _leaves_one_out(problem, model, training) and reason_not_closed(sized, rows) is None:
         training = replace(training, solver=Ridge())
     training = resolve(training, sized, RowsInfo(rows, classes), selecting=True).config
-    table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
     return RunConfig(table, model, training)
 
 
 def notes_on_model(problem: TableProblem, config: RunConfig) -> list[str]:
     """Return a note if the default model is linear because of the number of inputs."""
     width, rows = len(problem.preprocessing.names()), len(problem.y)
-    if config.model is not None or not is_linear(default_spec(width, rows)):
+    if config.model is not None or config.recipe is not None or not is_linear(default_spec(width, rows)):
         return []
     reason = f"{width:,} inputs, more than {WIDEST:,}" if width > WIDEST else f"{width:,} inputs and {rows:,} rows"
     return [f"the default model is linear for {reason}; --spec FILE sets another model"]

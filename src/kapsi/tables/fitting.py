@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,12 @@ from kapsi.data.tabular import TableProblem
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
+from kapsi.recipes import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
 from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
 from kapsi.tables.model import FittedPart
 from kapsi.tables.preparation import TrainingRows
-from kapsi.tables.recipe_rows import table_model
+from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.tables.row_space import RowSpace, reduces
 from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
 from kapsi.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
@@ -57,6 +58,8 @@ def fit_rows(
 
     Calibration, selection of the penalty and early stopping use the training rows only.
     """
+    if config.recipe is not None:
+        return fit_by_recipe(problem, train, config, fits)
     if config.model is None or not isinstance(config.training.solver, Solver):
         raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
     whole = spec = config.model.sized(train.x.shape[1], outputs_of(problem))
@@ -92,6 +95,22 @@ def fit_rows(
     return FittedPart(table_model(problem, train, model, config.table.reading, config.table.weight), epochs, choices)
 
 
+def fit_by_recipe(problem: TableProblem, train: TrainingRows, config: RunConfig, fits: Fits | None = None) -> FittedPart:
+    """Fit a model to training rows by the recipe of a configuration."""
+    if fits is not None and fits.group is not None and fits.group.size > 1:
+        raise SpecError("a recipe runs in one process; leave devices and nodes out, or give a model specification")
+    callbacks = () if fits is None else fits.callbacks
+
+    def announce(head: str) -> None:
+        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
+            if hasattr(callback, "on_head"):
+                callback.on_head(head)
+
+    fitted = fit_recipe(problem, train, cast(Recipe, config.recipe), config.training, announce)
+    model = replace(fitted.model, reading=config.table.reading, weight=config.table.weight)
+    return FittedPart(model, [], [], fitted.result.leaderboard, fitted.result.notes)
+
+
 def _row_space(spec: ModelSpec, config: TrainConfig, x: torch.Tensor) -> RowSpace | None:
     """Return the coordinates for a linear model of more inputs than rows, otherwise None."""
     if not reduces(spec, config, *x.shape):
@@ -115,6 +134,7 @@ class FitReport(NamedTuple):
         parameters: number of parameters of the saved model.
         notes: notes for the user.
         metrics: further scores by model and name of the metric, one for each fold.
+        leaderboard: heads that the recipe of the saved model compared; empty without a recipe.
     """
 
     path: Path
@@ -125,6 +145,7 @@ class FitReport(NamedTuple):
     parameters: int
     notes: list[str]
     metrics: MoreScores
+    leaderboard: tuple[LeaderboardRow, ...] = ()
 
 
 def fit_table(path: str | Path, config: RunConfig, output: str | Path | None = None, **options: Any) -> FitReport:
@@ -209,17 +230,19 @@ def fit_problem(
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
-            write_run(run, problem, config, fitted.model, scores, outputs, fold_of, metrics)
+            write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)
             run.on_sealed = None if checkpoints is None else checkpoints.finish_all
     if checkpoints is not None and group.first:
         checkpoints.remove()
     group.barrier()
     parameters = sum(p.numel() for p in fitted.model.model.parameters())
-    notes = list(problem.notes)
+    notes = [*problem.notes, *fitted.notes]
     if output is None and where.name != _default_folder(problem).name:
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
     scored = int((fold_of >= 0).sum())
-    return FitReport(where, problem.task, scores, len(problem.y), scored, parameters, notes, metrics)
+    return FitReport(
+        where, problem.task, scores, len(problem.y), scored, parameters, notes, metrics, fitted.leaderboard
+    )
 
 
 def find_complete(

@@ -25,6 +25,7 @@ from kapsi.data.tabular import (
 from kapsi.data.tabular.roles import weights_of
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
+from kapsi.recipes import LeaderboardRow
 from kapsi.tables.ranges import Ranges, Tally
 from kapsi.tables.scores import Floats, Scores, scores_of
 from kapsi.training.prediction import predict
@@ -208,8 +209,12 @@ class FittedPart(NamedTuple):
         model: the model with preprocessing.
         epochs: records of training.
         choices: L2 penalties of the search.
+        leaderboard: heads that a recipe compared.
+        notes: notes of a recipe for the user.
     """
 
     model: TableModel
     epochs: list[Epoch]
     choices: list[PenaltyScore]
+    leaderboard: tuple[LeaderboardRow, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from kapsi.data.tabular import Reading, TableProblem
+from kapsi.errors import SpecError
 from kapsi.recipes.base import Recipe, RecipeData, RecipeResult
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.ranges import Ranges
-from kapsi.training.losses import Loss
+from kapsi.training.config import TrainConfig
+from kapsi.training.resolve import resolve_loss
 
 __all__ = ["FittedRecipe", "fit_recipe", "recipe_data", "table_model"]
 
@@ -29,44 +32,71 @@ class FittedRecipe(NamedTuple):
     result: RecipeResult
 
 
-def fit_recipe(problem: TableProblem, train: TrainingRows, recipe: Recipe, loss: Loss, seed: int = 0) -> FittedRecipe:
+def fit_recipe(
+    problem: TableProblem,
+    train: TrainingRows,
+    recipe: Recipe,
+    training: TrainConfig,
+    on_head: Callable[[str], None] | None = None,
+) -> FittedRecipe:
     """Fit a model to training rows by a recipe.
 
     Args:
         problem: features and target.
         train: the training rows.
         recipe: the recipe.
-        loss: the loss that the recipe minimizes.
-        seed: seed of folds and initial values.
+        training: loss, class weights and seed.
+        on_head: see `Recipe.build`.
     """
-    result = recipe.build(recipe_data(problem, train, loss, seed), seed)
+    result = recipe.build(recipe_data(problem, train, training), training.seed, on_head)
     return FittedRecipe(table_model(problem, train, result.model), result)
 
 
-def recipe_data(problem: TableProblem, train: TrainingRows, loss: Loss, seed: int = 0) -> RecipeData:
+def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfig) -> RecipeData:
     """Return training rows as data of a recipe; folds respect groups and times.
 
     Args:
-        problem, train, loss, seed: see `fit_recipe`.
+        problem, train, training: see `fit_recipe`.
     """
-    ways = problem.splits(seed)
+    classes = len(problem.classes or ())
+    ways = problem.splits(training.seed)
     groups, times = (None if part is None else torch.from_numpy(part[train.rows]) for part in (ways.groups, ways.times))
-    x = torch.from_numpy(train.x)
+    x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
     low, high = x.aminmax(dim=0)
-    weight = None if train.weight is None else torch.from_numpy(train.weight / train.weight.mean())
-    y = train.y if problem.classes is not None else train.y.reshape(len(train.rows), -1)
+    weight = None if train.weight is None else torch.from_numpy(train.weight)
     return RecipeData(
         x=x,
-        y=torch.from_numpy(y),
-        loss=loss,
-        classes=len(problem.classes or ()),
+        y=y if classes else y.reshape(len(y), -1),
+        loss=resolve_loss(training.loss, bool(classes)),
+        classes=classes,
         numeric=~((x == low) | (x == high)).all(0),
-        weight=weight,
+        weight=_row_weights(weight, y, training, classes),
         names=tuple(train.preprocessing.names()),
         groups=groups,
         times=times,
-        seed=seed,
+        seed=training.seed,
     )
+
+
+def row_weights(
+    weight: torch.Tensor | None, y: torch.Tensor, training: TrainConfig, classes: int
+) -> torch.Tensor | None:
+    """Return the weights of rows times those of their classes, with mean 1; None for equal weights."""
+    of_classes = training.class_weights
+    if of_classes is not None:
+        if not classes:
+            raise SpecError("training.class_weights: the target has real values, no classes; leave them out")
+        if of_classes == "balanced":
+            counts = torch.bincount(y, weight, minlength=classes).double()
+            factors = torch.where(counts > 0, counts.sum() / counts.clamp_min(1e-300), 0.0)
+        else:
+            factors = torch.tensor(of_classes, dtype=torch.float64)
+            if len(factors) != classes:
+                raise SpecError(
+                    f"training.class_weights: {len(factors)} weights for {classes} classes; give one for each"
+                )
+        weight = factors[y] if weight is None else weight * factors[y]
+    return None if weight is None else weight / weight.mean()
 
 
 def table_model(

@@ -38,6 +38,10 @@ def log_part(log: TextIO, part: str, fitted: FittedPart, scores: dict[str, Score
     """Append penalties, epochs and scores of a part to `metrics.jsonl`."""
     for choice in fitted.choices:
         append_line(log, {"part": part, "event": "penalty", **finite(choice._asdict())})
+    for row in fitted.leaderboard:
+        entry = row._asdict()
+        del entry["seconds"]
+        append_line(log, {"part": part, "event": "head", **finite(entry)})
     for epoch in fitted.epochs:
         record = epoch._asdict()
         del record["seconds"]  # repeated runs write identical files
@@ -64,7 +68,7 @@ def write_run(
     run: NewRun,
     problem: TableProblem,
     config: RunConfig,
-    model: TableModel,
+    fitted: FittedPart,
     scores: dict[str, list[Scores]],
     outputs: Floats,
     fold_of: npt.NDArray[Any],
@@ -76,12 +80,13 @@ def write_run(
         run: new run folder.
         problem: features and target.
         config: resolved configuration.
-        model: saved model.
+        fitted: saved model.
         scores: scores of each part by name of the model.
         outputs: outputs for the test rows, (rows, classes) or (rows, 1).
         fold_of: number of the fold of each row, -1 without prediction.
         metrics: further scores.
     """
+    model = fitted.model
     save(model.model, run.folder / "model.safetensors")
     many = len(model.preprocessing.columns) > MOST_INDENTED
     write_json(run.folder / "preprocessing.json", model.to_dict(), indent=None if many else 2)
@@ -108,7 +113,8 @@ def write_run(
         "folds": config.table.folds,
         "seed": config.training.seed,
         "scores": {name: _summary(part, problem.task, metrics.get(name, {})) for name, part in scores.items()},
-        "notes": list(problem.notes),
+        "notes": [*problem.notes, *fitted.notes],
+        **({"leaderboard": [finite(row._asdict()) for row in fitted.leaderboard]} if fitted.leaderboard else {}),
         "versions": {
             "kapsi": __version__,
             "python": platform.python_version(),
@@ -211,7 +217,8 @@ def load_run(path: str | Path) -> LoadedRun:
         fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading, decimal)
         fitted = replace(fitted, weight=config.table.weight)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
-        spec = None if config.model is None else config.model.sized(*sizes)
+        spec = model.spec if config.model is None else config.model.sized(*sizes)
+        ends = model.spec.widths[0], model.spec.widths[-1]
     except (KapsiError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__} {error}" if not isinstance(error, KapsiError) else error
         damaged = "" if isinstance(error, UnknownFunction) else "damaged run: "
@@ -219,6 +226,8 @@ def load_run(path: str | Path) -> LoadedRun:
     if (
         data != fitted.to_dict()
         or spec != model.spec
+        or ends != sizes
+        or (config.model is None) == (config.recipe is None)
         or (config.table.target, config.table.task) != (fitted.target, fitted.task)
         or fitted.task != ("regression" if classes is None else "classification")
         or (scale is None) != (classes is not None)

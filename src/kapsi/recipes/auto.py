@@ -1,0 +1,320 @@
+"""The automatic model: heads fitted by their own solvers, weighted on held-out rows, summed to one layer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kapsi.errors import KapsiError, SpecError
+from kapsi.function import catalogue, option
+from kapsi.modules import Model
+from kapsi.recipes.base import (
+    Fold,
+    HeadRecipe,
+    LeaderboardRow,
+    Recipe,
+    RecipeData,
+    RecipeResult,
+    held_out_scores,
+)
+from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.mixture import mixture
+from kapsi.recipes.selection import select_heads
+
+__all__ = ["Auto"]
+
+FEW_ROWS = 300
+"""Rows below which the folds are repeated: selection on one partition is noisy."""
+
+MANY_ROWS = 5_000
+"""Rows above which three folds are enough."""
+
+SECONDS = 60.0
+"""Default budget up to `CELLS` numbers of inputs; proportional to their number beyond."""
+
+CELLS = 10_000_000
+
+LEAST_ROWS = 2_000
+"""Rows down to which the rows of the comparison are halved to keep the budget."""
+
+TIES = {"accuracy": 0.1, "explainable": 0.1, "small": 1.0, "fast": 0.5}
+"""Standard errors of the paired difference of losses up to which fewer heads win."""
+
+SMALL = 3
+"""Largest complexity of a head with `prefer="small"`: no trees, centers or networks."""
+
+
+@dataclass(frozen=True)
+class Auto(Recipe, name="auto"):
+    """Choose and weight heads: f(x) = Σ_h a_h f_h(x), a_h ≥ 0, one layer.
+
+    All heads are fitted on the same inner folds; weights come from greedy selection on the outputs for held-out rows (see
+    `select_heads`); the chosen heads are fitted again on all rows. The constant is always a candidate.
+
+    Args:
+        prefer: `accuracy`: all heads; `explainable`: sums of functions of one or two inputs; `small`: few parameters, and
+            the fewest heads within one standard error; `fast`: heads in closed form, three folds.
+        budget: seconds for comparison and fit, an estimate; costlier heads are compared on fewer rows, or left out, and the
+            leaderboard says so. None: 60 seconds up to 10 million numbers of inputs, proportionally more beyond.
+        heads: the heads to choose from, by name or as recipes; empty: all that suit the rows.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> Auto(heads=("linear",)).heads
+        (LinearHead(...),)
+    """
+
+    prefer: Literal["accuracy", "explainable", "small", "fast"] = "accuracy"
+    budget: float | None = option(None, minimum=0.1)
+    heads: tuple[Recipe, ...] = ()
+
+    def check(self) -> None:
+        for head in self.heads:
+            if not isinstance(head, HeadRecipe):
+                raise SpecError(f"Auto(heads=…): {head} is not a head; choose from {', '.join(_names())}")
+        if len(set(self.heads)) < len(self.heads):
+            raise SpecError("Auto(heads=…): a head is given twice; leave one out")
+
+    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
+        return _Search(self, data, seed, on_head or (lambda name: None)).result()
+
+    def candidates(self) -> list[HeadRecipe]:
+        """Return the heads to compare, the simplest first; always with the constant."""
+        heads = cast(list[HeadRecipe], list(self.heads)) or [h for kind in _kinds() for h in kind.offered()]
+        if not self.heads:
+            heads = [head for head in heads if self._prefers(head)]
+        others = [head for head in heads if not isinstance(head, ConstantHead)]
+        return [ConstantHead(), *sorted(others, key=lambda head: head.complexity)]
+
+    def _prefers(self, head: HeadRecipe) -> bool:
+        return {
+            "accuracy": True,
+            "explainable": head.explainable,
+            "small": head.complexity <= SMALL,
+            "fast": head.closed_form,
+        }[self.prefer]
+
+
+def _kinds() -> list[type[HeadRecipe]]:
+    return [kind for kind in catalogue("recipe") if issubclass(kind, HeadRecipe)]
+
+
+def _names() -> list[str]:
+    return [kind.name for kind in _kinds()]
+
+
+class _Entry(NamedTuple):
+    """A head in the comparison.
+
+    Attributes:
+        name: name in the leaderboard.
+        recipe: the recipe with options chosen on held-out rows.
+        outputs: outputs for held-out rows, of all repetitions one after the other.
+        seconds: wall-clock seconds.
+    """
+
+    name: str
+    recipe: HeadRecipe
+    outputs: Tensor
+    seconds: float
+
+
+@dataclass
+class _Search:
+    """One run of the recipe `auto`."""
+
+    auto: Auto
+    data: RecipeData
+    seed: int
+    on_head: Callable[[str], None]
+    notes: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def result(self) -> RecipeResult:
+        start = time.perf_counter()
+        heads = self._suited()
+        compared = self._compared(heads)
+        rows = self.data if compared is None else self.data.take(compared)
+        plan = self._folds(rows)
+        y, weight, known = _stacked(rows, plan)
+        entries: list[_Entry] = []
+        for name, head in heads.items():
+            spent = time.perf_counter() - start
+            if spent > self.budget and len(entries) > 1:
+                self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
+                continue
+            self.on_head(name)
+            entry = self._entry(name, head, rows, plan, known)
+            if entry is not None:
+                entries.append(entry)
+        outputs = [_bounded(entry.outputs, rows) for entry in entries]
+        complexity = [entry.recipe.complexity for entry in entries]
+        tie = TIES[self.auto.prefer]
+        chosen = select_heads(outputs, y, weight, rows.loss, complexity, tie)
+        model, seconds = self._fitted(entries, chosen.weights)
+        stacked = replace(rows, x=rows.x[:0], y=y, weight=weight)
+        board = []
+        for entry, out, share, more in zip(entries, outputs, chosen.weights, seconds, strict=True):
+            loss, score = held_out_scores(out, stacked)
+            board.append(LeaderboardRow(entry.name, loss, score, entry.seconds + more, share))
+        total = sum(w * out for w, out in zip(chosen.weights, outputs, strict=True))
+        loss, score = held_out_scores(cast(Tensor, total), stacked)
+        whole = LeaderboardRow("sum", loss, score, time.perf_counter() - start, 1.0)
+        left_out = [LeaderboardRow(name, math.nan, math.nan, 0.0, 0.0, why) for name, why in self.skipped.items()]
+        board = [whole, *sorted(board, key=lambda row: row.loss), *left_out]
+        held_out = self._held_out(cast(Tensor, total), plan, compared)
+        return RecipeResult(model, tuple(board), tuple(self.notes), held_out)
+
+    @property
+    def budget(self) -> float:
+        """Seconds."""
+        if self.auto.budget is not None:
+            return self.auto.budget
+        return SECONDS * max(1.0, self.data.x.numel() / CELLS)
+
+    def _suited(self) -> dict[str, HeadRecipe]:
+        """Return the heads that suit the rows, by name in the leaderboard."""
+        heads: dict[str, HeadRecipe] = {}
+        for head in self.auto.candidates():
+            name = head.label()
+            reason = head.reason_against(self.data)
+            if reason is None:
+                heads[name] = head
+            elif self.auto.heads:
+                raise SpecError(f"Auto(heads=…): {name} does not suit these rows: {reason}")
+            else:
+                self.skipped[name] = reason
+        return heads
+
+    def _compared(self, heads: dict[str, HeadRecipe]) -> Tensor | None:
+        """Return the rows of the comparison, None for all; leave out the costliest heads if few rows are too many."""
+        count, rows = len(self.data.x), len(self.data.x)
+        while self._cost(heads, rows) > self.budget and rows > LEAST_ROWS:
+            rows = max(LEAST_ROWS, rows // 2)
+        while self._cost(heads, rows) > self.budget and len(heads) > 2:
+            name = max(heads, key=lambda name: self._cost({name: heads[name]}, rows))
+            self.skipped[name] = (
+                f"left out: about {self._cost({name: heads.pop(name)}, rows):,.0f} s of {self.budget:,.3g}"
+            )
+        if rows >= count:
+            return None
+        self.notes.append(
+            f"heads were compared on {rows:,} of {count:,} rows, to keep the budget of {self.budget:,.3g} s"
+        )
+        fold = self.data.folds(max(2, count // rows), 0)[0][1]
+        if len(fold) >= rows // 2:
+            return fold[:rows]
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(count, generator=generator)[:rows].sort().values
+
+    def _cost(self, heads: dict[str, HeadRecipe], rows: int) -> float:
+        """Return the estimated seconds of comparison and fit."""
+        width, outputs = self.data.x.shape[1], self.data.outputs
+        folds, repeats = self._counts(rows)
+        inner = int(rows * (folds - 1) / folds)
+        each = [
+            folds * repeats * head.seconds(inner, width, outputs) + head.seconds(len(self.data.x), width, outputs)
+            for head in heads.values()
+        ]
+        return sum(each)
+
+    def _counts(self, rows: int) -> tuple[int, int]:
+        """Return numbers of folds and of repetitions."""
+        few = self.auto.prefer == "fast" or rows > MANY_ROWS
+        return 3 if few else 5, 2 if rows < FEW_ROWS and not few else 1
+
+    def _folds(self, rows: RecipeData) -> list[Sequence[Fold]]:
+        folds, repeats = self._counts(len(rows.x))
+        return [rows.folds(min(folds, len(rows.x)), repetition) for repetition in range(repeats)]
+
+    def _entry(
+        self, name: str, head: HeadRecipe, rows: RecipeData, plan: Sequence[Sequence[Fold]], known: Tensor
+    ) -> _Entry | None:
+        """Return a head with its outputs for held-out rows; None, with a note, if it fails."""
+        parts, recipe, seconds = [], head, 0.0
+        try:
+            for folds in plan:
+                with _quiet():
+                    crossed = recipe.cross_fit(rows, folds, self.seed)
+                parts.append(crossed.outputs)
+                recipe, seconds = crossed.recipe, seconds + crossed.seconds
+        except (KapsiError, RuntimeError, ValueError) as error:
+            if self.auto.heads and len(self.auto.heads) == 1:
+                raise
+            self.skipped[name] = f"failed: {str(error).splitlines()[0]}"
+            return None
+        outputs = torch.cat(parts)[known]
+        if not bool(outputs.isfinite().all()):
+            self.skipped[name] = "failed: outputs are not finite"
+            return None
+        return _Entry(name, recipe, outputs, seconds)
+
+    def _fitted(self, entries: Sequence[_Entry], weights: Sequence[float]) -> tuple[Model, list[float]]:
+        """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
+        models, seconds = [], []
+        for entry, weight in zip(entries, weights, strict=True):
+            start = time.perf_counter()
+            if weight:
+                self.on_head(entry.name)
+                with _quiet():
+                    models.append((entry.recipe.fit(self.data, self.seed), weight))
+            seconds.append(time.perf_counter() - start)
+        return mixture([model for model, _ in models], [weight for _, weight in models]), seconds
+
+    def _held_out(self, total: Tensor, plan: Sequence[Sequence[Fold]], compared: Tensor | None) -> Tensor:
+        """Return the outputs of the sum for each row, the mean over repetitions; NaN where no fold held the row out."""
+        rows = len(self.data.x) if compared is None else len(compared)
+        sums, counts, at = torch.zeros(rows, total.shape[1], dtype=total.dtype), torch.zeros(rows, 1), 0
+        for folds in plan:
+            held = torch.cat([test for _, test in folds]).sort().values
+            sums[held] += total[at : at + len(held)]
+            counts[held] += 1
+            at += len(held)
+        means = sums / counts
+        if compared is None:
+            return means
+        everything = torch.full((len(self.data.x), total.shape[1]), torch.nan, dtype=total.dtype)
+        everything[compared] = means
+        return everything
+
+
+def _stacked(rows: RecipeData, plan: Sequence[Sequence[Fold]]) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return targets and weights of the held-out rows of all repetitions, and the positions of these rows."""
+    known = []
+    for number, folds in enumerate(plan):
+        held = torch.cat([test for _, test in folds]).sort().values
+        known.append(number * len(rows.x) + held)
+    positions = torch.cat(known)
+    index = positions % len(rows.x)
+    return rows.y[index], None if rows.weight is None else rows.weight[index], positions
+
+
+def _bounded(outputs: Tensor, rows: RecipeData) -> Tensor:
+    """Return outputs within the bounds of the final model."""
+    if rows.classes:
+        return outputs
+    low, high = bounds_of(rows.y)
+    return outputs.clamp(low, high)
+
+
+def bounds_of(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bounds of predictions, `(n,)` each: the range of the targets and a tenth of it on both sides."""
+    low, high = y.amin(0), y.amax(0)
+    return low - 0.1 * (high - low), high + 0.1 * (high - low)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings of fits on a part of the rows: what matters is judged on held-out rows."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
