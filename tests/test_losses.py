@@ -15,7 +15,19 @@ import kapsi as kp
 from kapsi.training.metrics import default_metrics
 
 ROWS = 40
-LOSSES = ("mse", "huber", "cross_entropy", "hinge", "squared_hinge", "gaussian", "bernoulli")
+LOSSES = (
+    "mse",
+    "huber",
+    "cross_entropy",
+    "hinge",
+    "squared_hinge",
+    "gaussian",
+    "bernoulli",
+    "poisson",
+    "gamma",
+    "tweedie",
+    "quantile",
+)
 
 
 def make_loss(name) -> kp.Loss:
@@ -47,7 +59,8 @@ def targets(name, n):
         return classes(max(2, n))
     if name == "bernoulli":
         return (outputs(n, seed=2) > 0).double()
-    return outputs(kind.targets(n), seed=2)
+    values = outputs(kind.targets(n), seed=2)
+    return values.exp() if kind.log_link else values
 
 
 CASES = [
@@ -122,14 +135,17 @@ def test_targets_with_and_without_an_axis_and_no_rows(name, n):
 def test_curvature_is_a_derivative(name, n):
     kind, f, y = make_loss(name), outputs(n), targets(name, n)
     if not hasattr(kind, "curvature") or name in ("hinge", "squared_hinge"):
-        with pytest.raises(kp.SpecError, match="has no curvature; bernoulli, cross_entropy, gaussian, huber, mse have"):
+        with pytest.raises(
+            kp.SpecError,
+            match="has no curvature; bernoulli, cross_entropy, gamma, gaussian, huber, mse, poisson, quantile, tweedie have",
+        ):
             kind.curvature(f, y)
         return
     gradient, factor = kind.curvature(f, y)
     rows = torch.func.vmap(torch.func.grad(lambda a, b: kind.rows(a[None], b[None])[0]))(f, y)
     torch.testing.assert_close(gradient, rows, rtol=1e-10, atol=1e-12)
     curvature = factor.mT @ factor
-    if name in ("mse", "cross_entropy", "bernoulli"):
+    if name in ("mse", "cross_entropy", "bernoulli", "poisson", "gamma", "tweedie"):
         hessian = torch.func.vmap(torch.func.hessian(lambda a, b: kind.rows(a[None], b[None])[0]))(f, y)
         torch.testing.assert_close(curvature, hessian, rtol=1e-9, atol=1e-12)
     else:
@@ -154,6 +170,79 @@ def test_huber_curvature_gives_the_step_of_reweighted_squares():
     assert step == pytest.approx(float((weights * f[:, 0].numpy()).sum() / weights.sum()))
 
 
+@pytest.mark.parametrize(
+    ("loss", "theirs"),
+    [
+        (kp.Poisson(), metrics.mean_poisson_deviance),
+        (kp.Gamma(), metrics.mean_gamma_deviance),
+        (kp.Tweedie(power=1.3), lambda y, mean: metrics.mean_tweedie_deviance(y, mean, power=1.3)),
+        (kp.Quantile(level=0.9), lambda y, f: 2 * metrics.mean_pinball_loss(y, np.log(f), alpha=0.9)),
+    ],
+)
+def test_deviances_are_twice_the_loss_of_scikit_learn(loss, theirs):
+    f, y = outputs(1), outputs(1, seed=2).exp()
+    expected = theirs(y.numpy(), f.exp().numpy())
+    assert 2 * float(loss.rows(f, y).mean()) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [kp.Poisson(), kp.Tweedie()])
+def test_counts_of_zero_cost_a_finite_amount(loss):
+    f = outputs(2).requires_grad_()
+    value = loss.rows(f, torch.zeros(ROWS, 2, dtype=torch.float64)).sum()
+    value.backward()
+    assert math.isfinite(float(value.detach()))
+    assert bool(f.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        ("poisson", -1.0, "needs targets at least 0, got -1.0"),
+        ("tweedie", -1.0, "needs targets at least 0"),
+        ("gamma", 0.0, "needs targets above 0, got 0.0"),
+    ],
+)
+def test_targets_that_a_deviance_does_not_know_are_refused(loss, target, message):
+    model = kp.Model(kp.rpn([1, 1], bias=True), seed=0)
+    with pytest.raises(kp.DataError, match=message):
+        kp.fit(model, (torch.rand(4, 1), torch.tensor([[1.0], [2.0], [3.0], [target]])), loss=loss, epochs=1)
+    with pytest.raises(kp.SpecError, match="positive targets in their unit"):
+        kp.fit(model, (torch.rand(4, 1), torch.rand(4, 1) + 1), loss=loss, epochs=1, standardize=True)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.8])
+def test_a_constant_fitted_to_the_quantile_loss_is_the_quantile(level):
+    y = outputs(1, rows=501, seed=4)
+    model = kp.Model(kp.rpn([1, 1], bias=True), seed=0, dtype=torch.float64)
+    kp.fit(
+        model,
+        (torch.zeros(501, 1, dtype=torch.float64), y),
+        loss=kp.Quantile(level=level),
+        solver="ridge",
+        l2=1e-9,
+        epochs=300,
+    )
+    assert float(model(torch.zeros(1, 1, dtype=torch.float64))) == pytest.approx(float(y.quantile(level)), abs=0.02)
+
+
+def test_poisson_regression_is_that_of_scikit_learn():
+    from sklearn.linear_model import GammaRegressor, PoissonRegressor, TweedieRegressor
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(200, 3))
+    y = generator.gamma(2.0, np.exp(x @ [0.5, -0.3, 0.1]) / 2)
+    for loss, theirs in (
+        (kp.Poisson(), PoissonRegressor(alpha=0.1, tol=1e-10, max_iter=1000)),
+        (kp.Gamma(), GammaRegressor(alpha=0.1, tol=1e-10, max_iter=1000)),
+        (kp.Tweedie(power=1.5), TweedieRegressor(power=1.5, alpha=0.1, link="log", tol=1e-10, max_iter=1000)),
+    ):
+        model = kp.Model(kp.rpn([3, 1], bias=True), seed=0, dtype=torch.float64)
+        kp.fit(model, (x, y), loss=loss, solver=kp.Ridge(tolerance=0.0), l2=0.1, epochs=100)
+        theirs.fit(x, y)
+        np.testing.assert_allclose(model.layers[0].heads[0].psi.matrix.detach()[0], theirs.coef_, atol=1e-5)
+        np.testing.assert_allclose(kp.predict(model, x, loss)[:, 0].detach(), theirs.predict(x), rtol=1e-4)
+
+
 def test_decisions_and_probabilities():
     model = kp.Model(kp.rpn([2, 3], bias=True), seed=0, dtype=torch.float64)
     x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -168,7 +257,7 @@ def test_decisions_and_probabilities():
     torch.testing.assert_close(kp.predict_proba(one, x, "bernoulli"), torch.cat([1 - p, p], 1))
     assert torch.equal(kp.predict(one, x, "bernoulli"), (p[:, 0] > 0.5).long())
     assert kp.predict(model, x[:0]).shape == (0, 3)
-    for name in ("mse", "huber", "hinge", "squared_hinge", "gaussian"):
+    for name in ("mse", "huber", "hinge", "squared_hinge", "gaussian", "poisson", "gamma", "quantile"):
         with pytest.raises(kp.SpecError, match="has no probabilities; bernoulli, cross_entropy have"):
             kp.predict_proba(model, x, name)
     with pytest.raises(kp.SpecError, match="no loss is called 'mean_squared'"):

@@ -249,7 +249,7 @@ def automatic(spec: str | None, edits: Edits, given: dict[str, Any], options: di
     of_models += ["--checkpoint-steps"] * (options["checkpoint_steps"] is not None)
     of_recipe = {name: value for name, value in given.items() if value is not None}
     if not of_models:
-        return Auto(**of_recipe)
+        return Auto(**of_recipe) if of_recipe else None
     if of_recipe:
         name = {"heads": "head"}.get(first := next(iter(of_recipe)), first)
         raise SpecError(f"--{name}: is an option of the automatic model, which {of_models[0]} replaces; leave one out")

@@ -51,6 +51,8 @@ class Loss(Function, role="loss"):
     """`auto` uses damped Gauss–Newton steps for small problems."""
     squares: ClassVar[bool] = False
     """A `TargetwiseLoss` that is the weighted mean of the squared errors of all targets."""
+    log_link: ClassVar[bool] = False
+    """Outputs are logarithms of means; targets are at least 0, in any unit."""
     shift_invariant: ClassVar[bool] = False
     """Adding a constant to all outputs of a row changes nothing."""
     unbounded: ClassVar[bool] = False
