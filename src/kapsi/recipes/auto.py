@@ -67,8 +67,12 @@ class Auto(Recipe, name="auto"):
 
     Example:
         >>> import torch, kapsi as kp
-        >>> Auto(heads=("linear",)).heads
-        (LinearHead(...),)
+        >>> from kapsi.recipes import RecipeData
+        >>> x = torch.rand(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> data = RecipeData(x, x @ x.new_tensor([[1.0], [2.0], [0.0]]), kp.MSE(), 0, torch.ones(3, dtype=torch.bool))
+        >>> result = Auto(heads=("linear",)).build(data)
+        >>> result.leaderboard[0].score > 0.99, len(result.model.layers)
+        (True, 1)
     """
 
     prefer: Literal["accuracy", "explainable", "small", "fast"] = "accuracy"
@@ -83,7 +87,7 @@ class Auto(Recipe, name="auto"):
             raise SpecError("Auto(heads=…): a head is given twice; leave one out")
 
     def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
-        return _Search(self, data, seed, on_head or (lambda name: None)).result()
+        return _AutoSearch(self, data, seed, on_head or (lambda name: None)).result()
 
     def candidates(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
@@ -110,7 +114,7 @@ def _names() -> list[str]:
     return [kind.name for kind in _kinds()]
 
 
-class _Entry(NamedTuple):
+class _Compared(NamedTuple):
     """A head in the comparison.
 
     Attributes:
@@ -127,7 +131,7 @@ class _Entry(NamedTuple):
 
 
 @dataclass
-class _Search:
+class _AutoSearch:
     """One run of the recipe `auto`."""
 
     auto: Auto
@@ -144,7 +148,7 @@ class _Search:
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
         y, weight, known = _stacked(rows, plan)
-        entries: list[_Entry] = []
+        entries: list[_Compared] = []
         for name, head in heads.items():
             spent = time.perf_counter() - start
             if spent > self.budget and len(entries) > 1:
@@ -236,7 +240,7 @@ class _Search:
 
     def _entry(
         self, name: str, head: HeadRecipe, rows: RecipeData, plan: Sequence[Sequence[Fold]], known: Tensor
-    ) -> _Entry | None:
+    ) -> _Compared | None:
         """Return a head with its outputs for held-out rows; None, with a note, if it fails."""
         parts, recipe, seconds = [], head, 0.0
         try:
@@ -254,9 +258,9 @@ class _Search:
         if not bool(outputs.isfinite().all()):
             self.skipped[name] = "failed: outputs are not finite"
             return None
-        return _Entry(name, recipe, outputs, seconds)
+        return _Compared(name, recipe, outputs, seconds)
 
-    def _fitted(self, entries: Sequence[_Entry], weights: Sequence[float]) -> tuple[Model, list[float]]:
+    def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
         models, seconds = [], []
         for entry, weight in zip(entries, weights, strict=True):

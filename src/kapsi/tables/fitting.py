@@ -95,7 +95,9 @@ def fit_rows(
     return FittedPart(table_model(problem, train, model, config.table.reading, config.table.weight), epochs, choices)
 
 
-def fit_by_recipe(problem: TableProblem, train: TrainingRows, config: RunConfig, fits: Fits | None = None) -> FittedPart:
+def fit_by_recipe(
+    problem: TableProblem, train: TrainingRows, config: RunConfig, fits: Fits | None = None
+) -> FittedPart:
     """Fit a model to training rows by the recipe of a configuration."""
     if fits is not None and fits.group is not None and fits.group.size > 1:
         raise SpecError("a recipe runs in one process; leave devices and nodes out, or give a model specification")

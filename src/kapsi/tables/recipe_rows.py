@@ -78,7 +78,7 @@ def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfi
     )
 
 
-def row_weights(
+def _row_weights(
     weight: torch.Tensor | None, y: torch.Tensor, training: TrainConfig, classes: int
 ) -> torch.Tensor | None:
     """Return the weights of rows times those of their classes, with mean 1; None for equal weights."""
