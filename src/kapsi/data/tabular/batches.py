@@ -121,7 +121,8 @@ def _parquet(
 
 
 def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:
-    return [name for i, name in enumerate(names) if i not in set(wanted)]
+    skip = set(wanted)
+    return [name for i, name in enumerate(names) if i not in skip]
 
 
 def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str], decimal: str | None) -> Iterator[TableBatch]:
