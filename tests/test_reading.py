@@ -300,23 +300,6 @@ def test_unseen_and_empty_categories_are_neutral_and_counted(tmp_path):
     assert counts == {"a": (1, 1, "diverse")}
 
 
-def test_wide_tables_are_read_as_narrow_ones(tmp_path, monkeypatch):
-    from kapsi.data.tabular import delimited
-
-    rng = np.random.default_rng(0)
-    rows = [[f"{value:.3f}" for value in row] for row in rng.normal(size=(6, 30))]
-    rows[2][3], rows[4][5], rows[1][7] = "", "NA", "007"
-    for row in rows:
-        row[9], row[11] = "x", str(len(row[0]))
-    content = ",".join(f"g{i}" for i in range(30)) + "\n" + "\n".join(map(",".join, rows)) + "\n"
-    narrow = read(tmp_path, content)
-    monkeypatch.setattr(delimited, "WIDE", 10)
-    wide = read(tmp_path, content)
-    for name, one in narrow.columns.items():
-        assert one.kind == column(wide, name).kind
-        assert [str(v) for v in one.values] == [str(v) for v in column(wide, name).values]
-
-
 def test_options_are_checked(tmp_path):
     for options, wanted in (
         ({"separator": "ab"}, "one character"),

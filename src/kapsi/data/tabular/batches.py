@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kapsi.data.tabular.decide import Decider
-from kapsi.data.tabular.delimited import WIDE, RepairedRows, TextFile
+from kapsi.data.tabular.delimited import WIDE, TextFile
 from kapsi.data.tabular.read import by_name, read_table
 from kapsi.data.tabular.reading import Reading
+from kapsi.data.tabular.repair import RepairedRows
 from kapsi.data.tabular.source import PARQUET_SUFFIXES, TEXT_SUFFIXES, check_regular, reading_file, table_suffix
 from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
 from kapsi.errors import nearest

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.dates import read_dates
-from kapsi.data.tabular.numerals import Numbers, read_numbers
+from kapsi.data.tabular.numerals import Numbers, Numerals, read_numbers
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, parse_numbers, short, to_floats
 
@@ -49,6 +49,24 @@ class Decider:
     def fitted(self) -> bool:
         """Whether kinds are those of a fit, whose options cannot be given any more."""
         return bool(set(self.kinds) - {name for name, _ in self.reading.kinds()})
+
+    @property
+    def settled(self) -> str | None:
+        """The decimal mark of all numbers: given, implied by the thousands separator, or of the file."""
+        return self.reading.decimal or {".": ",", ",": "."}.get(self.reading.thousands or "", self.decimal)
+
+    @property
+    def numbers(self) -> str:
+        """The reason of a column of real numbers."""
+        return str(Numerals(",")) if self.settled == "," and not self.typed else "numbers"
+
+    @property
+    def sentinels(self) -> Floats:
+        """The numbers that the user declared missing."""
+        import pyarrow as pa
+
+        numbers = parse_numbers(pa.array(self.reading.missing, pa.large_string()))
+        return numbers[~np.isnan(numbers)]
 
     def column(self, name: str, column: Any) -> Column:
         """Return an Arrow column as a typed column."""
@@ -91,7 +109,7 @@ class Decider:
             fits = kind != pa.uint64() or pc.max(column).as_py() < 2**63
             return Column("integer" if fits else "real", to_floats(column), reason="whole numbers")
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return Column("real", to_floats(column), reason="numbers")
+            return Column("real", to_floats(column), reason=self.numbers)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
             return Column("date", _seconds(column), reason="dates")
         if pa.types.is_time(kind):
@@ -106,12 +124,7 @@ class Decider:
         """Return a column of numbers with missing values at the numbers that the user declared missing."""
         if not self.reading.missing or column.kind not in ("integer", "real"):
             return column
-        import pyarrow as pa
-
-        numbers = parse_numbers(pa.array(self.reading.missing, pa.large_string()))
-        return column.with_values(
-            np.where(np.isin(column.numbers, numbers[~np.isnan(numbers)]), np.nan, column.numbers)
-        )
+        return column.with_values(np.where(np.isin(column.numbers, self.sentinels), np.nan, column.numbers))
 
     # -------------------------------------------------------------------------------------------- strings
 
@@ -208,9 +221,8 @@ class Decider:
             return _codes(words)
         whole = _are_integers(words.known, found.way.thousands)
         kind: Kind = "integer" if whole else "real"
-        column = Column(
-            kind, words.spread(found.values), reason=found.reason or ("whole numbers" if whole else "numbers")
-        )
+        reason = found.reason if not words.all_match(INTEGER) else ""
+        column = Column(kind, words.spread(found.values), reason=reason or ("whole numbers" if whole else "numbers"))
         return self._without_sentinels(column)
 
     def _dates(self, words: Words) -> Column | None:

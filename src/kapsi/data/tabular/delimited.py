@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from kapsi.data.tabular.decide import INTEGER, MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider
-from kapsi.data.tabular.dialect import Dialect, find_dialect, ragged
-from kapsi.data.tabular.numerals import decimal_mark
+from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider
+from kapsi.data.tabular.dialect import Dialect, find_dialect
+from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.reading import Reading
+from kapsi.data.tabular.repair import RepairedRows
 from kapsi.data.tabular.source import (
     MAGIC,
     TEXT_SUFFIXES,
@@ -26,11 +24,12 @@ from kapsi.data.tabular.source import (
     sample_of,
     western,
 )
-from kapsi.data.tabular.types import BLANKS, NUMBER, Column, reject, short, table_error
+from kapsi.data.tabular.types import BLANKS, Column, reject, short, table_error
+from kapsi.data.tabular.wide import WideNumbers, row_blocks
 
 MAX_CATEGORIES = 50
 WIDE = 500
-"""Number of columns from which all values are converted at once: Arrow takes 0.1 ms per column."""
+"""Number of columns from which the numbers of all columns are converted at once."""
 
 
 class TextTable(NamedTuple):
@@ -134,50 +133,71 @@ class TextFile:
     def _columns(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
         import pyarrow as pa
 
-        if len(names) >= WIDE and self.dialect.plain and not self.reading.thousands:
-            with self.stream() as stream:
-                data = stream.read()
-            if not stream.quotes:
-                columns = read_wide(data, self.dialect, names, decider, self.where)
-                return columns, stream.digest.hexdigest(), decider
-        strings = {i for i, name in enumerate(names) if decider.kinds.get(name) in ("categorical", "text")}
+        if len(names) < WIDE:
+            return self._by_arrow(names, decider, range(len(names)))
+        numbers = WideNumbers(decider, len(names))
+        with self.stream() as stream:
+            for values in row_blocks(stream, self.dialect):
+                numbers.add(values)
+        if not numbers.rows:
+            reject(self.where, "the file has a header but no rows; add at least one row")
+        decider = numbers.decided()
+        columns = numbers.columns(names, decider)
+        rest = [i for i in range(len(names)) if i not in columns]
+        if rest:
+            words = {i for i in rest if decider.grouped and numbers.marked[i]}
+            found, _, _ = self._by_arrow([names[i] for i in rest], decider, rest, words)
+            columns |= dict(zip(rest, found, strict=True))
+        return [columns[i] for i in range(len(names))], stream.digest.hexdigest(), decider
+
+    def _by_arrow(
+        self, names: list[str], decider: Decider, which: Sequence[int], words: Collection[int] | None = None
+    ) -> tuple[list[Column], str, Decider]:
+        """Return some columns as Arrow infers them; with `words`, the columns to read as strings, the decimal mark is final."""
+        import pyarrow as pa
+
+        strings = {
+            i for i, name in zip(which, names, strict=True) if decider.kinds.get(name) in ("categorical", "text")
+        }
+        strings |= set(words or ())
         # Arrow takes points for decimal points.
         comma = decider.decimal == "," and (self.dialect.decimal is None or self.dialect.separator == ",")
         if self.reading.decimal == "," or self.reading.thousands or comma:
-            strings = set(range(len(names)))
+            strings = set(which)
         try:
-            table, stream = self._arrow(strings, self.dialect)
+            table, stream = self._arrow(which, strings, self.dialect)
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
             # Trailing separators, comments between the rows, blank lines; the csv module also names the line of an error.
-            table, stream = self._arrow(strings, self.dialect, plain=False)
+            table, stream = self._arrow(which, strings, self.dialect, plain=False)
+        if any(map(_is_binary, table.columns)):
+            raise pa.ArrowInvalid("invalid UTF8")
         self._check_quotes(table, stream)
-        if decider.decimal is None:
-            table, decider = self._with_mark(table, decider)
+        if decider.decimal is None and words is None:
+            table, decider = self._with_mark(table, decider, which)
         columns = list(table.columns)
         if stream.zeros or stream.plus or any(map(_has_huge, columns)):
-            columns = self._with_codes(columns)
+            columns = self._with_codes(columns, which)
         typed = [decider.column(name, column) for name, column in zip(names, columns, strict=True)]
         return typed, stream.digest.hexdigest(), decider
 
-    def _with_mark(self, table: Any, decider: Decider) -> tuple[Any, Decider]:
+    def _with_mark(self, table: Any, decider: Decider, which: Sequence[int]) -> tuple[Any, Decider]:
         """Return the table with the decimal mark by all rows, if the first ones do not show it; numbers in doubt as strings."""
         import pyarrow as pa
 
         real = any(pa.types.is_floating(column.type) for column in table.columns)
         if real and decider.grouped:
-            table, _ = self._arrow(range(table.num_columns), self.dialect, plain=self.dialect.plain)
-        words = [
-            word
-            for column in table.columns
-            for chunk in column.chunks
-            if pa.types.is_dictionary(chunk.type)
-            for word in chunk.dictionary.to_pylist()
-        ]
-        mark = decimal_mark([*words, "0.5"] if real and not decider.grouped else words)
-        return table, replace(decider, decimal=mark)
+            table, _ = self._arrow(which, which, self.dialect, plain=self.dialect.plain)
+        marks = {"."} if real and not decider.grouped else set()
+        for column in table.columns:
+            if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
+                for chunk in column.chunks:
+                    marks |= decimal_marks(chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk)
+        return table, replace(decider, decimal=marks.pop() if len(marks) == 1 else None)
 
-    def _arrow(self, strings: Iterable[int], dialect: Dialect, *, plain: bool = True) -> tuple[Any, TextStream]:
-        """Return the rows as an Arrow table with inferred types, and the stream at its end."""
+    def _arrow(
+        self, which: Sequence[int], strings: Collection[int], dialect: Dialect, *, plain: bool = True
+    ) -> tuple[Any, TextStream]:
+        """Return columns of the rows as an Arrow table with inferred types, and the stream at its end."""
         import pyarrow as pa
         import pyarrow.csv as pa_csv
 
@@ -190,6 +210,7 @@ class TextFile:
         options = {
             "parse_options": pa_csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True),
             "convert_options": pa_csv.ConvertOptions(
+                include_columns=[str(i) for i in which],
                 column_types={str(i): pa.dictionary(pa.int32(), pa.string()) for i in strings},
                 null_values=words,
                 true_values=["true", "True", "TRUE"],
@@ -199,7 +220,7 @@ class TextFile:
                 auto_dict_max_cardinality=MAX_CATEGORIES,
             ),
         }
-        size = 2**20
+        size = 2**20 if dialect.width < WIDE else 2**25
         while True:
             read = pa_csv.ReadOptions(column_names=keys, block_size=size)
             with self.stream() as stream:
@@ -219,7 +240,7 @@ class TextFile:
         if "\n" in last and stream.quotes % 2 and not stream.tail.rstrip().endswith(b'"'):
             reject(self.where, f"a quote is opened and never closed, before {short(last.splitlines()[0])}; close it")
 
-    def _with_codes(self, columns: list[Any]) -> list[Any]:
+    def _with_codes(self, columns: list[Any], which: Sequence[int]) -> list[Any]:
         """Return the columns, those of whole numbers with leading zeros or plus signs as strings."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -231,9 +252,9 @@ class TextFile:
 
         integers = [i for i, column in enumerate(columns) if whole(column)]
         if integers:
-            table, _ = self._arrow(integers, self.dialect, plain=self.dialect.plain)
-            for i in integers:
-                strings = table.columns[i]
+            again = [which[i] for i in integers]
+            table, _ = self._arrow(again, again, self.dialect, plain=self.dialect.plain)
+            for i, strings in zip(integers, table.columns, strict=True):
                 words = pa.chunked_array([chunk.dictionary for chunk in strings.chunks])
                 if pc.any(
                     pc.match_substring_regex(
@@ -242,6 +263,13 @@ class TextFile:
                 ).as_py():
                     columns[i] = strings
         return columns
+
+
+def _is_binary(column: Any) -> bool:
+    """Return whether Arrow found no text in a column."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(column.type.value_type if pa.types.is_dictionary(column.type) else column.type))
 
 
 def _has_huge(column: Any) -> bool:
@@ -260,112 +288,3 @@ def _empty(error: Exception, where: str) -> Exception:
     if "Empty CSV file" in str(error):
         return table_error(where, "the file has a header but no rows; add at least one row")
     return error
-
-
-class RepairedRows(io.RawIOBase):
-    """The rows of a text stream with a plain layout, as a stream."""
-
-    def __init__(self, stream: TextStream, dialect: Dialect) -> None:
-        self.rows, self.dialect, self.buffer = self._repaired(stream, dialect), dialect, b""
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, empty at the end."""
-        while size < 0 or len(self.buffer) < size:
-            part = io.StringIO(newline="")
-            writer = csv.writer(part, delimiter=self.dialect.separator, lineterminator="\n")
-            rows = [row for row, _ in zip(self.rows, range(1000), strict=False)]
-            if not rows:
-                break
-            writer.writerows(rows)
-            self.buffer += part.getvalue().encode()
-        data, self.buffer = (self.buffer, b"") if size < 0 else (self.buffer[:size], self.buffer[size:])
-        return data
-
-    @staticmethod
-    def _repaired(stream: TextStream, dialect: Dialect) -> Iterator[list[str]]:
-        """Yield the rows without empty values beyond the header."""
-        end = dialect.line
-
-        def counted() -> Iterator[str]:
-            nonlocal end
-            for text in io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8", newline=""):
-                end += 1
-                yield text
-
-        try:
-            for row in dialect.records(counted()):
-                if len(row) > dialect.width and not any(value.strip() for value in row[dialect.width :]):
-                    row = row[: dialect.width]
-                if len(row) != dialect.width:
-                    reject(stream.where, ragged(row, end - sum(value.count("\n") for value in row), dialect))
-                yield row
-        except csv.Error as error:
-            raise table_error(stream.where, f"line {end}: not readable as CSV ({error})") from None
-
-
-def read_wide(data: bytes, dialect: Dialect, names: list[str], decider: Decider, where: str) -> list[Column]:
-    """Return the columns of rows without quotes; columns of numbers are converted all at once."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    lines = [line for line in data.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n") if line.strip()]
-    del data
-    if not lines:
-        reject(where, "the file has a header but no rows; add at least one row")
-    width, rows = dialect.width, len(lines)
-    for number, line in enumerate(lines, dialect.line + 1):
-        count = line.count(dialect.separator) + 1
-        if count > width and not line.replace(dialect.separator, "")[width:].strip():
-            lines[number - dialect.line - 1] = dialect.separator.join(line.split(dialect.separator)[:width])
-        elif count != width:
-            reject(where, ragged(line.split(dialect.separator), number, dialect))
-    # One after another in the order of the columns.
-    flat = pc.split_pattern(
-        pa.array(["\n".join(lines).replace("\n", dialect.separator)], pa.large_string()), dialect.separator
-    )
-    values = pc.utf8_trim(flat.flatten(), characters=BLANKS)
-    del lines
-    text = values
-    if dialect.decimal == ",":
-        text = pc.replace_substring(pc.replace_substring(text, ".", "!"), ",", ".")
-    words = pa.array((*MISSING_WORDS, *WEAK_WORDS), values.type)
-    missing = pc.or_(
-        pc.is_in(pc.utf8_lower(values), value_set=words),
-        pc.is_in(values, value_set=pa.array(decider.reading.missing, values.type)),
-    )
-    number = pc.and_(pc.match_substring_regex(text, NUMBER), pc.invert(pc.match_substring_regex(text, ZERO_FIRST)))
-    is_number, is_missing = (_matrix(mask, rows) for mask in (number, missing))
-    numeric = (is_number | is_missing).all(0) & is_number.any(0)
-    whole = _matrix(pc.match_substring_regex(text, INTEGER), rows)
-    floats = pc.cast(
-        pc.if_else(
-            pc.and_(number, pc.invert(missing)),
-            pc.replace_substring_regex(text, r"^\+", ""),
-            pa.scalar(None, text.type),
-        ),
-        pa.float64(),
-    )
-    matrix = np.ascontiguousarray(_matrix(pc.fill_null(floats, np.nan), rows).T)
-    integer = (whole | is_missing).all(0) & (np.nan_to_num(np.abs(matrix)).max(1) < 2.0**63)
-    columns: list[Column] = []
-    positions = np.arange(rows) * width
-    for i, name in enumerate(names):
-        if numeric[i] and name not in decider.kinds and not decider.reading.missing:
-            columns.append(Column("integer" if integer[i] else "real", matrix[i], reason="numbers"))
-        else:
-            column = (
-                Column("real", matrix[i])
-                if numeric[i] and decider.kinds.get(name) == "numeric"
-                else decider.column(name, values.take(pa.array(positions + i)))
-            )
-            columns.append(column)
-    return columns
-
-
-def _matrix(flat: Any, rows: int) -> Any:
-    """Return Arrow values row by row as a NumPy matrix."""
-    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(rows, -1)

@@ -102,9 +102,22 @@ def decimal_mark(words: Iterable[str]) -> str | None:
         >>> decimal_mark(["2.784", "0,13"]), decimal_mark(["2.784", "1,234"]), decimal_mark(["2,5", "2.5"])
         (',', None, None)
     """
-    texts = [word.strip() for word in words]
-    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, texts))]
+    marked = [word.strip() for word in words if "," in word or "." in word]
+    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, marked))]
     return found[0] if len(found) == 1 else None
+
+
+def decimal_marks(strings: Any) -> set[str]:
+    """Return the decimal marks of the numbers among Arrow strings that have one reading only."""
+    import pyarrow.compute as pc
+
+    marked = strings.filter(pc.match_substring_regex(strings, r"^[^\pL]*[.,]"))
+    trimmed = pc.utf8_trim_whitespace(marked)
+    return {
+        mark
+        for mark, pattern in EVIDENCE.items()
+        if len(trimmed) and pc.any(pc.match_substring_regex(trimmed, f"^(?:{pattern.pattern})$")).as_py()
+    }
 
 
 def read_numbers(strings: Any, reading: Reading, decimal: str | None = None, grouped: bool = False) -> Numbers:
