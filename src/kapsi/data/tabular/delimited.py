@@ -131,7 +131,6 @@ class TextFile:
         return self._columns(names, decider)
 
     def _columns(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
-        import pyarrow as pa
 
         if len(names) < WIDE:
             return self._by_arrow(names, decider, range(len(names)))
