@@ -18,7 +18,7 @@ from kapsi.data.tabular.dialect import Dialect, ragged
 from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.repair import repaired
 from kapsi.data.tabular.source import CHUNK, TextStream
-from kapsi.data.tabular.types import BLANKS, Column, Floats, reject, short
+from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, reject, short
 
 CELLS = 2**20
 """Values that are converted at once."""
@@ -176,8 +176,8 @@ class WideNumbers:
         found = {}
         for i, real in zip(np.flatnonzero(plain).tolist(), self.real[plain].tolist(), strict=True):
             if decider.kinds.get(names[i], "numeric") == "numeric":
-                kind, reason = ("real", decider.numbers) if real else ("integer", "whole numbers")
-                found[i] = Column(kind, matrix[i], reason=reason)
+                kind: Kind = "real" if real else "integer"
+                found[i] = Column(kind, matrix[i], reason=decider.numbers if real else "whole numbers")
         return found
 
 
