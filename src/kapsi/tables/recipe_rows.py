@@ -48,7 +48,17 @@ def fit_recipe(
         training: loss, class weights and seed.
         on_head: see `Recipe.build`.
     """
-    result = recipe.build(recipe_data(problem, train, training), training.seed, on_head)
+    data = recipe_data(problem, train, training)
+    note = ""
+    if training.loss in ("auto", MSE()) and problem.classes is None and problem.y.ndim == 1:
+        y = problem.y[train.rows].astype(np.float64)
+        choice = choose_target(data, y, train.weight, str(problem.target))
+        train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
+        data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
+    elif data.loss.log_link:
+        ...
+    result = recipe.build(data, training.seed, on_head)
+    result = result._replace(notes=(*filter(None, [note]), *result.notes))
     return FittedRecipe(table_model(problem, train, result.model), result)
 
 

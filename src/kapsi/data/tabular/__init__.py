@@ -8,5 +8,6 @@ from kapsi.data.tabular.read import *
 from kapsi.data.tabular.reading import *
 from kapsi.data.tabular.split import *
 from kapsi.data.tabular.target import *
+from kapsi.data.tabular.target_scale import *
 from kapsi.data.tabular.types import *
 from kapsi.data.tabular.write import *

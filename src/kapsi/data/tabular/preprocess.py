@@ -1,4 +1,4 @@
-"""Encode the feature columns of a table; standardize regression targets."""
+"""Encode the feature columns of a table."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from kapsi.data.tabular.types import (
 )
 from kapsi.errors import nearest
 
-__all__ = ["Preprocessing", "TargetScale", "unseen_notes"]
+__all__ = ["Preprocessing", "unseen_notes"]
 
-MAX_FLOAT64 = float(np.finfo(np.float64).max)
 Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn
 ENCODERS: dict[str, type[Encoder]] = {
     "number": NumberColumn,
@@ -275,60 +274,3 @@ def unseen_notes(counts: Mapping[str, Unseen]) -> list[str]:
             parts.append(f"{count.empty:,} {'are' if count.empty > 1 else 'is'} empty")
         notes.append(f"column {short(name)}: {' and '.join(parts)}; they have no effect")
     return notes
-
-
-@dataclass(frozen=True)
-class TargetScale:
-    """Standardization of a regression target.
-
-    Args:
-        center: mean of the fitted values; one for each of several targets.
-        scale: population standard deviation of the fitted values, 1 if they are constant.
-
-    Example:
-        >>> import numpy as np
-        >>> TargetScale.fit(np.array([1.0, 3.0])).apply(np.array([5.0])).tolist()
-        [3.0]
-    """
-
-    center: float | tuple[float, ...]
-    scale: float | tuple[float, ...]
-
-    @classmethod
-    def fit(cls, y: Floats, weight: Floats | None = None) -> TargetScale:
-        """Fit mean and population standard deviation of y, (rows,) or (rows, targets), finite; of weighted rows, (rows,)."""
-        if y.ndim == 2:
-            centers, scales = centers_and_scales(np.ascontiguousarray(y.T), weight)
-            return cls(tuple(centers.tolist()), tuple(scales.tolist()))
-        return cls(*center_and_scale(np.asarray(y, dtype=np.float64), weight))
-
-    def apply(self, y: npt.ArrayLike) -> Floats:
-        """Return y standardized, float64 of the same shape; NaN stays."""
-        scaled = standardized(np.asarray(y, dtype=np.float64), np.asarray(self.center), np.asarray(self.scale))
-        return np.clip(scaled, -MAX_FLOAT64, MAX_FLOAT64)
-
-    def invert(self, y: npt.ArrayLike) -> Floats:
-        """Return standardized y in the unit of the target, float64 of the same shape; NaN stays, no value overflows."""
-        with np.errstate(over="ignore"):
-            values = np.asarray(y, dtype=np.float64) * np.asarray(self.scale) + np.asarray(self.center)
-        return np.clip(values, -MAX_FLOAT64, MAX_FLOAT64)
-
-    def to_dict(self) -> dict[str, float | list[float]]:
-        """Return plain JSON types for `from_dict`."""
-        data = {"center": self.center, "scale": self.scale}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-
-    @classmethod
-    def from_dict(cls, data: object) -> TargetScale:
-        """Read the plain data of `to_dict`.
-
-        Raises:
-            TableError: the data is damaged.
-        """
-        if isinstance(data, Mapping) and isinstance(data.get("center"), list):
-            several = fields(data, "target scale", {"center": list, "scale": list})
-            count = len(several["center"])
-            centers, scales = (numbers(several[name], count, "target scale") for name in ("center", "scale"))
-            return cls(centers, tuple(positive(scale, "target scale") for scale in scales))
-        values = fields(data, "target scale", {"center": float, "scale": float})
-        return cls(values["center"], positive(values["scale"], "target scale"))

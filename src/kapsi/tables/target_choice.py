@@ -1,0 +1,130 @@
+"""Choice of the transformation of a target and of the loss, on held-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kapsi.data.tabular import TargetScale, Transform
+from kapsi.data.tabular.types import Floats
+from kapsi.function import catalogue
+from kapsi.recipes.base import HeadRecipe, RecipeData
+from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
+
+__all__ = ["TargetChoice", "choose_target"]
+
+SKEWED = 1.0
+"""Skewness from which transformations are tried."""
+
+QUICK = 1
+"""Largest complexity of the heads that the comparison uses, all in closed form."""
+
+MOST_ROWS = 5_000
+"""Most rows of the comparison."""
+
+FACTORS = 0.5, 2.0
+"""Bounds of the correction of the mean after a logarithm."""
+
+
+class TargetChoice(NamedTuple):
+    """A transformation with its loss.
+
+    Attributes:
+        scale: transformation and standardization.
+        loss: the loss of the fit.
+        note: a note for the user, empty without a transformation.
+    """
+
+    scale: TargetScale
+    loss: Loss
+    note: str
+
+
+def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str) -> TargetChoice:
+    """Return the transformation of a target, and the loss, whose models have the least squared error on held-out rows.
+
+    Counts may take the Poisson loss, skewed positive targets a logarithm or the gamma loss, skewed targets with zeros the Tweedie
+    loss, others the transformation of Yeo and Johnson. Errors are those of predictions in the unit of the target; a change has
+    to be better than the plain target by more than one standard error, but for counts.
+
+    Args:
+        data: the rows, with a plain standardized target and the loss `mse`.
+        y: the targets in their unit, `(rows,)`.
+        weight: weights of the rows.
+        name: name of the target, for the note.
+    """
+    plain = TargetChoice(TargetScale.fit(y, weight), MSE(), "")
+    options = _options(y)
+    if not options:
+        return plain
+    rows = torch.arange(len(y)) if len(y) <= MOST_ROWS else data.folds(-(-len(y) // MOST_ROWS))[0][1]
+    part, target = data.take(rows), y[rows.numpy()]
+    folds = part.folds(5)
+    errors, factors = {}, {}
+    for transform, loss in (("none", MSE()), *options):
+        scale = TargetScale.fit(target, None if weight is None else weight[rows.numpy()], transform)
+        values = torch.from_numpy(scale.apply(target)).reshape(-1, 1)
+        errors[transform, loss], factors[transform, loss] = _errors(replace(part, y=values, loss=loss), folds, scale, target)
+    base = errors.pop(("none", MSE()))
+    best = min(errors, key=lambda key: float(errors[key].mean()))
+    gain = base - errors[best]
+    error = float(gain.std(correction=0)) / len(gain) ** 0.5
+    transform, loss = best
+    if float(gain.mean()) <= (0.0 if isinstance(loss, Poisson) else error):
+        return plain
+    scale = replace(TargetScale.fit(y, weight, transform))
+    if transform == "log":
+        scale = replace(scale, factor=factors[best])
+    how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
+    note = f"the target {name!r} is fitted with {how}: {_percent(base, errors[best])} less squared error on held-out rows"
+    return TargetChoice(scale, loss, note)
+
+
+def _options(y: Floats) -> list[tuple[Transform, Loss]]:
+    """Return transformations and losses to try beside the plain target."""
+    whole, least = bool((y == np.floor(y)).all()), float(y.min())
+    center, spread = float(y.mean()), float(y.std()) or 1.0
+    skewness = float((((y - center) / spread) ** 3).mean())
+    options: list[tuple[Transform, Loss]] = []
+    if whole and least >= 0 and y.max() > 1:
+        options.append(("log_link", Poisson()))
+    if skewness > SKEWED and least > 0:
+        options += [("log", MSE()), ("log_link", Gamma())]
+    elif skewness > SKEWED and least == 0 and not whole:
+        options.append(("log_link", Tweedie()))
+    if abs(skewness) > SKEWED and least <= 0:
+        options.append(("yeo_johnson", MSE()))
+    return options
+
+
+def _errors(data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats) -> tuple[Tensor, float]:
+    """Return the squared errors of the best quick head on held-out rows, and the correction of the mean."""
+    best, factor = None, 1.0
+    for kind in catalogue("recipe"):
+        if not issubclass(kind, HeadRecipe):
+            continue
+        for head in kind.offered():
+            if not head.closed_form or not 0 <= head.complexity <= QUICK or head.reason_against(data) is not None:
+                continue
+            outputs = head.cross_fit(data, folds).outputs
+            known = ~outputs.isnan().any(1)
+            low, high = data.y.amin(), data.y.amax()
+            if data.loss.log_link:  # outputs are logarithms of means
+                low, high = data.y.mean().log() - 10, high.log() + 1
+            predicted = scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
+            wanted = y[known.numpy()]
+            ratio = 1.0
+            if scale.transform == "log":
+                ratio = float(np.clip(wanted.sum() / predicted.sum(), *FACTORS))
+            errors = torch.from_numpy((ratio * predicted - wanted) ** 2)
+            if best is None or float(errors.mean()) < float(best.mean()):
+                best, factor = errors, ratio
+    return cast(Tensor, best), factor
+
+
+def _percent(before: Tensor, after: Tensor) -> str:
+    return f"{100 * (1 - float(after.mean()) / float(before.mean())):.0f} %"
