@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.recipes import RecipeData
+from kapsi.recipes import ConstantHead, RecipeData
 from kapsi.recipes.selection import select_heads
 
 
@@ -91,3 +91,19 @@ def test_another_repetition_is_another_partition_and_the_same_one_is_the_same() 
 def test_one_row_has_no_folds() -> None:
     with pytest.raises(kp.TableError, match="too few"):
         data_of(1).folds(5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (kp.MSE(), lambda y: y.mean()),
+        (kp.Poisson(), lambda y: y.mean().log()),
+        (kp.Gamma(), lambda y: y.mean().log()),
+        (kp.Quantile(level=0.8), lambda y: y.quantile(0.8)),
+    ],
+)
+def test_the_constant_is_that_of_the_loss(loss, expected) -> None:
+    y = Y.exp()
+    data = RecipeData(torch.zeros(500, 2, dtype=torch.float64), y, loss, 0, torch.ones(2, dtype=torch.bool))
+    found = float(ConstantHead().fit(data)(data.x[:1]).detach())
+    assert found == pytest.approx(float(expected(y)), abs=0.02)

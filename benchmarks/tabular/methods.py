@@ -234,14 +234,14 @@ class RecipeModel:
         from kapsi.recipes import Recipe
         from kapsi.tables.preparation import TrainingRows
         from kapsi.tables.recipe_rows import fit_recipe
-        from kapsi.training.losses import MSE, CrossEntropy
+        from kapsi.training.config import TrainConfig
 
         target = [f"class {code:04d}" for code in y] if classes else y
         table = table_of({**{name: x[name] for name in x}, "the target": np.asarray(target)}, "train")
         problem = make_problem(table, "the target", task="classification" if classes else "regression")
         train = TrainingRows.of(problem, np.arange(len(y)), seed)
-        loss = CrossEntropy() if classes else MSE()
-        self.model, self.result = fit_recipe(problem, train, coerce(Recipe, recipe, "recipe"), loss, seed)
+        chosen = coerce(Recipe, recipe, "recipe")
+        self.model, self.result = fit_recipe(problem, train, chosen, TrainConfig(seed=seed))
 
     def outputs(self, x: pd.DataFrame) -> Array:
         """Return probabilities or values."""

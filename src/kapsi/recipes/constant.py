@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from kapsi.modules import Model
 from kapsi.recipes.base import HeadRecipe, RecipeData
@@ -17,9 +18,15 @@ LEAST_SHARE = 1e-3
 """Rows added to each class: logits of classes without rows stay finite."""
 
 
+TINY = 1e-12
+"""Least mean of targets of at least 0."""
+
+STEPS = 30
+
+
 @dataclass(frozen=True)
 class ConstantHead(HeadRecipe, name="constant"):
-    """f(x) = b: the logarithms of the class frequencies, or the mean of each target.
+    """f(x) = b: the logarithms of the class frequencies, or the constant with the least loss.
 
     Example:
         >>> import torch, kapsi as kp
@@ -41,7 +48,10 @@ class ConstantHead(HeadRecipe, name="constant"):
             counts = torch.zeros(data.classes, dtype=torch.float64).index_add_(0, data.y, weight) + LEAST_SHARE
             bias = (counts / counts.sum()).log()
         else:
-            bias = weight @ data.y / weight.sum()
+            mean = weight @ data.y / weight.sum()
+            bias = mean.clamp_min(TINY).log() if data.loss.log_link else mean
+            if not data.loss.closed_form and data.loss.has_curvature:
+                bias = _newton(bias, data, weight)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
@@ -49,3 +59,22 @@ class ConstantHead(HeadRecipe, name="constant"):
             if bias_of is not None:
                 bias_of.copy_(bias)
         return model.eval()
+
+
+def _newton(bias: Tensor, data: RecipeData, weight: Tensor) -> Tensor:
+    """Return the constant outputs with the least loss; steps that do not lower it are halved."""
+
+    def loss(value: Tensor) -> float:
+        return float(weight @ data.loss.rows(value.expand(len(data.y), -1), data.y))
+
+    best = loss(bias)
+    for _ in range(STEPS):
+        gradient, factor = data.loss.curvature(bias.expand(len(data.y), -1), data.y)
+        curvature = torch.einsum("r,rki,rkj->ij", weight, factor, factor)
+        step = torch.linalg.lstsq(curvature, (weight @ gradient)[:, None]).solution[:, 0]
+        while (value := loss(bias - step)) > best and float(step.abs().max()) > TINY:
+            step = step / 2
+        if not best - value > TINY * abs(best):
+            break
+        bias, best = bias - step, value
+    return bias

@@ -48,6 +48,7 @@ class LinearInParameters(HeadRecipe):
 
     l2: float | None = option(None, minimum=1e-12, maximum=1e12)
 
+    closed_form: ClassVar[bool] = True
     penalties: ClassVar[tuple[float, ...]] = tuple(10 ** (4 - i / 2) for i in range(21))
     """Candidates for l2, strong ones first."""
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
+import torch
+
 from kapsi.data.tabular import Reading, TableProblem, make_problem, read_table
 from kapsi.data.tabular.roles import kinds_of
 from kapsi.errors import SpecError
@@ -171,11 +174,14 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         raise SpecError(
             f"training.loss: {training.loss.name} does not fit {problem.task}, which needs {needs}; choose {known}"
         )
+    if isinstance(training.loss, Loss) and training.loss.log_link:
+        if outputs > 1:
+            raise SpecError(f"training.loss: {training.loss.name} needs a single target, got {outputs}")
+        training.loss.check_targets(torch.from_numpy(problem.y.astype(np.float64)), outputs, "training.loss")
     for metric in config.table.metrics:
         metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
     if config.recipe is not None:
-        loss = resolve_loss(training.loss, classes)
-        return RunConfig(table, None, replace(training, loss=loss), config.recipe)
+        return RunConfig(table, None, training, config.recipe)
     if training.standardize:
         raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
     coordinates = rows if reduces(model, training, rows, width) else width

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.calibrate import calibrate
-from kapsi.data.tabular import TableProblem
+from kapsi.data.tabular import TableProblem, Transform
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
@@ -215,7 +215,9 @@ def fit_problem(
             checkpoints = _checkpoints_for_run(where, checkpoints, problem.digest, overwrite)
         fits = functools.partial(_fits, callbacks, checkpoints, group)
         for number, (name, rows, test) in enumerate(parts, 1):
-            train = TrainingRows.of(problem, rows, config.training.seed)
+            loss = config.training.loss
+            transform: Transform = "log_link" if isinstance(loss, Loss) and loss.log_link else "none"
+            train = TrainingRows.of(problem, rows, config.training.seed, transform)
             fitted = fit_rows(problem, train, config, fits(name))
             if len(test):
                 predicted = fitted.model.outputs(problem.features, test)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
+from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale, Transform
 from kapsi.errors import TableError
 
 ENCODING_FOLDS = 5
@@ -35,8 +35,17 @@ class TrainingRows:
     weight: npt.NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64], seed: int = 0) -> TrainingRows:
-        """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row."""
+    def of(
+        cls, problem: TableProblem, rows: npt.NDArray[np.int64], seed: int = 0, transform: Transform = "none"
+    ) -> TrainingRows:
+        """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row.
+
+        Args:
+            problem: features and target.
+            rows: indices of the training rows.
+            seed: seed of the folds of target encodings.
+            transform: transformation of a single real target, `log_link` for losses with this link.
+        """
         everything = len(rows) == len(problem.y)
         outputs, ways = problem.outputs(rows), problem.splits(seed).take(rows)
         weight = None if problem.weight is None else problem.weight[rows]
@@ -56,5 +65,5 @@ class TrainingRows:
             )
         if problem.classes is not None:
             return cls(rows, preprocessing, x, y, None, weight)
-        scale = TargetScale.fit(y.astype(np.float64), weight)
+        scale = TargetScale.fit(y.astype(np.float64), weight, transform)
         return cls(rows, preprocessing, x, scale.apply(y), scale, weight)

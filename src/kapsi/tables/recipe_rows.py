@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from kapsi.recipes.base import Recipe, RecipeData, RecipeResult
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.ranges import Ranges
+from kapsi.tables.target_choice import choose_target
 from kapsi.training.config import TrainConfig
 from kapsi.training.resolve import resolve_loss
 
@@ -50,13 +52,11 @@ def fit_recipe(
     """
     data = recipe_data(problem, train, training)
     note = ""
-    if training.loss in ("auto", MSE()) and problem.classes is None and problem.y.ndim == 1:
+    if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
         y = problem.y[train.rows].astype(np.float64)
         choice = choose_target(data, y, train.weight, str(problem.target))
         train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
-    elif data.loss.log_link:
-        ...
     result = recipe.build(data, training.seed, on_head)
     result = result._replace(notes=(*filter(None, [note]), *result.notes))
     return FittedRecipe(table_model(problem, train, result.model), result)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import TableProblem
+from kapsi.data.tabular import TableProblem, TargetScale
 from kapsi.data.tabular.types import numeric_blocks
 from kapsi.tables.preparation import TrainingRows
 from kapsi.training.losses import MSE, CrossEntropy
@@ -99,10 +99,12 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
 
     x_test = train.preprocessing.transform(problem.features, test)
     if train.scale is not None:
-        scale = train.scale
+        given = problem.y[train.rows].astype(np.float64)
+        scale = TargetScale.fit(given, train.weight)
+        y = scale.apply(given)
         with threadpool_limits(1):
-            linear = scale.invert(Ridge().fit(train.x, train.y, train.weight).predict(x_test))
-        constant = np.full((len(test), *train.y.shape[1:]), scale.center)
+            linear = scale.invert(Ridge().fit(train.x, y, train.weight).predict(x_test))
+        constant = np.full((len(test), *y.shape[1:]), scale.center)
         return {"mean": constant, "ridge regression": linear}
     counts = np.bincount(train.y, train.weight, minlength=len(problem.classes or ()))
     frequencies = counts / counts.sum()

@@ -68,7 +68,9 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
     for transform, loss in (("none", MSE()), *options):
         scale = TargetScale.fit(target, None if weight is None else weight[rows.numpy()], transform)
         values = torch.from_numpy(scale.apply(target)).reshape(-1, 1)
-        errors[transform, loss], factors[transform, loss] = _errors(replace(part, y=values, loss=loss), folds, scale, target)
+        errors[transform, loss], factors[transform, loss] = _errors(
+            replace(part, y=values, loss=loss), folds, scale, target
+        )
     base = errors.pop(("none", MSE()))
     best = min(errors, key=lambda key: float(errors[key].mean()))
     gain = base - errors[best]
@@ -80,7 +82,9 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
     if transform == "log":
         scale = replace(scale, factor=factors[best])
     how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
-    note = f"the target {name!r} is fitted with {how}: {_percent(base, errors[best])} less squared error on held-out rows"
+    note = (
+        f"the target {name!r} is fitted with {how}: {_percent(base, errors[best])} less squared error on held-out rows"
+    )
     return TargetChoice(scale, loss, note)
 
 
@@ -101,7 +105,9 @@ def _options(y: Floats) -> list[tuple[Transform, Loss]]:
     return options
 
 
-def _errors(data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats) -> tuple[Tensor, float]:
+def _errors(
+    data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats
+) -> tuple[Tensor, float]:
     """Return the squared errors of the best quick head on held-out rows, and the correction of the mean."""
     best, factor = None, 1.0
     for kind in catalogue("recipe"):

@@ -14,12 +14,9 @@ from kapsi.data.tabular.encoders import (
     DateColumn,
     NumberColumn,
     Unseen,
-    center_and_scale,
     centers_and_scales,
     clipped,
     fields,
-    numbers,
-    positive,
     standardized,
 )
 from kapsi.data.tabular.target_encoding import TargetColumn

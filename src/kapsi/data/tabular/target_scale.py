@@ -154,8 +154,10 @@ def _yeo_johnson_inverse(t: Floats, power: float) -> Floats:
 
 def _likely_power(y: Floats) -> float:
     """Return the power of 0 to 2 with the largest likelihood of a normal distribution, in steps."""
+    logarithms = float((np.sign(y) * np.log1p(np.abs(y))).sum())
+
     def cost(power: float) -> float:
         spread = float(_yeo_johnson(y, power).var())
-        return 0.5 * len(y) * float(np.log(max(spread, 1e-300))) - (power - 1) * float(logarithms.sum())
+        return 0.5 * len(y) * float(np.log(max(spread, 1e-300))) - (power - 1) * logarithms
 
     return min((i / POWERS for i in range(2 * POWERS + 1)), key=cost)
