@@ -271,8 +271,7 @@ def catalogue(role: str | None = None) -> list[type[Function]]:
     load_own()
     if role is not None and role not in ROLES:
         raise SpecError(unknown("role", role, ROLES))
-    roles = ROLES if role is None else [role]
-    return [known[name] for r in roles for known in [ROLES[r]] for name in sorted(known)]
+    return [ROLES[r][name] for r in (ROLES if role is None else [role]) for name in sorted(ROLES[r])]
 
 
 def registered_name(role: str, name: str) -> str | None:
