@@ -4,7 +4,7 @@ One file a head, each with its closed form or its solver. Heads are compared on 
 """
 
 from kapsi.recipes.auto import Auto
-from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult, Watch
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
@@ -20,5 +20,6 @@ __all__ = [
     "Recipe",
     "RecipeData",
     "RecipeResult",
+    "Watch",
     "mixture",
 ]

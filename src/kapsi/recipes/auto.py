@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, cast
 
@@ -16,12 +16,14 @@ from kapsi.errors import KapsiError, SpecError
 from kapsi.function import catalogue, option
 from kapsi.modules import Model
 from kapsi.recipes.base import (
+    CrossFit,
     Fold,
     HeadRecipe,
     LeaderboardRow,
     Recipe,
     RecipeData,
     RecipeResult,
+    Watch,
     held_out_scores,
 )
 from kapsi.recipes.constant import ConstantHead
@@ -86,8 +88,8 @@ class Auto(Recipe, name="auto"):
         if len(set(self.heads)) < len(self.heads):
             raise SpecError("Auto(heads=…): a head is given twice; leave one out")
 
-    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
-        return _AutoSearch(self, data, seed, on_head or (lambda name: None)).result()
+    def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
+        return _AutoSearch(self, data, seed, watch or Watch()).result()
 
     def candidates(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
@@ -137,7 +139,7 @@ class _AutoSearch:
     auto: Auto
     data: RecipeData
     seed: int
-    on_head: Callable[[str], None]
+    watch: Watch
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -154,7 +156,7 @@ class _AutoSearch:
             if spent > self.budget and len(entries) > 1:
                 self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
                 continue
-            self.on_head(name)
+            self.watch.on_head(name)
             entry = self._entry(name, head, rows, plan, known)
             if entry is not None:
                 entries.append(entry)
@@ -242,23 +244,27 @@ class _AutoSearch:
         self, name: str, head: HeadRecipe, rows: RecipeData, plan: Sequence[Sequence[Fold]], known: Tensor
     ) -> _Compared | None:
         """Return a head with its outputs for held-out rows; None, with a note, if it fails."""
-        parts, recipe, seconds = [], head, 0.0
-        try:
-            for folds in plan:
-                with _quiet():
-                    crossed = recipe.cross_fit(rows, folds, self.seed)
-                parts.append(crossed.outputs)
-                recipe, seconds = crossed.recipe, seconds + crossed.seconds
-        except (KapsiError, RuntimeError, ValueError) as error:
-            if self.auto.heads and len(self.auto.heads) == 1:
-                raise
-            self.skipped[name] = f"failed: {str(error).splitlines()[0]}"
-            return None
-        outputs = torch.cat(parts)[known]
+        crossed = self.watch.kept(name)
+        if crossed is None:
+            parts, recipe, seconds = [], head, 0.0
+            try:
+                for folds in plan:
+                    with _quiet():
+                        part = recipe.cross_fit(rows, folds, self.seed)
+                    parts.append(part.outputs)
+                    recipe, seconds = part.recipe, seconds + part.seconds
+            except (KapsiError, RuntimeError, ValueError) as error:
+                if len(self.auto.heads) == 1:
+                    raise
+                self.skipped[name] = f"failed: {str(error).splitlines()[0]}"
+                return None
+            crossed = CrossFit(torch.cat(parts), recipe, seconds)
+            self.watch.keep(name, crossed)
+        outputs = crossed.outputs[known]
         if not bool(outputs.isfinite().all()):
             self.skipped[name] = "failed: outputs are not finite"
             return None
-        return _Compared(name, recipe, outputs, seconds)
+        return _Compared(name, crossed.recipe, outputs, crossed.seconds)
 
     def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
@@ -266,7 +272,7 @@ class _AutoSearch:
         for entry, weight in zip(entries, weights, strict=True):
             start = time.perf_counter()
             if weight:
-                self.on_head(entry.name)
+                self.watch.on_head(entry.name)
                 with _quiet():
                     models.append((entry.recipe.fit(self.data, self.seed), weight))
             seconds.append(time.perf_counter() - start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -18,7 +18,7 @@ from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.training.losses import Loss
 
-__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult"]
+__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult", "Watch"]
 
 Fold: TypeAlias = tuple[Tensor, Tensor]
 """Indices of the training rows and of the held-out rows, int64."""
@@ -137,17 +137,31 @@ class RecipeResult(NamedTuple):
     held_out: Tensor
 
 
+class Watch:
+    """Receive the progress of a recipe, and keep comparisons of heads for a resumed run; this base does neither."""
+
+    def on_head(self, name: str) -> None:
+        """Take note of the head fitted next."""
+
+    def keep(self, name: str, crossed: CrossFit) -> None:
+        """Store the comparison of a head."""
+
+    def kept(self, name: str) -> CrossFit | None:
+        """Return the comparison of a head stored by an interrupted run of the same data, recipe and seed; None without."""
+        return None
+
+
 class Recipe(Function, role="recipe"):
     """A way to a fitted model: data in, a model of one layer out."""
 
     @abstractmethod
-    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
+    def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         """Return the model fitted to all rows.
 
         Args:
             data: the rows.
             seed: seed of initial values and splits.
-            on_head: is called with the name of each head before its fits, to show progress.
+            watch: is told of each head before its fits, to show progress, and keeps comparisons to resume from.
         """
 
 
@@ -201,7 +215,7 @@ class HeadRecipe(Recipe):
                 outputs[test] = self.fit(data.take(train), seed)(data.x[test])
         return CrossFit(outputs, self, time.perf_counter() - start)
 
-    def build(self, data: RecipeData, seed: int = 0, on_head: Callable[[str], None] | None = None) -> RecipeResult:
+    def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         start = time.perf_counter()
         crossed = self.cross_fit(data, data.folds(5), seed)
         model = crossed.recipe.fit(data, seed)

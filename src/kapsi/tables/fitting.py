@@ -27,6 +27,7 @@ from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, re
 from kapsi.tables.model import FittedPart
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
+from kapsi.tables.recipe_watch import RunWatch
 from kapsi.tables.row_space import RowSpace, reduces
 from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
 from kapsi.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
@@ -101,14 +102,9 @@ def fit_by_recipe(
     """Fit a model to training rows by the recipe of a configuration."""
     if fits is not None and fits.group is not None and fits.group.size > 1:
         raise SpecError("a recipe runs in one process; leave devices and nodes out, or give a model specification")
-    callbacks = () if fits is None else fits.callbacks
-
-    def announce(head: str) -> None:
-        for callback in callbacks if isinstance(callbacks, list | tuple) else (callbacks,):
-            if hasattr(callback, "on_head"):
-                callback.on_head(head)
-
-    fitted = fit_recipe(problem, train, cast(Recipe, config.recipe), config.training, announce)
+    recipe = cast(Recipe, config.recipe)
+    watch = None if fits is None else RunWatch(fits.callbacks, fits.checkpoints, recipe, config.training)
+    fitted = fit_recipe(problem, train, recipe, config.training, watch)
     model = replace(fitted.model, reading=config.table.reading, weight=config.table.weight)
     return FittedPart(model, [], [], fitted.result.leaderboard, fitted.result.notes)
 

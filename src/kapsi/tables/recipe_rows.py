@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import torch
 
 from kapsi.data.tabular import Reading, TableProblem
 from kapsi.errors import SpecError
-from kapsi.recipes.base import Recipe, RecipeData, RecipeResult
+from kapsi.recipes.base import Recipe, RecipeData, RecipeResult, Watch
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.ranges import Ranges
@@ -39,7 +38,7 @@ def fit_recipe(
     train: TrainingRows,
     recipe: Recipe,
     training: TrainConfig,
-    on_head: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> FittedRecipe:
     """Fit a model to training rows by a recipe.
 
@@ -48,7 +47,7 @@ def fit_recipe(
         train: the training rows.
         recipe: the recipe.
         training: loss, class weights and seed.
-        on_head: see `Recipe.build`.
+        watch: see `Recipe.build`.
     """
     data = recipe_data(problem, train, training)
     note = ""
@@ -57,7 +56,7 @@ def fit_recipe(
         choice = choose_target(data, y, train.weight, str(problem.target))
         train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
-    result = recipe.build(data, training.seed, on_head)
+    result = recipe.build(data, training.seed, watch)
     result = result._replace(notes=(*filter(None, [note]), *result.notes))
     return FittedRecipe(table_model(problem, train, result.model), result)
 

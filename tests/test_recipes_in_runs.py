@@ -1,0 +1,106 @@
+"""Recipes behind `kapsi fit`: run folders, interrupts, options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import kapsi as kp
+from kapsi.data.tabular import write_table
+from kapsi.recipes import Auto, LinearHead
+from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
+from kapsi.training.checkpoint import Checkpoints
+
+AUTO = Auto(heads=("linear",))
+
+
+@pytest.fixture
+def table(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    path = tmp_path / "t.csv"
+    y = x @ [1.0, -2.0] + 0.1 * rng.normal(size=90)
+    write_table(
+        path, {"a": x[:, 0], "b": x[:, 1], "y": y, "c": np.where(y > 0, "yes", "no"), "w": rng.uniform(1, 2, 90)}
+    )
+    return path
+
+
+@pytest.mark.parametrize("target", ["y", "c"])
+def test_a_run_of_a_recipe_is_read_back(table, tmp_path, target) -> None:
+    config = RunConfig(TableConfig(target, drop=tuple({"y", "c"} - {target}), weight="w"), recipe=AUTO)
+    report = fit_table(table, config, tmp_path / "run")
+    assert [row.head for row in report.leaderboard] == ["sum", "linear", "constant"]
+    assert sum(row.weight for row in report.leaderboard[1:]) > 0.5
+    run = kp.load_run(tmp_path / "run")
+    assert len(run.model.model.layers) == 1
+    assert [row["head"] for row in run.manifest["leaderboard"]] == ["sum", "linear", "constant"]
+    assert run.predict({"a": [0.0, 1.0], "b": [-1.0, 1.0]}).shape == (2,)
+    assert np.mean([score.main for score in report.scores["kapsi"]]) > 0.9
+
+
+def test_options_of_training_have_no_effect_with_a_recipe() -> None:
+    with pytest.raises(kp.SpecError, match=r"training\.epochs has no effect with a recipe"):
+        RunConfig(TableConfig("y"), training=kp.TrainConfig(epochs=3), recipe=AUTO)
+    with pytest.raises(kp.SpecError, match="leave model or recipe out"):
+        RunConfig(TableConfig("y"), kp.rpn([None, None]), recipe=AUTO)
+
+
+def test_class_weights_shift_the_probabilities(table, tmp_path) -> None:
+    means = []
+    for number, weights in enumerate(((1.0, 1.0), (1.0, 9.0))):
+        config = RunConfig(TableConfig("c", drop=("y",)), training=kp.TrainConfig(class_weights=weights), recipe=AUTO)
+        fit_table(table, config, tmp_path / f"run{number}")
+        means.append(kp.load_run(tmp_path / f"run{number}").predict_proba({"a": [0.0], "b": [0.0], "w": [1.0]})[0, 1])
+    assert means[1] > means[0]
+    config = RunConfig(
+        TableConfig("c", drop=("y",)), training=kp.TrainConfig(class_weights=(1.0, 1.0, 1.0)), recipe=AUTO
+    )
+    with pytest.raises(kp.SpecError, match="3 weights for 2 classes"):
+        fit_table(table, config, tmp_path / "run2")
+
+
+@dataclass(frozen=True)
+class CountedLinear(LinearHead, name="counted_linear"):
+    """The linear head, counting comparisons; the second one may be interrupted."""
+
+    calls: ClassVar[list[int]] = []
+    stop: ClassVar[list[bool]] = [False]
+
+    @classmethod
+    def offered(cls) -> tuple[LinearHead, ...]:
+        return ()
+
+    def fit(self, data, seed=0):
+        if self.stop[0] and len(data.x) > 60:
+            raise KeyboardInterrupt
+        return super().fit(data, seed)
+
+    def cross_fit(self, data, folds, seed=0):
+        self.calls.append(len(folds))
+        return super().cross_fit(data, folds, seed)
+
+
+def test_a_resumed_run_uses_the_comparisons_of_the_interrupted_one(table, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fitting, "MIN_CHECKPOINT_SECONDS", 0.0)
+    config = RunConfig(TableConfig("y", drop=("c",)), recipe=Auto(heads=("linear", "counted_linear")))
+    CountedLinear.calls.clear()
+    CountedLinear.stop[0] = True
+    with pytest.raises(KeyboardInterrupt):
+        fit_table(table, config, tmp_path / "run", checkpoints=Checkpoints("", None, 0.0))
+    assert not (tmp_path / "run").exists()
+    first = len(CountedLinear.calls)
+    CountedLinear.stop[0] = False
+    resumed = fit_table(table, config, tmp_path / "run", checkpoints=Checkpoints("", None, 0.0, resume=True))
+    assert first > 0
+    assert len(CountedLinear.calls) == first
+    fresh = fit_table(table, config, tmp_path / "fresh")
+    assert len(CountedLinear.calls) == 2 * first
+    assert [row._replace(seconds=0) for row in resumed.leaderboard] == [
+        row._replace(seconds=0) for row in fresh.leaderboard
+    ]
+    assert not (tmp_path / "run.checkpoints").exists()
+    assert load_run(tmp_path / "run").manifest["rows"] == 90
