@@ -103,12 +103,17 @@ CASES = {
     ),
     "`5%`, `7.5%`": (csv_of(a=["5%", "7.5%"], y=Y[:2]), {}, [5.0, 7.5]),
     "`12kg`, `13.5kg`, … (over 20 values, one unit)": (csv_of(a=[f"{x}kg" for x in X], y=Y), {}, [float(x) for x in X]),
-    "a line of units below the header": (csv_of(a=["degC", *X], y=["kW", *Y]), {}, [float(x) for x in X]),
+    "a line of units below the header (two or more; `1` without a unit)": (
+        csv_of(a=["degC", *X], y=["kW", *Y]),
+        {},
+        [float(x) for x in X],
+    ),
     "`007`, `0123`": (csv_of(a=["007", "123", "0x1"], y=Y[:3]), {}, ["007", "123", "0x1"]),
     "one `unknown` among numbers": (
         csv_of(a=with_word("-", 7, with_word("unknown", 9)), y=Y),
         {},
-        "column 'a': 38 of 40 values are numbers; not: '-' (row 7), 'unknown' (row 9); --missing '-' treats them as missing",
+        "column 'a': 38 of 40 values are numbers; not: '-' (row 7), 'unknown' (row 9); --missing '-' --missing 'unknown' "
+        "treats them as missing",
     ),
     "`--missing unknown`": (
         csv_of(a=with_word("unknown", 9), y=Y),
@@ -177,11 +182,15 @@ OTHER = {
     "folders, pipes, devices",
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
-    "an unnamed first column 0…n−1, `__index_level_0__`",
+    '`"12.5"` as text in Parquet',
+    "numbers with two decimal marks in a column",
+    "one `unknown` among `0` and `1` as a target",
+    "several targets with classes",
+    "an unnamed first column of different whole numbers, `__index_level_0__`",
     "a category that was not in the training rows, an empty value",
     "a target with almost as many classes as rows",
     "−9999 in several rows, far from all other values",
-    "whole numbers that are all distinct, inputs in the order of the target",
+    "whole numbers that are all distinct, inputs in the order of the target or equal to it but for names",
     "non-negative integers as a target, over 20 distinct",
 }
 
@@ -297,7 +306,7 @@ def test_unseen_and_empty_categories_are_neutral_and_counted(tmp_path):
     features, _ = train.preprocessing.check(new)
     assert train.preprocessing.transform(new).tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
     counts = train.preprocessing.unseen(features)
-    assert counts == {"a": (1, 1, "diverse")}
+    assert counts == {"a": (1, 1, "diverse", False)}
 
 
 def test_options_are_checked(tmp_path):
@@ -394,7 +403,16 @@ def test_an_unnamed_column_without_values_is_left_out(tmp_path):
         (b"PAR1" + bytes(9), {}, "that of a .parquet file"),
         (gzip.compress(b"a,y\n1,2\n", mtime=0), {}, "that of a .gz file"),
         ("a,y\n1,2\n", {"skip": 1000}, "--skip 1000 leaves out all 2 lines"),
-        ("Report 2020,,\na,b,y\n1,2,3\n4,5,6\n", {}, "--skip leaves it out"),
+        (
+            "Report 2020,,\na,b,y\n1,2,3\n4,5,6\n",
+            {},
+            "line 1 has one name ('Report 2020') and empty ones; --skip 1 leaves out",
+        ),
+        (
+            "\nReport,,\n2020,,\na,b,y\n1,2,3\n4,5,6\n",
+            {},
+            "line 2 has one name ('Report') and empty ones; --skip 3 leaves out",
+        ),
         (
             csv_of(a=["2024-01-02", "02.03.2024", "2024-01-03", "03.03.2024"], y=Y[:4]),
             {},
@@ -443,7 +461,7 @@ def test_a_run_finds_codes_whose_zeros_are_lost_and_refuses_times_for_numbers(tm
     with pytest.raises(TableError, match="column 'b' has dates, and the model needs numbers"):
         run.predict({"a": codes, "b": b.astype("datetime64[s]")})
     (tmp_path / "n.csv").write_text("a,b\n01000,1\n02000,unknown\n")
-    with pytest.raises(TableError, match="or fit again with --missing 'unknown'"):
+    with pytest.raises(TableError, match="--missing 'unknown' treats them as missing"):
         run.model.predict_file(tmp_path / "n.csv", print)
 
 

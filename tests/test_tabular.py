@@ -188,7 +188,7 @@ def test_a_lone_column_keeps_quoted_missing_values(tmp_path):
         (b"a,b", ["t.csv", "header but no rows"]),
         ("a,b\n1,2\n".encode("utf-16-le"), ["t.csv", "NUL", "--encoding utf-16-le"]),
         (b'a,b\n1,"x\ny"\n\n1,2,3\n', ["t.csv", "line 5 has 3 values", "header has 2"]),
-        (b"a,b\n1\n", ["t.csv", "line 2 has 1 values", "header has 2"]),
+        (b"a,b\n1\n", ["t.csv", "line 2 has 1 value,", "header has 2"]),
         (b'a,b\n"' + b"x" * 200_000 + b'",2,3\n', ["t.csv", "not readable as CSV"]),
         (b'"' + b"x" * 200_000 + b'",b\n1\n', ["t.csv", "not readable as CSV"]),
         (b'a,b\n1,"x\n2,y\n3,z\n', ["t.csv", "quote is opened and never closed", "'x'"]),

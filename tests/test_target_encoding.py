@@ -9,7 +9,8 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 
 import kapsi as kp
-from kapsi.data.tabular import Preprocessing, make_problem, read_table
+from kapsi.data.tabular import Preprocessing, make_problem, read_table, unseen_notes
+from kapsi.data.tabular.target_encoding import shrunk_means
 from kapsi.errors import TableError
 from kapsi.tables import fit_table, load_run
 from kapsi.tables.preparation import TrainingRows
@@ -63,7 +64,10 @@ def test_unseen_and_missing_categories_have_the_mean_of_all_rows(tmp_path):
     inputs = encoder.transform(features["w"])
     assert inputs[:2, 0].tolist() == [encoder.default[0]] * 2
     assert inputs[:, 1].tolist() == [0.0, 1.0, 0.0]
-    assert encoder.unseen(features["w"]) == (1, 0, "never")
+    counts = encoder.unseen(features["w"])
+    assert counts == (1, 0, "never", True)
+    note = "column 'w': 1 value was not in the training rows (such as 'never'); the mean of all rows stands for it"
+    assert unseen_notes({"w": counts}) == [note]
     again = Preprocessing.from_dict(json.loads(json.dumps(run.model.preprocessing.to_dict())))
     assert again == run.model.preprocessing
 
@@ -76,6 +80,51 @@ def test_categories_without_effect_do_not_explain_the_target(tmp_path):
     rows = TrainingRows.of(problem, np.arange(ROWS))
     assert abs(np.corrcoef(rows.x[:, 0], y)[0, 1]) < 0.15
     assert np.corrcoef(rows.preprocessing.transform(problem.features)[:, 0], y)[0, 1] > 0.5
+
+
+def weighted_encoding(codes, y, weights, count):
+    """The formula of `shrunk_means`, category by category, for one output."""
+    w = weights / weights[weights > 0].mean()
+    mean = np.average(y, weights=w)
+    variance = np.average((y - mean) ** 2, weights=w)
+    found = []
+    for code in range(count):
+        own = codes == code
+        n = w[own].sum()
+        if n == 0:
+            found.append(mean)
+            continue
+        own_mean = np.average(y[own], weights=w[own])
+        own_variance = np.average((y[own] - own_mean) ** 2, weights=w[own])
+        share = n * variance / (n * variance + own_variance)
+        found.append(share * own_mean + (1 - share) * mean)
+    return np.array(found), mean
+
+
+def test_weights_of_rows_count_in_the_means():
+    rng = np.random.default_rng(4)
+    codes, y, weights = rng.integers(-1, 9, size=200), normal(200, seed=3), rng.uniform(0, 3, size=200)
+    weights[::5] = 0
+    means, mean = shrunk_means(codes, y[:, np.newaxis], 9, weights)
+    expected, overall = weighted_encoding(codes, y, weights, 9)
+    np.testing.assert_allclose(means[:, 0], expected, rtol=1e-12)
+    np.testing.assert_allclose(mean, [overall], rtol=1e-12)
+    np.testing.assert_allclose(shrunk_means(codes, y[:, np.newaxis], 9, 7 * weights)[0], means, rtol=1e-12)
+    kept = weights > 0  # rows of weight zero count as if they were not there
+    without, _ = shrunk_means(codes[kept], y[kept, np.newaxis], 9, weights[kept])
+    np.testing.assert_allclose(without, means, rtol=1e-12)
+
+
+def test_a_column_of_weights_reaches_the_encoding(tmp_path):
+    y, weights = targets("continuous"), np.random.default_rng(9).integers(0, 4, size=ROWS)
+    path = write(tmp_path / "t.csv", w=words(), k=weights, y=y)
+    encoder = make_problem(read_table(path), "y", weight="k").preprocessing.columns[0]
+    codes = np.unique(words(), return_inverse=True)[1]
+    expected, overall = weighted_encoding(codes, y, weights.astype(float), WORDS)
+    differences = np.array(encoder.values) - encoder.default[0]
+    center = np.average(expected[codes], weights=weights)
+    scale = np.sqrt(np.average((expected[codes] - center) ** 2, weights=weights))
+    np.testing.assert_allclose(differences, (expected - overall) / scale, rtol=1e-9, atol=1e-12)
 
 
 def test_groups_are_encoded_without_their_own_rows(tmp_path):

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, machine_line, notes, say, score_rows
 from kapsi.cli.common import table as show_table
 from kapsi.cli.options import Run, TableFile
 
 
-def evaluate(run: Run, table: TableFile) -> None:
-    """Score a run on the rows of a table with the target column."""
+def evaluate(
+    run: Run,
+    table: TableFile,
+    missing: reading.Missing = None,
+    decimal: reading.Decimal = None,
+    thousands: reading.Thousands = None,
+    separator: reading.Separator = None,
+    skip: reading.Skip = None,
+    comment: reading.Comment = None,
+    encoding: reading.Encoding = None,
+    header: reading.Header = None,
+) -> None:
+    """Score a run on the rows of a table with the target column.
+
+    The table is read with the options of the fit; options of reading given here replace them, and --missing adds words.
+    """
+    options = dict(locals())
     from kapsi.tables import load_run
 
     announce_recovery(run)
-    model, _ = load_run(run)
+    model = reading.with_reading(load_run(run).model, table, options)
     scores, rows, messages = model.scores(model.read(table))
     notes(messages)
     show_table(score_rows(model.task, {"kapsi": [scores]}), right=(1, 2))

@@ -174,7 +174,7 @@ def fit(
     decimal: reading.Decimal = None,
     thousands: reading.Thousands = None,
     separator: reading.Separator = None,
-    skip: reading.Skip = 0,
+    skip: reading.Skip = None,
     comment: reading.Comment = None,
     encoding: reading.Encoding = None,
     header: reading.Header = None,

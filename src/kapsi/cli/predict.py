@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data
 from kapsi.cli.options import Run, TableFile
 from kapsi.errors import FileError
@@ -45,8 +46,20 @@ def predict(
     keep: Keep = None,
     outside: Outside = False,
     overwrite: Replace = False,
+    missing: reading.Missing = None,
+    decimal: reading.Decimal = None,
+    thousands: reading.Thousands = None,
+    separator: reading.Separator = None,
+    skip: reading.Skip = None,
+    comment: reading.Comment = None,
+    encoding: reading.Encoding = None,
+    header: reading.Header = None,
 ) -> None:
-    """Predict the rows of a table (- for standard input): original labels with probabilities, or real values."""
+    """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
+
+    The table is read with the options of the fit; options of reading given here replace them, and --missing adds words.
+    """
+    options = dict(locals())
     from kapsi.data.tabular import csv_writer, table_writer
     from kapsi.tables import load_run
 
@@ -58,10 +71,11 @@ def predict(
         path = stack.enter_context(_spooled()) if table == "-" else table
         write: Callable[[dict[str, Any]], None]
         write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
-        rows, messages = loaded.model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
+        model = reading.with_reading(loaded.model, path, options)
+        rows, messages = model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
     notes(messages)
     if output == "-":
-        note(f"{rows:,} predictions are written")
+        note(f"{rows:,} predictions are written" if rows > 1 else "1 prediction is written")
     else:
         say(f"predictions: {output} ({rows:,} rows)")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
 if TYPE_CHECKING:
     from kapsi.data.tabular import Reading
+    from kapsi.tables import TableModel
 
 PANEL = "Reading the table"
 
@@ -27,7 +31,8 @@ Separator: TypeAlias = Annotated[
     str | None, _option("MARK", "The character between values, tab, or whitespace.", "--separator")
 ]
 Skip: TypeAlias = Annotated[
-    int, typer.Option(metavar="N", help="Lines before the header.", min=0, rich_help_panel=PANEL)
+    int | None,
+    typer.Option(metavar="N", help="Lines before the header.", min=0, show_default=False, rich_help_panel=PANEL),
 ]
 Comment: TypeAlias = Annotated[str | None, _option("SIGN", "The beginning of lines to leave out.")]
 Encoding: TypeAlias = Annotated[str | None, _option("NAME", "The text encoding, such as latin-1.")]
@@ -43,22 +48,48 @@ Header: TypeAlias = Annotated[
 Numeric: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of numbers. May be repeated.")]
 Categorical: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of categories. May be repeated.")]
 Text: TypeAlias = Annotated[
-    list[str] | None, _option("COLUMN", "A column of text to keep although its values differ. May be repeated.")
+    list[str] | None,
+    _option("COLUMN", "A column of text to keep as categories although nearly all values differ. May be repeated."),
 ]
 Date: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of dates or times. May be repeated.")]
 
 
-def reading_of(options: dict[str, Any]) -> Reading:
+def reading_of(options: Mapping[str, Any]) -> Reading:
     """Return the options of reading among the arguments of a command."""
+    from kapsi.data.tabular import Reading
+
+    return Reading(**cast(Any, _given(options)))
+
+
+def with_reading(model: TableModel, path: str | Path, options: Mapping[str, Any]) -> TableModel:
+    """Return a model that reads a table with the options of a command, and otherwise as the table of the fit.
+
+    Raises:
+        SpecError: options that do not fit each other.
+        TableError: options of text files for a Parquet file.
+    """
+    from kapsi.data.tabular import check_options
+
+    given = _given(options)
+    if not given:
+        return model
+    check_options(Path(path), given)
+    before = model.reading
+    if "missing" in given:
+        given["missing"] = (*before.missing, *given["missing"])
+    if ("decimal" in given) != ("thousands" in given):  # the other mark of the fit may be the same character
+        given = {"decimal": None, "thousands": None, **given}
+    decimal = given.get("decimal") or (None if given.get("thousands") else model.decimal)
+    return replace(model, reading=replace(before, **given), decimal=decimal)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options of reading by name."""
     from kapsi.data.tabular import Reading
     from kapsi.function import options_of
 
-    given = {field.name: options[field.name] for field in options_of(Reading)}
-    given = {
-        name: tuple(value or ()) if value is None or isinstance(value, list) else value for name, value in given.items()
-    }
-    for name in ("decimal", "thousands", "separator", "comment", "encoding", "header"):
-        given[name] = given[name] if given[name] != () else None
-    if given["separator"] in ("tab", r"\t"):
+    given = {field.name: options[field.name] for field in options_of(Reading) if field.name in options}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if given.get("separator") in ("tab", r"\t"):
         given["separator"] = "\t"
-    return Reading(**cast(Any, given))
+    return {name: value for name, value in given.items() if value is not None and value != ()}

@@ -11,7 +11,7 @@ import torch
 
 from kapsi.data.tabular import Reading, TableProblem, make_problem, read_table
 from kapsi.data.tabular.roles import kinds_of
-from kapsi.errors import SpecError
+from kapsi.errors import SpecError, TableError
 from kapsi.expansion import Taylor
 from kapsi.function import Spec, catalogue, option, options_of
 from kapsi.modules import Model
@@ -128,7 +128,11 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
     table = read_table(path, config.reading)
     validation = None
     if config.validation is not None:
-        validation = read_table(config.validation, config.reading, kinds=kinds_of(table), decimal=table.decimal)
+        try:
+            validation = read_table(config.validation, config.reading, kinds=kinds_of(table), decimal=table.decimal)
+        except TableError as error:
+            both = " (options of reading hold for both tables)" if "--" in str(error) else ""
+            raise TableError(f"{error}{both}") from None
     roles: Any = {"weight": config.weight, "group": config.group, "time": config.time, "validation": validation}
     return make_problem(table, config.target, **roles, task=config.task, strict=config.strict, drop=config.drop)
 

@@ -22,15 +22,20 @@ MOST_NAMED = 5  # columns in a note
 
 @dataclass(frozen=True)
 class Ranges:
-    """Smallest and largest value of the number and date columns, and of a real target, in the training rows.
+    """Smallest and largest value of the number and date columns, and of real targets, in the training rows.
 
     Args:
         inputs: interval by name of the column.
-        target: interval of the target; None for classes.
+        target: interval of the target, or of each of several targets; None for classes.
     """
 
     inputs: Mapping[str, Interval]
-    target: Interval | None = None
+    target: Interval | tuple[Interval, ...] | None = None
+
+    @property
+    def targets(self) -> npt.NDArray[np.float64]:
+        """The intervals of the targets, (targets, 2); without rows for classes."""
+        return np.array([] if self.target is None else self.target, dtype=np.float64).reshape(-1, 2)
 
     @classmethod
     def fit(cls, features: Table, target: npt.NDArray[Any] | None) -> Ranges:
@@ -38,7 +43,7 @@ class Ranges:
 
         Args:
             features: the training rows.
-            target: (rows,) real values, None for classes.
+            target: (rows,) or (rows, targets) real values, None for classes.
         """
         found: dict[str, Interval] = {}
         for names, values in numeric_blocks(features.columns):
@@ -50,7 +55,10 @@ class Ranges:
                 numbers = column.numbers[np.isfinite(column.numbers)]
                 found[name] = (float(numbers.min(initial=np.inf)), float(numbers.max(initial=-np.inf)))
         inputs = {name: found[name] for name in features.columns if name in found and found[name][0] <= found[name][1]}
-        return cls(inputs, None if target is None else (float(target.min()), float(target.max())))
+        if target is None:
+            return cls(inputs)
+        limits = [(float(column.min()), float(column.max())) for column in target.reshape(len(target), -1).T]
+        return cls(inputs, limits[0] if target.ndim == 1 else tuple(limits))
 
     def inputs_outside(self, features: Table) -> dict[str, Mask]:
         """Return the mask of rows outside of the range, (rows,), for each column with such rows; missing values are inside."""
@@ -63,15 +71,19 @@ class Ranges:
         return masks
 
     def predictions_outside(self, outputs: npt.NDArray[np.float64]) -> Mask:
-        """Return the mask of predictions outside of the training targets, (rows,)."""
+        """Return the mask of rows with a prediction outside of the training targets, (rows,)."""
         if self.target is None:
             return np.zeros(len(outputs), dtype=np.bool_)
-        return (outputs < self.target[0]) | (outputs > self.target[1])
+        low, high = self.targets.T
+        values = outputs.reshape(len(outputs), -1)
+        return np.asarray(((values < low) | (values > high)).any(1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`."""
         inputs = {name: list(interval) for name, interval in self.inputs.items()}
-        return {"inputs": inputs, "target": None if self.target is None else list(self.target)}
+        targets = self.targets.tolist()
+        several = self.target is not None and isinstance(self.target[0], tuple)
+        return {"inputs": inputs, "target": targets if several else targets[0] if targets else None}
 
     @classmethod
     def from_dict(cls, data: Any) -> Ranges:
@@ -83,7 +95,10 @@ class Ranges:
         if not isinstance(data, dict) or set(data) != {"inputs", "target"} or not isinstance(data["inputs"], dict):
             raise TableError(f"ranges: expected inputs and target, got {shown(data)}")
         inputs = {name: _interval(value) for name, value in data["inputs"].items()}
-        return cls(inputs, None if data["target"] is None else _interval(data["target"]))
+        target = data["target"]
+        if isinstance(target, list) and target and all(isinstance(part, list) for part in target):
+            return cls(inputs, tuple(map(_interval, target)))
+        return cls(inputs, None if target is None else _interval(target))
 
 
 def _interval(value: Any) -> Interval:
@@ -147,9 +162,9 @@ class Tally:
             where = f"{self.inputs:,} of {self.rows:,} rows are outside of the range of the training rows"
             notes.append(f"{where} ({named}{more}); predictions there are extrapolated")
         if self.predictions and self.ranges is not None and self.ranges.target is not None:
-            low, high = self.ranges.target
+            limits = [f"{low:.6g} to {high:.6g}" for low, high in self.ranges.targets.tolist()[:MOST_NAMED]]
             where = (
                 f"{self.predictions:,} of {self.rows:,} predictions are outside of the range of the training targets"
             )
-            notes.append(f"{where}, {low:.6g} to {high:.6g}")
+            notes.append(f"{where}, {', '.join(limits)}{', …' if len(self.ranges.targets) > MOST_NAMED else ''}")
         return notes

@@ -125,8 +125,7 @@ def table_model(
         weight: name of the column of weights.
     """
     known = train.preprocessing.check(problem.features.take(train.rows))[0]
-    several = problem.classes is not None or problem.y.ndim > 1
-    ranges = Ranges.fit(known, None if several else np.asarray(problem.y[train.rows]))
+    ranges = Ranges.fit(known, None if problem.classes is not None else np.asarray(problem.y[train.rows]))
     coding = (
         problem.target,
         problem.task,

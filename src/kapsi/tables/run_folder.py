@@ -232,6 +232,7 @@ def load_run(path: str | Path) -> LoadedRun:
         or fitted.task != ("regression" if classes is None else "classification")
         or (scale is None) != (classes is not None)
         or (ranges is not None and not ranges.inputs.keys() <= {column.name for column in preprocessing.columns})
+        or (ranges is not None and ranges.target is not None and len(ranges.targets) != len(fitted.targets))
         or {*fitted.targets} & {column.name for column in preprocessing.columns}
     ):
         raise RunError(f"{path}: damaged run: its model, preprocessing.json and config.yaml do not belong together")

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.dates import read_dates
-from kapsi.data.tabular.numerals import Numbers, Numerals, read_numbers
+from kapsi.data.tabular.numerals import Numbers, Numerals, is_number, read_numbers
 from kapsi.data.tabular.reading import Reading
-from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, parse_numbers, short, to_floats
+from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, is_truth, parse_numbers, short, to_floats
 
 MISSING_WORDS = (
     *("", "?", "na", "n/a", "#n/a", "n.a.", "<na>", "nan", "-nan", "nat", "null", "(null)", "none", r"\n"),
@@ -35,8 +35,9 @@ class Decider:
         reading: options of the user.
         kinds: kind of some columns by name: "numeric", "categorical", "text" or "date".
         decimal: the decimal mark of the file, None if unknown.
-        typed: whether the file has types, as Parquet: texts stay texts.
-        grouped: whether points may stand between thousands although nothing in the file says so.
+        typed: whether the file has types, as Parquet: texts stay texts, except for dates and numbers with a decimal mark.
+        grouped: whether points may stand between thousands without other evidence in the file.
+        options: whether the user can give options of reading; not for data frames.
     """
 
     reading: Reading
@@ -44,11 +45,7 @@ class Decider:
     decimal: str | None = None
     typed: bool = False
     grouped: bool = False
-
-    @property
-    def fitted(self) -> bool:
-        """Whether kinds are those of a fit, whose options cannot be given any more."""
-        return bool(set(self.kinds) - {name for name, _ in self.reading.kinds()})
+    options: bool = True
 
     @property
     def settled(self) -> str | None:
@@ -130,36 +127,58 @@ class Decider:
 
     def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
         """Return a column of strings; each distinct string is judged once."""
-        words = Words.of(column, self)
+        untyped = replace(self, typed=False)
+        words = Words.of(column, untyped if wanted in ("numeric", "date") else self)
         if words.count == 0 and wanted not in ("categorical", "text"):
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
             return words.text("as requested", free=wanted == "text")
         if wanted == "date":
-            return self._dates(words) or unusable(
-                len(column), words.other("dates", read_dates(words.known)[0], self.fitted), words
-            )
+            return self._dates(words) or self._other("dates", words, read_dates(words.known)[0])
         if wanted == "numeric":
-            return (
-                self._flags(words)
-                or self._numbers(words, True)
-                or unusable(len(column), words.other("numbers", self._read(words).values, self.fitted), words)
-            )
+            return self._flags(words, "10") or self._numbers(words, True) or self._other("numbers", words)
         if self.typed:
-            return self._dates(words) or words.text("text")
+            return self._dates(words) or untyped._written_numbers(name, column) or words.text("text")
         return self._guess(name, words)
 
     @staticmethod
-    def _flags(words: Words) -> Column | None:
-        """Return the column as booleans, None if some strings are none."""
+    def _flags(words: Words, digits: str = "") -> Column | None:
+        """Return the column as booleans if all strings are true or false, or a digit beside them; otherwise None."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         lower = pc.utf8_lower(words.known)
-        if not pc.all(pc.is_in(lower, value_set=pa.array(["true", "false"], lower.type))).as_py():
+        known = pc.is_in(lower, value_set=pa.array(["true", "false", *digits], lower.type))
+        if not pc.all(known).as_py() or not words.any_match("(?i)^(true|false)$"):
             return None
-        flags = pc.equal(lower, "true").to_numpy(zero_copy_only=False)
+        flags = pc.is_in(lower, value_set=pa.array(["true", "1"], lower.type)).to_numpy(zero_copy_only=False)
         return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false")
+
+    def _written_numbers(self, name: str, column: Any) -> Column | None:
+        """Return texts of a typed file as numbers if some have a decimal mark; None for other texts, such as codes."""
+        words = Words.of(column, self)
+        if not words.any_match(r"^[+-]?[\d.,]*[.,]\d"):
+            return None
+        guess = self._guess(name, words)
+        if guess.kind not in ("integer", "real"):
+            return guess if guess.problem else None
+        guess.notes = (f"column {short(name)} has numbers written as text; --categorical {short(name)} keeps the text",)
+        return guess
+
+    def _other(self, kind: str, words: Words, values: Floats | None = None) -> Column:
+        """Return an unusable column with a message about the strings that are not of a kind: NaN among the values."""
+        return unusable(
+            words.rows, self._problem(kind, words, self._read(words).values if values is None else values), words
+        )
+
+    def _problem(self, kind: str, words: Words, values: Floats) -> str:
+        """Return a message about the strings that are not of a kind: NaN among the values."""
+        odd = [word for word, value in zip(words.list, values, strict=True) if value != value]
+        if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
+            return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
+        if any(map(is_truth, odd)) and set(values[~np.isnan(values)].tolist()) <= {0.0, 1.0}:
+            kind, values = "true or false", np.where([is_truth(word) for word in words.list], 1.0, values)
+        return words.other(kind, values, "" if self.options else "correct or empty them")
 
     def _guess(self, name: str, words: Words) -> Column:
         guess = self._flags(words) or self._numbers(words) or self._dates(words)
@@ -168,7 +187,7 @@ class Decider:
         other = self._otherwise(words)
         if other:
             return unusable(words.rows, other, words)
-        numbers, fitted = self._read(words).values, self.fitted
+        numbers = self._read(words).values
         share, odd = (
             words.share(numbers),
             [word for word, number in zip(words.list, numbers, strict=True) if number != number],
@@ -176,16 +195,15 @@ class Decider:
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
-            return unusable(words.rows, words.other("numbers", numbers, fitted), words)
+            return self._other("numbers", words, numbers)
         dates = read_dates(words.known)[0] if words.has_digits else np.empty(0)
         if len(dates) and words.share(dates) >= MOSTLY and (~np.isnan(dates)).sum() > 1:
-            form = "dates of one form"
-            return unusable(words.rows, words.other(form, dates, fitted), words)
+            return self._other("dates of one form", words, dates)
         text = words.text(f"{len(words.known)} different texts")
         if share >= MOSTLY:
-            text.notes = (
-                f"column {short(name)}{words.other('numbers', numbers, fitted)}; its values are categories now",
-            )
+            problem = self._problem("numbers", words, numbers)
+            text.notes = (f"column {short(name)}{problem}; its values are categories now",)
+            text.doubt = problem if share >= NEARLY else ""
         return text
 
     def _otherwise(self, words: Words) -> str:
@@ -215,7 +233,7 @@ class Decider:
         if found.doubt:
             word, first, second = found.doubt
             marks = "--decimal ',' or --thousands ','" if "," in word else "--decimal . or --thousands ."
-            marks = f"write it otherwise, or fit again with {marks}" if self.fitted else f"give {marks}"
+            marks = f"give {marks}" if self.options else "write it otherwise"
             return unusable(words.rows, f": {short(word)} may be {first} or {second}; {marks}", words)
         if not forced and words.all_match(INTEGER) and words.any_match(r"\d{16}") and _are_huge(map(int, words.list)):
             return _codes(words)
@@ -333,8 +351,8 @@ class Words:
         counts = self.counts()[~(self.missing | self.weak)]
         return float(counts[~np.isnan(values)].sum() / max(1, counts.sum()))
 
-    def other(self, kind: str, values: Floats, fitted: bool = False) -> str:
-        """Return a message about the strings that are not of a kind: NaN among the values; advice by whether a fit is done."""
+    def other(self, kind: str, values: Floats, remedy: str = "") -> str:
+        """Return a message about the strings that are not of a kind, NaN among the values; by default, they may be missing."""
         counts, known = self.counts(), ~(self.missing | self.weak)
         good = np.zeros(len(self.all), dtype=np.bool_)
         good[known] = ~np.isnan(values)
@@ -342,11 +360,12 @@ class Words:
         first = np.full(len(self.all) + 1, self.rows)
         np.minimum.at(first, self.codes, np.arange(self.rows))
         odd = odd[np.argsort(first[odd], kind="stable")]
-        words = [f"{short(self.all[int(i)].as_py())} (row {first[i] + 1})" for i in odd[:10]]
+        found = [short(self.all[int(i)].as_py()) for i in odd[:10]]
+        words = [f"{word} (row {first[i] + 1})" for word, i in zip(found, odd, strict=False)]
         more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
         total = int(counts[~self.missing].sum())
-        option = f"--missing {short(self.all[int(odd[0])].as_py())}" if len(odd) else ""
-        remedy = f"correct or empty them, or fit again with {option}" if fitted else f"{option} treats them as missing"
+        options = " ".join(f"--missing {word}" for word in found)
+        remedy = remedy or f"{options if len(odd) <= 3 else '--missing WORD for each'} treats them as missing"
         return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
 
     def text(self, reason: str, *, free: bool = False) -> Column:

@@ -245,8 +245,8 @@ def _with_header(
     if reading.header is None and _looks_like_values(header):
         reject(
             where,
-            f"the first line looks like a row, not like names: {listed(header, 5)}; --no-header names the columns 'column 1', "
-            "'column 2', …; --header takes the line as names",
+            f"the first line looks like a row, not like names: {listed(header, 5)}; add a line of names, or give --no-header for "
+            "names 'column 1', 'column 2', …, or --header to take the line as names",
         )
     if reading.header is False:
         names, used = [""] * len(header), 0
@@ -291,9 +291,11 @@ def _check_preamble(
     """Refuse lines before the header, with advice."""
     mode, share = _mode([len(row) for row, _ in counted])
     if len(header) > 2 and len(counted) > 2 and not any(word.strip() for word in header[1:]):
-        skip = next((used for row, used in counted if sum(1 for word in row if word.strip()) > 1), 0)
-        if skip > 1:
-            reject(where, f"line {before + 1} has one name ({listed(header[:1])}) and empty ones; --skip leaves it out")
+        first = next((i for i, (row, _) in enumerate(counted) if sum(1 for word in row if word.strip()) > 1), 0)
+        if first:
+            skip = before + counted[first - 1][1]
+            advice = f"--skip {skip} leaves out the lines before the header"
+            reject(where, f"line {before + 1} has one name ({listed(header[:1])}) and empty ones; {advice}")
     if (len(header) in (mode, mode - 1) and (len(header) > 1 or mode < 2)) or mode < 2 or share < 0.6:
         return
     index = next(i for i, (row, _) in enumerate(counted) if len(row) == mode)
@@ -313,7 +315,9 @@ def _units(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str] | N
         return None
     words = {i: word.strip() for i, word in enumerate(rows[0]) if word.strip() and not _is_value(word)}
     units = [word for i, word in words.items() if _numeric(rows[1:], i)]
-    if len(units) < 2 or any(_numeric(rows[1:], i) for i in range(len(names)) if _is_number(rows[0][i])):
+    # The unit of a number without dimension is 1.
+    numbers = [i for i, word in enumerate(rows[0]) if _is_number(word) and word.strip() != "1"]
+    if len(units) < 2 or any(_numeric(rows[1:], i) for i in numbers):
         return None
     return units
 
@@ -328,4 +332,5 @@ def ragged(row: Sequence[str], line: int, dialect: Dialect) -> str:
     """Return a message about a row with too few or too many values."""
     mark = "blanks" if dialect.blanks else repr(dialect.separator)
     hint = f"; --comment {row[0].strip()[:1]} leaves out such lines" if row[0].strip()[:1] in ("#", "%", "/") else ""
-    return f"line {line} has {len(row)} values, the header has {dialect.width}; quote values that hold {mark}{hint}"
+    values = "1 value" if len(row) == 1 else f"{len(row)} values"
+    return f"line {line} has {values}, the header has {dialect.width}; quote values that hold {mark}{hint}"

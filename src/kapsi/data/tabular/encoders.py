@@ -25,11 +25,13 @@ class Unseen(NamedTuple):
         unseen: number of categories that were not in the training rows.
         empty: number of missing values in a column that had none in the training rows.
         example: an unseen category.
+        averaged: whether the mean of all rows stands for the values, as in a target encoding.
     """
 
     unseen: int = 0
     empty: int = 0
     example: str = ""
+    averaged: bool = False
 
 
 def center_and_scale(values: Floats, weight: Floats | None = None) -> tuple[float, float]:
@@ -135,6 +137,7 @@ class Categories:
 
     categories: tuple[str, ...]
     missing: bool
+    averaged: ClassVar[bool] = False
 
     def accept(self, column: Column, where: str) -> Column:
         """Return the column as text."""
@@ -151,7 +154,7 @@ class Categories:
         codes = self._codes(column)
         unseen = np.flatnonzero(codes == -2)
         example = str(column.take(unseen[:1]).values[0]) if len(unseen) else ""
-        return Unseen(len(unseen), 0 if self.missing else int((codes == -1).sum()), example)
+        return Unseen(len(unseen), 0 if self.missing else int((codes == -1).sum()), example, self.averaged)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, rea
         >>> [(name, column.kind) for name, column in table.columns.items()]
         [('a', 'real'), ('b', 'text')]
     """
-    decider = Decider(reading or Reading(), dict(kinds or {}), typed=True)
+    decider = Decider(reading or Reading(), dict(kinds or {}), typed=True, options=False)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]
     if not names or not table.num_rows or len(set(names)) < len(names):

@@ -95,6 +95,11 @@ class Numbers:
         return ", ".join(part for part in (str(self.way), f"in {self.signs}" if self.signs else "") if part)
 
 
+def is_number(word: str) -> bool:
+    """Return whether a word is a number with some decimal mark and separator of thousands."""
+    return any(re.match(way.pattern(), word) for way in WAYS)
+
+
 def decimal_mark(words: Iterable[str]) -> str | None:
     """Return the decimal mark of the numbers among some words, None without evidence or with evidence for both.
 

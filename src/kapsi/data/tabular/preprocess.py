@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from kapsi.data.tabular.encoders import (
     fields,
     standardized,
 )
-from kapsi.data.tabular.target_encoding import TargetColumn
+from kapsi.data.tabular.target_encoding import Outputs, TargetColumn
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -43,18 +43,6 @@ ENCODERS: dict[str, type[Encoder]] = {
     "target": TargetColumn,
 }
 KIND_OF = {encoder: kind for kind, encoder in ENCODERS.items()}
-
-
-class Outputs(NamedTuple):
-    """Values that a target encoding averages.
-
-    Attributes:
-        values: (rows, outputs) float64: indicators of classes (of the second of two), or targets.
-        names: name of each output.
-    """
-
-    values: Floats
-    names: tuple[str, ...]
 
 
 Folds: TypeAlias = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
@@ -91,8 +79,7 @@ class Preprocessing:
             rows: indices of the rows to fit; None for all.
             target: values of these rows that encode columns of more than 50 categories; None for indicators of the 50 most
                 frequent.
-            weight: weights of these rows, the number of times that each counts, except in encodings by the target; None for
-                once.
+            weight: weights of these rows, the number of times that each counts; None for once.
         """
         if rows is not None:
             features = features.take(rows)
@@ -110,7 +97,7 @@ class Preprocessing:
     @staticmethod
     def _encoder(name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None) -> Encoder:
         if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
-            return TargetColumn.fit(name, column, target.values, target.names)
+            return TargetColumn.fit(name, column, target)
         if column.kind == "text":
             return CategoryColumn.fit(name, column, weight)
         if column.kind == "date":
@@ -162,7 +149,7 @@ class Preprocessing:
             if isinstance(column, TargetColumn):
                 parts = folds() if parts is None else parts
                 text = column.accept(features.columns[column.name].take(rows), features.name)
-                inputs[:, end - width : end] = column.cross_fitted(text, target.values, parts)
+                inputs[:, end - width : end] = column.cross_fitted(text, target, parts)
         return inputs
 
     def unseen(self, features: Table) -> dict[str, Unseen]:
@@ -175,7 +162,7 @@ class Preprocessing:
             >>> train = Table("t.csv", {"c": Column("text", np.array(["a", "b"], dtype=object))})
             >>> new = Table("n.csv", {"c": Column("text", np.array(["a", "z", None], dtype=object))})
             >>> Preprocessing.fit(train).unseen(new)
-            {'c': Unseen(unseen=1, empty=1, example='z')}
+            {'c': Unseen(unseen=1, empty=1, example='z', averaged=False)}
         """
         gaps = set(features.columns)
         for names, values in numeric_blocks(features.columns):
@@ -269,5 +256,8 @@ def unseen_notes(counts: Mapping[str, Unseen]) -> list[str]:
             parts.append(f"{count.unseen:,} {verb} not in the training rows (such as {short(count.example)})")
         if count.empty:
             parts.append(f"{count.empty:,} {'are' if count.empty > 1 else 'is'} empty")
-        notes.append(f"column {short(name)}: {' and '.join(parts)}; they have no effect")
+        one = count.unseen + count.empty == 1
+        effect = f"{'it has' if one else 'they have'} no effect"
+        effect = f"the mean of all rows stands for {'it' if one else 'them'}" if count.averaged else effect
+        notes.append(f"column {short(name)}: {' and '.join(parts)}; {effect}")
     return notes

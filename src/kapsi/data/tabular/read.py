@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kapsi.data.tabular.decide import Decider, unusable
@@ -14,7 +14,7 @@ from kapsi.data.tabular.source import PARQUET_SUFFIXES, check_regular, reading_f
 from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
 from kapsi.errors import nearest
 
-__all__ = ["read_table"]
+__all__ = ["check_options", "read_table"]
 
 TEXT_OPTIONS = ("decimal", "thousands", "separator", "skip", "comment", "encoding", "header")
 
@@ -56,7 +56,8 @@ def read_table(
     wanted = {**(kinds or {}), **given}
     notes: tuple[str, ...] = ()
     if suffix in PARQUET_SUFFIXES:
-        _check_options(path, reading, kinds is not None)
+        if kinds is None:
+            check_options(path, [name for name in TEXT_OPTIONS if getattr(reading, name) != getattr(Reading(), name)])
         if compression is not None:
             reject(str(path), "a Parquet file is compressed already; decompress it first")
         names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True))
@@ -86,11 +87,11 @@ def by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:
     return table
 
 
-def _check_options(path: Path, reading: Reading, of_run: bool) -> None:
-    """Refuse options of text files for a Parquet file, unless they belong to a run."""
-    given = [name for name in TEXT_OPTIONS if getattr(reading, name) != getattr(Reading, name, None)]
-    if given and not of_run:
-        reject(path.name, f"{given[0]} has no effect on a Parquet file; leave it out")
+def check_options(path: Path, given: Iterable[str]) -> None:
+    """Refuse options of text files, by name, for a Parquet file."""
+    names = [name for name in given if name in TEXT_OPTIONS]
+    if names and table_suffix(path)[0] in PARQUET_SUFFIXES:
+        reject(path.name, f"{names[0]} has no effect on a Parquet file; leave it out")
 
 
 def _read_parquet(path: Path, decider: Decider) -> tuple[list[str], list[Column], str]:

@@ -30,7 +30,7 @@ class Reading(Spec):
         header: whether the first line has names; False names the columns `column 1`, `column 2`, …
         numeric: columns of numbers; a value that is no number is an error.
         categorical: columns of categories, also if all values are numbers.
-        text: columns of text with the most frequent values as categories, also if most values are distinct.
+        text: columns of text to keep although nearly all values are distinct; each value is a category, its words are not read.
         date: columns of dates and times.
 
     Example:

@@ -28,18 +28,22 @@ LEAST_ROWS = 10
 
 
 def index_columns(table: Table) -> dict[str, str]:
-    """Return the columns that number the rows, with the reason: an unnamed first column, and pandas' `__index_level_0__`."""
+    """Return the columns that number the rows, with the reason: unnamed first columns, and pandas' `__index_level_0__`."""
     found = {name: "it is the index of pandas" for name in table.columns if re.fullmatch(r"__index_level_\d+__", name)}
     for number, (name, column) in enumerate(table.columns.items(), 1):
         if name == f"column {number}" and not column.problem and column.missing.all():
             found[name] = "it has no name and no values"
-    first = next(iter(table.columns), "")
-    if first in ("column 1", "Unnamed: 0") and len(table.columns) > 1:
-        column = table.columns[first]
-        if column.kind == "integer":
-            steps = np.diff(column.numbers)
-            if column.numbers[0] in (0, 1) and bool((steps == 1).all()):
-                found[first] = "it has no name and numbers the rows"
+    without_header = all(name == f"column {number}" for number, name in enumerate(table.columns, 1))
+    for number, (name, column) in enumerate(table.columns.items(), 1):
+        unnamed = name == f"column {number}" or re.fullmatch(r"Unnamed: \d+(\.\d+)*", name)
+        if not unnamed or column.kind != "integer" or number == len(table.columns):
+            break
+        if column.numbers[0] in (0, 1) and bool((np.diff(column.numbers) == 1).all()):
+            found[name] = "it has no name and numbers the rows"
+        elif not without_header and len(np.unique(column.numbers)) == table.rows >= LEAST_ROWS:
+            found[name] = "it has no name and a different whole number in each row"
+        else:
+            break
     return found
 
 
@@ -73,10 +77,15 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
     notes, distinct = [], []
     if len(y) < LEAST_ROWS or y.ndim > 1:
         return []
-    for names, values in numeric_blocks({n: c for n, c in features.columns.items() if c.kind != "boolean"}):
+    count = len(np.unique(y))
+    for names, values in numeric_blocks(features.columns):
         order = np.argsort(values, axis=1, kind="stable")
         ordered = np.take_along_axis(values, order, axis=1)
-        rising = np.flatnonzero((np.diff(ordered, axis=1) > 0).all(1))
+        steps = np.diff(ordered, axis=1) > 0
+        if count < len(y):
+            equal = np.flatnonzero((steps.sum(1) == count - 1) & ~np.isnan(ordered[:, -1]))
+            notes += [_given(names[i]) for i in equal if _same_steps(y[order[i]], steps[i], classes)]
+        rising = np.flatnonzero(steps.all(1))
         follows = _runs(y[order[rising]]) if classes else _monotone(y[order[rising]])
         for i, same in zip(rising, follows, strict=True):
             if same and len(features.columns) > 1:
@@ -86,11 +95,32 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
                 )
             elif features.columns[names[i]].kind == "integer":
                 distinct.append(names[i])
+    for name, column in features.columns.items():
+        if classes and column.kind == "text" and len(column.coded()[1]) == count:
+            codes = column.coded()[0]
+            pairs = np.unique(np.stack([codes, y]), axis=1)
+            notes += [_given(name)] * (pairs.shape[1] == count and bool((codes >= 0).all()))
     if distinct:
         notes.append(
             f"whole numbers that are all distinct, as of identifiers: {listed(distinct)}; --drop leaves them out"
         )
     return notes
+
+
+def _given(name: str) -> str:
+    """Return a note on a column with the same equal rows as the target."""
+    return (
+        f"column {short(name)} has one value for each value of the target; if it comes from the target, --drop {short(name)} "
+        "leaves it out"
+    )
+
+
+def _same_steps(y: npt.NDArray[np.generic], steps: npt.NDArray[np.bool_], classes: bool) -> bool:
+    """Return whether the target, in the order of a column, changes with the column only, in one direction unless classes."""
+    values = y.astype(np.float64)
+    changes = np.diff(values)
+    one_way = classes or bool((changes >= 0).all() or (changes <= 0).all())
+    return one_way and np.array_equal(changes != 0, steps)
 
 
 def _monotone(y: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:

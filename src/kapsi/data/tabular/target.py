@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.preprocess import Outputs, Preprocessing
+from kapsi.data.tabular.preprocess import Preprocessing
 from kapsi.data.tabular.roles import (
     check_roles,
     check_validation,
@@ -24,6 +24,7 @@ from kapsi.data.tabular.roles import (
     weights_of,
 )
 from kapsi.data.tabular.split import Splits
+from kapsi.data.tabular.target_encoding import Outputs
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -101,12 +102,14 @@ class TableProblem:
     def outputs(self, rows: Ints | None = None) -> Outputs:
         """Return the outputs of a selection of rows, or of all rows, for target encodings."""
         y = self.y if rows is None else self.y[rows]
+        weight = self.weight if self.weight is None or rows is None else self.weight[rows]
         if self.classes is None:
             names = self.target if isinstance(self.target, tuple) else (self.target,)
-            return Outputs(y.reshape(len(y), -1).astype(np.float64), names)
+            return Outputs(y.reshape(len(y), -1).astype(np.float64), names, weight)
         first = int(len(self.classes) == 2)
         codes = np.arange(first, len(self.classes))
-        return Outputs((y[:, np.newaxis] == codes).astype(np.float64), tuple(str(self.classes[c]) for c in codes))
+        names = tuple(str(self.classes[code]) for code in codes)
+        return Outputs((y[:, np.newaxis] == codes).astype(np.float64), names, weight)
 
 
 def make_problem(
@@ -154,7 +157,9 @@ def make_problem(
     notes = [*table.notes, *table.use([*targets, *names, *filter(None, (weight, group))])]
     notes += [f"left out the column {short(name)}: {why}" for name, why in index.items()]
     rows = _rows_with_targets(table, targets, strict, notes)
-    values = [_target(table, name, rows, task if len(targets) == 1 else "regression", task, notes) for name in targets]
+    if len(targets) > 1:
+        _check_several(table, targets, rows, task)
+    values = [_target(table, name, rows, task if len(targets) == 1 else "regression", notes) for name in targets]
     task, y, classes = values[0]
     if len(targets) > 1:
         y = np.stack([numbers.astype(np.float64) for _, numbers, _ in values], axis=1)
@@ -190,18 +195,14 @@ def _targets(table: Table, target: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _target(
-    table: Table, name: str, rows: Ints, task: str, asked: str, notes: list[str]
+    table: Table, name: str, rows: Ints, task: str, notes: list[str]
 ) -> tuple[str, Ints | Floats, tuple[Label, ...] | None]:
-    """Return task, values and classes of a target; `asked` is the task in the options, for one of several targets."""
+    """Return task, values and classes of a target."""
     where, column = table.name, table.columns[name]
     if column.kind == "date":
         reject(where, f"the target {short(name)} has dates; give numbers or classes, such as days since a date")
     if column.kind != "text":
         as_numbers(column, name, where)  # rejects infinite values
-    # `asked` differs for one of several targets, unless regression was asked for.
-    if task != asked and "classification" in (asked, _task_of(column, rows, name, [])):
-        advice = "fit a run for each, or use --task regression for numbers"
-        reject(where, f"the target {short(name)} has classes, and several targets need real values; {advice}")
     if task == "auto":
         task = _task_of(column, rows, name, notes)
     if task == "classification":
@@ -212,6 +213,24 @@ def _target(
     if y.min() == y.max():
         reject(where, f"the target {short(name)} is {y[0]} in every row; choose a target that varies")
     return task, y, None
+
+
+def _check_several(table: Table, targets: Sequence[str], rows: Ints, task: str) -> None:
+    """Refuse classes among several targets."""
+    columns = {name: table.columns[name] for name in targets}
+    words = [name for name, column in columns.items() if column.kind == "text"]
+    numbers = [name for name, column in columns.items() if column.kind not in ("text", "date")]
+    if task == "auto":
+        numbers = [name for name in numbers if _task_of(columns[name], rows, name, []) == "classification"]
+    classes = [*words, *(numbers if task != "regression" else [])]
+    if not classes:
+        return
+    runs = [" ".join([f"--target {short(a)}", *(f"--drop {short(b)}" for b in targets if b != a)]) for a in targets]
+    advice = f"fit a run for each: {'; '.join(runs[:3])}{'; …' if len(runs) > 3 else ''}"
+    if not words and task == "auto":
+        advice += "; or take their numbers as real values with --task regression"
+    verb = "have" if len(classes) > 1 else "has"
+    reject(table.name, f"{listed(classes)} {verb} classes, and several targets need real values; {advice}")
 
 
 def _rows_with_targets(table: Table, targets: Sequence[str], strict: bool, notes: list[str]) -> Ints:
@@ -249,6 +268,10 @@ def _classes_of(
 ) -> tuple[Ints, tuple[Label, ...]]:
     labels: list[Label]
     if column.kind == "text":
+        if column.doubt:
+            reject(
+                where, f"the target {short(target)}{column.doubt}; --categorical {short(target)} takes all as classes"
+            )
         codes, words = column.take(rows).coded()
         labels = list(words)
     else:

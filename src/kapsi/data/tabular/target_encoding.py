@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,39 @@ from kapsi.data.tabular.encoders import (
 )
 from kapsi.data.tabular.types import Column, Floats, Ints, reject
 
-__all__ = ["TargetColumn", "shrunk_means"]
+__all__ = ["Outputs", "TargetColumn", "shrunk_means"]
 
 
-def shrunk_means(codes: Ints, y: Floats, count: int) -> tuple[Floats, Floats]:
+class Outputs(NamedTuple):
+    """Values that a target encoding averages.
+
+    Attributes:
+        values: (rows, outputs) float64: indicators of classes (of the second of two), or targets.
+        names: name of each output.
+        weight: weights of the rows, (rows,); None for equal weights.
+    """
+
+    values: Floats
+    names: tuple[str, ...]
+    weight: Floats | None = None
+
+    def take(self, rows: Ints) -> Outputs:
+        """Return a selection of rows."""
+        return Outputs(self.values[rows], self.names, None if self.weight is None else self.weight[rows])
+
+
+def shrunk_means(codes: Ints, y: Floats, count: int, weight: Floats | None = None) -> tuple[Floats, Floats]:
     """Return the mean of y in each category, shrunk by the empirical Bayes estimate, and the mean of all rows.
 
     m = λ m_c + (1 − λ) m_all with λ = n_c v / (n_c v + v_c): n_c rows of the category with variance v_c, and v of all rows. A
-    category without rows has the mean of all rows.
+    category without rows has the mean of all rows. Means and variances are weighted; n_c is the sum of
+    the weights, scaled to a mean of one over the rows with a weight above zero.
 
     Args:
         codes: category of each row, negative for none, (rows,).
         y: values, (rows, outputs).
         count: number of categories.
+        weight: weights of the rows, (rows,), at least 0, with a positive sum; None for equal weights.
 
     Returns:
         (count, outputs) and (outputs,) float64.
@@ -40,16 +60,18 @@ def shrunk_means(codes: Ints, y: Floats, count: int) -> tuple[Floats, Floats]:
     Source: D. Micci-Barreca, A preprocessing scheme for high-cardinality categorical attributes (2001); `smooth="auto"` of
     scikit-learn's `TargetEncoder`.
     """
-    overall, variance = y.mean(0), y.var(0)
+    w = np.ones(len(y)) if weight is None else weight / weight[weight > 0].mean()
+    overall = (w @ y) / w.sum()
+    variance = (w @ (y - overall) ** 2) / w.sum()
     known = codes >= 0
-    rows = np.bincount(codes[known], minlength=count)[:, np.newaxis]
+    codes, w, y = codes[known], w[known], y[known]
+    size = np.bincount(codes, w, minlength=count)
+    divisor = np.where(size > 0, size, 1.0)
     means = np.tile(overall, (count, 1))
     for i in range(y.shape[1]):
-        sums = np.bincount(codes[known], y[known, i] - overall[i], minlength=count)
-        own = sums / np.maximum(rows[:, 0], 1)
-        squares = np.bincount(codes[known], (y[known, i] - overall[i] - own[codes[known]]) ** 2, minlength=count)
-        between = rows[:, 0] * variance[i]
-        within = squares / np.maximum(rows[:, 0], 1)
+        own = np.bincount(codes, w * (y[:, i] - overall[i]), minlength=count) / divisor
+        within = np.bincount(codes, w * (y[:, i] - overall[i] - own[codes]) ** 2, minlength=count) / divisor
+        between = size * variance[i]
         share = np.divide(between, between + within, out=np.zeros(count), where=between + within > 0)
         means[:, i] += share * own
     return means, overall
@@ -77,38 +99,42 @@ class TargetColumn(Categories):
     default: tuple[float, ...]
     missing: bool = False
     wanted: ClassVar[str] = "categorical"
+    averaged: ClassVar[bool] = True
 
     @classmethod
-    def fit(cls, name: str, column: Column, y: Floats, outputs: Sequence[str]) -> Self:
-        """Fit the means of y, (rows, outputs), in the categories."""
+    def fit(cls, name: str, column: Column, target: Outputs) -> Self:
+        """Fit the means of the target in the categories."""
         codes, words = column.coded()
-        means, center, scale = _fitted(codes, y, len(words))
+        means, overall, center, scale = _fitted(codes, target, len(words))
         values = standardized(means, center, scale)
-        default = standardized(y.mean(0), center, scale)
+        default = standardized(overall, center, scale)
         return cls(
             name,
             tuple(words),
-            tuple(outputs),
+            target.names,
             tuple(values.ravel().tolist()),
             tuple(default.tolist()),
             bool((codes < 0).any()),
         )
 
-    def cross_fitted(self, column: Column, y: Floats, folds: Sequence[tuple[Ints, Ints]]) -> Floats:
+    def cross_fitted(self, column: Column, target: Outputs, folds: Sequence[tuple[Ints, Ints]]) -> Floats:
         """Return the inputs of the fitted rows, each encoded by rows of other folds, so that no row sees its own target.
 
         Args:
             column: the fitted column.
-            y: the fitted values, (rows, outputs).
+            target: the fitted values.
             folds: rows to fit and rows to encode, a partition of all rows.
         """
         codes, words = column.coded()
-        _, center, scale = _fitted(codes, y, len(words))
+        _, _, center, scale = _fitted(codes, target, len(words))
         inputs = self.transform(column)
         for others, rows in folds:
-            means, overall = shrunk_means(codes[others], y[others], len(words))
+            part = target.take(others)
+            if part.weight is not None and not part.weight.any():
+                part = part._replace(weight=None)
+            means, overall = shrunk_means(codes[others], part.values, len(words), part.weight)
             encoded = np.concatenate([means, overall[np.newaxis]])[codes[rows]]
-            inputs[rows, : y.shape[1]] = clipped(standardized(encoded, center, scale))
+            inputs[rows, : len(target.names)] = clipped(standardized(encoded, center, scale))
         return inputs
 
     def names(self) -> list[str]:
@@ -149,8 +175,8 @@ class TargetColumn(Categories):
         )
 
 
-def _fitted(codes: npt.NDArray[Any], y: Floats, count: int) -> tuple[Floats, Floats, Floats]:
-    """Return the means of categories, and mean and scale of the encoded rows."""
-    means, overall = shrunk_means(codes, y, count)
+def _fitted(codes: npt.NDArray[Any], target: Outputs, count: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the means of categories and of all rows, and mean and scale of the encoded rows."""
+    means, overall = shrunk_means(codes, target.values, count, target.weight)
     rows = np.concatenate([means, overall[np.newaxis]])[codes]
-    return means, *centers_and_scales(np.ascontiguousarray(rows.T))
+    return means, overall, *centers_and_scales(np.ascontiguousarray(rows.T), target.weight)

@@ -59,9 +59,10 @@ class Column:
         notes: notes for the user, one line each, if the column is used.
         problem: why the column cannot be used; empty if it can.
         free: whether a text is an input although most of its values are distinct.
+        doubt: why a text cannot be a target: nearly all of its values are numbers.
     """
 
-    __slots__ = ("_codes", "_values", "_words", "free", "kind", "notes", "problem", "reason")
+    __slots__ = ("_codes", "_values", "_words", "doubt", "free", "kind", "notes", "problem", "reason")
 
     def __init__(
         self,
@@ -74,8 +75,10 @@ class Column:
         notes: tuple[str, ...] = (),
         problem: str = "",
         free: bool = False,
+        doubt: str = "",
     ) -> None:
         self.kind, self.reason, self.notes, self.problem, self.free = kind, reason, notes, problem, free
+        self.doubt = doubt
         self._values, self._codes, self._words = values, codes, words
 
     def __len__(self) -> int:
@@ -128,7 +131,8 @@ class Column:
         return self._copy(values=values)
 
     def _copy(self, **data: Any) -> Column:
-        return Column(self.kind, **data, reason=self.reason, notes=self.notes, problem=self.problem, free=self.free)
+        shared = {name: getattr(self, name) for name in ("reason", "notes", "problem", "free", "doubt")}
+        return Column(self.kind, **data, **shared)
 
     def line(self, name: str) -> str:
         """Return name, type and reason on one line."""
@@ -178,10 +182,13 @@ class Table:
             TableError: the problem of the first such column.
         """
         notes: list[str] = []
+        names = list(names)
         for name in names:
             column = self.columns[name]
             if column.problem:
-                reject(self.name, f"column {short(name)}{column.problem}")
+                others = [n for n in names if self.columns[n].problem and n != name]
+                more = f" (further columns with problems: {listed(others)})" if others else ""
+                reject(self.name, f"column {short(name)}{column.problem}{more}")
             notes += column.notes
         return notes
 
@@ -277,6 +284,11 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
             f"column {short(name)} has {value} in row {row}; only finite numbers are allowed: correct or empty the value",
         )
     return np.asarray(numbers, dtype=np.float64)
+
+
+def is_truth(word: str) -> bool:
+    """Return whether a word is true or false, in any case."""
+    return isinstance(truth(word), bool)
 
 
 def truth(word: str) -> object:

@@ -1,0 +1,284 @@
+"""Files as people have them, from the command line: exit code, note or advice, and the score or prediction."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kapsi.cli import main
+
+ROWS = 120
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(20, 5, ROWS).round(2), RNG.uniform(0, 3, ROWS).round(2)
+Y = (2 * A + 3 * B * B).round(2)
+"""A target that the default model fits with R² above 0.99; without `a` the score is below 0.5."""
+
+QUICK = ("--set", "training.l2=0.001")
+
+
+def words(values, mark=".", **changes):
+    found = [f"{value:.2f}".replace(".", mark) for value in values]
+    for row, word in changes.items():
+        found[int(row[1:]) - 1] = word
+    return found
+
+
+def text(separator=",", units=None, **columns):
+    lines = [list(columns), *([units] if units else []), *zip(*columns.values(), strict=True)]
+    return "".join(separator.join(map(str, line)) + "\n" for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command; return exit code, standard output and standard error."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        quick = QUICK if arguments[0] == "fit" else ()
+        code = main([str(argument) for argument in (*arguments, *quick)])
+        streams = capsys.readouterr()
+        assert code == 0 or (code == 2 and len(streams.err.strip().splitlines()) == 1)
+        return code, streams.out, streams.err
+
+    return call
+
+
+def put(name, content):
+    if isinstance(content, pa.Table):
+        pq.write_table(content, name)
+    else:
+        with open(name, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+    return name
+
+
+def score(out):
+    return float(re.search(r"(?:r2|accuracy): (\S+)", out)[1])
+
+
+def predictions(out):
+    return [row["prediction"] for row in csv.DictReader(io.StringIO(out))]
+
+
+C = words(A, ",")
+NUMBERED = "\n".join(f"{i},{line}" for i, line in enumerate(text(a=A, b=B, y=Y).splitlines()[1:]))
+SHUFFLED = "\n".join(f"{(37 * i) % 1201},{line}" for i, line in enumerate(text(a=A, b=B, y=Y).splitlines()[1:]))
+FITS = {
+    "decimal commas": (text(";", a=C, b=words(B, ","), y=words(Y, ",")), ""),
+    "decimal commas in the inputs": (text(";", a=C, b=words(B, ","), y=words(Y)), ""),
+    "decimal commas in quotes": (text(a=[f'"{word}"' for word in C], b=B, y=Y), ""),
+    "decimal commas in Parquet": (pa.table({"a": C, "b": B, "y": Y}), "column 'a' has numbers written as text"),
+    "numbers as text in Parquet": (pa.table({"a": A, "b": B, "y": words(Y)}), "column 'y' has numbers written as text"),
+    "missing words in Parquet": (
+        pa.table({"a": words(A, r7="nan", r9="-"), "b": B, "y": Y}),
+        "--categorical 'a' keeps",
+    ),
+    "units": (text(units=["degC", "m3/h", "kW"], a=A, b=B, y=Y), "it has units ('degC', 'm3/h', 'kW')"),
+    "units of a ratio": (text(units=["degC", "1", "kW"], a=A, b=B, y=Y), "it has units ('degC', 'kW')"),
+    "units under ;": (text(";", units=["[°C]", "", "[kW]"], a=C, b=words(B, ","), y=words(Y, ",")), "it has units"),
+    "a dash in an input": (text(a=words(A, r7="-"), b=B, y=Y), ""),
+    "a dash in the target": (
+        text(a=A, b=B, y=words(Y, r7="-")),
+        "dropped 1 of 120 rows without a target 'y' (first: row 7)",
+    ),
+    "an unnamed index": (",a,b,y\n" + NUMBERED, "left out the column 'column 1': it has no name and numbers the rows"),
+    "an unnamed index of shuffled rows": (",a,b,y\n" + SHUFFLED, "left out the column 'column 1'"),
+    "an index saved twice": (
+        "Unnamed: 0.1,Unnamed: 0,a,b,y\n" + "\n".join(f"{i},{line}" for i, line in enumerate(SHUFFLED.splitlines())),
+        "left out the column 'Unnamed: 0'",
+    ),
+    "an index of pandas": (
+        pa.table({"a": A, "b": B, "y": Y, "__index_level_0__": list(range(ROWS))}),
+        "left out the column '__index_level_0__': it is the index of pandas",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(FITS))
+def test_numbers_are_numbers(case, run):
+    content, note = FITS[case]
+    name = put("t.parquet" if isinstance(content, pa.Table) else "t.csv", content)
+    code, out, err = run("fit", name, "--target", "y", "--output", "r")
+    assert code == 0
+    assert note in err
+    assert score(out) > 0.9
+    inputs = run("info", "r")[1]
+    assert re.search(r"inputs +a, (a is missing, )?b\n", inputs)
+
+
+REFUSED = {
+    "words among numbers": (
+        text(a=words(A, r7="-", r60="unknown"), b=B, y=Y),
+        (),
+        "column 'a': 118 of 120 values are numbers; not: '-' (row 7), 'unknown' (row 60); --missing '-' --missing 'unknown' "
+        "treats them as missing",
+    ),
+    "words among the numbers of a target": (
+        text(a=A, y=words(Y, r9="unknown")),
+        (),
+        "column 'y': 119 of 120 values are numbers",
+    ),
+    "words among numbers in Parquet": (pa.table({"a": words(A, r7="unknown"), "y": Y}), (), "not: 'unknown' (row 7)"),
+    "a word among digits as classes": (
+        text(a=A, y=["unknown", *(str(i % 2) for i in range(ROWS - 1))]),
+        (),
+        "the target 'y': 119 of 120 values are numbers; not: 'unknown' (row 1); --missing 'unknown' treats them as missing; "
+        "--categorical 'y' takes all as classes",
+    ),
+    "two decimal marks in a column": (
+        text(";", a=words(A, ",", r3="20.63"), b=words(B, ","), y=Y),
+        (),
+        "not: '20.63' (row 3); write decimal marks and separators of thousands alike",
+    ),
+    "classes among several targets": (
+        text(a=A, k=(A > 20).astype(int), m=(B > 1).astype(int)),
+        ("--target", "k", "--target", "m"),
+        "'k', 'm' have classes, and several targets need real values; fit a run for each: --target 'k' --drop 'm'; "
+        "--target 'm' --drop 'k'; or take their numbers as real values with --task regression",
+    ),
+    "a class beside a number": (
+        text(a=A, k=[f"u{i % 2}" for i in range(ROWS)], y=Y),
+        ("--target", "k", "--target", "y"),
+        "'k' has classes, and several targets need real values; fit a run for each: --target 'k' --drop 'y'; "
+        "--target 'y' --drop 'k'",
+    ),
+    "several columns without meaning": (
+        pa.table({"a": A, "l": [[1.0]] * ROWS, "s": [{"q": 1}] * ROWS, "y": Y}),
+        (),
+        "leave it out with --drop 'l' (further columns with problems: 's')",
+    ),
+    "a repeated option": (text(a=A, y=Y), ("--target", "y", "--seed", "1", "--seed", "2"), "--seed was given twice"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_doubts_are_refused_with_advice(case, run):
+    content, options, message = REFUSED[case]
+    name = put("t.parquet" if isinstance(content, pa.Table) else "t.csv", content)
+    code, _, err = run("fit", name, *(options or ("--target", "y")), "--output", "r")
+    assert code == 2
+    assert message in err
+
+
+def test_the_advice_on_several_class_targets_works(run):
+    put("t.csv", text(a=A, b=B, k=(A > 20).astype(int), m=(B > 1).astype(int)))
+    assert run("fit", "t.csv", "--target", "k", "--drop", "m", "--output", "k")[0] == 0
+    assert re.search(r"inputs +a, b\n", run("info", "k")[1])
+    assert run("fit", "t.csv", "--target", "k", "--target", "m", "--task", "regression", "--output", "both")[0] == 0
+    assert re.search(r"inputs +a, b\n", run("info", "both")[1])
+
+
+def test_two_categories_have_a_neutral_point(run):
+    sex = ["f", "m"] * (ROWS // 2)
+    put("t.csv", text(s=sex, a=A, y=[(1 if word == "m" else -1) * 5 + x for word, x in zip(sex, B, strict=True)]))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    for name, new in (
+        ("n.csv", "a,s\n20,m\n20,f\n20,diverse\n20,\n20, m \n"),
+        ("n.parquet", pa.table({"s": ["m", "f", "diverse", None, "m"], "a": [20.0] * 5})),
+    ):
+        code, out, err = run("predict", "r", put(name, new), "--output", "-")
+        male, female, unseen, empty, blanks = map(float, predictions(out))
+        assert code == 0
+        assert unseen == empty == pytest.approx((male + female) / 2, abs=0.1)
+        assert blanks == male > female + 9
+        assert "1 value was not in the training rows (such as 'diverse') and 1 is empty; they have no effect" in err
+
+
+def test_booleans_of_a_new_file(run):
+    put("t.csv", text(s=["true", "false"] * (ROWS // 2), a=A, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    spelled = predictions(run("predict", "r", put("n.csv", "s,a\ntrue,20\nfalse,20\n"), "--output", "-")[1])
+    assert predictions(run("predict", "r", put("n.csv", "s,a\nTRUE,20\n0,20\n"), "--output", "-")[1]) == spelled
+    message = (
+        "column 's': 2 of 3 values are true or false; not: 'maybe' (row 3); --missing 'maybe' treats them as missing"
+    )
+    assert message in run("predict", "r", put("n.csv", "s,a\ntrue,20\n0,20\nmaybe,20\n"), "--output", "-")[2]
+
+
+LAYOUTS = {
+    "skip": ("Report,,\na,b,y\n20,1,43\n30,2,72\n", ("--skip", "1")),
+    "missing": ("a,b,y\n20,1,43\n30,2,72\nunknown,1,\n", ("--missing", "unknown")),
+    "comment": ("a,b,y\n20,1,43\n! here\n30,2,72\n", ("--comment", "!")),
+    "encoding": ("a,b,y\n20,1,43\n30,2,72\n".encode("utf-16-le"), ("--encoding", "utf-16-le")),
+    "decimal": ("a;b;y\n20.000;1.000;43\n30.000;2.000;72\n", ("--decimal", ".")),
+    "separator": ("a:b:y\n20:1:43\n30:2:72\n", ("--separator", ":")),
+}
+
+
+@pytest.mark.parametrize("option", list(LAYOUTS))
+def test_a_file_of_another_layout_is_predicted_and_scored(option, run):
+    put("t.csv", text(a=A, b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    content, options = LAYOUTS[option]
+    code, out, _ = run("predict", "r", put("n.csv", content), "--output", "-", *options)
+    assert code == 0
+    assert np.array(predictions(out)[:2], dtype=float) == pytest.approx([43, 72], abs=0.1)
+    code, out, _ = run("evaluate", "r", "n.csv", *options)
+    assert score(out) > 0.99
+    if option != "decimal":
+        assert run("predict", "r", "n.csv", "--output", "-")[0] == 2
+
+
+def test_options_of_text_files_have_no_effect_on_parquet(run):
+    put("t.csv", text(a=A, b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--skip", "0", "--output", "r")[0] == 0
+    put("n.parquet", pa.table({"a": [20.0], "b": [1.0]}))
+    assert "skip has no effect on a Parquet file" in run("predict", "r", "n.parquet", "--output", "-", "--skip", "1")[2]
+    assert predictions(run("predict", "r", "n.parquet", "--output", "-", "--missing", "20")[1])
+
+
+def test_options_of_a_prediction_replace_those_of_the_fit(run):
+    put("t.csv", "Report\n" + text(";", a=C, b=words(B, ","), y=words(Y, ",")))
+    options = ("--skip", "1", "--decimal", ",", "--missing", "unknown")
+    assert run("fit", "t.csv", "--target", "y", "--output", "r", *options)[0] == 0
+    put("n.csv", "a,b\n20.5,1\nunknown,1\n-1,1\n")
+    code, out, err = run("predict", "r", "n.csv", "--output", "-", "--skip", "0", "--decimal", ".", "--missing", "-1")
+    assert code == 0
+    assert len(set(predictions(out)[1:])) == 1
+    assert "2 are empty" in err
+
+
+def test_columns_that_give_the_target_away(run):
+    kind = [int(value > 42) for value in Y]
+    level = np.digitize(Y, [30, 40, 50, 60])
+    note = "has one value for each value of the target; if it comes from the target, --drop"
+    for leak, target in (
+        ([("low", "high")[k] for k in kind], kind),
+        (kind, kind),
+        (["true" if k else "false" for k in kind], [f"class {k}" for k in kind]),
+        (-level, level + 0.5),
+    ):
+        put("t.csv", text(a=A, b=B, k=leak, y=target))
+        code, _, err = run("fit", "t.csv", "--target", "y", "--output", "r", "--overwrite")
+        assert code == 0
+        assert f"column 'k' {note} 'k'" in err
+        assert err.count(note) == 1
+    put("t.csv", text(a=A, b=B, k=[*kind[:-1], 1 - kind[-1]], y=kind))
+    assert note not in run("fit", "t.csv", "--target", "y", "--output", "r", "--overwrite")[2]
+
+
+def test_a_validation_file_of_another_layout_is_refused_with_its_options(run):
+    put("t.csv", text(a=A, b=B, y=Y))
+    message = run(
+        "fit", "t.csv", "--target", "y", "--validation", put("v.csv", "Report\nof 2024\n" + text(a=A, b=B, y=Y))
+    )[2]
+    assert "v.csv: line 1 has 1 value ('Report'), and most lines have 3; --skip 2 leaves out" in message
+    assert "(options of reading hold for both tables)" in message
+    message = run(
+        "fit", "t.csv", "--target", "y", "--validation", put("v.csv", text(a=words(A, r2="unknown"), b=B, y=Y))
+    )[2]
+    assert (
+        "column 'a' of v.csv: 119 of 120 values are numbers; not: 'unknown' (row 2); --missing 'unknown' treats"
+        in message
+    )
