@@ -414,7 +414,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("x=1", "no option begins with 'x'; paths begin with layers, widths, training or table"),
+        ("x=1", "no option begins with 'x'; paths begin with layers, widths, training, table or recipe"),
         ("layer.0=1", "did you mean layers?"),
         ("table.folds=1", "folds must be at least 2"),
         ("layers", "expected path=value"),

@@ -19,7 +19,7 @@ def test_the_configuration_of_a_run_of_0_1_is_a_specification(run) -> None:
     data = parse_yaml((FILES / run / "config.yaml").read_text("utf-8"), "config.yaml")
     assert is_run_of_0_1(data)
     assert not is_run_of_0_1(migrate_run(data))
-    model, training = read_configuration(str(FILES / run / "config.yaml"))
+    model, training, _ = read_configuration(str(FILES / run / "config.yaml"))
     assert model is not None
     assert training.epochs == data["training"]["epochs"]
     assert training.solver.name == data["training"]["solver"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kapsi as kp
+from kapsi.cli import main
 from kapsi.data.tabular import write_table
 from kapsi.recipes import Auto, LinearHead
 from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
@@ -104,3 +105,21 @@ def test_a_resumed_run_uses_the_comparisons_of_the_interrupted_one(table, tmp_pa
     ]
     assert not (tmp_path / "run.checkpoints").exists()
     assert load_run(tmp_path / "run").manifest["rows"] == 90
+
+
+def test_the_configuration_of_a_run_fits_the_same_recipe_again(table, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["fit", str(table), "--target", "y", "--drop", "c", "--output"]
+    assert main([*command, "one", "--head", "linear", "--prefer", "small", "--seed", "3"]) == 0
+    assert main([*command, "two", "--spec", "one/config.yaml"]) == 0
+    assert (tmp_path / "one/config.yaml").read_bytes() == (tmp_path / "two/config.yaml").read_bytes()
+    assert (tmp_path / "one/model.safetensors").read_bytes() == (tmp_path / "two/model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([*command, "three", "--spec", "one/config.yaml", "--set", "layers.0.heads.0.bias=true"]) == 2
+    assert main([*command, "three", "--prefer", "fast", "--set", "training.epochs=3"]) == 2
+    shown = capsys.readouterr().err
+    assert "--prefer: is an option of the automatic model, which --set training.epochs replaces" in shown
+    assert main([*command, "three", "--head", "nothing"]) == 2
+    assert "no recipe is called 'nothing'" in capsys.readouterr().err
+    assert main(["info", "one/config.yaml"]) == 2
+    assert "a recipe chooses the model of a run" in capsys.readouterr().err

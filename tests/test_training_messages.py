@@ -78,10 +78,10 @@ def test_the_order_of_settings_does_not_matter(kind):
 def test_a_specification_may_have_training_options_alone(tmp_path):
     path = tmp_path / "spec.yaml"
     path.write_text("training: {solver: lbfgs}\n")
-    assert read_configuration(str(path)) == (None, kp.TrainConfig(solver="lbfgs"))
+    assert read_configuration(str(path)) == (None, kp.TrainConfig(solver="lbfgs"), None)
 
 
-@pytest.mark.parametrize("name", ["auto", ""])
+@pytest.mark.parametrize("name", ["nothing", ""])
 def test_an_unknown_function_does_not_list_all(name):
     with pytest.raises(kp.SpecError, match="kapsi functions lists the names") as error:
         kp.functions().named(name)

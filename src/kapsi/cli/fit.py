@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import typer
 
@@ -202,8 +202,10 @@ def fit(
     for name in log or ():
         check_choice("--log", name, LOGS)
     edits = [split_setting(text) for text in set_ or ()]
-    recipe = automatic(spec, edits, {"prefer": prefer, "budget": budget, "heads": tuple(head or ()) or None}, options)
-    problem, config = prepare(table, table_config, spec, edits, seed, class_weight, recipe)
+    parts = Configuration() if spec is None else read_configuration(spec)
+    given = {"prefer": prefer, "budget": budget, "heads": tuple(head or ()) or None}
+    parts = parts._replace(recipe=automatic(parts, edits, given, options))
+    problem, config = prepare(table, table_config, parts, edits, seed, class_weight)
     checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as processes:
         if output is not None and processes.first:
@@ -211,8 +213,8 @@ def fit(
         if resume and processes.size == 1 and (complete := find_complete(problem, config, output)) is not None:
             show_complete(*complete, problem.task)
             return
-        parts, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
-        with progress_bar(parts, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
+        count, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
+        with progress_bar(count, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
             report = fit_problem(
                 problem,
                 config,
@@ -227,11 +229,25 @@ def fit(
             show_report(report)
 
 
-def automatic(spec: str | None, edits: Edits, given: dict[str, Any], options: dict[str, Any]) -> Recipe | None:
+class Configuration(NamedTuple):
+    """Model, training and recipe of a file, in part if need be.
+
+    Attributes:
+        model: specification of a model, None without.
+        training: options of training.
+        recipe: the recipe of a run, None without.
+    """
+
+    model: ModelSpec | None = None
+    training: TrainConfig | None = None
+    recipe: Recipe | None = None
+
+
+def automatic(parts: Configuration, edits: Edits, given: dict[str, Any], options: dict[str, Any]) -> Recipe | None:
     """Return the recipe of the automatic model; None if a model or its training is specified.
 
     Args:
-        spec: the file of `--spec`.
+        parts: the content of the file of `--spec`.
         edits: the options of `--set`.
         given: the options of the recipe, None where not given.
         options: all options of the command.
@@ -244,10 +260,14 @@ def automatic(spec: str | None, edits: Edits, given: dict[str, Any], options: di
 
     of_recipes = ("table.", "recipe", *(f"training.{name}" for name in RECIPE_OPTIONS))
     of_models = [f"--set {path}" for path, _ in edits if not path.startswith(of_recipes)]
-    of_models += ["--spec"] * (spec is not None)
+    of_models += ["--spec"] * (options["spec"] is not None and parts.recipe is None)
     of_models += [f"--{name.replace('_', '-')}" for name in ("log", "devices", "nodes", "strategy") if options[name]]
     of_models += ["--checkpoint-steps"] * (options["checkpoint_steps"] is not None)
     of_recipe = {name: value for name, value in given.items() if value is not None}
+    if of_models and parts.recipe is not None:
+        raise SpecError(f"{of_models[0]}: has no effect beside the recipe in the file of --spec; leave one out")
+    if not of_models and parts.recipe is not None:
+        return replace(cast(Any, parts.recipe), **of_recipe)
     if not of_models:
         return Auto(**of_recipe) if of_recipe else None
     if of_recipe:
@@ -259,11 +279,10 @@ def automatic(spec: str | None, edits: Edits, given: dict[str, Any], options: di
 def prepare(
     path: str,
     table: TableConfig,
-    spec: str | None,
+    parts: Configuration,
     edits: Edits,
     seed: int | None,
     class_weight: list[str] | None = None,
-    recipe: Recipe | None = None,
 ) -> tuple[TableProblem, RunConfig]:
     """Read the table and return features and target, and the configuration of the run.
 
@@ -273,15 +292,16 @@ def prepare(
     from kapsi.tables import RunConfig, default_spec, read_problem
     from kapsi.training.config import TrainConfig
 
-    model, training = (None, TrainConfig()) if spec is None else read_configuration(spec)
-    config = RunConfig(table, model, training if seed is None else replace(training, seed=seed), recipe)
+    training = parts.training or TrainConfig()
+    training = training if seed is None else replace(training, seed=seed)
+    config = RunConfig(table, parts.model, training, parts.recipe)
     of_model = [edit for edit in edits if edit[0].startswith("model.")]
     config = edited(config, [edit for edit in edits if edit not in of_model])
     problem = read_problem(path, config.table)
     if class_weight:
         weights = class_weights(class_weight, problem)
         config = replace(config, training=replace(config.training, class_weights=weights))
-    if of_model and config.model is None:
+    if of_model and config.model is None and config.recipe is None:
         config = replace(config, model=default_spec(len(problem.preprocessing.names()), len(problem.y)))
     return problem, edited(config, of_model)
 
@@ -316,20 +336,25 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
     return tuple(weights.values())
 
 
-def read_configuration(path: str) -> tuple[ModelSpec | None, TrainConfig]:
-    """Return model and training of a specification or of a run's config.yaml, in part if need be."""
+def read_configuration(path: str) -> Configuration:
+    """Return the content of a specification or of a run's config.yaml, in part if need be."""
+    from kapsi.recipes import Recipe
     from kapsi.spec import ModelSpec, from_dict, parse_yaml, read_text
     from kapsi.training.config import TrainConfig
 
     data = parse_yaml(read_text(path, "specification"), path)
     data = migrate_run(data) if is_run_of_0_1(data) else data
-    if not isinstance(data, dict) or not {"table", "model", "training"} & set(data):
-        return from_dict(data, ModelSpec, path), TrainConfig()
+    names = ("table", "model", "training", "recipe")
+    if not isinstance(data, dict) or not set(names) & set(data):
+        return Configuration(from_dict(data, ModelSpec, path))
     for key in data:
-        if key not in ("table", "model", "training"):
-            raise SpecError(f"{path}: there is no {key!r} in a configuration; it has table, model, training")
-    model = None if data.get("model") is None else from_dict(data["model"], ModelSpec, f"{path}: model")
-    return model, from_dict(data.get("training", {}), TrainConfig, f"{path}: training")
+        if key not in names:
+            raise SpecError(f"{path}: there is no {key!r} in a configuration; it has {', '.join(names)}")
+
+    def part(name: str, kind: type[Any]) -> Any:
+        return None if data.get(name) is None else from_dict(data[name], kind, f"{path}: {name}")
+
+    return Configuration(part("model", ModelSpec), part("training", TrainConfig), part("recipe", Recipe))
 
 
 def split_setting(text: str) -> tuple[str, Any]:

@@ -118,8 +118,12 @@ def _specified(path: str, sets: list[str]) -> Model:
     from kapsi.errors import SpecError
     from kapsi.modules import Model
     from kapsi.tables import RunConfig, TableConfig
+    from kapsi.training.config import TrainConfig
 
-    config = RunConfig(TableConfig("y"), *read_configuration(path))
+    parts = read_configuration(path)
+    if parts.model is None:
+        raise SpecError(f"{path}: has no model specification; a recipe chooses the model of a run")
+    config = RunConfig(TableConfig("y"), parts.model, parts.training or TrainConfig())
     spec = cast("ModelSpec", edited(config, [split_setting(text) for text in sets]).model)
     if None in spec.widths:
         missing = [f"--set widths.{i}=N ({side})" for i, side in ((0, "inputs"), (len(spec.widths) - 1, "outputs"))]
