@@ -30,7 +30,7 @@ from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.tables.recipe_watch import RunWatch
 from kapsi.tables.row_space import RowSpace, reduces
 from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
-from kapsi.tables.scores import MoreScores, Scores, baselines, copies, more_scores, scores_of
+from kapsi.tables.scores import MoreScores, Scores, baselines, better_baselines, copies, more_scores, scores_of
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -228,6 +228,7 @@ def fit_problem(
                         metrics.setdefault(model, {}).setdefault(metric, []).append(value)
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
+        fitted = fitted._replace(notes=(*fitted.notes, *better_baselines(scores)))
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
             write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)

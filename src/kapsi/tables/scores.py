@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,6 +117,23 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
         probabilities[:] = 0
         probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
     return {"most frequent class": prior, "logistic regression": probabilities}
+
+
+def better_baselines(scores: Mapping[str, Sequence[Scores]]) -> list[str]:
+    """Return a note for each baseline with better scores than kapsi in accuracy or R².
+
+    Example:
+        >>> better_baselines({"kapsi": [Scores(0.8, 1.0)], "mean": [Scores(0.0, 2.0)], "ridge": [Scores(0.9, 0.7)]})
+        ['ridge is better than the model on the held-out rows']
+    """
+    if "kapsi" not in scores:
+        return []
+    own = summarize(scores["kapsi"])[0][0]
+    return [
+        f"{name} is better than the model on the held-out rows"
+        for name, values in scores.items()
+        if name != "kapsi" and summarize(values)[0][0] > own
+    ]
 
 
 def copies(
