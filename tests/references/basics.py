@@ -79,6 +79,11 @@ EXPANSIONS: Table = {
         processed,
         lambda f, m: _all()[f.expansion.name].size(f.expansion, m),
     ),
+    "selected": Reference(
+        "the expansion's reference",
+        lambda f, x, t: _all()[f.expansion.name].values(f.expansion, x[:, t["selection"]], t["expansion"]),
+        lambda f, m: _all()[f.expansion.name].size(f.expansion, f.count),
+    ),
     "nested": Reference(
         "composition of the parts' references",
         nested,
