@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kapsi.expansion.orthogonal import *
     from kapsi.expansion.potential import *
     from kapsi.expansion.radial import *
+    from kapsi.expansion.selected import *
     from kapsi.expansion.simple import *
     from kapsi.expansion.spline import *
     from kapsi.expansion.taylor import *

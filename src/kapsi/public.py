@@ -17,6 +17,7 @@ from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
 from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
+from kapsi.expansion.selected import *
 from kapsi.expansion.simple import *
 from kapsi.expansion.spline import *
 from kapsi.expansion.taylor import *
@@ -75,7 +76,8 @@ from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge,
 from kapsi.version import __version__
 
 # Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or
-# a specification (combinatorial, compression, density, evidence, joint, potential, tree, wavelet) are only in `kapsi.expansion`.
+# a specification (combinatorial, compression, density, evidence, joint, potential, selected, tree, wavelet) are only in
+# `kapsi.expansion`.
 __all__ = [
     "AUC",
     "F1",

@@ -79,7 +79,7 @@ EXPANSIONS: Table = {
         processed,
         lambda f, m: _all()[f.expansion.name].size(f.expansion, m),
     ),
-    "selected": Reference(
+    "selected_inputs": Reference(
         "the expansion's reference",
         lambda f, x, t: _all()[f.expansion.name].values(f.expansion, x[:, t["selection"]], t["expansion"]),
         lambda f, m: _all()[f.expansion.name].size(f.expansion, f.count),

@@ -13,7 +13,7 @@ from kapsi.expansion import (
     orthogonal,
     potential,
     radial,
-    select,
+    selected,
     simple,
     spline,
     taylor,
@@ -34,7 +34,7 @@ from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
 from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
-from kapsi.expansion.select import *
+from kapsi.expansion.selected import *
 from kapsi.expansion.simple import *
 from kapsi.expansion.spline import *
 from kapsi.expansion.taylor import *
@@ -56,7 +56,7 @@ __all__ += kernel.__all__
 __all__ += orthogonal.__all__
 __all__ += potential.__all__
 __all__ += radial.__all__
-__all__ += select.__all__
+__all__ += selected.__all__
 __all__ += simple.__all__
 __all__ += spline.__all__
 __all__ += taylor.__all__

@@ -3,6 +3,7 @@
 One file a head, each with its closed form or its solver. Heads are compared on the same held-out rows.
 """
 
+from kapsi.recipes.additive import AdditiveHead, StepsHead
 from kapsi.recipes.auto import Auto
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult, Watch
 from kapsi.recipes.constant import ConstantHead
@@ -10,6 +11,7 @@ from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
 
 __all__ = [
+    "AdditiveHead",
     "Auto",
     "ConstantHead",
     "CrossFit",
@@ -20,6 +22,7 @@ __all__ = [
     "Recipe",
     "RecipeData",
     "RecipeResult",
+    "StepsHead",
     "Watch",
     "mixture",
 ]

@@ -52,6 +52,9 @@ class LinearInParameters(HeadRecipe):
     penalties: ClassVar[tuple[float, ...]] = tuple(10 ** (4 - i / 2) for i in range(21))
     """Candidates for l2, strong ones first."""
 
+    normalized: ClassVar[bool] = True
+    """Whether Q is scaled to the trace of the covariance; otherwise l2 multiplies Q as it is."""
+
     @abstractmethod
     def model(self, data: RecipeData, seed: int = 0) -> Model:
         """Return a model of one layer in float64: κ calibrated on the rows, ψ dense, a bias; heads without remainders."""
@@ -82,23 +85,29 @@ class LinearInParameters(HeadRecipe):
 
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
-        recipe = self
         if self.l2 is None or len(self.candidates(data)) > 1:
-            recipe = self._by_leave_one_out(data, seed) if data.loss.closed_form else self._by_folds(data, seed)
-        problem = _Problem(recipe, data, seed)
-        matrix, bias = next(problem.path(recipe._path(data, problem)))
-        assign(problem.model, matrix, bias)
+            if data.loss.closed_form:
+                return self._by_leave_one_out(data, seed)
+            return self._by_folds(data, seed).fit(data, seed)
+        return self._finished(_Problem(self, data, seed), self.l2)
+
+    def _finished(self, problem: _Problem, l2: float | None) -> Model:
+        """Return the model of a problem, with the coefficients for a penalty."""
+        penalties = replace(self, l2=l2)._path(problem.data, problem)
+        assign(problem.model, *next(problem.path(penalties)))
         return problem.model
 
-    def _by_leave_one_out(self, data: RecipeData, seed: int) -> Self:
-        tried: list[tuple[float, Self]] = []
+    def _by_leave_one_out(self, data: RecipeData, seed: int) -> Model:
+        tried: list[tuple[float, float, LinearInParameters, _Problem]] = []
         for candidate in self.candidates(data):
             problem = _Problem(candidate, data, seed)
             penalties = candidate._path(data, problem)
             errors = leave_one_out(problem.rows, data.y, penalties)
-            best = int(errors.argmin())
-            tried.append((float(errors[best]), replace(candidate, l2=penalties[best])))
-        return min(tried, key=lambda pair: pair[0])[1]
+            i = int(errors.argmin())
+            if not tried or float(errors[i]) < tried[0][0]:
+                tried = [(float(errors[i]), penalties[i], candidate, problem)]
+        ((_, l2, chosen, problem),) = tried
+        return chosen._finished(problem, l2)
 
     def _by_folds(self, data: RecipeData, seed: int) -> Self:
         recipe: Self = self.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
@@ -107,6 +116,8 @@ class LinearInParameters(HeadRecipe):
     def _path(self, data: RecipeData, problem: _Problem) -> tuple[float, ...]:
         if self.l2 is not None:
             return (self.l2,)
+        if not self.normalized:
+            return self.penalties
         spectrum = problem.basis.spectrum
         largest = float(spectrum[-1]) if len(spectrum) else 0.0
         # Stronger ones give the constant as well.
@@ -135,8 +146,8 @@ class _Problem:
         count = len(data.x)
         weight = data.x.new_ones(count) if data.weight is None else data.weight
         share = weight / weight.sum()
-        chunks = _columns(self.model, data.x)
-        self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data))
+        chunks = columns_of(self.model, data.x)
+        self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data), recipe.normalized)
         self.rows = DesignRows(chunks, self.basis, share)
 
     def path(self, penalties: Sequence[float], tolerance: float = 1e-8) -> Iterator[tuple[Tensor, Tensor]]:
@@ -167,7 +178,7 @@ class _Crossed(NamedTuple):
             penalties = recipe._path(data, problem)
             value: dict[float, float] = {}
             fit: dict[float, tuple[Tensor, Tensor]] = {}
-            held_out = _columns(problem.model, data.x[test])
+            held_out = columns_of(problem.model, data.x[test])
             y, weight = data.y[test], None if data.weight is None else data.weight[test]
             for penalty, pair in zip(penalties, problem.path(penalties, ROUGH), strict=True):
                 value[penalty], fit[penalty] = _loss(held_out, pair, y, weight, data), pair
@@ -185,7 +196,7 @@ class _Crossed(NamedTuple):
         """Return the outputs for held-out rows, NaN for rows in no held-out part."""
         outputs = data.x.new_full((len(data.x), data.outputs), torch.nan)
         for (_, test), (model, matrix, bias) in zip(folds, self.fits, strict=True):
-            outputs[test] = torch.cat([phi @ matrix + bias for phi in _columns(model, data.x[test])()])
+            outputs[test] = torch.cat([phi @ matrix + bias for phi in columns_of(model, data.x[test])()])
         return outputs
 
 
@@ -203,7 +214,7 @@ def _loss(
     return total if total == total else float("inf")
 
 
-def _columns(model: Model, x: Tensor) -> Callable[[], Iterator[Tensor]]:
+def columns_of(model: Model, x: Tensor) -> Callable[[], Iterator[Tensor]]:
     """Return a function that yields κ(x) of all heads, `(b, D)`, stored up to a size, otherwise computed on each call."""
     heads = model.check_layers("recipe")[0].check_heads("recipe")
     size = max(1, CHUNK // max(1, sum(head.factors[0] * head.factors[1] for head in heads)))

@@ -1,7 +1,7 @@
 """Penalized fits of functions linear in their parameters, for a whole path of penalties.
 
 The objective is the mean loss plus (λ/2) tr ΘᵀQΘ (for squares: the mean square plus λ tr ΘᵀQΘ), with a constant that is not
-penalized. Q is normalized, so λ has no unit: its trace equals that of the covariance of the columns.
+penalized. Q is normalized by default, so λ has no unit: its trace equals that of the covariance of the columns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Basis(NamedTuple):
 
 
 def orthogonal_basis(
-    chunks: Chunks, share: Tensor, penalty: Tensor | Callable[[Tensor], Tensor] | None = None
+    chunks: Chunks,
+    share: Tensor,
+    penalty: Tensor | Callable[[Tensor], Tensor] | None = None,
+    normalized: bool = True,
 ) -> Basis:
     """Return the coordinates for rows and a penalty, from one eigen-decomposition of the smaller side.
 
@@ -70,6 +73,7 @@ def orthogonal_basis(
         share: weights of the rows with sum 1, `(rows,)`.
         penalty: Q, a diagonal `(D,)` or a positive definite matrix `(D, D)`, or a function of the standard deviations `(D,)`
             that returns it; None for the variances of the columns.
+        normalized: whether Q is scaled to the trace of the covariance.
     """
     mean, moments, rows = _moments(chunks, share)
     deviation = (moments.diagonal() if rows is None else share @ rows.square()).clamp_min(0).sqrt()
@@ -86,7 +90,8 @@ def orthogonal_basis(
         eye = torch.eye(len(strength), dtype=mean.dtype, device=mean.device)
         root = torch.linalg.solve_triangular(lower, eye, upper=False).T * moving[:, None]
         unit = total / strength.diagonal().sum()
-    root = root / unit.sqrt() if float(unit) > 0 else torch.zeros_like(root)
+    if normalized:
+        root = root / unit.sqrt() if float(unit) > 0 else torch.zeros_like(root)
 
     def apply(matrix: Tensor) -> Tensor:
         return matrix * root if root.dim() == 1 else matrix @ root

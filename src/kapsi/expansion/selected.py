@@ -17,11 +17,11 @@ from kapsi.features import Features
 from kapsi.function import Param, Params, Tensors, option
 from kapsi.process import Process
 
-__all__ = ["Selected"]
+__all__ = ["SelectedInputs"]
 
 
 @dataclass(frozen=True)
-class Selected(Expansion, name="selected"):
+class SelectedInputs(Expansion, name="selected_inputs"):
     """An expansion of some of the inputs: κ(x) = κ₁(x_S), S a list of `count` inputs, D = D₁(count).
 
     The buffer `selection` `(count,)` holds the indices of S, the buffer `inputs` `(1,)` the number of inputs m. Before
@@ -36,7 +36,7 @@ class Selected(Expansion, name="selected"):
 
     Example:
         >>> import torch, kapsi as kp
-        >>> head = kp.Head(3, 1, kp.HeadSpec(Selected(kp.Taylor(2), count=1)))
+        >>> head = kp.Head(3, 1, kp.HeadSpec(SelectedInputs(kp.Taylor(2), count=1)))
         >>> head.assign("expansion", selection=[2])
         >>> head.expand(torch.tensor([5.0, 7.0, 3.0])).dense()
         tensor([3., 9.])
@@ -75,7 +75,9 @@ class Selected(Expansion, name="selected"):
     def params(self, in_features: int) -> Params:
         return {
             "inputs": Param((1,), (float(in_features),), trainable=False, dtype=torch.int64),
-            "selection": Param((self.count,), functools.partial(in_turn, in_features), trainable=False, dtype=torch.int64),
+            "selection": Param(
+                (self.count,), functools.partial(in_turn, in_features), trainable=False, dtype=torch.int64
+            ),
             "expansion": self.expansion.params(self.count),
         }
 
@@ -83,7 +85,7 @@ class Selected(Expansion, name="selected"):
         """Raise a `SpecError` for indices other than those of inputs."""
         selection, inputs = tensors["selection"], int(tensors["inputs"])
         if bool(((selection < 0) | (selection >= inputs)).any()):
-            raise SpecError(f"Selected: selection: expected indices of inputs from 0 to {inputs - 1}")
+            raise SpecError(f"SelectedInputs: selection: expected indices of inputs from 0 to {inputs - 1}")
         self.expansion.validate(tensors["expansion"])
 
     def calibrate(self, x: Tensor, params: Tensors, y: Tensor | None = None) -> Mapping[str, Any]:
