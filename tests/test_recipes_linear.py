@@ -9,8 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import kapsi as kp
-from kapsi.recipes import RecipeData, linear_in_parameters, solve
-from kapsi.recipes.linear import LinearHead
+from kapsi.recipes import KernelHead, LinearHead, QuadraticHead, RecipeData, linear_in_parameters, solve
 from kapsi.recipes.solve import DesignRows, leave_one_out, newton_path, orthogonal_basis, ridge_path
 
 PENALTIES = (10.0, 0.1, 1e-3, 1e-5)
@@ -247,3 +246,98 @@ def test_a_loss_without_curvature_is_a_reason_against_the_recipe() -> None:
     assert LinearHead().reason_against(data) is None
     reason = LinearHead().reason_against(replace(data, loss=kp.Hinge()))
     assert reason == "linear needs a loss with curvature, and hinge has none"
+
+
+# ------------------------------------------------------------------------------------------------ quadratic and kernel heads
+
+
+def explicit_quadratic(data: RecipeData, x: torch.Tensor, l2: float, ratio: float) -> torch.Tensor:
+    """Return outputs of ridge regression on products of standardized, clamped columns, from the normal equations."""
+    share = share_of(data)
+    mean = share @ data.x
+    deviation = (share @ (data.x - mean).square()).sqrt()
+    m = data.x.shape[1]
+    pairs = [(i, j) for i in range(m) for j in range(i, m)]
+
+    def columns(rows: torch.Tensor) -> torch.Tensor:
+        z = (rows.clamp(data.x.amin(0), data.x.amax(0)) - mean) / deviation
+        products = [z[:, i] * z[:, j] * (1 if i == j else 2**0.5) for i, j in pairs]
+        return torch.cat([z, torch.stack(products, 1)], 1)
+
+    phi = columns(data.x)
+    spread = share @ (phi - share @ phi).square()
+    penalty = spread.clone()
+    penalty[m:] = ratio * spread[m:].clamp_min(2)
+    penalty *= spread.sum() / penalty.sum()
+    matrix, bias = penalized_squares(phi, data.y, share, l2, torch.diag(penalty))
+    return columns(x) @ matrix + bias
+
+
+@pytest.mark.parametrize("ratio", [1.0, 30.0])
+def test_the_quadratic_head_is_ridge_regression_on_products(ratio) -> None:
+    data = table(50, 3, weighted=True)
+    model = QuadraticHead(l2=0.02, ratio=ratio).fit(data)
+    beyond = data.x * 1.5 - 0.5 * data.x.mean(0)
+    for x in (data.x, beyond):
+        torch.testing.assert_close(model(x).detach(), explicit_quadratic(data, x, 0.02, ratio), rtol=1e-7, atol=1e-7)
+
+
+def test_products_are_left_out_for_many_inputs_or_few_rows() -> None:
+    assert QuadraticHead().reason_against(table(90, 20)) is None
+    assert "101 inputs" in str(QuadraticHead().reason_against(table(10, 101)))
+    assert QuadraticHead().reason_against(table(90, 60)) == "1,890 squares and products are too many for 90 rows"
+
+
+@pytest.mark.parametrize("inputs", ["standardized", "normal_scores"])
+def test_the_kernel_head_is_kernel_ridge_regression_if_all_rows_are_centers(inputs) -> None:
+    from sklearn.kernel_ridge import KernelRidge
+
+    data = table(40, 2)
+    model = KernelHead(l2=0.5, sharpness=2.0, inputs=inputs, centers=40).fit(data)
+    head = model.layers[0].heads[0]
+    z, gamma = head.before(data.x), float(head.kappa["log_gamma"].exp())
+    # K(c, c)-whitened columns have the covariance of centered kernels: the unit of l2.
+    kernel = torch.exp(-gamma * torch.cdist(z, z).square())
+    centered = kernel - kernel.mean(0)
+    unit = centered.square().sum() / len(z) / (len(z) * (1 + 1e-7))
+    y = data.y - data.y.mean(0)
+    center = torch.eye(40, dtype=torch.float64) - 1 / 40
+    reference = KernelRidge(alpha=float(0.5 * 40 * unit), kernel="precomputed")
+    reference.fit((center @ kernel @ center).numpy(), y.numpy())
+    expected = reference.predict((center @ kernel @ center).numpy())
+    np.testing.assert_allclose((model(data.x).detach() - data.y.mean(0)), expected, atol=1e-4)
+
+
+def test_curves_and_interleaved_classes_are_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 1, generator=generator, dtype=torch.float64) * 6 - 3
+    y = torch.sin(3 * x) + 0.05 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
+    data = RecipeData(x, y, kp.MSE(), 0, torch.ones(1, dtype=torch.bool))
+    error = (KernelHead().cross_fit(data, data.folds(3)).outputs - y).square().mean()
+    assert float(error) < 0.02 * float(y.var())
+    angle = torch.rand(400, generator=generator, dtype=torch.float64).sqrt() * 9 + 1
+    code = torch.arange(400) % 2
+    spiral = torch.stack([torch.cos(angle + np.pi * code), torch.sin(angle + np.pi * code)], 1) * angle[:, None]
+    data = RecipeData(spiral, code, kp.CrossEntropy(), 2, torch.ones(2, dtype=torch.bool))
+    outputs = KernelHead().cross_fit(data, data.folds(3)).outputs
+    assert float((outputs.argmax(1) == code).double().mean()) > 0.98
+
+
+@pytest.mark.parametrize("recipe", [LinearHead(), QuadraticHead(), KernelHead(), KernelHead(inputs="normal_scores")])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_outputs_stay_bounded_for_heavy_tails_and_degenerate_columns(recipe, classes) -> None:
+    data = table(60, 5, classes=classes, outputs=1)
+    data.x[:, 1] = data.x[:, 1].exp().pow(4)
+    data.x[:, 2] = 3.0
+    data.x[:, 3] = (data.x[:, 3] > 1.2).double()
+    data = replace(data, numeric=torch.tensor([True, True, True, False, True]))
+    outputs = recipe.cross_fit(data, data.folds(5)).outputs
+    assert bool(outputs.isfinite().all())
+    limit = 10.0 if classes == 0 else 50.0
+    assert float(outputs.abs().max()) < limit * (1 if classes else float(data.y.abs().max()))
+
+
+def test_a_single_distinct_row_gives_the_mean() -> None:
+    data = RecipeData(torch.ones(6, 2).double(), torch.arange(6.0).double()[:, None], kp.MSE(), 0, torch.ones(2).bool())
+    for recipe in (LinearHead(), QuadraticHead(), KernelHead(), KernelHead(inputs="normal_scores")):
+        assert recipe.fit(data)(data.x).detach().flatten().tolist() == pytest.approx([2.5] * 6, abs=1e-6)

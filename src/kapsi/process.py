@@ -292,6 +292,114 @@ class Affine(Process, name="affine"):
         return _Affine(features, device=device, dtype=dtype)
 
 
+class _Clamp(nn.Module):
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, features: int, **factory: Any) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.empty(features, **factory))
+        self.register_buffer("high", torch.empty(features, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        largest = torch.finfo(self.low.dtype).max
+        self.low.fill_(-largest)
+        self.high.fill_(largest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Clamp(Process, name="clamp"):
+    """min(max(x, low), high) of each feature: an expansion sees no values beyond the range of the training rows.
+
+    Buffers `low` and `high`, saved with the model; initially the range of all numbers of the type.
+    """
+
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        return _Clamp(features, device=device, dtype=dtype)
+
+
+class _NormalScores(nn.Module):
+    knots: Tensor
+    scores: Tensor
+
+    def __init__(self, features: int, count: int, **factory: Any) -> None:
+        super().__init__()
+        self.register_buffer("knots", torch.empty(features, count, **factory))
+        self.register_buffer("scores", torch.empty(features, count, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        count = self.knots.shape[1]
+        values = torch.linspace(-3, 3, count, dtype=torch.float64, device=self.knots.device)
+        self.knots.copy_(values.expand_as(self.knots))
+        self.scores.copy_(values.expand_as(self.scores))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features, count = self.knots.shape
+        first = torch.arange(features, device=x.device) * count
+        knots, scores = self.knots.flatten(), self.scores.flatten()
+        inside = torch.minimum(torch.maximum(x, self.knots[:, 0]), self.knots[:, -1])
+        # A binary search for the last knot at or below x, in operations that every exporter knows.
+        index = torch.zeros_like(x, dtype=torch.int64)
+        for bit in reversed(range((count - 1).bit_length())):
+            candidate = (index + 2**bit).clamp_max(count - 2)
+            index = torch.where(knots[candidate + first] <= inside, candidate, index)
+        at = index + first
+        left, width = knots[at], knots[at + 1] - knots[at]
+        slope = (scores[at + 1] - scores[at]) / torch.where(width > 0, width, torch.inf)
+        return scores[at] + (inside - left) * slope
+
+    def extra_repr(self) -> str:
+        return f"knots={self.knots.shape[1]}"
+
+
+@dataclass(frozen=True)
+class NormalScores(Process, name="normal_scores"):
+    """A piecewise linear function of each feature through knots and scores, constant beyond the ends.
+
+    With quantiles of the training rows as knots and normal quantiles as scores (`normal_scores`), outputs are nearly standard
+    normal, whatever the distribution. Buffers `knots`, ascending, and `scores`, both `(features, knots)`, saved with the model;
+    initially the identity on [−3, 3].
+
+    Args:
+        knots: number of knots, 2 to 10,000.
+    """
+
+    examples = ({"knots": 5}, {})
+
+    knots: int = option(200, minimum=2, maximum=10_000)
+
+    def module(self, features: int, device: torch.device | None, dtype: torch.dtype | None) -> nn.Module:
+        return _NormalScores(features, self.knots, device=device, dtype=dtype)
+
+
+def normal_scores(x: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+    """Return knots and scores for `NormalScores`, `(m, knots)`, from rows `(rows, m)`.
+
+    The score of a value is Φ⁻¹((r − ½)/rows) for its mean rank r; a column with one value has score 0.
+    """
+    pairs = []
+    for column in x.T:
+        values, counts = column.unique(return_counts=True)
+        ranks = counts.cumsum(0) - counts.to(x.dtype) / 2
+        if len(values) > knots:
+            # Half of the knots are evenly spaced in ranks, half in scores, for the tails.
+            even = torch.linspace(-1, 1, knots - knots // 2, dtype=x.dtype, device=x.device)
+            tails = torch.special.ndtr(-torch.special.ndtri(ranks[:1] / len(x)) * even)
+            middle = torch.linspace(0, 1, knots // 2, dtype=x.dtype, device=x.device)
+            wanted = torch.cat([middle, tails]).sort().values * len(x)
+            kept = torch.searchsorted(ranks, wanted).clamp_max(len(values) - 1)
+            kept[0], kept[-1] = 0, len(values) - 1
+            values, ranks = values[kept], ranks[kept]
+        index = torch.arange(knots, device=x.device).clamp_max(len(values) - 1)
+        pairs.append((values[index], torch.special.ndtri(ranks / len(x))[index]))
+    return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
+
+
 @dataclass(frozen=True)
 class Dropout(Process, name="dropout"):
     """In training, values are set to zero with probability p and otherwise divided by 1 − p; identity in evaluation.

@@ -31,7 +31,17 @@ from kapsi.hidden_layers import *
 from kapsi.listing import functions
 from kapsi.model_file import load, save
 from kapsi.modules import ExpansionModule, Head, Layer, Model, Store
-from kapsi.process import Activation, Affine, BatchNorm, Dropout, InstanceNorm, LayerNorm, Process
+from kapsi.process import (
+    Activation,
+    Affine,
+    BatchNorm,
+    Clamp,
+    Dropout,
+    InstanceNorm,
+    LayerNorm,
+    NormalScores,
+    Process,
+)
 from kapsi.reconciliation import Reconciliation as Reconciliation
 from kapsi.reconciliation.dense import *
 from kapsi.reconciliation.hypernet import *
@@ -95,6 +105,7 @@ __all__ = [
     "BatchNorm",
     "Callback",
     "Checkpoints",
+    "Clamp",
     "Concatenation",
     "CsvLog",
     "DataError",
@@ -123,6 +134,7 @@ __all__ = [
     "Metric",
     "Model",
     "ModelSpec",
+    "NormalScores",
     "Param",
     "ParquetRows",
     "Precision",

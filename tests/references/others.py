@@ -32,6 +32,8 @@ FORMULAS: dict[str, Callable[..., ndarray]] = {
     "instance_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "batch_norm": lambda f, x: x / np.sqrt(1 + f.epsilon),  # in evaluation, before it has seen a batch
     "affine": lambda f, x: x,  # before its shift and scale are set
+    "clamp": lambda f, x: x,  # before its range is set
+    "normal_scores": lambda f, x: np.clip(x, -3, 3),  # before its knots are set
     "dropout": lambda f, x: x,  # in evaluation
 }
 

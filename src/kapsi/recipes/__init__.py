@@ -7,8 +7,10 @@ from kapsi.recipes.additive import AdditiveHead, StepsHead
 from kapsi.recipes.auto import Auto
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult, Watch
 from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
+from kapsi.recipes.quadratic import QuadraticHead
 
 __all__ = [
     "AdditiveHead",
@@ -17,8 +19,10 @@ __all__ = [
     "CrossFit",
     "Fold",
     "HeadRecipe",
+    "KernelHead",
     "LeaderboardRow",
     "LinearHead",
+    "QuadraticHead",
     "Recipe",
     "RecipeData",
     "RecipeResult",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kapsi.expansion import Identity
 from kapsi.modules import Model
 from kapsi.recipes.base import RecipeData
-from kapsi.recipes.linear_in_parameters import LinearInParameters
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.recipes.linear_in_parameters import LinearInParameters, column_scale, one_layer
+from kapsi.spec import HeadSpec
 
 __all__ = ["LinearHead"]
 
@@ -33,14 +31,7 @@ class LinearHead(LinearInParameters, name="linear"):
     explainable: ClassVar[bool] = True
 
     def model(self, data: RecipeData, seed: int = 0) -> Model:
-        head = HeadSpec(Identity(), bias=True)
-        return Model(ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((head,)),)), seed=seed, dtype=torch.float64)
+        return one_layer(HeadSpec(Identity(), bias=True), data, seed)[0]
 
-    def penalty(self, model: Model, data: RecipeData) -> Callable[[Tensor], Tensor]:
-        return lambda deviation: column_scale(data, deviation).square()
-
-
-def column_scale(data: RecipeData, deviation: Tensor) -> Tensor:
-    """Return the standard deviation of numbers, and half the range of indicators, `(m,)`."""
-    low, high = data.x.aminmax(dim=0)
-    return torch.where(data.numeric, deviation, (high - low) / 2)
+    def penalty(self, model: Model, data: RecipeData) -> Tensor:
+        return column_scale(data)[1].square()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -10,11 +11,22 @@ from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kapsi.function import option
 from kapsi.modules import Head, Model
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
-from kapsi.recipes.solve import CHUNK, Basis, DesignRows, leave_one_out, newton_path, orthogonal_basis, ridge_path
+from kapsi.recipes.solve import (
+    CHUNK,
+    CONSTANT,
+    Basis,
+    DesignRows,
+    leave_one_out,
+    newton_path,
+    orthogonal_basis,
+    ridge_path,
+)
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
 __all__ = ["LinearInParameters"]
 
@@ -27,11 +39,23 @@ MANY_ROWS = 200
 STRONG = 30.0
 """Strongest penalty on a path, relative to the largest mean square of a coordinate."""
 
-ROUGH = 1e-4
-"""Relative decrease of the loss that ends the Newton steps of a path; the error left is a hundredth of it or less."""
+ROUGH = 1e-3
+"""Relative decrease of the loss that ends the Newton steps of a path; the error left is a tenth of it or less."""
+
+STAGES = 4
+"""Stronger penalties, by factors of ten, on the way to a given one."""
+
+SAMPLE = 4_000
+"""Rows that choose among the candidates, at most."""
+
+SMALL = 30_000
+"""Rows times columns up to which held-out rows choose among the candidates themselves, not squares."""
+
+SLIGHT = 0.002
+"""Relative gain of held-out loss from which a weaker penalty counts as better."""
 
 WORSE = 3
-"""Penalties with a worse held-out loss than the best one after which weaker ones are not tried."""
+"""Penalties in a row without gain of held-out loss after which weaker ones are not tried."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,7 @@ class LinearInParameters(HeadRecipe):
         return None
 
     def candidates(self, data: RecipeData) -> Sequence[Self]:
-        """Return the recipes with other options than `l2` that held-out rows choose from."""
+        """Return recipes with options other than `l2` set, for `resolved` to choose from."""
         return (self,)
 
     def width(self, rows: int, inputs: int) -> int:
@@ -85,51 +109,51 @@ class LinearInParameters(HeadRecipe):
 
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
-        if self.l2 is None or len(self.candidates(data)) > 1:
-            if data.loss.closed_form:
-                return self._by_leave_one_out(data, seed)
-            return self._by_folds(data, seed).fit(data, seed)
-        return self._finished(_Problem(self, data, seed), self.l2)
-
-    def _finished(self, problem: _Problem, l2: float | None) -> Model:
-        """Return the model of a problem, with the coefficients for a penalty."""
-        penalties = replace(self, l2=l2)._path(problem.data, problem)
-        assign(problem.model, *next(problem.path(penalties)))
+        recipe = self.resolved(data, seed)
+        problem = _Problem(recipe, data, seed)
+        if recipe.l2 is None and data.loss.closed_form:
+            recipe = replace(recipe, l2=problem.best(recipe.path(problem))[1])
+        elif recipe.l2 is None:
+            recipe = recipe.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
+            problem = _Problem(recipe, data, seed)
+        assign(problem.model, *problem.solution(recipe.l2 or 0.0))
         return problem.model
 
-    def _by_leave_one_out(self, data: RecipeData, seed: int) -> Model:
-        tried: list[tuple[float, float, LinearInParameters, _Problem]] = []
-        for candidate in self.candidates(data):
-            problem = _Problem(candidate, data, seed)
-            penalties = candidate._path(data, problem)
-            errors = leave_one_out(problem.rows, data.y, penalties)
-            i = int(errors.argmin())
-            if not tried or float(errors[i]) < tried[0][0]:
-                tried = [(float(errors[i]), penalties[i], candidate, problem)]
-        ((_, l2, chosen, problem),) = tried
-        return chosen._finished(problem, l2)
+    def resolved(self, data: RecipeData, seed: int = 0) -> Self:
+        """Return the recipe with all options but `l2` chosen.
 
-    def _by_folds(self, data: RecipeData, seed: int) -> Self:
-        recipe: Self = self.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
-        return recipe
+        The candidate with the least leave-one-out error of squares, of classes as zeros and ones: one decomposition each.
+        """
+        candidates = self.candidates(data)
+        if len(candidates) == 1:
+            return candidates[0]
+        data = sample(data)
+        return min(candidates, key=lambda each: _Problem(each, data, seed).best(self.penalties)[0])
 
-    def _path(self, data: RecipeData, problem: _Problem) -> tuple[float, ...]:
+    def path(self, problem: _Problem) -> tuple[float, ...]:
+        """Return the penalties to try."""
         if self.l2 is not None:
             return (self.l2,)
         if not self.normalized:
             return self.penalties
         spectrum = problem.basis.spectrum
-        largest = float(spectrum[-1]) if len(spectrum) else 0.0
         # Stronger ones give the constant as well.
-        useful = [penalty for penalty in self.penalties if penalty <= STRONG * largest] or self.penalties[-1:]
-        return tuple(useful[:: 3 if len(data.x) > MANY_ROWS * len(spectrum) else 1])
+        useful = [penalty for penalty in self.penalties if penalty <= STRONG * problem.largest] or self.penalties[-1:]
+        return tuple(useful[:: 3 if len(problem.data.x) > MANY_ROWS * len(spectrum) else 1])
 
     @torch.no_grad()
     def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
         start = time.perf_counter()
-        crossed = [_Crossed.of(candidate, data, folds, seed) for candidate in self.candidates(data)]
-        best = min(crossed, key=lambda each: each.loss)
-        return CrossFit(best.outputs(data, folds), best.recipe, time.perf_counter() - start)
+        size = len(data.x) * self.width(*data.x.shape)
+        candidates = self.candidates(data) if size <= SMALL else (self.resolved(data, seed),)
+        crossed = min((_Crossed.of(each, data, folds, seed) for each in candidates), key=lambda each: each.loss)
+        return CrossFit(crossed.outputs(data, folds), crossed.recipe, time.perf_counter() - start)
+
+
+def sample(data: RecipeData) -> RecipeData:
+    """Return evenly spaced rows, at most `SAMPLE`."""
+    rows = len(data.x)
+    return data.take(torch.arange(SAMPLE) * rows // SAMPLE) if rows > SAMPLE else data
 
 
 class _Problem:
@@ -150,13 +174,32 @@ class _Problem:
         self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data), recipe.normalized)
         self.rows = DesignRows(chunks, self.basis, share)
 
-    def path(self, penalties: Sequence[float], tolerance: float = 1e-8) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the coefficients `(D, n)` and the bias `(n,)` for each penalty in turn."""
+    @property
+    def largest(self) -> float:
+        """Return the largest mean square of a coordinate."""
+        return float(self.basis.spectrum[-1]) if len(self.basis.spectrum) else 0.0
+
+    def best(self, penalties: Sequence[float]) -> tuple[float, float]:
+        """Return the least leave-one-out error of squares, and its penalty."""
+        y = F.one_hot(self.data.y, self.data.classes).double() if self.data.classes else self.data.y
+        errors = leave_one_out(self.rows, y, penalties)
+        at = int(errors.argmin())
+        return float(errors[at]), penalties[at]
+
+    def solution(self, penalty: float) -> tuple[Tensor, Tensor]:
+        """Return the coefficients and the bias for a penalty, approached from stronger ones."""
+        stronger = [penalty * 10.0**i for i in range(STAGES, 0, -1) if penalty * 10.0**i < STRONG * self.largest]
+        penalties = [penalty] if self.data.loss.closed_form else [*stronger, penalty]
+        *_, last = self.path(penalties, 1e-8)
+        return last
+
+    def path(self, penalties: Sequence[float], tolerance: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the coefficients `(D, n)` and the bias `(n,)` for each penalty in turn; the tolerance is for the last."""
         data = self.data
         if data.loss.closed_form:
             thetas: Iterator[Tensor] = iter(ridge_path(self.rows, data.y, penalties))
         else:
-            thetas = newton_path(self.rows, data.y, data.loss, data.outputs, penalties, tolerance)
+            thetas = newton_path(self.rows, data.y, data.loss, data.outputs, penalties, tolerance, ROUGH)
         for theta in thetas:
             yield self.basis.coefficients(theta[:-1], theta[-1])
 
@@ -175,14 +218,17 @@ class _Crossed(NamedTuple):
         fits: list[tuple[Model, dict[float, tuple[Tensor, Tensor]]]] = []
         for train, test in folds:
             problem = _Problem(recipe, data.take(train), seed)
-            penalties = recipe._path(data, problem)
+            penalties = recipe.path(problem)
             value: dict[float, float] = {}
             fit: dict[float, tuple[Tensor, Tensor]] = {}
+            least, useless = math.inf, 0
             held_out = columns_of(problem.model, data.x[test])
             y, weight = data.y[test], None if data.weight is None else data.weight[test]
             for penalty, pair in zip(penalties, problem.path(penalties, ROUGH), strict=True):
                 value[penalty], fit[penalty] = _loss(held_out, pair, y, weight, data), pair
-                if len(value) - 1 - list(value.values()).index(min(value.values())) >= WORSE:
+                if value[penalty] < least * (1 - SLIGHT):
+                    least, useless = value[penalty], 0
+                elif (useless := useless + 1) >= WORSE:
                     break
             losses.append(value)
             fits.append((problem.model, fit))
@@ -231,6 +277,35 @@ def columns_of(model: Model, x: Tensor) -> Callable[[], Iterator[Tensor]]:
         return iter(stored) if stored else compute()
 
     return chunks
+
+
+def column_scale(data: RecipeData) -> tuple[Tensor, Tensor]:
+    """Return means of the inputs, and scales: standard deviations of numbers, half the range of indicators, `(m,)`.
+
+    Half the range is the standard deviation of a balanced indicator: effects of rare categories are shrunk more than those of
+    frequent ones. A constant input has scale 1.
+    """
+    share = data.x.new_full((len(data.x),), 1 / len(data.x)) if data.weight is None else data.weight / data.weight.sum()
+    mean = share @ data.x
+    deviation = (share @ (data.x - mean).square()).sqrt()
+    low, high = data.x.aminmax(dim=0)
+    scale = torch.where(data.numeric, deviation, (high - low) / 2)
+    return mean, torch.where(deviation > CONSTANT * mean.abs(), scale, 1)
+
+
+def one_layer(head: HeadSpec, data: RecipeData, seed: int) -> tuple[Model, Head]:
+    """Return a model of one head in float64, and the head."""
+    spec = ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((head,)),))
+    model = Model(spec, seed=seed, dtype=torch.float64)
+    return model, model.check_layers("recipe")[0].check_heads("recipe")[0]
+
+
+def bound(head: Head, data: RecipeData, mean: Tensor, scale: Tensor) -> None:
+    """Set the steps `clamp` and `affine` before κ: inputs within the range of the rows, (x − mean)/scale."""
+    clamp, affine = head.before[0], head.before[1]
+    low, high = data.x.aminmax(dim=0)
+    clamp.load_state_dict({"low": low, "high": high})
+    affine.load_state_dict({"shift": mean, "low": torch.zeros_like(mean), "scale": 1 / scale})
 
 
 def assign(model: Model, matrix: Tensor, bias: Tensor) -> None:

@@ -35,7 +35,7 @@ MAX_STEPS = 60
 SHORTEST = 2.0**-24
 """Shortest step of the line search, in parts of the Newton step."""
 
-INEXACT = 0.1
+INEXACT = 0.3
 """Relative error of the conjugate gradients of a Newton step."""
 
 
@@ -220,7 +220,13 @@ def leave_one_out(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Te
 
 
 def newton_path(
-    rows: DesignRows, y: Tensor, loss: Loss, outputs: int, penalties: Sequence[float], tolerance: float = 1e-7
+    rows: DesignRows,
+    y: Tensor,
+    loss: Loss,
+    outputs: int,
+    penalties: Sequence[float],
+    tolerance: float = 1e-7,
+    rough: float | None = None,
 ) -> Iterator[Tensor]:
     """Yield the coefficients `(r + 1, n)` of each penalty in turn, the constant last, by damped Newton steps.
 
@@ -234,14 +240,20 @@ def newton_path(
         outputs: number of outputs n.
         penalties: values of λ above 0, best in descending order.
         tolerance: relative decrease of the penalized loss that ends the steps.
+        rough: that of all penalties but the last; None for the same.
     """
     mix = _contrasts(outputs, rows.share) if loss.shift_invariant else torch.eye(outputs, dtype=rows.share.dtype)
     mix = mix.to(rows.share.device)
-    theta = rows.share.new_zeros(rows.width, len(mix))
-    scores = rows.share.new_zeros(len(rows.share), len(mix))
-    for penalty in penalties:
-        theta, scores = _newton(_Objective(rows, y, loss, mix, penalty), theta, scores, tolerance)
-        yield theta @ mix
+    here = rows.share.new_zeros(rows.width, len(mix)), rows.share.new_zeros(len(rows.share), len(mix))
+    before = here
+    for i, penalty in enumerate(penalties):
+        goal = _Objective(rows, y, loss, mix, penalty)
+        # Solutions move at an even pace along penalties in geometric order: the start is extrapolated if that helps.
+        ahead = 2 * here[0] - before[0], 2 * here[1] - before[1]
+        start = ahead if i > 1 and goal.value(*ahead) < goal.value(*here) else here
+        enough = tolerance if rough is None or i == len(penalties) - 1 else rough
+        before, here = here, _newton(goal, *start, enough)
+        yield here[0] @ mix
 
 
 def _contrasts(n: int, like: Tensor) -> Tensor:
