@@ -135,6 +135,8 @@ def test_fit_prints_scores_beside_the_baselines_and_a_line_for_machines(good, k)
 
 def test_a_regression_is_scored_by_r2(good):
     lines = good("fit", "n.csv", "--target", "y", "--output", "run").splitlines()
+    assert re.fullmatch(r"head\s+R²\s+loss\s+seconds\s+weight", lines[1])
+    lines = lines[lines.index("") + 1 :]
     assert re.fullmatch(r"\s+R²\s+RMSE", lines[0])
     assert [line.split()[0] for line in lines[1:4]] == ["kapsi", "mean", "ridge"]
     assert lines[4].startswith("run folder: run (")

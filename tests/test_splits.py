@@ -80,11 +80,13 @@ def test_a_weight_counts_a_row_several_times(path, tmp_path):
     x, w, z = (table.columns[name].numbers for name in ("x", "w", "z"))
     held = np.array([int(row["row"]) - 1 for row in rows])
     kept = np.setdiff1d(np.arange(ROWS), held)
-    scaled = StandardScaler().fit(x[kept, None])
-    standard = (z[kept] - z[kept].mean()) / z[kept].std()
     weight = w[kept] / w[kept].mean()
+    scaled = StandardScaler().fit(x[kept, None], sample_weight=weight)
+    center = np.average(z[kept], weights=weight)
+    spread = np.sqrt(np.average((z[kept] - center) ** 2, weights=weight))
+    standard = (z[kept] - center) / spread
     reference = Ridge(alpha=0.3 * len(kept) / 2).fit(scaled.transform(x[kept, None]), standard, weight)
-    wanted = reference.predict(scaled.transform(x[held, None])) * z[kept].std() + z[kept].mean()
+    wanted = reference.predict(scaled.transform(x[held, None])) * spread + center
     found = np.array([float(row["prediction"]) for row in rows])
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     assert manifest["scores"]["kapsi"]["r2"] == pytest.approx(r2_score(z[held], found, sample_weight=w[held]), rel=1e-9)

@@ -26,6 +26,7 @@ def demo(
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
     from kapsi.data.bundled import bundled_file
+    from kapsi.recipes import Auto
     from kapsi.tables import RunConfig, TableConfig, fit_table
     from kapsi.training.run_folder import free_path
 
@@ -33,7 +34,7 @@ def demo(
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
-    config = RunConfig(TableConfig(target="class", folds=10))
+    config = RunConfig(TableConfig(target="class", folds=10), recipe=Auto())
     with bundled_file("banknote") as path, progress_bar(11, first=first) as bar:
         report = fit_table(path, config, output, overwrite=overwrite, callbacks=bar or ())
     show_report(report)

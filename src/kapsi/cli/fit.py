@@ -269,7 +269,7 @@ def automatic(parts: Configuration, edits: Edits, given: dict[str, Any], options
     if not of_models and parts.recipe is not None:
         return replace(cast(Any, parts.recipe), **of_recipe)
     if not of_models:
-        return Auto(**of_recipe) if of_recipe else None
+        return Auto(**of_recipe)
     if of_recipe:
         name = {"heads": "head"}.get(first := next(iter(of_recipe)), first)
         raise SpecError(f"--{name}: is an option of the automatic model, which {of_models[0]} replaces; leave one out")
