@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.recipes import ConstantHead, RecipeData
+from kapsi.recipes import Auto, ConstantHead, RecipeData
 from kapsi.recipes.selection import select_heads
 
 
@@ -107,3 +107,13 @@ def test_the_constant_is_that_of_the_loss(loss, expected) -> None:
     data = RecipeData(torch.zeros(500, 2, dtype=torch.float64), y, loss, 0, torch.ones(2, dtype=torch.bool))
     found = float(ConstantHead().fit(data)(data.x[:1]).detach())
     assert found == pytest.approx(float(expected(y)), abs=0.02)
+
+
+def test_predictions_stay_near_the_range_of_the_targets() -> None:
+    x = Y.clone()
+    y = 3 * x + 1
+    model = Auto(heads=("linear",)).build(RecipeData(x, y, kp.MSE(), 0, torch.ones(1, dtype=torch.bool))).model
+    far = model(torch.tensor([[-1e6], [0.0], [1e6]], dtype=torch.float64)).detach().flatten().tolist()
+    low, high = float(y.min()), float(y.max())
+    assert far == pytest.approx([low - 0.1 * (high - low), 1.0, high + 0.1 * (high - low)], abs=0.05)
+    assert len(model.layers) == 1

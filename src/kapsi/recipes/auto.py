@@ -276,7 +276,8 @@ class _AutoSearch:
                 with _quiet():
                     models.append((entry.recipe.fit(self.data, self.seed), weight))
             seconds.append(time.perf_counter() - start)
-        return mixture([model for model, _ in models], [weight for _, weight in models]), seconds
+        bounds = None if self.data.classes else bounds_of(self.data)
+        return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds
 
     def _held_out(self, total: Tensor, plan: Sequence[Sequence[Fold]], compared: Tensor | None) -> Tensor:
         """Return the outputs of the sum for each row, the mean over repetitions; NaN where no fold held the row out."""
@@ -310,13 +311,19 @@ def _bounded(outputs: Tensor, rows: RecipeData) -> Tensor:
     """Return outputs within the bounds of the final model."""
     if rows.classes:
         return outputs
-    low, high = bounds_of(rows.y)
+    low, high = bounds_of(rows)
     return outputs.clamp(low, high)
 
 
-def bounds_of(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bounds of predictions, `(n,)` each: the range of the targets and a tenth of it on both sides."""
-    low, high = y.amin(0), y.amax(0)
+def bounds_of(data: RecipeData) -> tuple[Tensor, Tensor]:
+    """Return the bounds of outputs, `(n,)` each: the range of the targets and a tenth of it on both sides.
+
+    Of outputs that are logarithms of means: from a tenth of the least positive target to 1.1 times the largest.
+    """
+    low, high = data.y.amin(0), data.y.amax(0)
+    if data.loss.log_link:
+        least = torch.where(data.y > 0, data.y, torch.inf).amin(0)
+        return (0.1 * least).log(), (1.1 * high).log()
     return low - 0.1 * (high - low), high + 0.1 * (high - low)
 
 

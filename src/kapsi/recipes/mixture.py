@@ -11,6 +11,7 @@ import torch
 from kapsi.errors import SpecError
 from kapsi.expansion import Processed
 from kapsi.modules import Head, Model
+from kapsi.process import Clamp
 from kapsi.remainder import ConstantRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
@@ -21,12 +22,15 @@ KAPPA = ("kappa.", "before.", "after.")
 
 
 @torch.no_grad()
-def mixture(models: Sequence[Model], weights: Sequence[float]) -> Model:
+def mixture(
+    models: Sequence[Model], weights: Sequence[float], bounds: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Model:
     """Return f(x) = Σ_i a_i f_i(x) as one layer with the heads of all models; weights are multiplied into ψ, π and b.
 
     Args:
         models: models of one layer with equal widths, whose heads are summed and whose output is not processed.
         weights: a_i; heads with a weight of 0 are left out.
+        bounds: lowest and highest value of each output, `(n,)` each, as a process `clamp` of the layer; None without.
 
     Raises:
         SpecError: other models, or no weight other than 0.
@@ -48,11 +52,15 @@ def mixture(models: Sequence[Model], weights: Sequence[float]) -> Model:
     for model, weight in pairs:
         for head in _heads(model, pairs[0][0]):
             parts.append(_Part.of(head, weight, parts))
-    spec = ModelSpec(pairs[0][0].spec.widths, (LayerSpec(tuple(part.spec for part in parts)),))
+    output = () if bounds is None else (Clamp(),)
+    layer = LayerSpec(tuple(part.spec for part in parts), output=output)
+    spec = ModelSpec(pairs[0][0].spec.widths, (layer,))
     # Without initial values: those of many leaves or centers would take longer than the copy.
     result = Model(spec, device="meta", dtype=torch.float64).to_empty(device="cpu")
     for target, part in zip(result.check_layers("mixture")[0].check_heads("mixture"), parts, strict=True):
         part.copy_to(target)
+    if bounds is not None:
+        result.layers[0].output[0].load_state_dict({"low": bounds[0], "high": bounds[1]})  # type: ignore[index, union-attr]
     return result.eval()
 
 
