@@ -142,6 +142,7 @@ class _AutoSearch:
     watch: Watch
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    fitted_on: dict[str, str] = field(default_factory=dict)
 
     def result(self) -> RecipeResult:
         start = time.perf_counter()
@@ -169,7 +170,8 @@ class _AutoSearch:
         board = []
         for entry, out, share, more in zip(entries, outputs, chosen.weights, seconds, strict=True):
             loss, score = held_out_scores(out, stacked)
-            board.append(LeaderboardRow(entry.name, loss, score, entry.seconds + more, share))
+            note = self.fitted_on.get(entry.name, "")
+            board.append(LeaderboardRow(entry.name, loss, score, entry.seconds + more, share, note))
         total = sum(w * out for w, out in zip(chosen.weights, outputs, strict=True))
         loss, score = held_out_scores(cast(Tensor, total), stacked)
         whole = LeaderboardRow("sum", loss, score, time.perf_counter() - start, 1.0)
@@ -201,35 +203,44 @@ class _AutoSearch:
 
     def _compared(self, heads: dict[str, HeadRecipe]) -> Tensor | None:
         """Return the rows of the comparison, None for all; leave out the costliest heads if few rows are too many."""
-        count, rows = len(self.data.x), len(self.data.x)
-        while self._cost(heads, rows) > self.budget and rows > LEAST_ROWS:
+        count, rows, share = len(self.data.x), len(self.data.x), self.budget / 2
+        while self._cost(heads, rows) > share and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
-        while self._cost(heads, rows) > self.budget and len(heads) > 2:
+        while self._cost(heads, rows) > share and len(heads) > 2:
             name = max(heads, key=lambda name: self._cost({name: heads[name]}, rows))
-            self.skipped[name] = (
-                f"left out: about {self._cost({name: heads.pop(name)}, rows):,.0f} s of {self.budget:,.3g}"
-            )
+            cost = self._cost({name: heads.pop(name)}, rows)
+            self.skipped[name] = f"left out: {cost:,.0f} s of {share:,.3g} s for comparisons"
         if rows >= count:
             return None
         self.notes.append(
             f"heads were compared on {rows:,} of {count:,} rows, to keep the budget of {self.budget:,.3g} s"
         )
-        fold = self.data.folds(max(2, count // rows), 0)[0][1]
-        if len(fold) >= rows // 2:
-            return fold[:rows]
+        return self._sample(rows)
+
+    def _sample(self, rows: int) -> Tensor:
+        """Return the positions of some rows: a held-out part of a fold if it is large enough, so groups stay whole."""
+        count = len(self.data.x)
+        if self.data.groups is not None or self.data.classes:
+            held = self.data.folds(max(2, count // rows))[0][1]
+            if len(held) >= rows // 2:
+                return held
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(count, generator=generator)[:rows].sort().values
 
     def _cost(self, heads: dict[str, HeadRecipe], rows: int) -> float:
-        """Return the estimated seconds of comparison and fit."""
+        """Return the estimated seconds of the comparison."""
         width, outputs = self.data.x.shape[1], self.data.outputs
         folds, repeats = self._counts(rows)
         inner = int(rows * (folds - 1) / folds)
-        each = [
-            folds * repeats * head.seconds(inner, width, outputs) + head.seconds(len(self.data.x), width, outputs)
-            for head in heads.values()
-        ]
-        return sum(each)
+        return sum(folds * repeats * head.seconds(inner, width, outputs) for head in heads.values())
+
+    def _rows_of_fit(self, head: HeadRecipe, heads: int) -> int:
+        """Return the number of rows for the fit of one of some heads."""
+        width, outputs = self.data.x.shape[1], self.data.outputs
+        rows = len(self.data.x)
+        while rows > LEAST_ROWS and head.seconds(rows, width, outputs) > self.budget / 2 / heads:
+            rows = max(LEAST_ROWS, rows // 2)
+        return rows
 
     def _counts(self, rows: int) -> tuple[int, int]:
         """Return numbers of folds and of repetitions."""
@@ -269,12 +280,17 @@ class _AutoSearch:
     def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
         models, seconds = [], []
+        chosen = sum(weight > 0 for weight in weights)
         for entry, weight in zip(entries, weights, strict=True):
             start = time.perf_counter()
             if weight:
                 self.watch.on_head(entry.name)
+                rows = self._rows_of_fit(entry.recipe, chosen)
+                data = self.data if rows == len(self.data.x) else self.data.take(self._sample(rows))
+                if data is not self.data:
+                    self.fitted_on[entry.name] = f"fitted on {len(data.x):,} rows"
                 with _quiet():
-                    models.append((entry.recipe.fit(self.data, self.seed), weight))
+                    models.append((entry.recipe.fit(data, self.seed), weight))
             seconds.append(time.perf_counter() - start)
         bounds = None if self.data.classes else bounds_of(self.data)
         return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds
