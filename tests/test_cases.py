@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import re
 
@@ -282,3 +283,73 @@ def test_a_validation_file_of_another_layout_is_refused_with_its_options(run):
         "column 'a' of v.csv: 119 of 120 values are numbers; not: 'unknown' (row 2); --missing 'unknown' treats"
         in message
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"PK\x03\x04" + bytes(22) + b"xl/workbook.xml" + bytes(300), "an Excel workbook"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1" + bytes(300), "a workbook of an old Excel"),
+        (b"\x80\x04\x95" + bytes(8) + b"}", "a pickle of Python"),
+        (b"ARROW1\0\0" + bytes(300), "an Arrow file"),
+        ('{"a": [1, 2], "y": [3, 4]}', "JSON"),
+        ('[\n  {"a": 1},\n  {"a": 2}\n]\n', "JSON"),
+        ("<!DOCTYPE html>\n<html>Please, log in</html>\n", "a web page or XML"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
+    ],
+)
+def test_files_of_other_kinds_are_named(content, kind, run):
+    assert f"t.csv: the content is {kind}" in run("fit", put("t.csv", content), "--target", "y")[2]
+
+
+def test_times_of_the_day_are_the_same_from_text_and_parquet(run):
+    times = [datetime.time(int(value), index % 60, 5) for index, value in enumerate(A % 24)]
+    y = [time.hour + time.minute / 60 for time in times]
+    found = []
+    for name, content in (
+        ("t.parquet", pa.table({"t": times, "b": B, "y": y})),
+        ("t.csv", text(t=times, b=B, y=y)),
+        ("t.csv", text(t=[time.strftime("%I:%M:%S %p") for time in times], b=B, y=y)),
+    ):
+        code, out, _ = run("fit", put(name, content), "--target", "y", "--output", "r", "--overwrite")
+        assert code == 0
+        assert score(out) > 0.999
+        new = put("n.csv", "t,b\n20:15:00,1\n8:15 pm,1\n,1\n")
+        found.append(np.array(predictions(run("predict", "r", new, "--output", "-")[1]), dtype=float))
+    assert found[0][:2] == pytest.approx([20.25, 20.25], abs=0.01)
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
+    assert found[2] == pytest.approx(found[0], abs=1e-3)
+
+
+def test_quantities_that_are_not_read_are_named(run):
+    for word, other in (("[{:.2f} 1]",) * 2, ("{:.2f}K", "{:.2f}M"), ("{:.0f} days 01:00:00",) * 2):
+        values = [(word, other)[i % 2].format(value) for i, value in enumerate(10 * A)]
+        put("t.csv", text(a=values, b=B, y=Y))
+        code, _, err = run("fit", "t.csv", "--target", "y", "--output", "r", "--overwrite")
+        assert code == 0
+        assert f"values such as {min(values)!r} are not read as numbers or dates" in err
+
+
+def test_compact_dates_have_a_note_and_an_option(run):
+    days = [f"2024{1 + i % 12:02}{1 + i % 28:02}" for i in range(ROWS)]
+    put("t.csv", text(d=days, a=A, b=B, y=Y))
+    note = "column 'd' has whole numbers such as 20240101; --date 'd' reads dates"
+    assert note in run("fit", "t.csv", "--target", "y", "--output", "r")[2]
+    assert run("fit", "t.csv", "--target", "y", "--output", "d", "--date", "d")[0] == 0
+    assert "d: month, d: day of year" in run("info", "d")[1]
+    assert run("predict", "d", "t.csv", "--output", "-")[0] == 0
+
+
+def test_a_row_of_totals_is_refused(run):
+    put("t.csv", text(a=A, b=B, y=Y) + f"Total,,{Y.sum()}\n")
+    message = "not: 'Total' (row 121); remove the last row if it is a sum or a comment"
+    assert message in run("fit", "t.csv", "--target", "y", "--output", "r")[2]
+
+
+def test_predictions_outside_of_several_targets_are_counted_and_marked(run):
+    put("t.csv", text(a=A, y=2 * A, z=-A))
+    assert run("fit", "t.csv", "--target", "y", "--target", "z", "--output", "r")[0] == 0
+    put("n.csv", f"a\n20\n{A.max() + 5}\n")
+    _, out, err = run("predict", "r", "n.csv", "--output", "-", "--outside")
+    assert [row["prediction_outside"] for row in csv.DictReader(io.StringIO(out))] == ["false", "true"]
+    assert re.search(r"1 of 2 predictions are outside .* targets, [\d.]+ to [\d.]+, -[\d.]+ to -[\d.]+\n", err)

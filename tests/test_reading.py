@@ -132,10 +132,21 @@ CASES = {
     ),
     "`-` beside `+`": (csv_of(a=["-", "+", "-"], y=Y[:3]), {}, ["-", "+", "-"]),
     "`true`, `FALSE`": (csv_of(a=["true", "FALSE", "True"], y=Y[:3]), {}, [1.0, 0.0, 1.0]),
-    "`2024-12-31`, `2024/12/31`, `31.12.2024`, `31-Dec-2024`, with times": (
+    "`2024-12-31`, `2024/12/31`, `31.12.2024`, `31-Dec-2024`, `12/31/24`, with times": (
         csv_of(a=["31.12.2024", "01.01.1970 12:00"], y=Y[:2]),
         {},
         [20088 * 86400.0, 43200.0],
+    ),
+    "`20241231`": (csv_of(a=["20241231", "19700102"], y=Y[:2]), {"date": ["a"]}, [20088 * 86400.0, 86400.0]),
+    "`14:30`, `2:30 pm`, `14:30:05.5`": (
+        csv_of(a=["14:30", "2:30 pm", "14:30:05.5", "0:00"], y=Y[:4]),
+        {},
+        [52200.0, 52200.0, 52205.5, 0.0],
+    ),
+    "lines that repeat the header, a last row of totals": (
+        csv_of(a=with_word("a", 7), y=Y),
+        {},
+        "39 of 40 values are numbers; not: 'a' (row 7); remove the lines that repeat the header",
     ),
     "`03/04/2024` in all values": (
         csv_of(a=["03/04/2024", "05/06/2024"], y=Y[:2]),
@@ -183,6 +194,8 @@ OTHER = {
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
     '`"12.5"` as text in Parquet',
+    "`3.5K`, `[1.5 2]`, `2 days 01:00:00` and other quantities in over 50 texts",
+    "workbooks of Excel, JSON, web pages, pickles and other files with the name of a table",
     "numbers with two decimal marks in a column",
     "one `unknown` among `0` and `1` as a target",
     "several targets with classes",

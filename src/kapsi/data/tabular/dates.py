@@ -10,22 +10,32 @@ import numpy.typing as npt
 from kapsi.data.tabular.types import Floats
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-TIME = (
-    r"(?:[T ]+(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)?"
-    r" ?(?P<half>[AaPp][Mm])?(?P<zone> ?(?:Z|UTC|[+-]\d{2}:?\d{2}))?)?$"
-)
+CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)? ?(?P<half>[AaPp][Mm])?"
+TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|[+-]\d{{2}}:?\d{{2}}))?)?$"
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
-# The order of the last two is decided by a day above 12.
+SHORT = r"(?P<year>\d{2})"  # 1969 to 2068
+# The order of day and month in the last four is decided by a day above 12.
 FORMATS = {
     "year-month-day": rf"^{YEAR}-{MONTH}-{DAY}{TIME}",
+    "yearmonthday": rf"^{YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}}){TIME}",
     "year/month/day": rf"^{YEAR}/{MONTH}/{DAY}{TIME}",
     "day.month.year": rf"^{DAY}\.{MONTH}\.{YEAR}{TIME}",
     "day-name-year": rf"^{DAY}[- ]{NAME}[- ,]+{YEAR}{TIME}",
     "name day, year": rf"^{NAME}[- ]{DAY},? {YEAR}{TIME}",
     "day/month/year": rf"^{DAY}[/-]{MONTH}[/-]{YEAR}{TIME}",
     "month/day/year": rf"^{MONTH}[/-]{DAY}[/-]{YEAR}{TIME}",
+    "day/month/short year": rf"^{DAY}/{MONTH}/{SHORT}{TIME}",
+    "month/day/short year": rf"^{MONTH}/{DAY}/{SHORT}{TIME}",
 }
+
+
+def read_times(strings: Any) -> Floats:
+    """Return times of the day, such as 14:30 or 2:30 pm, in trimmed Arrow strings as seconds, NaN where a string is none."""
+    import pyarrow.compute as pc
+
+    seconds, good = _clock(pc.extract_regex(strings, f"^{CLOCK}$"))
+    return np.where(good, seconds, np.nan)
 
 
 def read_dates(strings: Any) -> tuple[Floats, str, bool]:
@@ -53,33 +63,46 @@ def _seconds(parts: Any) -> Floats:
     """Return seconds since 1970 of the components of dates, NaN for no date."""
     import pyarrow.compute as pc
 
-    known = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False))
-
-    def number(name: str) -> npt.NDArray[np.int64]:
-        text = pc.fill_null(pc.struct_field(parts, name), "")
-        digits = pc.if_else(pc.equal(text, ""), "0", text)
-        return np.asarray(pc.cast(digits, "int64").to_numpy(zero_copy_only=False))
-
+    time, good = _clock(parts)
     month_text = pc.fill_null(pc.struct_field(parts, "month"), "0")
     if pc.any(pc.utf8_is_alpha(month_text)).as_py():
         names = [str(text)[:3].lower() for text in month_text.to_pylist()]
         month = np.array([MONTHS.index(name) + 1 if name in MONTHS else 0 for name in names], dtype=np.int64)
     else:
-        month = number("month")
-    year, day, hour, minute, second = (number(name) for name in ("year", "day", "hour", "minute", "second"))
-    half = [str(text).lower() for text in pc.struct_field(parts, "half").to_pylist()]
-    hour = np.where(
-        [word == "pm" for word in half], hour % 12 + 12, np.where([word == "am" for word in half], hour % 12, hour)
-    )
-    fraction = np.array([float(f"0.{text or 0}") for text in pc.struct_field(parts, "fraction").to_pylist()])
-    good = known & (month >= 1) & (month <= 12) & (day >= 1) & (hour < 24) & (minute < 60) & (second < 60) & (year > 0)
+        month = _number(parts, "month")
+    year, day = _number(parts, "year"), _number(parts, "day")
+    digits = np.asarray(pc.utf8_length(pc.fill_null(pc.struct_field(parts, "year"), "")).to_numpy(zero_copy_only=False))
+    year = np.where(digits == 2, year + np.where(year < 69, 2000, 1900), year)
+    good &= (month >= 1) & (month <= 12) & (day >= 1) & (year > 0)
     start = (np.where(good, year, 1970) - 1970) * 12 + np.where(good, month, 1) - 1
     days = start.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + day - 1
     next_month = (start + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     good &= days < next_month
     zone = [_zone(str(text or "")) for text in pc.struct_field(parts, "zone").to_pylist()]
-    seconds = days * 86400.0 + hour * 3600 + minute * 60 + second + fraction - np.array(zone, dtype=np.float64)
+    seconds = days * 86400.0 + time - np.array(zone, dtype=np.float64)
     return np.asarray(np.where(good, seconds, np.nan), dtype=np.float64)
+
+
+def _number(parts: Any, name: str) -> npt.NDArray[np.int64]:
+    """Return a component as whole numbers, 0 where it is absent."""
+    import pyarrow.compute as pc
+
+    text = pc.fill_null(pc.struct_field(parts, name), "")
+    digits = pc.if_else(pc.equal(text, ""), "0", text)
+    return np.asarray(pc.cast(digits, "int64").to_numpy(zero_copy_only=False))
+
+
+def _clock(parts: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Return the seconds of the day of the components of times, and the mask of valid times."""
+    import pyarrow.compute as pc
+
+    hour, minute, second = (_number(parts, name) for name in ("hour", "minute", "second"))
+    half = [str(text).lower() for text in pc.struct_field(parts, "half").to_pylist()]
+    afternoon, morning = ([word == name for word in half] for name in ("pm", "am"))
+    good = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False)) & (hour < 24) & (minute < 60) & (second < 60)
+    hour = np.where(afternoon, hour % 12 + 12, np.where(morning, hour % 12, hour))
+    fraction = np.array([float(f"0.{text or 0}") for text in pc.struct_field(parts, "fraction").to_pylist()])
+    return hour * 3600 + minute * 60 + second + fraction, good
 
 
 def _zone(text: str) -> int:

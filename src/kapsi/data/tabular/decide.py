@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.dates import read_dates
+from kapsi.data.tabular.dates import read_dates, read_times
 from kapsi.data.tabular.numerals import Numbers, Numerals, is_number, read_numbers
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, is_truth, parse_numbers, short, to_floats
@@ -82,6 +82,9 @@ class Decider:
         if wanted in ("categorical", "text"):
             strings = pc.cast(pc.cast(column, pa.string()), pa.large_string())
             return self._strings(name, strings, wanted)
+        compact = typed.kind == "integer" and _are_compact_dates(typed.numbers)
+        if wanted == "date" and compact:
+            return self._strings(name, pc.cast(pc.cast(column, pa.string()), pa.large_string()), wanted)
         if wanted == "date" and typed.kind != "date" and not typed.missing.all():
             return unusable(len(typed), f" is to be a date, and has {typed.reason}; give a column of dates")
         if wanted == "numeric" and typed.kind == "date":
@@ -90,7 +93,13 @@ class Decider:
             return Column("real", typed.values, reason="seconds since 1970")
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
             return _codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self))
-        return self._without_sentinels(typed)
+        found = self._without_sentinels(typed)
+        if compact and wanted is None:
+            example = f"{np.nanmin(typed.numbers):.0f}"
+            found.notes = (
+                f"column {short(name)} has whole numbers such as {example}; --date {short(name)} reads dates",
+            )
+        return found
 
     def _typed(self, column: Any) -> Column:
         """Return a column of numbers, booleans, dates or times."""
@@ -134,9 +143,10 @@ class Decider:
         if wanted in ("categorical", "text"):
             return words.text("as requested", free=wanted == "text")
         if wanted == "date":
-            return self._dates(words) or self._other("dates", words, read_dates(words.known)[0])
+            return self._dates(words) or self._other(name, "dates", words, read_dates(words.known)[0])
         if wanted == "numeric":
-            return self._flags(words, "10") or self._numbers(words, True) or self._other("numbers", words)
+            found = self._flags(words, "10") or self._numbers(words, True) or self._times(words)
+            return found or self._other(name, "numbers", words)
         if self.typed:
             return self._dates(words) or untyped._written_numbers(name, column) or words.text("text")
         return self._guess(name, words)
@@ -165,23 +175,25 @@ class Decider:
         guess.notes = (f"column {short(name)} has numbers written as text; --categorical {short(name)} keeps the text",)
         return guess
 
-    def _other(self, kind: str, words: Words, values: Floats | None = None) -> Column:
+    def _other(self, name: str, kind: str, words: Words, values: Floats | None = None) -> Column:
         """Return an unusable column with a message about the strings that are not of a kind: NaN among the values."""
         return unusable(
-            words.rows, self._problem(kind, words, self._read(words).values if values is None else values), words
+            words.rows, self._problem(name, kind, words, self._read(words).values if values is None else values), words
         )
 
-    def _problem(self, kind: str, words: Words, values: Floats) -> str:
+    def _problem(self, name: str, kind: str, words: Words, values: Floats) -> str:
         """Return a message about the strings that are not of a kind: NaN among the values."""
         odd = [word for word, value in zip(words.list, values, strict=True) if value != value]
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
+        if odd == [name]:
+            return words.other(kind, values, "remove the lines that repeat the header")
         if any(map(is_truth, odd)) and set(values[~np.isnan(values)].tolist()) <= {0.0, 1.0}:
             kind, values = "true or false", np.where([is_truth(word) for word in words.list], 1.0, values)
         return words.other(kind, values, "" if self.options else "correct or empty them")
 
     def _guess(self, name: str, words: Words) -> Column:
-        guess = self._flags(words) or self._numbers(words) or self._dates(words)
+        guess = self._flags(words) or self._numbers(words) or self._times(words) or self._dates(words)
         if guess is not None:
             return guess
         other = self._otherwise(words)
@@ -195,13 +207,13 @@ class Decider:
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
-            return self._other("numbers", words, numbers)
+            return self._other(name, "numbers", words, numbers)
         dates = read_dates(words.known)[0] if words.has_digits else np.empty(0)
         if len(dates) and words.share(dates) >= MOSTLY and (~np.isnan(dates)).sum() > 1:
-            return self._other("dates of one form", words, dates)
+            return self._other(name, "dates of one form", words, dates)
         text = words.text(f"{len(words.known)} different texts")
         if share >= MOSTLY:
-            problem = self._problem("numbers", words, numbers)
+            problem = self._problem(name, "numbers", words, numbers)
             text.notes = (f"column {short(name)}{problem}; its values are categories now",)
             text.doubt = problem if share >= NEARLY else ""
         return text
@@ -242,6 +254,14 @@ class Decider:
         reason = found.reason if not words.all_match(INTEGER) else ""
         column = Column(kind, words.spread(found.values), reason=reason or ("whole numbers" if whole else "numbers"))
         return self._without_sentinels(column)
+
+    @staticmethod
+    def _times(words: Words) -> Column | None:
+        """Return the column as seconds of the day, None if some strings are no times."""
+        seconds = read_times(words.known) if words.any_match(":") else np.empty(0)
+        if not len(seconds) or np.isnan(seconds).any():
+            return None
+        return Column("real", words.spread(seconds), reason="times of the day, in seconds")
 
     def _dates(self, words: Words) -> Column | None:
         """Return the column as dates, None if some strings are none."""
@@ -365,6 +385,8 @@ class Words:
         more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
         total = int(counts[~self.missing].sum())
         options = " ".join(f"--missing {word}" for word in found)
+        if not remedy and len(odd) == 1 and first[odd[0]] == self.rows - 1:
+            options = f"remove the last row if it is a sum or a comment; {options}"
         remedy = remedy or f"{options if len(odd) <= 3 else '--missing WORD for each'} treats them as missing"
         return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
 
@@ -390,6 +412,16 @@ def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
 def _are_huge(numbers: Iterable[int | None]) -> bool:
     """Return whether whole numbers have more digits than float64."""
     return any(number is not None and abs(number) > 2**53 for number in numbers)
+
+
+def _are_compact_dates(numbers: Floats) -> bool:
+    """Return whether different whole numbers are all dates of this or the last century written as 20241231."""
+    import pyarrow as pa
+
+    known = np.unique(numbers[~np.isnan(numbers)])
+    if len(known) < 2 or not 19000101 <= known[0] <= known[-1] <= 21001231:
+        return False
+    return not np.isnan(read_dates(pa.array([f"{number:.0f}" for number in known], pa.large_string()))[0]).any()
 
 
 def _codes(words: Words) -> Column:

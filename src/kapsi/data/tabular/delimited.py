@@ -19,6 +19,7 @@ from kapsi.data.tabular.source import (
     TextStream,
     check_text,
     find_encoding,
+    foreign,
     open_table,
     reading_file,
     sample_of,
@@ -68,6 +69,9 @@ class TextFile:
         self.path, self.compression, self.reading, self.where = path, compression, reading, path.name
         with reading_file(path), open_table(path, compression) as raw:
             sample, complete = sample_of(raw)
+        kind = foreign(sample)
+        if kind is not None:
+            reject(self.where, f"the content is {kind}, no table of text; save the table as CSV or Parquet")
         for mark, true in MAGIC.items():
             if sample.startswith(mark):
                 reject(self.where, f"the content is that of a {true} file; rename it to {path.stem}{true}")

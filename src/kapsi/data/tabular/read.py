@@ -46,7 +46,7 @@ def read_table(
         ...     _ = path.write_text("a;b\\n0,5;x\\n1,25;-\\n")
         ...     table = read_table(path)
         >>> [column.line(name) for name, column in table.columns.items()]
-        ["column 'a': real (numbers)", "column 'b': text (1 different texts)"]
+        ["column 'a': real (a decimal comma)", "column 'b': text (1 different texts)"]
     """
     path = Path(path)
     reading = Reading() if reading is None else reading

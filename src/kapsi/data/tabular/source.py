@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import io
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -28,6 +29,21 @@ KINDS = (
 )
 MAGIC = {b"PAR1": ".parquet", b"PK\x03\x04": ".zip", b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 """First bytes of files that are no text, and their suffixes."""
+FOREIGN = {
+    rb"PK\x03\x04(?s:.{0,2000})(xl/|\[Content_Types\].xml)": "an Excel workbook",
+    rb"PK\x03\x04(?s:.{0,2000})application/vnd.oasis.opendocument": "an OpenDocument file",
+    rb"\xd0\xcf\x11\xe0": "a workbook of an old Excel",
+    rb"ARROW1|FEA1": "an Arrow file",
+    rb"\x89HDF": "an HDF5 file",
+    rb"SQLite format 3": "an SQLite database",
+    rb"\x93NUMPY": "a NumPy array",
+    rb"\x80[\x02-\x05].{0,12}c|\x80[\x04\x05]\x95": "a pickle of Python",
+    rb"%PDF": "a PDF file",
+    rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|html|head|\?xml)": "a web page or XML",
+    rb"(\xef\xbb\xbf)?\s*[\[{]\s*[\[{]?\s*(\"([^\"\n]|\\.)*\"\s*:|$)": "JSON",
+    rb"version https://git-lfs": "a pointer of Git LFS",
+}
+"""Beginnings of files that are no tables of text, for messages."""
 CHUNK = 2**20
 SAMPLE, LARGEST_SAMPLE, SAMPLE_LINES = 2**18, 2**27, 40
 
@@ -172,6 +188,11 @@ class TextStream(io.RawIOBase):
         before, after = seen[zero], seen[zero + 2]
         begins = np.isin(before, np.frombuffer(self.separator + b'\n\r" +-', np.uint8))
         self.zeros = bool((begins & (((after >= 48) & (after <= 57)) | np.isin(after, (88, 120)))).any())
+
+
+def foreign(sample: bytes) -> str | None:
+    """Return the kind of a file that is no table of text by its first bytes, None for others."""
+    return next((kind for pattern, kind in FOREIGN.items() if re.match(pattern, sample)), None)
 
 
 def check_text(data: bytes, where: str) -> None:

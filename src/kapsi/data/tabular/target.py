@@ -47,8 +47,8 @@ __all__ = ["TableProblem", "make_problem", "target_of"]
 TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
-NUMBER_LIKE = re.compile(r"[^\w\s]?\s?\d+([^\w\s]\d+)+$|[^\w\s]\s?\d+$")
-"""1/5/24, €5: neither words nor codes."""
+NUMBER_LIKE = re.compile(r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]?$|[^\w\s]\s?\d+$|\d+ ?[A-Za-z]$|\d+ days|[\[({].*\d")
+"""1/5/2.4, €5, 3.5K, 2 days 01:00:00, [1.5 2]: neither words nor codes."""
 MAX_SINGLE = 9
 """Number of classes with a single row up to which a target may have mostly such classes."""
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
@@ -315,16 +315,17 @@ def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -
         if column.kind == "text" and not column.free:
             codes, words = column.coded()
             known, distinct = int((codes >= 0).sum()), len(words)
-            if 2 <= distinct == known or distinct > max(MAX_CATEGORIES, 0.9 * len(rows)):
-                like = [word for word in words if NUMBER_LIKE.match(word)]
-                reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
+            unique = 2 <= distinct == known or distinct > max(MAX_CATEGORIES, 0.9 * len(rows))
+            like = [w for w in words if NUMBER_LIKE.match(w)] if unique or distinct > MAX_CATEGORIES else []
+            reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
+            if unique:
                 notes.append(
                     f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows{reason}"
                 )
                 continue
             if distinct > MAX_CATEGORIES:
                 share = f"{distinct:,} categories, more than {MAX_CATEGORIES}; its input is the mean of the target in each of them"
-                notes.append(f"column {short(name)} has {share}")
+                notes.append(f"column {short(name)} has {share}{reason if 2 * len(like) > distinct else ''}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:
             notes.append(f"dropped the column {short(name)}: it is {short(column.values[:1].tolist()[0])} in every row")
