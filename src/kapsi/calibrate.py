@@ -30,14 +30,14 @@ def calibrate(model: M, x: Any, y: Any = None) -> M:
         model: a model, layer, head or expansion module.
         x: inputs, `(rows, m)` or with more leading axes, or sparse as in `Head.forward`; at least one row, finite; a tensor, an
             array or a data frame.
-        y: labels or targets, one per row, for expansions that use them.
+        y: labels or targets of the rows, for expansions fitted with labels.
 
     Returns:
         The same model.
 
     Raises:
         SpecError: not a model, or a model without values.
-        DataError: no rows, a wrong number of columns, or values that are not finite.
+        DataError: no rows, a wrong number of columns, or values other than finite numbers.
 
     Example:
         >>> import torch, kapsi as kp
@@ -83,7 +83,7 @@ def _calibrate_head(head: Head, x: Tensor, y: Tensor | None, *, hidden: bool) ->
 
 @contextmanager
 def _all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Evaluate a model in evaluation mode; after an exception all its tensors have their old values."""
+    """Evaluate a model in evaluation mode; after an exception all tensors have their old values."""
     training = model.training
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.eval()

@@ -1,4 +1,4 @@
-"""Errors with one-line messages (argument, given value, allowed values, remedy), and validators of arguments."""
+"""Errors with short messages (argument, given value, allowed values, remedy), and validators of arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_MESSAGE = 2000  # characters; the list of all expansions fits
 
 
 def printable(text: str) -> str:
-    """Return text without control characters, safe for terminals and logs: all of them are escaped, also line breaks.
+    """Return text with all control characters escaped, also line breaks: safe for terminals and logs.
 
     Escaped are controls (ESC begins terminal commands), invisible and direction-changing format characters, line and
     paragraph separators and lone surrogates; the joiners of scripts and emoji stay.
@@ -37,7 +37,7 @@ def _escaped(letter: str) -> str:
 
 
 def line_of(text: str) -> str:
-    """Return a message as one printable line of at most `LONGEST_MESSAGE` characters: its beginning and its end.
+    """Return a message as a printable line of at most `LONGEST_MESSAGE` characters; long messages keep beginning and end.
 
     Example:
         >>> print(line_of("first" + chr(10) + "  second" + chr(27) + "[2J"))
@@ -50,9 +50,9 @@ def line_of(text: str) -> str:
 
 
 class KapsiError(ValueError):
-    """An error for the caller to correct; the command line prints one line and exits with code 2.
+    """An error for the caller to correct; the command line prints a line and exits with code 2.
 
-    The message is one printable line: names, labels and paths of untrusted files send no command to a terminal.
+    The message is a printable line: names, labels and paths of untrusted files send no command to a terminal.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -64,7 +64,7 @@ class SpecError(KapsiError):
 
 
 class UnknownFunction(SpecError):
-    """A name without a registered function: a typo, or a function of a package that is missing."""
+    """A name without a registered function: a typo, or a function of a missing package."""
 
 
 class DataError(KapsiError):
@@ -72,7 +72,7 @@ class DataError(KapsiError):
 
 
 class TableError(DataError):
-    """A table that cannot be read, fitted or predicted."""
+    """An error in reading, fitting or predicting a table."""
 
 
 class DataSetError(TableError):
@@ -92,14 +92,14 @@ class RunError(FileError):
 
 
 class ScaleWarning(UserWarning):
-    """Inputs far outside the domain of κ, or a grid update that changes the outputs."""
+    """Inputs far outside the domain of κ, or a grid update with changed outputs."""
 
 
 # ------------------------------------------------------------------------------------------------ messages
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, at most 60 characters on one line; objects other than plain values and dataclasses by type."""
+    """Return a value for a message, at most 60 characters without line breaks; other objects than plain data by type."""
     if isinstance(value, int) and value.bit_length() > 1024:  # Python refuses to print 4,300 digits
         return "an integer beyond float64"
     plain = value is None or type(value).__module__ == "builtins" or dataclasses.is_dataclass(value)
@@ -108,7 +108,7 @@ def shown(value: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """Return the choices most similar to a misspelled word, the best first, or with its letters as initials; ignore case.
+    """Return the choices most similar to a misspelled word, the best first, or with the letters of the word as initials; ignore case.
 
     Example:
         >>> nearest("Tailor", ["taylor", "b_spline", "identity"])
@@ -154,7 +154,7 @@ def unknown(what: str, name: Any, choices: Iterable[str]) -> str:
 
 
 def attempt(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user function; its exceptions become a `SpecError` that names the function."""
+    """Call a user function; exceptions become a `SpecError` with the name of the function."""
     try:
         return function(*arguments)
     except KapsiError:
@@ -181,10 +181,10 @@ def check_integer(
     """Return a Python or NumPy integer as a Python int, within an inclusive range.
 
     Args:
-        where: prefix of error messages, such as `rpn(heads=0)`.
+        where: prefix of error messages, for example `rpn(heads=0)`.
         value: the argument.
         minimum, maximum: the range; None for no bound.
-        wanted: the allowed values in the message, by default an integer and its range.
+        wanted: the allowed values in the message, by default an integer and the range.
         error: class of the error.
 
     Example:
@@ -217,7 +217,7 @@ def check_number(
 
 
 def check_choice(where: str, value: Any, choices: Iterable[str], *, error: type[KapsiError] = SpecError) -> str:
-    """Return a string if it is among the choices.
+    """Return a string from the choices.
 
     Example:
         >>> check_choice("fit(log)", "csv", ["csv", "jsonl"])

@@ -1,6 +1,6 @@
 """Laws of PyTorch's conventions: hooks, replaced methods, wrappers, pruning, norms and parametrizations of every head.
 
-The reference is a layer that calls each head with its input, as `nn.ModuleList` of `nn.Linear` would.
+The reference is a layer with a call of each head, as `nn.ModuleList` of `nn.Linear` would.
 """
 
 # The first line of a law's docstring is the law: a statement, not a command.
@@ -36,7 +36,7 @@ from kapsi.testing.registry import law
 
 
 def _model(function: Function) -> Model:
-    """Return a model of one layer with three heads, all with the function where a layer has several."""
+    """Return a model of a single layer with three heads, all with the function if a layer may have several."""
     single = perturbed_model(function)
     spec = layer_with(function) if function.role == "fusion" else single.spec.layers[0]
     heads = spec.heads if len(spec.heads) > 1 else spec.heads * 3
@@ -56,7 +56,7 @@ def _layer(model: Model) -> Layer:
 
 
 def _by_head(model: Model, points: Sequence[Tensor], factors: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-    """Return the output of a model of one layer with given inputs and factors of the outputs of each head, and these outputs."""
+    """Return the output of a model of a single layer with given inputs and factors of the outputs of each head, and these outputs."""
     layer = _layer(model)
     outputs = [head(x) for head, x in zip(layer.heads, points, strict=True)]
     scaled = [factor * y for factor, y in zip(factors, outputs, strict=True)]
@@ -117,7 +117,7 @@ def hooks(function: Function) -> None:
 
 @law("function")
 def replaced(function: Function) -> None:
-    """A replaced `forward`, and a module in the place of a head, act as in a layer that calls each head."""
+    """A replaced `forward`, and a module in the place of a head, act as in a layer with a call of each head."""
     model = _model(function)
     x = inputs(4, model.in_features)
     count = len(_layer(model).heads)
@@ -136,7 +136,7 @@ def replaced(function: Function) -> None:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield modules, and the names and values of their own parameters with at least one element."""
+    """Yield modules, and the names and values of their own non-empty parameters."""
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.numel():
@@ -164,7 +164,7 @@ def _same_twice(model: Model, expected: Model, label: str) -> None:
 
 @law("function")
 def pruned(function: Function) -> None:
-    """Pruned parameters act as masked parameters, before and after `prune.remove`, which restores the names."""
+    """Pruned parameters act as masked parameters, before `prune.remove`, and after it has restored the names."""
     model = _model(function)
     masks = [
         torch.rand(parameter.shape, generator=seeded(i)) < 0.7 for i, (_, _, parameter) in enumerate(_parameters(model))
@@ -185,7 +185,7 @@ def pruned(function: Function) -> None:
 
 @law("function")
 def normalized_by_hook(function: Function) -> None:
-    """The hook-based spectral norm of `torch.nn.utils` divides each parameter by its norm."""
+    """The hook-based spectral norm of `torch.nn.utils` divides each parameter by the norm."""
     model = _model(function)
     source = copy.deepcopy(model)  # a module with computed tensors cannot be copied
     norms: list[Tensor] = []

@@ -29,7 +29,7 @@ SEVERAL_WORDS = 3
 
 @dataclass(frozen=True, eq=False)
 class Decider:
-    """Decisions about the columns of one table.
+    """Decisions about the columns of a table.
 
     Args:
         reading: options of the user.
@@ -59,7 +59,7 @@ class Decider:
 
     @property
     def sentinels(self) -> Floats:
-        """The numbers that the user declared missing."""
+        """The numbers declared missing by the user."""
         import pyarrow as pa
 
         numbers = parse_numbers(pa.array(self.reading.missing, pa.large_string()))
@@ -127,7 +127,7 @@ class Decider:
         )
 
     def _without_sentinels(self, column: Column) -> Column:
-        """Return a column of numbers with missing values at the numbers that the user declared missing."""
+        """Return a column of numbers with missing values in place of the numbers declared missing by the user."""
         if not self.reading.missing or column.kind not in ("integer", "real"):
             return column
         return column.with_values(np.where(np.isin(column.numbers, self.sentinels), np.nan, column.numbers))
@@ -176,13 +176,13 @@ class Decider:
         return guess
 
     def _other(self, name: str, kind: str, words: Words, values: Floats | None = None) -> Column:
-        """Return an unusable column with a message about the strings that are not of a kind: NaN among the values."""
+        """Return an unusable column with a message about the strings of another kind: NaN among the values."""
         return unusable(
             words.rows, self._problem(name, kind, words, self._read(words).values if values is None else values), words
         )
 
     def _problem(self, name: str, kind: str, words: Words, values: Floats) -> str:
-        """Return a message about the strings that are not of a kind: NaN among the values."""
+        """Return a message about the strings of another kind: NaN among the values."""
         odd = [word for word, value in zip(words.list, values, strict=True) if value != value]
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
@@ -219,7 +219,7 @@ class Decider:
         return text
 
     def _otherwise(self, words: Words) -> str:
-        """Return a message about strings that are numbers only with other marks than the given ones, empty for others."""
+        """Return a message about strings written as numbers with other marks than the given marks; empty for other strings."""
         given = {name: getattr(self.reading, name) for name in ("decimal", "thousands")}
         options = " ".join(f"--{name} {mark}" for name, mark in given.items() if mark)
         if not options or not words.has_digits:
@@ -285,9 +285,9 @@ class Words:
     Args:
         codes: index of each value in the distinct strings, (rows,).
         all: distinct strings, an Arrow array.
-        missing: mask of the missing ones among them.
-        weak: mask of dashes and dots among them.
-        known: the trimmed others, an Arrow array.
+        missing: mask of the missing strings.
+        weak: mask of dashes and dots.
+        known: the other strings without blanks around, an Arrow array.
     """
 
     codes: npt.NDArray[Any]
@@ -298,7 +298,7 @@ class Words:
 
     @classmethod
     def of(cls, column: Any, decider: Decider) -> Words:
-        """Find the distinct strings, and the missing ones among them."""
+        """Find the distinct strings and the missing strings."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -318,7 +318,7 @@ class Words:
             missing = pc.or_(missing, pc.is_in(pc.utf8_lower(trimmed), value_set=pa.array(MISSING_WORDS, trimmed.type)))
         masks = [np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
         masks[1] &= ~masks[0]
-        # A word of the user for missing values is no category, a dash beside + is one.
+        # A word of the user for missing values is no category; a dash beside + is a category.
         signs = pc.invert(pc.match_substring_regex(trimmed, r"[\pL\pN]")).to_numpy(zero_copy_only=False)
         if decider.typed or (np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any():
             masks[1][:] = False
@@ -331,7 +331,7 @@ class Words:
 
     @property
     def count(self) -> int:
-        """Number of distinct strings that are not missing."""
+        """Number of distinct strings without missing ones."""
         return len(self.known)
 
     @property
@@ -367,12 +367,12 @@ class Words:
         return np.bincount(self.codes, minlength=len(self.all) + 1)[: len(self.all)]
 
     def share(self, values: Floats) -> float:
-        """Return the fraction of rows with a value other than NaN, of the rows that are not missing."""
+        """Return the fraction of rows with a value other than NaN, without missing rows."""
         counts = self.counts()[~(self.missing | self.weak)]
         return float(counts[~np.isnan(values)].sum() / max(1, counts.sum()))
 
     def other(self, kind: str, values: Floats, remedy: str = "") -> str:
-        """Return a message about the strings that are not of a kind, NaN among the values; by default, they may be missing."""
+        """Return a message about the strings of another kind, NaN among the values; the default remedy declares missing values."""
         counts, known = self.counts(), ~(self.missing | self.weak)
         good = np.zeros(len(self.all), dtype=np.bool_)
         good[known] = ~np.isnan(values)
@@ -401,7 +401,7 @@ class Words:
 
 
 def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
-    """Return a column that cannot be used, with its strings if any, for a model that knows their meaning."""
+    """Return an unusable column, with the strings for a model with these categories."""
     if words is None:
         return Column("unusable", codes=np.broadcast_to(np.int64(-1), rows), problem=problem)
     text = words.text("")

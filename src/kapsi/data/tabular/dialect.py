@@ -34,9 +34,9 @@ class Dialect:
         start: number of characters before the first row.
         line: number of lines before the first row.
         width: number of values of a row.
-        comment: beginning of lines that are no rows, empty for none.
+        comment: beginning of comment lines, empty for none.
         blanks: whether values are separated by blanks.
-        plain: whether Arrow can read the rows as they are.
+        plain: whether Arrow can read the rows without repairs.
         decimal: decimal mark, None if unknown.
         notes: guesses, for the user.
     """
@@ -76,14 +76,14 @@ def split_blanks(line: str) -> list[str]:
 
 
 def find_dialect(text: str, complete: bool, reading: Reading, where: str, default: str = ",") -> Dialect:
-    """Return the layout of a text by its first lines.
+    """Return the layout of a text by the first lines.
 
     Args:
         text: the beginning of the text.
         complete: whether the text is whole; otherwise the last line is left out.
-        reading: options of the user, which replace guesses.
+        reading: options of the user, instead of guesses.
         where: name of the file, for messages.
-        default: separator of a file with one column.
+        default: separator of a file with a single column.
 
     Raises:
         TableError: there is no header, or lines before it.
@@ -127,7 +127,7 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
 
 
 def _first_line(lines: Sequence[str], reading: Reading) -> tuple[int, str | None, str, tuple[str, ...]]:
-    """Return the number of the first line that is no comment, the last comment, the sign of comments, and notes."""
+    """Return the number of the first line without a comment sign, the last comment, the sign of comments, and notes."""
     first = min(reading.skip, len(lines))
     signs = COMMENTS if reading.comment is None else (reading.comment,)
     commented, count = None, 0
@@ -172,7 +172,7 @@ def _counted(dialect: Dialect, lines: Sequence[str]) -> list[tuple[list[str], in
 
 
 def _separator(lines: Sequence[str], reading: Reading, default: str) -> tuple[str, bool]:
-    """Return the separator, and whether it is blanks."""
+    """Return the separator, and whether values are separated by blanks."""
     if reading.separator is not None:
         return ("\t", True) if reading.separator == "whitespace" else (reading.separator, False)
     best: tuple[tuple[bool, int, int], str] = ((False, 0, 0), default)
@@ -201,7 +201,7 @@ def _splits(lines: Sequence[str]) -> bool:
 
 
 def _mode(counts: Sequence[int]) -> tuple[int, float]:
-    """Return the most frequent number, the first one of equals, and its share."""
+    """Return the most frequent number (the first of equals) and the share."""
     number, rows = Counter(counts).most_common(1)[0]
     return number, rows / len(counts)
 
@@ -310,7 +310,7 @@ def _check_preamble(
 
 
 def _units(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str] | None:
-    """Return the first row if it has units: no number in any of at least two columns that have only numbers below it."""
+    """Return the first row if at least two columns have a word there and only numbers below."""
     if len(rows) < 4 or len(rows[0]) != len(names):
         return None
     words = {i: word.strip() for i, word in enumerate(rows[0]) if word.strip() and not _is_value(word)}

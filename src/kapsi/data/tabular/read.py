@@ -28,16 +28,16 @@ def read_table(
 ) -> Table:
     """Read a text file (.csv, .tsv, .txt, .dat, .data; also .gz, .zip, .zst) or a Parquet file and type its columns.
 
-    A column that cannot be used, such as one of lists or with a repeated name, is an error where it is used.
+    An unusable column, for example of lists or with a repeated name, is an error only in a call with this column.
 
     Args:
         path: the file.
-        reading: options; what is not given is guessed from the file.
+        reading: options; others are guessed from the file.
         kinds: kind of some columns by name, "numeric", "categorical", "text" or "date", in addition to the options.
-        decimal: decimal mark of a text file that does not show its own.
+        decimal: decimal mark of a text file without numbers to show the mark.
 
     Raises:
-        TableError: the file is not a table with at least one row.
+        TableError: the file is not a table, or has no rows.
 
     Example:
         >>> import tempfile, pathlib

@@ -1,4 +1,4 @@
-"""Options of reading a table: one specification for Python, YAML and the command line."""
+"""Options of reading a table: a specification for Python, YAML and the command line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Reading(Spec):
     r"""How a table is read; None and () stand for a guess from the file.
 
     Args:
-        missing: words that mark missing values, in addition to the known spellings.
+        missing: words for missing values, in addition to the known spellings.
         decimal: the decimal mark of all numbers, `.` or `,`.
-        thousands: the thousands separator of all numbers: one of `,`, `.`, `'`, `_` or a space.
+        thousands: the thousands separator of all numbers: `,`, `.`, `'`, `_` or a space.
         separator: the character between values, or `whitespace`.
         skip: number of lines before the header (before the first row without a header).
-        comment: beginning of lines that are ignored.
-        encoding: a text encoding known to Python, such as `latin-1`.
+        comment: beginning of ignored lines.
+        encoding: a text encoding known to Python, for example `latin-1`.
         header: whether the first line has names; False names the columns `column 1`, `column 2`, …
-        numeric: columns of numbers; a value that is no number is an error.
+        numeric: columns of numbers; another value is an error.
         categorical: columns of categories, also if all values are numbers.
-        text: columns of text to keep although nearly all values are distinct; each value is a category, its words are not read.
+        text: columns of text to keep although nearly all values are distinct; each value is a category, single words are not read.
         date: columns of dates and times.
 
     Example:
@@ -79,7 +79,7 @@ class Reading(Spec):
 
 
 def _check_encoding(name: str) -> None:
-    """Refuse an encoding that Python does not know, or that is no text encoding."""
+    """Refuse an encoding unknown to Python, or of bytes."""
     try:
         known = codecs.lookup(name)._is_text_encoding
     except (LookupError, ValueError):

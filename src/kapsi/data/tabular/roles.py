@@ -1,4 +1,4 @@
-"""The part that each column plays: index columns, and notes on inputs that look like none."""
+"""The role of each column: index columns, weights, groups and times; notes on doubtful inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_ROWS = 10
 
 
 def index_columns(table: Table) -> dict[str, str]:
-    """Return the columns that number the rows, with the reason: unnamed first columns, and pandas' `__index_level_0__`."""
+    """Return the columns with numbers of rows, and the reason: unnamed first columns, and pandas' `__index_level_0__`."""
     found = {name: "it is the index of pandas" for name in table.columns if re.fullmatch(r"__index_level_\d+__", name)}
     for number, (name, column) in enumerate(table.columns.items(), 1):
         if name == f"column {number}" and not column.problem and column.missing.all():
@@ -48,7 +48,7 @@ def index_columns(table: Table) -> dict[str, str]:
 
 
 def sentinels(features: Table) -> list[str]:
-    """Return notes on values such as −9999 that are repeated and far from all others."""
+    """Return notes on repeated values far from all others, for example −9999."""
     notes = []
     for names, values in numeric_blocks(features.columns):
         for sentinel in SENTINELS:
@@ -73,7 +73,7 @@ def _far(value: float, rest: Floats) -> bool:
 
 
 def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> list[str]:
-    """Return notes on inputs that order the rows as the target does, and on whole numbers that are all distinct."""
+    """Return notes on inputs in the order of the target, and on columns of distinct whole numbers."""
     notes, distinct = [], []
     if len(y) < LEAST_ROWS or y.ndim > 1:
         return []
@@ -138,7 +138,7 @@ def _runs(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
 
 
 def check_roles(table: Table, targets: Sequence[str], drop: Sequence[str], roles: Mapping[str, str | None]) -> None:
-    """Refuse columns that are not there, and columns with two parts to play."""
+    """Refuse missing columns, and columns with two roles."""
     for target in targets:
         if target in drop:
             reject(table.name, f"the column {short(target)} is both the target and to be dropped; choose one")
@@ -215,7 +215,7 @@ def weights_of(table: Table, name: str | None, rows: Ints) -> Floats | None:
 
 
 def groups_of(table: Table, name: str | None, rows: Ints) -> Ints | None:
-    """Return the codes of the groups of rows; a row without a group is a group of its own."""
+    """Return the codes of the groups of rows; a row without a group is a group alone."""
     if name is None:
         return None
     codes, words = as_words(table.columns[name], ())

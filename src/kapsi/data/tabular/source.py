@@ -43,13 +43,13 @@ FOREIGN = {
     rb"(\xef\xbb\xbf)?\s*[\[{]\s*[\[{]?\s*(\"([^\"\n]|\\.)*\"\s*:|$)": "JSON",
     rb"version https://git-lfs": "a pointer of Git LFS",
 }
-"""Beginnings of files that are no tables of text, for messages."""
+"""Beginnings of files other than tables of text, for messages."""
 CHUNK = 2**20
 SAMPLE, LARGEST_SAMPLE, SAMPLE_LINES = 2**18, 2**27, 40
 
 
 def table_suffix(path: Path) -> tuple[str, str | None]:
-    """Return the suffix of a table file in lower case, and the compression by its suffix, if any."""
+    """Return the suffix of a table file in lower case, and the compression (None for plain files)."""
     suffix, compression = path.suffix.lower(), None
     if suffix in COMPRESSED:
         compression = COMPRESSED[suffix]
@@ -77,7 +77,7 @@ def reading_file(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse folders, pipes and devices, which may never end."""
+    """Refuse folders, pipes and devices: reading them may never end."""
     with reading_file(path):
         mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
@@ -88,7 +88,7 @@ def check_regular(path: Path) -> None:
 
 
 def open_table(path: Path, compression: str | None) -> Any:
-    """Open a file for reading, decompressed; a zip file has one table."""
+    """Open a file for reading, decompressed; a zip file has a single table."""
     if compression is None:
         return open(path, "rb", buffering=0)
     if compression == "zip":
@@ -115,7 +115,7 @@ def _most_bytes() -> int:
 
 
 class TextStream(io.RawIOBase):
-    """The text of a file as UTF-8 bytes, with properties of the bytes that have passed.
+    """The text of a file as UTF-8 bytes, with properties of the bytes read so far.
 
     Args:
         raw: the bytes of the file.
@@ -191,7 +191,7 @@ class TextStream(io.RawIOBase):
 
 
 def foreign(sample: bytes) -> str | None:
-    """Return the kind of a file that is no table of text by its first bytes, None for others."""
+    """Return the kind of a file by its first bytes; None for tables of text."""
     return next((kind for pattern, kind in FOREIGN.items() if re.match(pattern, sample)), None)
 
 
@@ -202,7 +202,7 @@ def check_text(data: bytes, where: str) -> None:
 
 
 def sample_of(raw: BinaryIO) -> tuple[bytes, bool]:
-    """Return the first bytes, of some lines at least, and whether they are all."""
+    """Return the first bytes, of at least 40 lines if possible, and whether the file ends there."""
     data = b""
     size = SAMPLE
     while True:
@@ -216,7 +216,7 @@ def sample_of(raw: BinaryIO) -> tuple[bytes, bool]:
 
 
 def find_encoding(sample: bytes, complete: bool, given: str | None) -> tuple[str, int, str | None]:
-    """Return the encoding of a text by its first bytes, the length of its byte order mark, and a note, if it is a guess."""
+    """Return the encoding of a text by the first bytes, the length of the byte order mark, and a note on a guess."""
     for mark, name in MARKS:
         if sample.startswith(mark) and (given is None or codecs.lookup(given).name in (name, "utf-8", "utf-16")):
             return name, len(mark), None
@@ -235,7 +235,7 @@ def is_utf8(data: bytes, complete: bool) -> bool:
 
 
 def western(data: bytes) -> tuple[str, int, str]:
-    """Return the encoding of a text that is not UTF-8: Windows' form of Latin-1, or Latin-1."""
+    """Return the encoding of a text with bytes outside of UTF-8: Windows' form of Latin-1, or Latin-1."""
     try:
         data.decode("cp1252")
         name = "cp1252"
