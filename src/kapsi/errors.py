@@ -108,7 +108,7 @@ def shown(value: Any) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], count: int = 3) -> list[str]:
-    """Return the choices most similar to a misspelled word, the best first, or with the letters of the word as initials; ignore case.
+    """Return the choices most similar to a misspelled word, best first, or with the letters of the word as initials; ignore case.
 
     Example:
         >>> nearest("Tailor", ["taylor", "b_spline", "identity"])

@@ -56,7 +56,7 @@ def _layer(model: Model) -> Layer:
 
 
 def _by_head(model: Model, points: Sequence[Tensor], factors: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-    """Return the output of a model of a single layer with given inputs and factors of the outputs of each head, and these outputs."""
+    """Return the output of a model of a single layer with given inputs and factors of the outputs of heads, and these outputs."""
     layer = _layer(model)
     outputs = [head(x) for head, x in zip(layer.heads, points, strict=True)]
     scaled = [factor * y for factor, y in zip(factors, outputs, strict=True)]
