@@ -4,6 +4,7 @@ from kapsi import expansion, features, hidden_layers, plots, reconciliation, rem
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
+from kapsi.estimators import RPNClassifier, RPNRegressor
 from kapsi.expansion import Expansion as Expansion
 from kapsi.expansion.adapter import *
 from kapsi.expansion.combinatorial import *
@@ -139,6 +140,8 @@ __all__ = [
     "ParquetRows",
     "Precision",
     "Process",
+    "RPNClassifier",
+    "RPNRegressor",
     "Recall",
     "Ridge",
     "ScaleWarning",

@@ -82,20 +82,38 @@ class TableModel:
         Raises:
             TableError: a prediction is not finite.
         """
+        x = self.preprocessing.transform(features, rows)
+        return self.decoded(self.raw_outputs(x, features.name, rows))
+
+    def raw_outputs(self, inputs: Any, where: str, rows: npt.NDArray[Any] | None = None) -> torch.Tensor:
+        """Return the outputs of the model, (rows, n) float64: logits, or standardized targets.
+
+        Args:
+            inputs: (rows, m) float64, from the preprocessing, or a CSR matrix for a model of sparse rows.
+            where: prefix of error messages.
+            rows: numbers of the rows, for messages.
+
+        Raises:
+            TableError: an output is not finite.
+        """
         dtype = next((p.dtype for p in self.model.parameters()), torch.float64)
-        x = torch.from_numpy(self.preprocessing.transform(features, rows)).to(dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScaleWarning)  # an error below
-            y = predict(self.model, x).double()
+            x = torch.from_numpy(inputs).to(dtype) if isinstance(inputs, np.ndarray) else inputs
+            y = predict(self.model, x).double().cpu()
         finite = torch.isfinite(y).all(-1)
         if not bool(finite.all()):
             position = int((~finite).nonzero()[0, 0])
             row = f"row {position + 1}" if rows is None else f"row {rows[position] + 1} of the rows with a target"
             raise TableError(
-                f"{features.name}: the prediction for {row} is not a finite number; correct values far outside the range of "
+                f"{where}: the prediction for {row} is not a finite number; correct values far outside the range of "
                 "the training rows, or lower the degree of the model"
             )
-        return y.softmax(-1).numpy() if self.scale is None else self.scale.invert(y.squeeze(-1).numpy())
+        return y
+
+    def decoded(self, outputs: torch.Tensor) -> Floats:
+        """Return outputs of the model as probabilities (rows, classes), or as predictions in the unit of the target."""
+        return outputs.softmax(-1).numpy() if self.scale is None else self.scale.invert(outputs.squeeze(-1).numpy())
 
     def predict(self, table: Table) -> tuple[dict[str, list[Any]], list[str]]:
         """Return columns of predictions for all rows of a table, and notes for the user.

@@ -163,7 +163,7 @@ def make_problem(
     task, y, classes = values[0]
     if len(targets) > 1:
         y = np.stack([numbers.astype(np.float64) for _, numbers, _ in values], axis=1)
-    features = _informative(table, names, rows, notes)
+    features = informative(table, names, rows, notes)
     notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
     held = None if validation is None else rows >= count
     return TableProblem(
@@ -302,7 +302,7 @@ def _classes_of(
     return codes.astype(np.int64), tuple(labels)
 
 
-def _informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
+def informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
     """Return the feature columns except constant and ID-like ones, with a note on each dropped column."""
     features = table.take(rows, names)
     empty = _empty(features)

@@ -1,0 +1,97 @@
+"""Options of estimators as recipes, specifications and training options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kapsi.errors import SpecError, refuse
+from kapsi.expansion import Expansion
+from kapsi.function import coerce, options_of
+from kapsi.recipes.base import Recipe
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.training.config import TrainConfig
+
+__all__ = ["device_of", "recipe_of", "spec_of", "training_of"]
+
+OWNERS = {"seed": "random_state", "class_weights": "class_weight", "epochs": "max_epochs", "standardize": ""}
+"""Options of training that belong to an option of the estimator, or have no effect."""
+
+
+def recipe_of(recipe: Any, options: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with some options replaced.
+
+    Args:
+        recipe: a name, a mapping with a kind, or a recipe.
+        options: options of the recipe by name; those that are None are left out.
+
+    Raises:
+        SpecError: an unknown recipe, or an option that it does not have.
+    """
+    found: Recipe = coerce(Recipe, recipe, "recipe")
+    given = {name: value for name, value in options.items() if value is not None}
+    known = {field.name for field in options_of(type(found))}
+    for name in given:
+        if name not in known:
+            has = f"its options are {', '.join(sorted(known))}" if known else "it has none"
+            raise SpecError(f"{name}: the recipe {found.name} has no option {name}; {has}, leave {name} out")
+    return replace(found, **given) if given else found
+
+
+def spec_of(spec: Any) -> ModelSpec:
+    """Return the specification of a model.
+
+    Args:
+        spec: a `ModelSpec` or its plain data; or an expansion, by name, as a mapping or as an object, for one layer with a
+            dense ψ, a bias and π = 0.
+    """
+    if isinstance(spec, str | Expansion) or (isinstance(spec, Mapping) and "kind" in spec):
+        kappa: Expansion = coerce(Expansion, spec, "spec")
+        return ModelSpec((None, None), (LayerSpec((HeadSpec(kappa, bias=True),)),))
+    if not isinstance(spec, ModelSpec | Mapping):
+        refuse("spec", "a ModelSpec, plain data of one, or an expansion", spec)
+    found: ModelSpec = coerce(ModelSpec, spec, "spec")
+    return found
+
+
+def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainConfig:
+    """Return training options.
+
+    Args:
+        training: a `TrainConfig` or plain data of one, or None.
+        seed: the seed.
+        options: fields that replace those of `training`, unless None or "auto".
+
+    Raises:
+        SpecError: an option that belongs to the estimator, or that is given twice.
+    """
+    config: TrainConfig = TrainConfig() if training is None else coerce(TrainConfig, training, "training")
+    default = TrainConfig()
+    changed = [f.name for f in options_of(TrainConfig) if getattr(config, f.name) != getattr(default, f.name)]
+    given = {name: value for name, value in options.items() if value is not None and value != "auto"}
+    for name in changed:
+        if name in OWNERS:
+            hint = f"use {OWNERS[name]}" if OWNERS[name] else "the rows are standardized already, leave it out"
+            raise SpecError(f"training.{name}: {hint} of the estimator")
+        if name in given:
+            raise SpecError(f"training.{name}: the option {name} of the estimator is given, too; leave one out")
+    return replace(config, seed=seed, **given)
+
+
+def device_of(device: Any) -> torch.device | None:
+    """Return a device, None for the CPU.
+
+    Raises:
+        SpecError: no such device.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise SpecError(f"device: {device!r} is not available ({str(error).splitlines()[0][:100]})") from None
+    return found
