@@ -70,7 +70,7 @@ class PartialFit:
         return True
 
 
-class RPNEstimator(BaseEstimator):
+class RPNEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: options, fit and outputs; a subclass reads its target and decides."""
 
     classifies: ClassVar[bool] = False
@@ -299,14 +299,15 @@ class RPNEstimator(BaseEstimator):
 
     def _inputs(self, X: Any) -> Any:
         """Return the inputs of the model for rows, (rows, m) float64, or CSR."""
+        check_is_fitted(self)
         if self._sparse is not None:
             return self._sparse.apply(sparse_rows(self, X))
         return inputs_of(self, X, self._table.preprocessing, named=self._named)
 
     def _outputs(self, X: Any) -> torch.Tensor:
         """Return the outputs of the model for rows, (rows, n) float64 on the CPU."""
-        check_is_fitted(self)
-        return self._table.raw_outputs(self._inputs(X), type(self).__name__)
+        inputs = self._inputs(X)
+        return self._table.raw_outputs(inputs, type(self).__name__)
 
 
 class Rows(NamedTuple):

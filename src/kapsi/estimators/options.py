@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ def recipe_of(recipe: Any, options: Mapping[str, Any]) -> Recipe:
         if name not in known:
             has = f"its options are {', '.join(sorted(known))}" if known else "it has none"
             raise SpecError(f"{name}: the recipe {found.name} has no option {name}; {has}, leave {name} out")
-    return replace(found, **given) if given else found
+    changed: Recipe = dataclasses.replace(found, **given) if given else found  # type: ignore[type-var]
+    return changed
 
 
 def spec_of(spec: Any) -> ModelSpec:
@@ -78,7 +79,7 @@ def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainCo
             raise SpecError(f"training.{name}: {hint} of the estimator")
         if name in given:
             raise SpecError(f"training.{name}: the option {name} of the estimator is given, too; leave one out")
-    return replace(config, seed=seed, **given)
+    return dataclasses.replace(config, seed=seed, **given)
 
 
 def device_of(device: Any) -> torch.device | None:

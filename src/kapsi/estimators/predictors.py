@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 
 from kapsi.data.tabular.types import Floats
 from kapsi.errors import DataError
@@ -19,7 +19,7 @@ from kapsi.estimators.base import PartialFit, RPNEstimator, Target
 __all__ = ["RPNClassifier", "RPNRegressor"]
 
 
-class RPNClassifier(ClassifierMixin, RPNEstimator):
+class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
     """Classifier: a model of one layer that a recipe chooses, or a model of one's own.
 
     Frames of pandas, polars and pyarrow are read by the rules of `kapsi fit`: strings and categories become indicators, dates
@@ -119,7 +119,7 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):
         """
         return self._fit(X, y, sample_weight)
 
-    @available_if(PartialFit())
+    @available_if(PartialFit())  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one pass over the rows in mini-batches, from the current weights; the first call also fits the scaling.
 
@@ -133,7 +133,8 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable label of each row, `(rows,)`."""
-        return self.classes_[self._outputs(X).argmax(1).numpy()]
+        codes = self._outputs(X).argmax(1).numpy()
+        return self.classes_[codes]
 
     def predict_proba(self, X: Any) -> Floats:
         """Return the probability of each class, `(rows, classes)`, in the order of `classes_`."""
@@ -146,7 +147,7 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):
     def decision_function(self, X: Any) -> Floats:
         """Return the logits, `(rows, classes)`; for two classes their difference, `(rows,)`, positive for the second."""
         outputs = self._outputs(X)
-        return (outputs[:, 1] - outputs[:, 0] if len(self.classes_) == 2 else outputs).numpy()
+        return (outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs).numpy()
 
     def _target(self, y: Any, known: npt.NDArray[Any] | None) -> Target:
         y = validate_data(self, X="no_validation", y=y, multi_output=True)
@@ -173,13 +174,13 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):
         return weights[target.y]
 
     def _set_classes(self, target: Target) -> None:
-        self.classes_ = target.classes
+        self.classes_ = cast(npt.NDArray[Any], target.classes)
 
     def _known_classes(self) -> npt.NDArray[Any] | None:
         return getattr(self, "classes_", None)
 
 
-class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):
+class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ignore[misc]
     """Regressor: a model of one layer that a recipe chooses, or a model of one's own; one target or several.
 
     Args:
@@ -250,7 +251,7 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):
         """
         return self._fit(X, y, sample_weight)
 
-    @available_if(PartialFit())
+    @available_if(PartialFit())  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take one pass over the rows in mini-batches, from the current weights; the first call also fits the scaling.
 
@@ -263,8 +264,8 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):
 
     def predict(self, X: Any) -> Floats:
         """Return the predictions in the unit of the target, `(rows,)`, or `(rows, targets)` for targets of two axes."""
-        check_is_fitted(self)
-        predicted = self._table.decoded(self._outputs(X))
+        outputs = self._outputs(X)
+        predicted = self._table.decoded(outputs)
         return predicted.reshape(len(predicted), *self._target_shape)
 
     def _target(self, y: Any, known: npt.NDArray[Any] | None) -> Target:

@@ -73,7 +73,7 @@ def fit_model(
     if config.l2 is None and not solver.chooses_l2(sized, loss):
         config = replace(config, l2=LARGE_MODEL_PENALTY)
     dtype = torch.float32 if solver.mini_batch else torch.float64
-    data = (x, y) if weight is None else (x, y, weight)
+    data: tuple[Any, ...] = (x, y) if weight is None else (x, y, weight)
     if not sparse:
         data = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in data)
     with warnings.catch_warnings():
