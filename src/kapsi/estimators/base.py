@@ -18,7 +18,6 @@ from kapsi.errors import DataError, SpecError
 from kapsi.estimators.options import device_of, recipe_of, spec_of, training_of
 from kapsi.estimators.rows import SparseScale, check_dense, inputs_of, is_table, read_rows, seed_of, sparse_rows
 from kapsi.estimators.training import fit_model, in_batches, takes_sparse
-from kapsi.function import coerce
 from kapsi.modules import Model
 from kapsi.recipes.base import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
@@ -28,8 +27,6 @@ from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.training.config import TrainConfig
-from kapsi.training.losses import Loss
-from kapsi.training.resolve import resolve_loss
 
 __all__ = ["PartialFit", "RPNEstimator", "Target"]
 
@@ -235,8 +232,8 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit_recipe(self, problem: TableProblem, train: TrainingRows, seed: int) -> None:
         self.recipe_ = self._recipe()
-        loss = coerce(Loss, resolve_loss(self.loss, self.classifies) if self.loss == "auto" else self.loss, "loss")
-        table, result = fit_recipe(problem, train, self.recipe_, loss, seed)
+        training = training_of(None, seed, {"loss": self.loss})
+        table, result = fit_recipe(problem, train, self.recipe_, training)
         self._table, self.leaderboard_ = table, result.leaderboard
         self.notes_ += result.notes
 
@@ -267,10 +264,12 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
     def _fit_sparse(self, rows: Rows, x: Any, spec: ModelSpec | None, config: TrainConfig | None = None) -> None:
         """Fit to sparse rows; a recipe that has a linear head becomes a linear model."""
         target = rows.target
+        if spec is not None and not takes_sparse(spec):
+            check_dense(type(self).__name__, x, "use a model with κ(x) = x, such as spec=kp.Identity()")
         if spec is None:
             self.recipe_ = self._recipe()
             if self.recipe_.name not in ("auto", "linear"):
-                check_dense(type(self).__name__, x, "use a linear model, spec=kp.Identity()")
+                check_dense(type(self).__name__, x, "use a model with κ(x) = x, such as spec=kp.Identity()")
             self.notes_.append(
                 f"a linear model: {x.shape[0]:,} × {x.shape[1]:,} sparse rows are too large for other heads"
             )
