@@ -46,9 +46,10 @@ else:
     def __getattr__(name: str) -> Any:
         """Load the public names, and torch, at first use: `kapsi --help` needs neither."""
         public = importlib.import_module("kapsi.public")
-        if name not in vars(public):  # also a submodule, while the public names are being loaded
+        known = vars(public)  # while the public names are being loaded, not all of them; a submodule is none
+        if name not in known and name not in known.get("ESTIMATORS", ()):
             raise AttributeError(f"module 'kapsi' has no attribute {name!r}")
-        globals()[name] = vars(public)[name]
+        globals()[name] = getattr(public, name)
         return globals()[name]
 
 

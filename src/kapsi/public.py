@@ -1,10 +1,12 @@
 """The public names of `kapsi`, and with them the whole catalogue of functions."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from kapsi import expansion, features, hidden_layers, plots, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
-from kapsi.estimators import RPNClassifier, RPNRegressor
 from kapsi.expansion import Expansion as Expansion
 from kapsi.expansion.adapter import *
 from kapsi.expansion.combinatorial import *
@@ -85,6 +87,19 @@ from kapsi.training.prediction import predict, predict_log_proba, predict_proba
 from kapsi.training.records import Epoch, Step
 from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge, Solver
 from kapsi.version import __version__
+
+if TYPE_CHECKING:
+    from kapsi.estimators import RPNClassifier, RPNRegressor
+
+ESTIMATORS = ("RPNClassifier", "RPNRegressor")
+"""Names loaded at first use: scikit-learn takes a second."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in ESTIMATORS:
+        return getattr(importlib.import_module("kapsi.estimators"), name)
+    raise AttributeError(f"module 'kapsi.public' has no attribute {name!r}")
+
 
 # Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or
 # a specification (combinatorial, compression, density, evidence, joint, potential, selected, tree, wavelet) are only in

@@ -179,7 +179,7 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
             self._start(problem, TrainingRows.of(problem, problem.rows, rows.seed), spec, config)
         return self._finish(rows.target)
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any, known: npt.NDArray[Any] | None) -> Rows:
+    def _rows(self, X: Any, y: Any, sample_weight: Any, known: npt.NDArray[Any] | None) -> FitRows:
         """Return the rows of a fit without those with a weight of 0, after the checks of target and weights."""
         name, seed = type(self).__name__, seed_of(self.random_state)
         target = self._target(y, known)
@@ -197,14 +197,14 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         by_class = self._class_weights(target)
         if by_class is not None:
             weight = by_class if weight is None else weight * by_class
-        return Rows(X, target, weight, seed)
+        return FitRows(X, target, weight, seed)
 
-    def _check_rows(self, rows: Rows) -> None:
+    def _check_rows(self, rows: FitRows) -> None:
         """Refuse a single row."""
         if len(rows.target.y) < 2:
             raise DataError(f"{type(self).__name__}: 1 sample is too few, n_samples = 1; give 2 rows or more")
 
-    def _problem(self, rows: Rows, features: Table) -> TableProblem:
+    def _problem(self, rows: FitRows, features: Table) -> TableProblem:
         """Return features and target as the problem of a table."""
         y, classes = rows.target.y, rows.target.classes
         several = classes is None and y.ndim > 1
@@ -254,14 +254,14 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         model = fit_model(sized, train.x, train.y, train.weight, config, device=device)
         self._table = table_model(problem, train, model)
 
-    def _continue(self, rows: Rows, config: TrainConfig, share: float | None) -> None:
+    def _continue(self, rows: FitRows, config: TrainConfig, share: float | None) -> None:
         """Fit from the current weights, with the current scaling."""
         x, y = self._inputs(rows.X), rows.target.y
         y = y if self._table.scale is None else self._table.scale.apply(y)
         model = fit_model(self.model_, x, y, rows.weight, config, share=share, device=device_of(self.device))
         self._table = replace(self._table, model=model)
 
-    def _fit_sparse(self, rows: Rows, x: Any, spec: ModelSpec | None, config: TrainConfig | None = None) -> None:
+    def _fit_sparse(self, rows: FitRows, x: Any, spec: ModelSpec | None, config: TrainConfig | None = None) -> None:
         """Fit to sparse rows; a recipe that has a linear head becomes a linear model."""
         target = rows.target
         if spec is not None and not takes_sparse(spec):
@@ -309,7 +309,7 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         return self._table.raw_outputs(inputs, type(self).__name__)
 
 
-class Rows(NamedTuple):
+class FitRows(NamedTuple):
     """The rows of a fit.
 
     Attributes:
