@@ -10,6 +10,7 @@ from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
+from kapsi.recipes.network import NetworkHead
 from kapsi.recipes.quadratic import QuadraticHead
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "KernelHead",
     "LeaderboardRow",
     "LinearHead",
+    "NetworkHead",
     "QuadraticHead",
     "Recipe",
     "RecipeData",

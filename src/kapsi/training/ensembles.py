@@ -6,7 +6,7 @@ Small networks take most of their time in Python: thirty networks at once take a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -71,9 +71,7 @@ class Ensemble:
         states = [model.state_dict() for model in models]
         self.trained = {name for name, _ in first.named_parameters()}
         self.tensors = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        self.layers = [
-            _plain(i, layer) or _mapped(i, layer) for i, layer in enumerate(first.check_layers("Ensemble"))
-        ]
+        self.layers = [_plain(i, layer) or _mapped(i, layer) for i, layer in enumerate(first.check_layers("Ensemble"))]
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs of all networks, `(E, rows, n)`, for inputs of each, `(E, rows, m)`."""
@@ -109,8 +107,8 @@ class Ensemble:
         matrices = [tensor for tensor in parameters if tensor.dim() > 2]
         factors = x.new_tensor(list(decay) or [0.0] * len(self.models))
         optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=BETAS, weight_decay=0.0, fused=True)
-        step, steps = 0, schedule.epochs * _steps(rows, schedule.batch)
-        for index in _batches(rows, schedule, seed):
+        steps = schedule.epochs * _steps(rows, schedule.batch)
+        for step, index in enumerate(_batches(rows, schedule, seed)):
             rate = schedule.learning_rate * _share_of_rate((step + 0.5) / steps)
             optimizer.param_groups[0]["lr"] = rate
             outputs = self.outputs(x[index]).flatten(0, 1)
@@ -121,9 +119,8 @@ class Ensemble:
             (mean * len(self.models)).backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 for tensor in matrices:
-                    tensor.mul_((1 - rate * factors).view(-1, *[1] * (tensor.dim() - 1)))
+                    tensor.mul_((1 - rate * factors).clamp_min(0).view(-1, *[1] * (tensor.dim() - 1)))
             optimizer.step()
-            step += 1
         for tensor in parameters:
             tensor.requires_grad_(False).grad = None
 
@@ -154,7 +151,7 @@ def _steps(rows: Sequence[Tensor], batch: int) -> int:
     return max(1, math.ceil(max(map(len, rows)) / batch))
 
 
-def _batches(rows: Sequence[Tensor], schedule: Schedule, seed: int):  # type: ignore[no-untyped-def]
+def _batches(rows: Sequence[Tensor], schedule: Schedule, seed: int) -> Iterator[Tensor]:
     """Yield indices of rows `(E, batch)`: each network sees its rows in random order; short ones begin again."""
     generator = torch.Generator().manual_seed(seed)
     steps = _steps(rows, schedule.batch)
