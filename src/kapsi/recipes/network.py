@@ -106,13 +106,13 @@ class NetworkHead(HeadRecipe, name="network"):
         start = time.perf_counter()
         many = len(data.x) > MANY_ROWS
         decays = (self.decay,) if self.decay is not None else self.decays[2:] if many else self.decays
-        first = _Crossed(self, data, folds, seed, decays, range(1))
+        first = _HeldOut(self, data, folds, seed, decays, range(1))
         losses = [first.loss(i) for i in range(len(decays))]
         best = min(range(len(decays)), key=lambda i: losses[i])
         outputs = first.outputs[best]
         further = min(self.networks, 1 if many else 3) - 1
         if further > 0:
-            more = _Crossed(self, data, folds, seed, decays[best : best + 1], range(1, 1 + further))
+            more = _HeldOut(self, data, folds, seed, decays[best : best + 1], range(1, 1 + further))
             outputs = (outputs + further * more.outputs[0]) / (1 + further)
         return CrossFit(outputs, replace(self, decay=decays[best]), time.perf_counter() - start)
 
@@ -148,7 +148,7 @@ class _Bag:
         data, rows = self.data, [part for part, _, _ in plan]
         schedule = self.recipe._schedule(max(map(len, rows)))
         self.ensemble = Ensemble([initial[number] for _, _, number in plan])
-        with threads_for(len(plan) * schedule.batch * max(self.spec.widths)):  # type: ignore[type-var]
+        with threads_for(len(plan) * schedule.batch * max(data.x.shape[1], *self.recipe.widths)):
             self.ensemble.train(
                 data.x.clamp(-MAX_DEVIATION, MAX_DEVIATION).float(),
                 data.y if data.classes else data.y.float(),
@@ -183,7 +183,7 @@ class _Bag:
         return model.eval()
 
 
-class _Crossed:
+class _HeldOut:
     """Outputs for held-out rows of networks for several decays.
 
     Attributes:

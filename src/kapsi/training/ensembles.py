@@ -116,7 +116,7 @@ class Ensemble:
             values = loss.rows(outputs, y[flat]) if weight is not None else None
             mean = loss.mean(outputs, y[flat]) if values is None else _weighted(values, cast(Tensor, weight)[flat])
             optimizer.zero_grad()
-            (mean * len(self.models)).backward()  # type: ignore[no-untyped-call]
+            (mean * len(self.models)).backward()
             with torch.no_grad():
                 for tensor in matrices:
                     tensor.mul_((1 - rate * factors).clamp_min(0).view(-1, *[1] * (tensor.dim() - 1)))
@@ -200,6 +200,6 @@ def _mapped(number: int, layer: Layer) -> _BatchedLayer:
 
     def call(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        return cast(Tensor, vmap(one)(own, x))
+        return vmap(one)(own, x)
 
     return call
