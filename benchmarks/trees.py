@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,7 @@ def main() -> None:
             with torch.no_grad():
                 theirs = np.asarray(predict(x))
                 np.testing.assert_allclose(model(torch.from_numpy(x)).numpy().reshape(theirs.shape), theirs, atol=1e-9)
-                ways = {
-                    "kapsi": timed(lambda x=x, model=model: model(torch.from_numpy(x))),
-                    "theirs": timed(lambda x=x, predict=predict: predict(x)),
-                }
+                ways = {"kapsi": timed(partial(model, torch.from_numpy(x))), "theirs": timed(partial(predict, x))}
                 times = interleaved(ways, chosen.rounds, seconds=20)
             ratio = times.ratio("kapsi", "theirs")
             row = {way: times.milliseconds(way) for way in ways}

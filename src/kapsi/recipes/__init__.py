@@ -6,7 +6,9 @@ One file a head, each with its closed form or its solver. Heads are compared on 
 from kapsi.recipes.additive import AdditiveHead, StepsHead
 from kapsi.recipes.auto import Auto
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult, Watch
+from kapsi.recipes.boosted import BoostedPairsHead, BoostedTreesHead
 from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.forest import ForestHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
@@ -16,9 +18,12 @@ from kapsi.recipes.quadratic import QuadraticHead
 __all__ = [
     "AdditiveHead",
     "Auto",
+    "BoostedPairsHead",
+    "BoostedTreesHead",
     "ConstantHead",
     "CrossFit",
     "Fold",
+    "ForestHead",
     "HeadRecipe",
     "KernelHead",
     "LeaderboardRow",

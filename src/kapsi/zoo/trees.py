@@ -70,7 +70,7 @@ def spec(
     )
 
 
-class Trees(NamedTuple):
+class JoinedTrees(NamedTuple):
     """Nodes of trees, one tree after the other.
 
     Attributes:
@@ -138,7 +138,7 @@ def from_sklearn(estimator: Any) -> Model:
         )
     trees = [estimator] if name in SINGLE else estimator.estimators_
     values = [_predictions(tree.tree_, classes) for tree in trees]
-    joined = _from_trees([tree.tree_ for tree in trees], np.concatenate(values) / len(trees))
+    joined = joined_trees([tree.tree_ for tree in trees], np.concatenate(values) / len(trees))
     return model_of_trees(joined, int(estimator.n_features_in_), None, missing=_allows_missing(trees[0]))
 
 
@@ -159,7 +159,7 @@ def _predictions(tree: Any, classes: bool) -> NDArray[Any]:
     return values / values.sum(1, keepdims=True)  # older versions have counts instead of shares
 
 
-def _from_trees(trees: list[Any], values: NDArray[Any]) -> Trees:
+def joined_trees(trees: Sequence[Any], values: NDArray[Any]) -> JoinedTrees:
     """Return scikit-learn's exact trees, with values of the nodes."""
     sizes = [tree.node_count for tree in trees]
     roots, first = _offsets(sizes)
@@ -169,7 +169,7 @@ def _from_trees(trees: list[Any], values: NDArray[Any]) -> Trees:
     feature, threshold = (np.concatenate([getattr(tree, name) for tree in trees]) for name in ("feature", "threshold"))
     leaf = left == -1
     missing = [getattr(tree, "missing_go_to_left", np.zeros(size)) for tree, size in zip(trees, sizes, strict=True)]
-    return Trees(roots, feature, threshold, left + first, right + first, leaf, np.concatenate(missing), values)
+    return JoinedTrees(roots, feature, threshold, left + first, right + first, leaf, np.concatenate(missing), values)
 
 
 def _offsets(sizes: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -193,7 +193,7 @@ def _boosted(estimator: Any, where: str) -> Model:
     trees = [tree.tree_ for stage in estimator.estimators_ for tree in stage]
     values = np.concatenate([tree.value[:, 0, 0] for tree in trees]) * estimator.learning_rate
     sizes = [tree.node_count for tree in trees]
-    return model_of_trees(_from_trees(trees, _in_columns(values, sizes, len(start))), inputs, start)
+    return model_of_trees(joined_trees(trees, _in_columns(values, sizes, len(start))), inputs, start)
 
 
 def _histogram(estimator: Any, where: str) -> Model:
@@ -211,7 +211,7 @@ def _histogram(estimator: Any, where: str) -> Model:
     return model_of_trees(joined, int(estimator.n_features_in_), start, single=False, missing=True)
 
 
-def histogram_trees(boosters: Sequence[Sequence[Sequence[Any]]], outputs: int) -> Trees:
+def histogram_trees(boosters: Sequence[Sequence[Sequence[Any]]], outputs: int) -> JoinedTrees:
     """Return the trees of boosters: for each booster and iteration the predictors of the outputs."""
     nodes = [predictor.nodes for stages in boosters for stage in stages for predictor in stage]
     sizes = [len(part) for part in nodes]
@@ -221,7 +221,9 @@ def histogram_trees(boosters: Sequence[Sequence[Sequence[Any]]], outputs: int) -
         np.concatenate([part[name] for part in nodes]) for name in names
     )
     left, right = left.astype(np.int64) + first, right.astype(np.int64) + first
-    return Trees(roots, feature, threshold, left, right, leaf.astype(bool), missing, _in_columns(value, sizes, outputs))
+    return JoinedTrees(
+        roots, feature, threshold, left, right, leaf.astype(bool), missing, _in_columns(value, sizes, outputs)
+    )
 
 
 def _in_columns(values: NDArray[Any], sizes: Sequence[int], outputs: int) -> NDArray[Any]:
@@ -232,7 +234,7 @@ def _in_columns(values: NDArray[Any], sizes: Sequence[int], outputs: int) -> NDA
 
 
 def model_of_trees(
-    nodes: Trees, inputs: int, start: NDArray[Any] | None, *, single: bool = True, missing: bool = False
+    nodes: JoinedTrees, inputs: int, start: NDArray[Any] | None, *, single: bool = True, missing: bool = False
 ) -> Model:
     """Return the model of a sum of trees: values of leaves, plus a constant if `start` is not None."""
     inner = ~nodes.leaf
