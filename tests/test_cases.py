@@ -6,6 +6,8 @@ import csv
 import datetime
 import io
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ A, B = RNG.normal(20, 5, ROWS).round(2), RNG.uniform(0, 3, ROWS).round(2)
 Y = (2 * A + 3 * B * B).round(2)
 """A target that the default model fits with R² above 0.99; without `a` the score is below 0.5."""
 
+DOCS = Path(__file__).parents[1] / "docs" / "tables.md"
 QUICK = ("--set", "training.l2=0.001")
 
 
@@ -44,9 +47,9 @@ def place(tmp_path, monkeypatch):
 def run(capsys):
     """Run a command; return exit code, standard output and standard error."""
 
-    def call(*arguments):
+    def call(*arguments, quick=QUICK):
         capsys.readouterr()
-        quick = QUICK if arguments[0] == "fit" else ()
+        quick = quick if arguments[0] == "fit" else ()
         code = main([str(argument) for argument in (*arguments, *quick)])
         streams = capsys.readouterr()
         assert code == 0 or (code == 2 and len(streams.err.strip().splitlines()) == 1)
@@ -353,3 +356,15 @@ def test_predictions_outside_of_several_targets_are_counted_and_marked(run):
     _, out, err = run("predict", "r", "n.csv", "--output", "-", "--outside")
     assert [row["prediction_outside"] for row in csv.DictReader(io.StringIO(out))] == ["false", "true"]
     assert re.search(r"1 of 2 predictions are outside .* targets, [\d.]+ to [\d.]+, -[\d.]+ to -[\d.]+\n", err)
+
+
+def test_the_examples_of_the_documentation_run_as_written(run):
+    blocks = re.findall(r"```(\w*)\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    commands, code = blocks
+    for line in commands[1].splitlines():
+        assert run(*shlex.split(line)[1:], quick=())[0] == 0
+    assert code[0] == "python"
+    result: dict[str, object] = {}
+    *statements, call = code[1].strip().splitlines()
+    exec("\n".join([*statements, f"predicted = {call}"]), result)  # noqa: S102
+    assert result["predicted"] == pytest.approx([np.sin(0.5), np.sin(1.0) + 0.25], abs=0.05)

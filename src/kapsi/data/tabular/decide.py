@@ -385,7 +385,7 @@ class Words:
         more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
         total = int(counts[~self.missing].sum())
         options = " ".join(f"--missing {word}" for word in found)
-        if not remedy and len(odd) == 1 and first[odd[0]] == self.rows - 1:
+        if not remedy and len(odd) == 1 and first[odd[0]] == self.rows - 1 > MANY:
             options = f"remove the last row if it is a sum or a comment; {options}"
         remedy = remedy or f"{options if len(odd) <= 3 else '--missing WORD for each'} treats them as missing"
         return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
