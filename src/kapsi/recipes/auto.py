@@ -25,6 +25,7 @@ from kapsi.recipes.base import (
     RecipeResult,
     Watch,
     held_out_scores,
+    row_losses,
 )
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.mixture import mixture
@@ -46,11 +47,18 @@ CELLS = 10_000_000
 LEAST_ROWS = 2_000
 """Rows down to which the rows of the comparison are halved to keep the budget."""
 
-TIES = {"accuracy": 0.1, "explainable": 0.1, "small": 1.0, "fast": 0.5}
+TIES = {"accuracy": 0.5, "explainable": 0.5, "small": 1.0, "fast": 0.5}
 """Standard errors of the paired difference of losses up to which fewer heads win."""
 
 SMALL = 3
 """Largest complexity of a head with `prefer="small"`: no trees, centers or networks."""
+
+
+LEAST_GAIN = 0.995
+"""Part of the loss of the best head on one fold that a costly head has to get below, alone or beside it."""
+
+TRIAL_ROWS = 300
+"""Rows from which costly heads are tried on one fold first."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,7 @@ class _AutoSearch:
                 self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
                 continue
             self.watch.on_head(name)
-            entry = self._entry(name, head, rows, plan, known)
+            entry = self._entry(name, head, rows, plan, known, entries)
             if entry is not None:
                 entries.append(entry)
         outputs = [_bounded(entry.outputs, rows) for entry in entries]
@@ -252,13 +260,26 @@ class _AutoSearch:
         return [rows.folds(min(folds, len(rows.x)), repetition) for repetition in range(repeats)]
 
     def _entry(
-        self, name: str, head: HeadRecipe, rows: RecipeData, plan: Sequence[Sequence[Fold]], known: Tensor
+        self,
+        name: str,
+        head: HeadRecipe,
+        rows: RecipeData,
+        plan: Sequence[Sequence[Fold]],
+        known: Tensor,
+        others: Sequence[_Compared],
     ) -> _Compared | None:
         """Return a head with its outputs for held-out rows; None, with a note, if it fails."""
         crossed = self.watch.kept(name)
         if crossed is None:
             parts, recipe, seconds = [], head, 0.0
             try:
+                if (
+                    len(rows.x) >= TRIAL_ROWS
+                    and head.separate_folds
+                    and self._adds_nothing(head, rows, plan[0], known, others)
+                ):
+                    self.skipped[name] = "left out: no gain on the first fold"
+                    return None
                 for folds in plan:
                     with _quiet():
                         part = recipe.cross_fit(rows, folds, self.seed)
@@ -276,6 +297,24 @@ class _AutoSearch:
             self.skipped[name] = "failed: outputs are not finite"
             return None
         return _Compared(name, crossed.recipe, outputs, crossed.seconds)
+
+    def _adds_nothing(
+        self, head: HeadRecipe, rows: RecipeData, folds: Sequence[Fold], known: Tensor, others: Sequence[_Compared]
+    ) -> bool:
+        """Return whether a head, fitted without the first fold, improves neither on the best other head nor beside it."""
+        test = folds[0][1]
+        with _quiet():
+            outputs = head.cross_fit(rows, folds[:1], self.seed).outputs[test]
+        at = torch.searchsorted(known[known < len(rows.x)].contiguous(), test)
+        y = rows.y[test]
+        weight = torch.ones(len(y), dtype=outputs.dtype) if rows.weight is None else rows.weight[test]
+
+        def loss(out: Tensor) -> float:
+            return float(weight @ row_losses(out, y, rows.loss))
+
+        best = min((_bounded(other.outputs[at], rows) for other in others), key=loss)
+        out = _bounded(outputs, rows)
+        return min(loss(out), *(loss((1 - w) * best + w * out) for w in (0.15, 0.3, 0.5))) >= LEAST_GAIN * loss(best)
 
     def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
