@@ -12,6 +12,7 @@ with suppress(OSError):
     if "GenuineIntel" not in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"):
         os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -24,3 +25,14 @@ same = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("same", same)
 settings.register_profile("new", same, derandomize=False)
 settings.load_profile("same")
+
+
+@pytest.fixture(autouse=True)
+def quick_heads(request, monkeypatch):
+    """Let `auto` choose from the quickest heads, except in tests marked `all_heads`: most tests are about something else."""
+    if "all_heads" in request.keywords:
+        return
+    from kapsi.recipes import auto
+
+    kinds = [kind for kind in auto.offered_kinds() if kind.name in ("constant", "linear", "additive")]
+    monkeypatch.setattr(auto, "offered_kinds", lambda: kinds)

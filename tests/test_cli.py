@@ -851,7 +851,7 @@ def test_pictures_where_the_output_has_no_such_letters(name, encoding):
 def test_demo(good, bad, monkeypatch):
     monkeypatch.setattr(selection, "PENALTIES", (0.001,))
     lines = good("demo").splitlines()
-    assert re.fullmatch(r"accuracy: (1\.0000|0\.9[89]\d\d) ± 0\.0\d{3} \(10 folds\)", lines[-1])
+    assert re.fullmatch(r"accuracy: (1\.0000|0\.9[89]\d\d) ± 0\.0\d{3} \(5 folds\)", lines[-1])
     assert "run folder: runs/demo (" in lines[-2]
     assert len(rows_of("runs/demo/predictions.csv")) == 1372
     assert "a run is already there" in bad("demo", "--output", "runs/demo")

@@ -123,3 +123,31 @@ def test_the_configuration_of_a_run_fits_the_same_recipe_again(table, monkeypatc
     assert "no recipe is called 'nothing'" in capsys.readouterr().err
     assert main(["info", "one/config.yaml"]) == 2
     assert "a recipe chooses the model of a run" in capsys.readouterr().err
+
+
+@pytest.mark.all_heads
+@pytest.mark.parametrize("target", ["y", "c"])
+def test_all_heads_compete_for_a_table(table, tmp_path, target) -> None:
+    config = RunConfig(TableConfig(target, drop=tuple({"y", "c"} - {target})), recipe=Auto())
+    report = fit_table(table, config, tmp_path / "run")
+    names = " ".join(row.head for row in report.leaderboard)
+    for head in ("linear", "additive", "quadratic", "kernel", "network", "boosted_trees", "extra_trees"):
+        assert head in names
+    assert not [row.note for row in report.leaderboard if row.note.startswith("failed")]
+    run = kp.load_run(tmp_path / "run")
+    first = run.model.model.state_dict()
+    fit_table(table, config, tmp_path / "again")
+    again = kp.load_run(tmp_path / "again").model.model.state_dict()
+    assert first.keys() == again.keys()
+    assert all(bool((first[name] == again[name]).all()) for name in first)
+
+
+@pytest.mark.all_heads
+@pytest.mark.parametrize("prefer", ["explainable", "small", "fast"])
+def test_preferences_limit_the_heads(table, tmp_path, prefer) -> None:
+    config = RunConfig(TableConfig("y", drop=("c",)), recipe=Auto(prefer=prefer))
+    report = fit_table(table, config, tmp_path / "run")
+    names = {row.head.split("(")[0] for row in report.leaderboard}
+    assert "linear" in names
+    assert not names & {"network", "extra_trees", "boosted_trees"}
+    assert ("kernel" in names) == (prefer == "fast")

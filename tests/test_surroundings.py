@@ -386,7 +386,7 @@ def test_a_demo_says_something_at_once() -> None:
         line = child.stderr.readline()
         child.send_signal(signal.SIGTERM)
         child.communicate()
-    assert line == b"note: fitting 1,372 rows, 11 times; progress is shown on a terminal only\n"
+    assert line == b"note: fitting 1,372 rows, 6 times; progress is shown on a terminal only\n"
     assert child.returncode == 143
     assert os.listdir() == ["t.csv"]
 

@@ -9,7 +9,7 @@ import typer
 from kapsi.cli.common import announce_recovery, progress_bar, show_report
 from kapsi.cli.options import Overwrite
 
-ABOUT = "fitting 1,372 rows, 11 times"
+ABOUT = "fitting 1,372 rows, 6 times"
 
 
 def at_once(output: str | None = None, **_: object) -> str:
@@ -24,7 +24,7 @@ def demo(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 10 folds."""
+    """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 5 folds."""
     from kapsi.data.bundled import bundled_file
     from kapsi.recipes import Auto
     from kapsi.tables import RunConfig, TableConfig, fit_table
@@ -34,7 +34,7 @@ def demo(
     if output is None:
         output = "runs/demo" if overwrite else str(free_path("runs/demo"))
     announce_recovery(output)
-    config = RunConfig(TableConfig(target="class", folds=10), recipe=Auto())
-    with bundled_file("banknote") as path, progress_bar(11, first=first) as bar:
+    config = RunConfig(TableConfig(target="class", folds=5), recipe=Auto())
+    with bundled_file("banknote") as path, progress_bar(6, first=first) as bar:
         report = fit_table(path, config, output, overwrite=overwrite, callbacks=bar or ())
     show_report(report)

@@ -101,7 +101,7 @@ class Auto(Recipe, name="auto"):
 
     def candidates(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
-        heads = cast(list[HeadRecipe], list(self.heads)) or [h for kind in _kinds() for h in kind.offered()]
+        heads = cast(list[HeadRecipe], list(self.heads)) or [h for kind in offered_kinds() for h in kind.offered()]
         if not self.heads:
             heads = [head for head in heads if self._prefers(head)]
         others = [head for head in heads if not isinstance(head, ConstantHead)]
@@ -116,12 +116,13 @@ class Auto(Recipe, name="auto"):
         }[self.prefer]
 
 
-def _kinds() -> list[type[HeadRecipe]]:
+def offered_kinds() -> list[type[HeadRecipe]]:
+    """Return the kinds of heads that the automatic model chooses from."""
     return [kind for kind in catalogue("recipe") if issubclass(kind, HeadRecipe)]
 
 
 def _names() -> list[str]:
-    return [kind.name for kind in _kinds()]
+    return [kind.name for kind in offered_kinds()]
 
 
 class _Compared(NamedTuple):
