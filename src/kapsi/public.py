@@ -18,6 +18,7 @@ from kapsi.expansion.fourier import *
 from kapsi.expansion.joint import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
+from kapsi.expansion.pair_splines import *
 from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
 from kapsi.expansion.selected import *
@@ -101,9 +102,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'kapsi.public' has no attribute {name!r}")
 
 
-# Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo or
-# a specification (combinatorial, compression, density, evidence, joint, potential, selected, tree, wavelet) are only in
-# `kapsi.expansion`.
+# Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo,
+# recipes or a specification (combinatorial, compression, density, evidence, joint, pair_splines, potential, selected, tree,
+# wavelet) are only in `kapsi.expansion`.
 __all__ = [
     "AUC",
     "F1",

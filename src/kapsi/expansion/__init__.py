@@ -11,6 +11,7 @@ from kapsi.expansion import (
     joint,
     kernel,
     orthogonal,
+    pair_splines,
     potential,
     radial,
     selected,
@@ -32,6 +33,7 @@ from kapsi.expansion.fourier import *
 from kapsi.expansion.joint import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
+from kapsi.expansion.pair_splines import *
 from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
 from kapsi.expansion.selected import *
@@ -54,6 +56,7 @@ __all__ += fourier.__all__
 __all__ += joint.__all__
 __all__ += kernel.__all__
 __all__ += orthogonal.__all__
+__all__ += pair_splines.__all__
 __all__ += potential.__all__
 __all__ += radial.__all__
 __all__ += selected.__all__

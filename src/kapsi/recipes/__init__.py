@@ -13,6 +13,7 @@ from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
 from kapsi.recipes.network import NetworkHead
+from kapsi.recipes.pairs import PairsHead
 from kapsi.recipes.quadratic import QuadraticHead
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LeaderboardRow",
     "LinearHead",
     "NetworkHead",
+    "PairsHead",
     "QuadraticHead",
     "Recipe",
     "RecipeData",

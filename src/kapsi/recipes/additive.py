@@ -80,7 +80,8 @@ class AdditiveHead(LinearInParameters, name="additive"):
         return max(3, min(by_rows, largest, columns // max(1, inputs) - self.degree))
 
     def model(self, data: RecipeData, seed: int = 0) -> Model:
-        return _model(self.layout(data), data, seed)
+        layout = self.layout(data)
+        return layout_model(layout.expansion(), layout.tensors(), data, seed)
 
     def layout(self, data: RecipeData) -> AdditiveLayout:
         """Return the expansion for the rows."""
@@ -164,17 +165,30 @@ class AdditiveLayout(NamedTuple):
             parts.append(InputGroup(torch.tensor([i for i, _ in members]), knots, own))
         return cls(tuple(parts))
 
+    @property
+    def columns(self) -> int:
+        """Number of columns of κ."""
+        return sum(part.functions * len(part.inputs) for part in self.parts)
+
+    def expansions(self) -> tuple[Expansion, ...]:
+        """Return the expansion of each group."""
+        return tuple(SelectedInputs(part.expansion(), len(part.inputs)) for part in self.parts)
+
     def expansion(self) -> Expansion:
         """Return κ."""
-        parts = tuple(SelectedInputs(part.expansion(), len(part.inputs)) for part in self.parts)
+        parts = self.expansions()
         return parts[0] if len(parts) == 1 else Extended(parts)
 
-    def tensors(self) -> dict[str, Any]:
-        """Return the tensors of κ to assign."""
-        each = [
+    def tensors_of_parts(self) -> list[dict[str, Any]]:
+        """Return the tensors of the expansion of each group, to assign."""
+        return [
             {"selection": part.inputs} | ({} if part.knots is None else {"expansion": {"knots": part.knots}})
             for part in self.parts
         ]
+
+    def tensors(self) -> dict[str, Any]:
+        """Return the tensors of κ to assign."""
+        each = self.tensors_of_parts()
         return each[0] if len(each) == 1 else {str(i): tensors for i, tensors in enumerate(each)}
 
     def blocks(self, data: RecipeData) -> list[PenaltyBlocks]:
@@ -300,8 +314,9 @@ def shares(data: RecipeData) -> Tensor:
     return weight / weight.sum()
 
 
-def _model(layout: AdditiveLayout, data: RecipeData, seed: int) -> Model:
-    head = HeadSpec(layout.expansion(), bias=True)
-    model = Model(ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((head,)),)), seed=seed, dtype=torch.float64)
-    model.check_layers("additive")[0].check_heads("additive")[0].assign("expansion", **layout.tensors())
+def layout_model(kappa: Expansion, tensors: dict[str, Any], data: RecipeData, seed: int) -> Model:
+    """Return a model of one head with an expansion and its tensors."""
+    widths = (data.x.shape[1], data.outputs)
+    model = Model(ModelSpec(widths, (LayerSpec((HeadSpec(kappa, bias=True),)),)), seed=seed, dtype=torch.float64)
+    model.check_layers("recipe")[0].check_heads("recipe")[0].assign("expansion", **tensors)
     return model

@@ -89,6 +89,11 @@ class LinearInParameters(HeadRecipe):
         """
         return None
 
+    def design(self, data: RecipeData, seed: int = 0) -> tuple[Model, Tensor | Callable[[Tensor], Tensor] | None]:
+        """Return `model` and `penalty`; a subclass may compute both at once."""
+        model = self.model(data, seed)
+        return model, self.penalty(model, data)
+
     def candidates(self, data: RecipeData) -> Sequence[Self]:
         """Return recipes with options other than `l2` set, for `resolved` to choose from."""
         return (self,)
@@ -166,12 +171,13 @@ class _Problem:
     """
 
     def __init__(self, recipe: LinearInParameters, data: RecipeData, seed: int) -> None:
-        self.model, self.data = recipe.model(data, seed), data
+        self.data = data
+        self.model, penalty = recipe.design(data, seed)
         count = len(data.x)
         weight = data.x.new_ones(count) if data.weight is None else data.weight
         share = weight / weight.sum()
         chunks = columns_of(self.model, data.x)
-        self.basis: Basis = orthogonal_basis(chunks, share, recipe.penalty(self.model, data), recipe.normalized)
+        self.basis: Basis = orthogonal_basis(chunks, share, penalty, recipe.normalized)
         self.rows = DesignRows(chunks, self.basis, share)
 
     @property

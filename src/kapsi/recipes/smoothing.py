@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PenaltyBlocks", "SecondMoments", "evidence", "penalty_matrix"]
+__all__ = ["PenaltyBlocks", "SecondMoments", "evidence", "free_parameters", "penalty_matrix"]
 
 STABLE = 1e-7
 """Ridge on all coefficients, relative to the mean variance of a column."""
@@ -61,7 +61,9 @@ class SecondMoments(NamedTuple):
     rows: int
 
 
-def evidence(moments: SecondMoments, blocks: Sequence[PenaltyBlocks], rounds: int) -> Tensor:
+def evidence(
+    moments: SecondMoments, blocks: Sequence[PenaltyBlocks], rounds: int, start: Tensor | None = None
+) -> Tensor:
     """Return the strength of each penalty that makes the targets most likely, with θ integrated out.
 
     θ minimizes the mean square of the errors plus the penalties. Each penalty is a normal prior of θ; its strength s and the
@@ -76,6 +78,7 @@ def evidence(moments: SecondMoments, blocks: Sequence[PenaltyBlocks], rounds: in
         moments: moments of the rows.
         blocks: the penalties.
         rounds: number of steps towards the fixed point; 0 gives strengths by the variances of the columns alone.
+        start: strengths to start from; NaN for those by the variances.
 
     Returns:
         The strengths, `(factors,)`.
@@ -91,7 +94,7 @@ def evidence(moments: SecondMoments, blocks: Sequence[PenaltyBlocks], rounds: in
         1e-300
     )
     scale = scale.clamp_min(1e-12 * float(variances.mean().clamp_min(1e-288)))
-    strength = START * scale
+    strength = START * scale if start is None else torch.where(start.isnan(), START * scale, start)
     for _ in range(rounds):
         lower = torch.linalg.cholesky(columns + penalty_matrix(variances, blocks, strength))
         theta = torch.cholesky_solve(mixed, lower)
@@ -107,6 +110,14 @@ def evidence(moments: SecondMoments, blocks: Sequence[PenaltyBlocks], rounds: in
         strength = strength * (new / strength) ** LEAP
         strength = torch.minimum(torch.maximum(strength, WEAKEST * scale), STRONGEST * scale)
     return strength
+
+
+def free_parameters(moments: SecondMoments, blocks: Sequence[PenaltyBlocks], strength: Tensor) -> Tensor:
+    """Return γ, the number of parameters that each penalty leaves free, `(factors,)`."""
+    matrix = moments.columns + penalty_matrix(moments.columns.diagonal(), blocks, strength)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    count = len(strength)
+    return _sums(blocks, count, _ranks) - strength * _sums(blocks, count, functools.partial(_traces, inverse))
 
 
 def penalty_matrix(variances: Tensor, blocks: Sequence[PenaltyBlocks], strength: Tensor) -> Tensor:
