@@ -368,3 +368,38 @@ def test_the_examples_of_the_documentation_run_as_written(run):
     *statements, call = code[1].strip().splitlines()
     exec("\n".join([*statements, f"predicted = {call}"]), result)  # noqa: S102
     assert result["predicted"] == pytest.approx([np.sin(0.5), np.sin(1.0) + 0.25], abs=0.05)
+
+
+UNITS = {
+    "$": ("$ {:.2f}", ["$20.5", "20.5"], "€20.5"),
+    "%": ("{:.1f}%", ["20.5%", "20.5"], "$20.5"),
+    "kg": ("{:.1f} kg", ["20.5kg", "20.5"], "20.5 lb"),
+    "none": ("{:.1f}", ["20.5"], "20.5%"),
+    "time": ("20:{:02.0f}", ["20:20", "8:20 pm"], "20.5"),
+}
+
+
+@pytest.mark.parametrize("unit", list(UNITS))
+def test_units_of_predictions_are_those_of_the_fit(unit, run):
+    form, accepted, refused = UNITS[unit]
+    put("t.csv", text(a=[form.format(value) for value in A], b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    found = {
+        predictions(run("predict", "r", put("n.csv", f"a,b\n{word},1\n"), "--output", "-")[1])[0] for word in accepted
+    }
+    assert len(found) == 1
+    code, _, err = run("predict", "r", put("n.csv", f"a,b\n{refused},1\n"), "--output", "-")
+    assert code == 2
+    assert "column 'a' has numbers with" in err
+    assert "the table of the fit has" in err
+    validation = put("v.csv", text(a=[refused] * ROWS, b=B, y=Y))
+    assert "the table of the fit has" in run("fit", "t.csv", "--target", "y", "--validation", validation)[2]
+
+
+def test_categories_of_digits_may_have_a_decimal_point(run):
+    put("t.csv", text(k=[i % 4 for i in range(ROWS)], y=[10.5 * (i % 4) + x for i, x in enumerate(B)], b=B))
+    assert run("fit", "t.csv", "--target", "y", "--categorical", "k", "--output", "r")[0] == 0
+    _, out, err = run("predict", "r", put("n.csv", "k,b\n2,1\n2.0,1\n2.5,1\n"), "--output", "-")
+    first, second, third = predictions(out)
+    assert first == second != third
+    assert "1 value was not in the training rows (such as '2.5')" in err

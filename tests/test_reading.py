@@ -199,6 +199,7 @@ OTHER = {
     "numbers with two decimal marks in a column",
     "one `unknown` among `0` and `1` as a target",
     "several targets with classes",
+    "another currency or unit in a table for prediction, `20%` for `0.2`",
     "an unnamed first column of different whole numbers, `__index_level_0__`",
     "a category that was not in the training rows, an empty value",
     "a target with almost as many classes as rows",

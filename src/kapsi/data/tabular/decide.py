@@ -12,7 +12,17 @@ import numpy.typing as npt
 from kapsi.data.tabular.dates import read_dates, read_times
 from kapsi.data.tabular.numerals import Numbers, Numerals, is_number, read_numbers
 from kapsi.data.tabular.reading import Reading
-from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, is_truth, parse_numbers, short, to_floats
+from kapsi.data.tabular.types import (
+    BLANKS,
+    TIME_OF_DAY,
+    Column,
+    Floats,
+    Kind,
+    is_truth,
+    parse_numbers,
+    short,
+    to_floats,
+)
 
 MISSING_WORDS = (
     *("", "?", "na", "n/a", "#n/a", "n.a.", "<na>", "nan", "-nan", "nat", "null", "(null)", "none", r"\n"),
@@ -120,7 +130,8 @@ class Decider:
             return Column("date", _seconds(column), reason="dates")
         if pa.types.is_time(kind):
             whole = pc.cast(column, pa.int32() if kind.bit_width == 32 else pa.int64())
-            return Column("real", to_floats(whole) / _ticks(kind.unit), reason="times of the day, in seconds")
+            values = to_floats(whole) / _ticks(kind.unit)
+            return Column("real", values, reason="times of the day, in seconds", unit=TIME_OF_DAY)
         allowed = "numbers, booleans, text, dates and times"
         return unusable(
             len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out with --drop"
@@ -230,14 +241,14 @@ class Decider:
             return ""
         return f" has {short(words.list[odd[0]])}, which is no number with {options}; correct the value or the option"
 
-    def _read(self, words: Words) -> Numbers:
-        return read_numbers(words.known, self.reading, self.decimal, self.grouped)
+    def _read(self, words: Words, *, units: bool = False) -> Numbers:
+        return read_numbers(words.known, self.reading, self.decimal, self.grouped, units=units)
 
     def _numbers(self, words: Words, forced: bool = False) -> Column | None:
         """Return the column as numbers, None if some strings are none; codes with leading zeros are text unless forced."""
         if not words.has_digits and not words.any_match("(?i)inf"):
             return None
-        found = self._read(words)
+        found = self._read(words, units=forced)
         if np.isnan(found.values).any():
             return None
         if not forced and words.all_match(INTEGER) and words.any_match(ZERO_FIRST):
@@ -252,8 +263,8 @@ class Decider:
         whole = _are_integers(words.known, found.way.thousands)
         kind: Kind = "integer" if whole else "real"
         reason = found.reason if not words.all_match(INTEGER) else ""
-        column = Column(kind, words.spread(found.values), reason=reason or ("whole numbers" if whole else "numbers"))
-        return self._without_sentinels(column)
+        reason = reason or ("whole numbers" if whole else "numbers")
+        return self._without_sentinels(Column(kind, words.spread(found.values), reason=reason, unit=found.signs))
 
     @staticmethod
     def _times(words: Words) -> Column | None:
@@ -261,7 +272,7 @@ class Decider:
         seconds = read_times(words.known) if words.any_match(":") else np.empty(0)
         if not len(seconds) or np.isnan(seconds).any():
             return None
-        return Column("real", words.spread(seconds), reason="times of the day, in seconds")
+        return Column("real", words.spread(seconds), reason="times of the day, in seconds", unit=TIME_OF_DAY)
 
     def _dates(self, words: Words) -> Column | None:
         """Return the column as dates, None if some strings are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -11,10 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.dates import calendar
-from kapsi.data.tabular.types import MAX_CATEGORIES, Column, Floats, as_numbers, as_text, listed, reject, short
+from kapsi.data.tabular.types import (
+    MAX_CATEGORIES,
+    Column,
+    Floats,
+    as_numbers,
+    as_text,
+    check_unit,
+    listed,
+    reject,
+    short,
+)
 
 __all__ = ["CategoryColumn", "DateColumn", "NumberColumn", "Unseen"]
 
+WHOLE = re.compile(r"^(-?\d+)\.0+$")
 FARTHEST = 1e6  # standard deviations; the inputs' products of low degree stay finite in float32
 
 
@@ -87,12 +99,14 @@ class NumberColumn:
         mean: mean of the fitted values; replaces missing values.
         scale: population standard deviation of the fitted values, 1 if they are constant.
         missing: add a 0/1 input that marks missing values.
+        unit: unit of the fitted values, see `Column`.
     """
 
     name: str
     mean: float
     scale: float
     missing: bool
+    unit: str = ""
     wanted: ClassVar[str] = "numeric"
 
     @classmethod
@@ -100,16 +114,18 @@ class NumberColumn:
         """Fit mean and scale, and note missing values."""
         present = ~column.missing
         weight = None if weight is None else weight[present]
-        return cls(name, *center_and_scale(column.numbers[present], weight), missing=not present.all())
+        return cls(name, *center_and_scale(column.numbers[present], weight), not present.all(), column.unit)
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def accept(self, column: Column, where: str) -> Column:
-        """Return the column as numbers; reject text and infinite values."""
+        """Return the column as numbers; reject text, infinite values and another unit."""
         kind = column.kind if column.kind in ("integer", "boolean") else "real"
-        return Column(kind, as_numbers(column, self.name, where))
+        numbers = as_numbers(column, self.name, where)
+        check_unit(self.unit, column, self.name, where)
+        return Column(kind, numbers, unit=column.unit)
 
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
@@ -123,13 +139,17 @@ class NumberColumn:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return dict(vars(self))
+        data = dict(vars(self))
+        if not self.unit:
+            del data["unit"]  # as in earlier files
+        return data
 
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
-        """Return the encoder of plain data."""
-        values = fields(data, where, {"kind": str, "name": str, "mean": float, "scale": float, "missing": bool})
-        return cls(values["name"], values["mean"], positive(values["scale"], where), values["missing"])
+        """Return the encoder of plain data; files without `unit` have plain numbers."""
+        kinds = {"kind": str, "name": str, "mean": float, "scale": float, "missing": bool, "unit": str}
+        values = fields({"unit": "", **data}, where, kinds)
+        return cls(values["name"], values["mean"], positive(values["scale"], where), values["missing"], values["unit"])
 
 
 class Categories:
@@ -147,7 +167,9 @@ class Categories:
         """Return the category of each value, -1 for missing, -2 for unseen."""
         codes, words = column.coded()
         code_of = places(self.categories)
-        return np.array([*(code_of.get(word, -2) for word in words), -1], dtype=np.int64)[codes]
+        # A column with a missing value may come as 1.0 for 1.
+        found = [code_of.get(word, code_of.get(WHOLE.sub(r"\1", word), -2)) for word in words]
+        return np.array([*found, -1], dtype=np.int64)[codes]
 
     def unseen(self, column: Column) -> Unseen:
         """Return the number of values without an effect."""

@@ -16,6 +16,8 @@ CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"
+LEAST_WITH_UNIT = 20
+"""Fewer strings with the same letters behind a number are names of categories as likely as quantities."""
 GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 """A decimal point, or a point between thousands."""
 # Numbers that have one reading only: 0,5 and 1.234,5 and 1.234.567 have a decimal comma.
@@ -125,7 +127,9 @@ def decimal_marks(strings: Any) -> set[str]:
     }
 
 
-def read_numbers(strings: Any, reading: Reading, decimal: str | None = None, grouped: bool = False) -> Numbers:
+def read_numbers(
+    strings: Any, reading: Reading, decimal: str | None = None, grouped: bool = False, *, units: bool = False
+) -> Numbers:
     """Return the numbers in trimmed, non-missing Arrow strings, in the one way that reads all of them, or the most.
 
     Args:
@@ -133,6 +137,7 @@ def read_numbers(strings: Any, reading: Reading, decimal: str | None = None, gro
         reading: a given decimal mark or thousands separator excludes other ways.
         decimal: the decimal mark of other columns of the file, None if unknown.
         grouped: whether points may stand between thousands although nothing in the file says so.
+        units: whether a few strings with the same letters behind a number are numbers with a unit.
     """
     import pyarrow.compute as pc
 
@@ -141,7 +146,7 @@ def read_numbers(strings: Any, reading: Reading, decimal: str | None = None, gro
     doubtful = settled is None and grouped and _are_grouped(strings)
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
-    core, signs = _without_signs(pc.replace_substring(strings, "−", "-"))
+    core, signs = _without_signs(pc.replace_substring(strings, "−", "-"), units or len(strings) > LEAST_WITH_UNIT)
     ways = [
         way
         for way in WAYS
@@ -172,16 +177,15 @@ def _are_grouped(strings: Any) -> bool:
     return len(pointed) > 0 and bool(pc.all(pc.match_substring_regex(pointed, GROUPED)).as_py())
 
 
-def _without_signs(strings: Any) -> tuple[Any, str]:
-    """Return strings without the currency or percent sign that all of them have, and the sign."""
+def _without_signs(strings: Any, units: bool) -> tuple[Any, str]:
+    """Return strings without the common currency, percent sign or, with `units`, other unit; and this sign."""
     import pyarrow.compute as pc
 
     sign = f"[{re.escape(CURRENCIES)}]|{CODES}"
     before = (rf"^(\(?[+-]?)(?:{sign})[{BLANK}]?", rf"^\(?[+-]?(?P<sign>{sign})[{BLANK}]?[0-9+-]")
     after = (rf"[{BLANK}]?(?:{sign}|%)(\)?)$", rf"[0-9.,][{BLANK}]?(?P<sign>{sign}|%)\)?$")
     unit = (rf"[{BLANK}]?[A-Za-zµ°%/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%/²³]{{1,8}})$")
-    # A few strings with the same letters behind are names of categories as likely as quantities.
-    for removed, pattern in (before, after, *[unit] * (len(strings) > 20)):
+    for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
         if len(strings) and not signs.null_count and len(pc.unique(signs)) == 1:
             # Accountants write negative amounts in parentheses.

@@ -89,7 +89,8 @@ class Preprocessing:
             whole = np.isfinite(values).all(1)
             centers, scales = centers_and_scales(values[whole] if not whole.all() else values, weight)
             for i, center, scale in zip(np.flatnonzero(whole), centers.tolist(), scales.tolist(), strict=True):
-                fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False)
+                unit = features.columns[names[i]].unit
+                fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False, unit=unit)
         for name, column in features.columns.items():
             if name not in fitted:
                 fitted[name] = cls._encoder(name, column, features.name, target, weight)
@@ -103,7 +104,7 @@ class Preprocessing:
             return CategoryColumn.fit(name, column, weight)
         if column.kind == "date":
             return DateColumn.fit(name, column, weight)
-        return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where)), weight)
+        return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where), unit=column.unit), weight)
 
     def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Floats:
         """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
@@ -231,7 +232,8 @@ class Preprocessing:
     def _accepted(self, table: Table) -> dict[str, Column]:
         """Return the columns typed as fitted; finite numbers stay as they are."""
         columns: dict[str, Column] = {}
-        numbers = {c.name: table.columns[c.name] for c in self.columns if isinstance(c, NumberColumn)}
+        fitted = {c.name: c.unit for c in self.columns if isinstance(c, NumberColumn)}
+        numbers = {name: table.columns[name] for name, unit in fitted.items() if table.columns[name].unit == unit}
         for names, values in numeric_blocks(numbers):
             columns |= {names[i]: numbers[names[i]] for i in np.flatnonzero(~np.isinf(values).any(1))}
         for column in self.columns:

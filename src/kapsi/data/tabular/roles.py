@@ -16,6 +16,7 @@ from kapsi.data.tabular.types import (
     as_numbers,
     as_text,
     as_words,
+    check_unit,
     listed,
     numeric_blocks,
     reject,
@@ -188,8 +189,9 @@ def _joined(name: str, first: Column, validation: Table) -> Column:
         values = np.concatenate([first.values, as_text(second, first.coded()[1]).values])
     else:
         values = np.concatenate([first.numbers, as_numbers(second, name, validation.name)])
+        check_unit(first.unit, second, name, validation.name)
     kind = "real" if {first.kind, second.kind} == {"integer", "real"} else first.kind
-    return Column(kind, values, reason=first.reason, notes=first.notes, free=first.free)
+    return Column(kind, values, reason=first.reason, notes=first.notes, free=first.free, unit=first.unit)
 
 
 def kinds_of(table: Table) -> dict[str, str]:

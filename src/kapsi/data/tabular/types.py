@@ -60,9 +60,10 @@ class Column:
         problem: why the column cannot be used; empty if it can.
         free: whether a text is an input although most of its values are distinct.
         doubt: why a text cannot be a target: nearly all of its values are numbers.
+        unit: currency, percent sign or other unit of all numbers, or `time of the day`; empty for plain numbers.
     """
 
-    __slots__ = ("_codes", "_values", "_words", "doubt", "free", "kind", "notes", "problem", "reason")
+    __slots__ = ("_codes", "_values", "_words", "doubt", "free", "kind", "notes", "problem", "reason", "unit")
 
     def __init__(
         self,
@@ -76,9 +77,10 @@ class Column:
         problem: str = "",
         free: bool = False,
         doubt: str = "",
+        unit: str = "",
     ) -> None:
         self.kind, self.reason, self.notes, self.problem, self.free = kind, reason, notes, problem, free
-        self.doubt = doubt
+        self.doubt, self.unit = doubt, unit
         self._values, self._codes, self._words = values, codes, words
 
     def __len__(self) -> int:
@@ -131,7 +133,7 @@ class Column:
         return self._copy(values=values)
 
     def _copy(self, **data: Any) -> Column:
-        shared = {name: getattr(self, name) for name in ("reason", "notes", "problem", "free", "doubt")}
+        shared = {name: getattr(self, name) for name in ("reason", "notes", "problem", "free", "doubt", "unit")}
         return Column(self.kind, **data, **shared)
 
     def line(self, name: str) -> str:
@@ -284,6 +286,20 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
             f"column {short(name)} has {value} in row {row}; only finite numbers are allowed: correct or empty the value",
         )
     return np.asarray(numbers, dtype=np.float64)
+
+
+TIME_OF_DAY = "time of the day"
+
+
+def check_unit(unit: str, column: Column, name: str, where: str) -> None:
+    """Refuse numbers of another unit than that of the fitted column; plain numbers are of any unit but a time."""
+    if column.unit == unit or column.missing.all() or (not column.unit and unit != TIME_OF_DAY):
+        return
+    has = f"numbers with the unit {short(column.unit)}" if column.unit else "numbers without a unit"
+    has = "times of the day" if column.unit == TIME_OF_DAY else has
+    needs = f"the unit {short(unit)}" if unit else "no unit"
+    needs = "times of the day" if unit == TIME_OF_DAY else needs
+    reject(where, f"column {short(name)} has {has}, and the table of the fit has {needs}; convert the numbers")
 
 
 def is_truth(word: str) -> bool:
