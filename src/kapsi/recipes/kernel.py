@@ -54,6 +54,10 @@ class KernelHead(LinearInParameters, name="kernel"):
     inputs: Literal["standardized", "normal_scores"] = "standardized"
     centers: int | None = option(None, minimum=1, maximum=10_000)
 
+    @classmethod
+    def offered(cls) -> tuple[KernelHead, ...]:
+        return cls(), cls(inputs="normal_scores")
+
     def width(self, rows: int, inputs: int) -> int:
         return min(rows, self.centers or min(MAX_CENTERS, max(rows // 2, 100)))
 
