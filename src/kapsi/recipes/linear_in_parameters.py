@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from kapsi.function import option
 from kapsi.modules import Head, Model
+from kapsi.modules.store import as_generator
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
 from kapsi.recipes.solve import (
     CHUNK,
@@ -302,8 +303,14 @@ def column_scale(data: RecipeData) -> tuple[Tensor, Tensor]:
 def one_layer(head: HeadSpec, data: RecipeData, seed: int) -> tuple[Model, Head]:
     """Return a model of one head in float64, and the head."""
     spec = ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((head,)),))
-    model = Model(spec, seed=seed, dtype=torch.float64)
-    return model, model.check_layers("recipe")[0].check_heads("recipe")[0]
+    # Without initial values of ψ, which take longer than the fit of a wide table.
+    model = Model(spec, device="meta", dtype=torch.float64).to_empty(device="cpu")
+    built = model.check_layers("recipe")[0].check_heads("recipe")[0]
+    for step in built.before:
+        if hasattr(step, "reset_parameters"):
+            step.reset_parameters()
+    built.kappa.reset(as_generator(seed))
+    return model, built
 
 
 def bound(head: Head, data: RecipeData, mean: Tensor, scale: Tensor) -> None:
