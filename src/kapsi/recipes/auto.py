@@ -47,7 +47,7 @@ CELLS = 10_000_000
 LEAST_ROWS = 2_000
 """Rows down to which the rows of the comparison are halved to keep the budget."""
 
-TIES = {"accuracy": 0.5, "explainable": 0.5, "small": 1.0, "fast": 0.5}
+TIES = {"accuracy": 0.1, "explainable": 0.1, "small": 1.0, "fast": 0.5}
 """Standard errors of the paired difference of losses up to which fewer heads win."""
 
 SMALL = 3
@@ -109,7 +109,7 @@ class Auto(Recipe, name="auto"):
 
     def _prefers(self, head: HeadRecipe) -> bool:
         return {
-            "accuracy": True,
+            "accuracy": not head.superseded,
             "explainable": head.explainable,
             "small": head.complexity <= SMALL,
             "fast": head.closed_form,

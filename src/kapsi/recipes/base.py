@@ -172,12 +172,14 @@ class HeadRecipe(Recipe):
         complexity: order of simplicity, 0 for linear; ties of selection go to smaller numbers.
         explainable: whether the head is a sum of functions of one or two inputs.
         closed_form: whether a fit is a solution of linear equations, or a few Newton steps.
+        superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
         separate_folds: whether the time of a cross-fit grows with the number of folds, so that a trial on one is worthwhile.
     """
 
     complexity: ClassVar[int] = 9
     explainable: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
+    superseded: ClassVar[bool] = False
     separate_folds: ClassVar[bool] = False
 
     @classmethod

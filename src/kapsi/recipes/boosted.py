@@ -177,6 +177,7 @@ class BoostedPairsHead(BoostedTreesHead, name="boosted_pairs"):
     """Boosted trees of at most two splits on a path: a sum of functions of one or two inputs; see `BoostedTreesHead`."""
 
     complexity: ClassVar[int] = 5
+    superseded: ClassVar[bool] = True
     explainable: ClassVar[bool] = True
 
     depth: int = option(2, minimum=1, maximum=2)

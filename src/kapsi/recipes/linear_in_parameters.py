@@ -308,7 +308,7 @@ def one_layer(head: HeadSpec, data: RecipeData, seed: int) -> tuple[Model, Head]
     built = model.check_layers("recipe")[0].check_heads("recipe")[0]
     for step in built.before:
         if hasattr(step, "reset_parameters"):
-            step.reset_parameters()
+            step.reset_parameters()  # type: ignore[operator]
     built.kappa.reset(as_generator(seed))
     return model, built
 
