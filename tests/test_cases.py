@@ -403,3 +403,14 @@ def test_categories_of_digits_may_have_a_decimal_point(run):
     first, second, third = predictions(out)
     assert first == second != third
     assert "1 value was not in the training rows (such as '2.5')" in err
+
+
+def test_a_kept_column_of_lists_is_refused_with_a_remedy(run):
+    put("t.csv", text(a=A, b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    put("n.parquet", pa.table({"a": [20.0], "b": [1.0], "l": [[1.0, 2.0]]}))
+    code, _, err = run("predict", "r", "n.parquet", "--output", "o.csv", "--keep", "l")
+    assert code == 2
+    assert "write Parquet, or leave them out" in err
+    assert run("predict", "r", "n.parquet", "--output", "o.parquet", "--keep", "l")[0] == 0
+    assert pq.read_table("o.parquet")["l"].to_pylist() == [[1.0, 2.0]]

@@ -165,7 +165,9 @@ def _encode(columns: Columns, where: str, delimiter: str) -> bytes:
         options = pa_csv.WriteOptions(delimiter=delimiter, null_string="NA" if len(columns) == 1 else "")
         pa_csv.write_csv(pa.table([_with_points(a) for a in table.columns], names=list(columns)), sink, options)
     except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
-        raise table_error(where, f"the columns cannot be written as CSV ({error})") from None
+        raise table_error(
+            where, f"the columns cannot be written as CSV ({error}); write Parquet, or leave them out"
+        ) from None
     return bytes(sink.getvalue().to_pybytes())
 
 
