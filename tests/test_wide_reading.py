@@ -36,6 +36,7 @@ FURTHER = {
     "no rows": ("a,b\n", {}),
     "times and dates": (csv_of(a=["12:30", "13:00"], b=["2024-01-02"] * 2, c=["2024-01-02T10:00:00Z"] * 2), {}),
     "plus signs and forms": (csv_of(a=["+1", "-.5", "1."], b=["+1", "2", "3"], c=["1e400", "1e-400", "inf"]), {}),
+    "compact dates": (csv_of(a=[20240131 + i for i in range(-9, 1)], b=["2:30 pm"] * 10, c=["true", *"1010"] * 2), {}),
     "not UTF-8 at the end": (csv_of(a=[*["x" * 3000] * 99, "é"], b=range(100)).encode("latin-1"), {}),
 }
 

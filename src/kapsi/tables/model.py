@@ -74,7 +74,8 @@ class TableModel:
         Raises:
             TableError: the file is not a table.
         """
-        return read_table(path, self.reading, kinds=self.preprocessing.kinds(), decimal=self.decimal)
+        kinds, categories = self.preprocessing.kinds(), self.preprocessing.categories()
+        return read_table(path, self.reading, kinds=kinds, decimal=self.decimal, categories=categories)
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:
         """Return probabilities (rows, classes), or predictions (rows,) in the unit of the target.
@@ -150,7 +151,8 @@ class TableModel:
             raise TableError(f"--keep: a column is named twice, {', '.join(keep)}")
         tally = Tally(self.ranges)
         notes: list[str] = []
-        for batch in read_batches(path, self.reading, self.preprocessing.kinds(), keep, self.decimal):
+        kinds, categories = self.preprocessing.kinds(), self.preprocessing.categories()
+        for batch in read_batches(path, self.reading, kinds, keep, self.decimal, categories):
             try:
                 features, notes = self.preprocessing.check(batch.table, batch.ignored)
                 notes += batch.table.notes

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kapsi.data.tabular.decide import Decider
 from kapsi.data.tabular.delimited import WIDE, TextFile
-from kapsi.data.tabular.read import by_name, read_table
+from kapsi.data.tabular.read import by_name
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.repair import RepairedRows
 from kapsi.data.tabular.source import PARQUET_SUFFIXES, TEXT_SUFFIXES, check_regular, reading_file, table_suffix
 from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
+from kapsi.data.tabular.wide import CELLS, WideNumbers, row_blocks
 from kapsi.errors import nearest
 
 __all__ = ["TableBatch", "read_batches"]
 
 ROWS = 65_536
-CELLS = 2**22
+MOST_CELLS = 2**22
 BLOCK = 2**22
 """Rows and cells of a batch of a Parquet file, bytes of a batch of a text file."""
+WIDE_ROWS = 64
+"""Least rows of a batch of a wide text file: each batch takes 10 µs per column."""
 
 
 class TableBatch(NamedTuple):
@@ -43,8 +50,11 @@ def read_batches(
     kinds: Mapping[str, str],
     keep: Sequence[str] = (),
     decimal: str | None = None,
+    categories: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[TableBatch]:
-    """Yield the rows of a text or Parquet file in batches.
+    """Yield the rows of a text or Parquet file in batches; the values are those of `read_table`.
+
+    A column whose later rows show that the earlier ones had another meaning cannot be used from there on.
 
     Args:
         path: the file, as for `read_table`.
@@ -52,6 +62,7 @@ def read_batches(
         kinds: kind of the columns to read by name; absent columns are left out.
         keep: names of columns to pass on as they are.
         decimal: decimal mark of a text file that does not show its own.
+        categories: categories of a fit by column; words among them are no missing values.
 
     Raises:
         TableError: the file is not a table, or a column to keep is absent.
@@ -62,7 +73,7 @@ def read_batches(
     parts = (
         _parquet(path, reading, kinds, keep, compression)
         if suffix in PARQUET_SUFFIXES
-        else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep, decimal)
+        else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep, decimal, categories)
     )
     empty = True
     for batch in parts:
@@ -109,8 +120,8 @@ def _parquet(
             # Columns of equal names cannot be told apart by name.
             unique = len(set(names)) == len(names) == len(file.schema.names)
             columns = [file.schema_arrow.names[i] for i in wanted] if unique else None
-            decider = Decider(reading, dict(kinds), typed=True)
-            rows = max(1, min(ROWS, CELLS // max(1, len(wanted))))
+            decider = Decider(reading, dict(kinds), typed=True, forms={})
+            rows = max(1, min(ROWS, MOST_CELLS // max(1, len(wanted))))
             for part in file.iter_batches(rows, columns=columns):
                 part.validate(full=True)
                 place = {i: n for n, i in enumerate(wanted)} if unique else {i: i for i in range(len(names))}
@@ -126,31 +137,72 @@ def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:
     return [name for i, name in enumerate(names) if i not in skip]
 
 
-def _text(file: TextFile, kinds: Mapping[str, str], keep: Sequence[str], decimal: str | None) -> Iterator[TableBatch]:
+def _text(
+    file: TextFile,
+    kinds: Mapping[str, str],
+    keep: Sequence[str],
+    decimal: str | None,
+    categories: Mapping[str, Collection[str]] | None,
+) -> Iterator[TableBatch]:
     names = [name or f"column {i}" for i, name in enumerate(file.dialect.names, 1)]
     used, kept = _find(names, kinds, keep, file.where)
-    wanted = sorted({*used, *kept})
-    others = _others(names, wanted)
-    if len(names) >= WIDE:  # hundreds of columns: all rows at once, Arrow takes 0.1 ms per column and block
-        table = read_table(file.path, file.reading, kinds=kinds, decimal=decimal)
-        chosen = {name: column for name, column in table.columns.items() if name in kinds}
-        yield TableBatch(
-            Table(table.name, chosen, notes=table.notes), {name: _values(table.columns[name]) for name in keep}, others
-        )
-        return
-    decider = file.decider(dict(kinds), decimal)
+    decider = replace(file.decider(dict(kinds), decimal, categories), forms={})
+    read = _wide_rows if len(names) >= WIDE else _rows
+    others = _others(names, [*used, *kept])
+    try:
+        for typed, passed in read(file, names, used, kept, decider):
+            notes = (*file.notes, *file.dialect.notes)
+            table = Table(file.where, by_name([names[i] for i in used], typed), notes=notes)
+            yield TableBatch(table, dict(zip(keep, passed, strict=True)), others)
+    except UnicodeDecodeError:
+        reject(file.where, "a row behind the first ones is not UTF-8 text; save the table as UTF-8")
+
+
+def _rows(
+    file: TextFile, names: list[str], used: list[int], kept: list[int], decider: Decider
+) -> Iterator[tuple[list[Column], list[Any]]]:
+    """Yield the used columns, typed, and the kept ones, in batches of `BLOCK` bytes."""
+    import pyarrow.compute as pc
+
     # Without a column of the model, the caller reports the missing columns.
-    for part in _strings(file, wanted or [0]):
-        columns = dict(zip(wanted or [0], part.columns, strict=True))
-        typed = [decider.column(names[i], columns[i]) for i in used]
-        table = Table(file.where, by_name([names[i] for i in used], typed), notes=(*file.notes, *file.dialect.notes))
-        yield TableBatch(table, {names[i]: columns[i] for i in kept}, others)
+    wanted = sorted({*used, *kept}) or [0]
+    scanned = decider.settled is not None
+    for part in _strings(file, wanted):
+        columns = dict(zip(wanted, part.columns, strict=True))
+        numbers = [columns[i] for i in used if decider.kinds[names[i]] == "numeric"]
+        if not scanned and any(pc.any(pc.match_substring_regex(column, "[.,]")).as_py() for column in numbers):
+            decider, scanned = file.with_mark(decider), True
+        yield [decider.column(names[i], columns[i]) for i in used], [columns[i] for i in kept]
 
 
-def _values(column: Column) -> Any:
+def _wide_rows(
+    file: TextFile, names: list[str], used: list[int], kept: list[int], decider: Decider
+) -> Iterator[tuple[list[Column], list[Any]]]:
+    """Yield the used columns, typed, and the kept ones, in batches of at least `WIDE_ROWS` rows."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    return pa.array(column.values, from_pandas=True)
+    width, scanned = len(names), decider.settled is not None
+    with reading_file(file.path), file.stream() as stream:
+        blocks = row_blocks(stream, file.dialect)
+        size = max(1, -(-WIDE_ROWS * width // CELLS))
+        while several := list(itertools.islice(blocks, size)):
+            if not scanned and any(pc.any(pc.match_substring_regex(values, "[.,]")).as_py() for values in several):
+                decider, scanned = file.with_mark(decider), True
+            numbers = WideNumbers(decider, width)
+            for values in several:
+                numbers.add(values)
+            found = numbers.columns(names, used, decider)
+
+            def strings(i: int, several: list[Any] = several) -> Any:
+                places = [pa.array(np.arange(i, len(values), width)) for values in several]
+                return pa.concat_arrays([values.take(at) for values, at in zip(several, places, strict=True)])
+
+            typed = [
+                decider.as_before(names[i], found[i]) if i in found else decider.column(names[i], strings(i))
+                for i in used
+            ]
+            yield typed, [strings(i) for i in kept]
 
 
 def _strings(file: TextFile, wanted: Sequence[int]) -> Iterator[Any]:
@@ -170,7 +222,9 @@ def _strings(file: TextFile, wanted: Sequence[int]) -> Iterator[Any]:
             # Continue where Arrow has stopped: a row longer than a block; trailing separators, comments between the rows.
             if "straddling object" in str(error) and size < 2**30:
                 size *= 16
-            elif "invalid UTF8" not in str(error) and plain:
+            elif "invalid UTF8" in str(error):
+                reject(file.where, "a row behind the first ones is not UTF-8 text; save the table as UTF-8")
+            elif plain:
                 plain = False
             else:
                 raise table_error(file.where, f"not readable after row {done:,} ({str(error)[:200]})") from None

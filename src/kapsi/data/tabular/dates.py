@@ -38,8 +38,12 @@ def read_times(strings: Any) -> Floats:
     return np.where(good, seconds, np.nan)
 
 
-def read_dates(strings: Any) -> tuple[Floats, str, bool]:
+def read_dates(strings: Any, before: str = "") -> tuple[Floats, str, bool]:
     """Return the dates in trimmed, non-missing Arrow strings.
+
+    Args:
+        strings: the strings.
+        before: the format of earlier rows, which decides between formats that fit equally well.
 
     Returns:
         Seconds since 1970 (UTC; without a zone, of the written time), NaN where a string is no date; the format; whether
@@ -55,6 +59,8 @@ def read_dates(strings: Any) -> tuple[Floats, str, bool]:
         return np.full(len(strings), np.nan), "", False
     counts = {name: int((~np.isnan(values)).sum()) for name, values in parsed.items()}
     best = max(counts, key=lambda name: counts[name])
+    if counts.get(before) == counts[best]:
+        return parsed[before], before, False
     ways = [parsed[name] for name, count in counts.items() if count == counts[best] and count]
     return parsed[best], best, not all(np.array_equal(ways[0], way, equal_nan=True) for way in ways)
 

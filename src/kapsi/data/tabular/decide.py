@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ INTEGER = r"^[+-]?\d+$"
 ZERO_FIRST = r"^[+-]?0\d+$"
 MOSTLY, NEARLY, MANY = 0.5, 0.9, 20
 SEVERAL_WORDS = 3
+DATES = (19000101, 21001231)
+"""Limits of whole numbers that may be dates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class Decider:
         typed: whether the file has types, as Parquet: texts stay texts, except for dates and numbers with a decimal mark.
         grouped: whether points may stand between thousands without other evidence in the file.
         options: whether the user can give options of reading; not for data frames.
+        categories: categories of a fit by column; they are not missing, dashes that are none of them are.
+        forms: how the values of earlier rows are written, by column; None for a table that is decided at once.
     """
 
     reading: Reading
@@ -56,6 +60,8 @@ class Decider:
     typed: bool = False
     grouped: bool = False
     options: bool = True
+    categories: Mapping[str, Collection[str]] = field(default_factory=dict)
+    forms: dict[str, dict[str, str]] | None = None
 
     @property
     def settled(self) -> str | None:
@@ -77,12 +83,30 @@ class Decider:
 
     def column(self, name: str, column: Any) -> Column:
         """Return an Arrow column as a typed column."""
+        return self.as_before(name, self._decided(name, column))
+
+    def as_before(self, name: str, column: Column) -> Column:
+        """Return a column, as unusable if its values are written in another way than those of earlier rows."""
+        if self.forms is None:
+            return column
+        before = self.forms.setdefault(name, {})
+        for trait, form in column.form.items():
+            if before.setdefault(trait, form) != form:
+                earlier = f"{trait} is {form} here, and {before[trait]} in earlier rows"
+                return unusable(len(column), f": {earlier}; write all values in one way")
+        return column
+
+    def _before(self, name: str, trait: str) -> str:
+        """Return how the values of earlier rows are written, empty if unknown."""
+        return (self.forms or {}).get(name, {}).get(trait, "")
+
+    def _decided(self, name: str, column: Any) -> Column:
         import pyarrow as pa
         import pyarrow.compute as pc
 
         kind, wanted = column.type, self.kinds.get(name)
         if pa.types.is_dictionary(kind) and not _is_string(kind.value_type):
-            return self.column(name, pc.cast(column, kind.value_type))
+            return self._decided(name, pc.cast(column, kind.value_type))
         if pa.types.is_dictionary(kind) or _is_string(kind):
             return self._strings(name, column, wanted)
         typed = self._typed(column)
@@ -102,7 +126,7 @@ class Decider:
                 return unusable(len(typed), f" has {typed.reason}, and the model needs numbers; give numbers")
             return Column("real", typed.values, reason="seconds since 1970")
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
-            return _codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self))
+            return _codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self, name))
         found = self._without_sentinels(typed)
         if compact and wanted is None:
             example = f"{np.nanmin(typed.numbers):.0f}"
@@ -148,7 +172,7 @@ class Decider:
     def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
         """Return a column of strings; each distinct string is judged once."""
         untyped = replace(self, typed=False)
-        words = Words.of(column, untyped if wanted in ("numeric", "date") else self)
+        words = Words.of(column, untyped if wanted in ("numeric", "date") else self, name)
         if words.count == 0 and wanted not in ("categorical", "text"):
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
@@ -173,11 +197,12 @@ class Decider:
         if not pc.all(known).as_py() or not words.any_match("(?i)^(true|false)$"):
             return None
         flags = pc.is_in(lower, value_set=pa.array(["true", "1"], lower.type)).to_numpy(zero_copy_only=False)
-        return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false")
+        form = {"the form": "true and false"}
+        return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false", form=form)
 
     def _written_numbers(self, name: str, column: Any) -> Column | None:
         """Return texts of a typed file as numbers if some have a decimal mark; None for other texts, such as codes."""
-        words = Words.of(column, self)
+        words = Words.of(column, self, name)
         if not words.any_match(r"^[+-]?[\d.,]*[.,]\d"):
             return None
         guess = self._guess(name, words)
@@ -264,7 +289,10 @@ class Decider:
         kind: Kind = "integer" if whole else "real"
         reason = found.reason if not words.all_match(INTEGER) else ""
         reason = reason or ("whole numbers" if whole else "numbers")
-        return self._without_sentinels(Column(kind, words.spread(found.values), reason=reason, unit=found.signs))
+        seen = [mark if words.has(mark) else "" for mark in (found.way.decimal, found.way.thousands)]
+        form = number_form(seen[0], seen[1], found.signs, flags=words.all_match("^[01]$"))
+        column = Column(kind, words.spread(found.values), reason=reason, unit=found.signs, form=form)
+        return self._without_sentinels(column)
 
     @staticmethod
     def _times(words: Words) -> Column | None:
@@ -272,13 +300,14 @@ class Decider:
         seconds = read_times(words.known) if words.any_match(":") else np.empty(0)
         if not len(seconds) or np.isnan(seconds).any():
             return None
-        return Column("real", words.spread(seconds), reason="times of the day, in seconds", unit=TIME_OF_DAY)
+        reason = "times of the day, in seconds"
+        return Column("real", words.spread(seconds), reason=reason, unit=TIME_OF_DAY, form={"the form": reason})
 
     def _dates(self, words: Words) -> Column | None:
         """Return the column as dates, None if some strings are none."""
         if not words.has_digits:
             return None
-        seconds, form, doubt = read_dates(words.known)
+        seconds, form, doubt = read_dates(words.known, self._before(words.name, "the form").removeprefix("dates as "))
         if not len(seconds) or np.isnan(seconds).any():
             return None
         if doubt:
@@ -286,7 +315,8 @@ class Decider:
                 f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
             )
             return unusable(words.rows, text, words)
-        return Column("date", words.spread(seconds), reason=f"dates as {form}")
+        reason = f"dates as {form}"
+        return Column("date", words.spread(seconds), reason=reason, form={"the form": reason})
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,6 +329,7 @@ class Words:
         missing: mask of the missing strings.
         weak: mask of dashes and dots.
         known: the other strings without blanks around, an Arrow array.
+        name: name of the column.
     """
 
     codes: npt.NDArray[Any]
@@ -306,9 +337,10 @@ class Words:
     missing: npt.NDArray[np.bool_]
     weak: npt.NDArray[np.bool_]
     known: Any
+    name: str
 
     @classmethod
-    def of(cls, column: Any, decider: Decider) -> Words:
+    def of(cls, column: Any, decider: Decider, name: str) -> Words:
         """Find the distinct strings and the missing strings."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -327,14 +359,20 @@ class Words:
         weak = pc.is_in(trimmed, value_set=pa.array(WEAK_WORDS, trimmed.type))
         if not decider.typed:
             missing = pc.or_(missing, pc.is_in(pc.utf8_lower(trimmed), value_set=pa.array(MISSING_WORDS, trimmed.type)))
-        masks = [np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
+        fitted = decider.categories.get(name)
+        if fitted is not None:
+            seen = pc.is_in(trimmed, value_set=pa.array([word.strip(BLANKS) for word in fitted], trimmed.type))
+            missing = pc.and_(missing, pc.or_(pc.invert(seen), pc.is_in(trimmed, value_set=declared)))
+            weak = pc.and_(weak, pc.invert(seen))
+        masks = [np.array(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
         masks[1] &= ~masks[0]
         # A word of the user for missing values is no category; a dash beside + is a category.
         signs = pc.invert(pc.match_substring_regex(trimmed, r"[\pL\pN]")).to_numpy(zero_copy_only=False)
-        if decider.typed or (np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any():
+        signed = fitted is None and (np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any()
+        if decider.typed or signed:
             masks[1][:] = False
         known = trimmed.filter(pa.array(~(masks[0] | masks[1])))
-        return cls(codes, every, masks[0], masks[1], known)
+        return cls(codes, every, masks[0], masks[1], known, name)
 
     @property
     def rows(self) -> int:
@@ -354,6 +392,12 @@ class Words:
     def has_digits(self) -> bool:
         """Whether a known string has a digit."""
         return self.any_match("[0-9]")
+
+    def has(self, part: str) -> bool:
+        """Return whether a known string has a part; an empty part is in none."""
+        import pyarrow.compute as pc
+
+        return bool(part) and bool(pc.any(pc.match_substring(self.known, part)).as_py())
 
     def any_match(self, pattern: str) -> bool:
         """Return whether a known string matches a regular expression."""
@@ -411,6 +455,19 @@ class Words:
         return Column("text", codes=position[self.codes], words=words, reason=reason, free=free)
 
 
+def number_form(decimal: str = "", thousands: str = "", sign: str = "", *, flags: bool = False) -> dict[str, str]:
+    """Return how numbers are written, from the marks that occur: what two parts of a column must have in common.
+
+    Flags, 0 and 1, may stand beside true and false.
+    """
+    form = {"the sign": repr(sign) if sign else "none", **({} if flags else {"the form": "numbers"})}
+    if decimal:
+        form |= {"the decimal mark": repr(decimal), repr(decimal): "the decimal mark"}
+    if thousands:
+        form |= {"the mark of thousands": repr(thousands), repr(thousands): "the mark of thousands"}
+    return form
+
+
 def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
     """Return an unusable column, with the strings for a model with these categories."""
     if words is None:
@@ -430,7 +487,7 @@ def _are_compact_dates(numbers: Floats) -> bool:
     import pyarrow as pa
 
     known = np.unique(numbers[~np.isnan(numbers)])
-    if len(known) < 2 or not 19000101 <= known[0] <= known[-1] <= 21001231:
+    if len(known) < 2 or not DATES[0] <= known[0] <= known[-1] <= DATES[1]:
         return False
     return not np.isnan(read_dates(pa.array([f"{number:.0f}" for number in known], pa.large_string()))[0]).any()
 

@@ -50,9 +50,11 @@ def read_text(
     reading: Reading,
     kinds: Mapping[str, str],
     decimal: str | None = None,
+    categories: Mapping[str, Collection[str]] | None = None,
 ) -> TextTable:
     """Read a text file and decide the types of its columns; the decimal mark is for a file that does not show its own."""
-    return TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]).read(kinds, decimal)
+    file = TextFile(path, compression, reading, TEXT_SUFFIXES[suffix])
+    return file.read(file.decider(kinds, decimal, categories))
 
 
 class TextFile:
@@ -105,15 +107,28 @@ class TextFile:
         raw = open_table(self.path, self.compression)
         return TextStream(raw, self.where, self.encoding, self.start, self.dialect.separator)
 
-    def decider(self, kinds: Mapping[str, str], decimal: str | None = None) -> Decider:
+    def decider(
+        self,
+        kinds: Mapping[str, str],
+        decimal: str | None = None,
+        categories: Mapping[str, Collection[str]] | None = None,
+    ) -> Decider:
         """Return the decisions for the columns; the decimal mark is for a file that does not show its own."""
-        return Decider(self.reading, kinds, self.dialect.decimal or decimal, grouped=self.dialect.separator == ";")
+        mark, grouped = self.dialect.decimal or decimal, self.dialect.separator == ";"
+        return Decider(self.reading, kinds, mark, grouped=grouped, categories=categories or {})
 
-    def read(self, kinds: Mapping[str, str], decimal: str | None = None) -> TextTable:
-        """Read and type all columns; the decimal mark is for a file that does not show its own."""
+    def with_mark(self, decider: Decider) -> Decider:
+        """Return the decider with the decimal mark by all rows."""
+        numbers = WideNumbers(decider, self.dialect.width, keep=False)
+        with self.stream() as stream:
+            for values in row_blocks(stream, self.dialect):
+                numbers.add(values)
+        return numbers.decided()
+
+    def read(self, decider: Decider) -> TextTable:
+        """Read and type all columns."""
         import pyarrow as pa
 
-        decider = self.decider(kinds, decimal)
         names = [name or f"column {i}" for i, name in enumerate(self.dialect.names, 1)]
         with reading_file(self.path):
             try:
@@ -145,7 +160,7 @@ class TextFile:
         if not numbers.rows:
             reject(self.where, "the file has a header but no rows; add at least one row")
         decider = numbers.decided()
-        columns = numbers.columns(names, decider)
+        columns = numbers.columns(names, range(len(names)), decider)
         rest = [i for i in range(len(names)) if i not in columns]
         if rest:
             words = {i for i in rest if decider.grouped and numbers.marked[i]}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular.encoders import (
+    Categories,
     CategoryColumn,
     DateColumn,
     NumberColumn,
@@ -203,6 +204,10 @@ class Preprocessing:
     def kinds(self) -> dict[str, str]:
         """Return the kind of each column for `read_table`."""
         return {column.name: column.wanted for column in self.columns}
+
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Return the categories of each column of text for `read_table`."""
+        return {column.name: column.categories for column in self.columns if isinstance(column, Categories)}
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""

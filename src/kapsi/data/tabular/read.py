@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from kapsi.data.tabular.decide import Decider, unusable
@@ -25,6 +25,7 @@ def read_table(
     *,
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
+    categories: Mapping[str, Collection[str]] | None = None,
 ) -> Table:
     """Read a text file (.csv, .tsv, .txt, .dat, .data; also .gz, .zip, .zst) or a Parquet file and type its columns.
 
@@ -35,6 +36,7 @@ def read_table(
         reading: options; others are guessed from the file.
         kinds: kind of some columns by name, "numeric", "categorical", "text" or "date", in addition to the options.
         decimal: decimal mark of a text file without numbers to show the mark.
+        categories: categories of a fit by column; these words are not missing values.
 
     Raises:
         TableError: the file is not a table, or has no rows.
@@ -62,7 +64,8 @@ def read_table(
             reject(str(path), "a Parquet file is compressed already; decompress it first")
         names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True))
     else:
-        names, columns, digest, notes, decimal = read_text(path, suffix, compression, reading, wanted, decimal)
+        parts = read_text(path, suffix, compression, reading, wanted, decimal, categories)
+        names, columns, digest, notes, decimal = parts
     names = [name or f"column {number}" for number, name in enumerate(names, start=1)]
     if not columns or not len(columns[0]):
         reject(path.name, "the file has a header but no rows; add at least one row")

@@ -69,6 +69,8 @@ def reading_file(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise table_error(str(path), "there is no such file; check the path") from None
+    except UnicodeDecodeError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # ValueError: a NUL in the name
         if type(error).__module__.startswith("kapsi"):
             raise

@@ -61,9 +61,10 @@ class Column:
         free: whether a text is an input although most of its values are distinct.
         doubt: why a text cannot be a target: nearly all of its values are numbers.
         unit: currency, percent sign or other unit of all numbers, or `time of the day`; empty for plain numbers.
+        form: how the strings of the column are written, for a comparison with further rows.
     """
 
-    __slots__ = ("_codes", "_values", "_words", "doubt", "free", "kind", "notes", "problem", "reason", "unit")
+    __slots__ = ("_codes", "_values", "_words", "doubt", "form", "free", "kind", "notes", "problem", "reason", "unit")
 
     def __init__(
         self,
@@ -78,9 +79,10 @@ class Column:
         free: bool = False,
         doubt: str = "",
         unit: str = "",
+        form: Mapping[str, str] | None = None,
     ) -> None:
         self.kind, self.reason, self.notes, self.problem, self.free = kind, reason, notes, problem, free
-        self.doubt, self.unit = doubt, unit
+        self.doubt, self.unit, self.form = doubt, unit, form or {}
         self._values, self._codes, self._words = values, codes, words
 
     def __len__(self) -> int:
@@ -133,8 +135,16 @@ class Column:
         return self._copy(values=values)
 
     def _copy(self, **data: Any) -> Column:
-        shared = {name: getattr(self, name) for name in ("reason", "notes", "problem", "free", "doubt", "unit")}
-        return Column(self.kind, **data, **shared)
+        data |= {
+            "reason": self.reason,
+            "notes": self.notes,
+            "problem": self.problem,
+            "free": self.free,
+            "doubt": self.doubt,
+            "unit": self.unit,
+            "form": self.form,
+        }
+        return Column(self.kind, **data)
 
     def line(self, name: str) -> str:
         """Return name, type and reason on one line."""

@@ -6,14 +6,14 @@ Arrow takes 0.2 ms per column, and as much again for each block of rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.decide import INTEGER, MISSING_WORDS, WEAK_WORDS, Decider
+from kapsi.data.tabular.decide import DATES, INTEGER, MISSING_WORDS, WEAK_WORDS, Decider, number_form
 from kapsi.data.tabular.dialect import Dialect, ragged
 from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.repair import repaired
@@ -24,20 +24,19 @@ CELLS = 2**20
 """Values that are converted at once."""
 PLAIN = r"^[+-]?(0|[1-9]\d*|\d+\.\d*|\d+\.?\d*[eE][+-]?\d+|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity))$"
 """A number with a decimal point, other than a code with leading zeros."""
+_KINDS: tuple[tuple[Kind, str], ...] = (("integer", "whole numbers"), ("real", ""))
 
 
 def row_blocks(stream: TextStream, dialect: Dialect) -> Iterator[Any]:
-    """Yield the trimmed values of a text, row by row, as Arrow strings: whole rows of about `CELLS` values.
+    """Yield the values of a text, row by row, as Arrow strings: whole rows of about `CELLS` values.
 
     Raises:
         TableError: a row has too few or too many values, or a quote is never closed.
     """
-    import pyarrow.compute as pc
-
     rows, last = max(1, CELLS // dialect.width), ""
     for values in _values(stream, dialect, rows):
         last = values[-1].as_py()
-        yield pc.utf8_trim(values, characters=BLANKS)
+        yield values
     if "\n" in last and stream.quotes % 2 and not stream.tail.rstrip().endswith(b'"'):
         reject(stream.where, f"a quote is opened and never closed, before {short(last.splitlines()[0])}; close it")
 
@@ -107,10 +106,11 @@ class WideNumbers:
         self.known, self.other, self.real, self.marked, self.huge, self.vast = np.zeros((6, width), dtype=np.bool_)
 
     def add(self, values: Any) -> None:
-        """Take the trimmed values of some rows, one row after another."""
+        """Take the values of some rows, one row after another."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        values = pc.utf8_trim(values, characters=BLANKS)
         mark, text = self.decider.settled or ".", values
         if mark == ",":
             text = pc.replace_substring(pc.replace_substring(values, ".", "!"), ",", ".")
@@ -164,8 +164,8 @@ class WideNumbers:
         marks = self.marks | points
         return replace(self.decider, decimal=marks.pop() if len(marks) == 1 else None)
 
-    def columns(self, names: list[str], decider: Decider) -> dict[int, Column]:
-        """Return the columns of plain numbers by index; all others are left to the decisions on strings."""
+    def columns(self, names: Sequence[str], which: Sequence[int], decider: Decider) -> dict[int, Column]:
+        """Return, of some columns, those of plain numbers by index; all others are left to the decisions on strings."""
         plain = self.known & ~self.other & ~(self.huge & ~self.real)
         if self.decider.settled is None and decider.grouped and decider.decimal != ".":
             plain &= ~self.marked
@@ -173,11 +173,17 @@ class WideNumbers:
         sentinels = decider.sentinels
         if len(sentinels):
             matrix = np.where(np.isin(matrix, sentinels), np.nan, matrix)
-        found = {}
-        for i, real in zip(np.flatnonzero(plain).tolist(), self.real[plain].tolist(), strict=True):
-            if decider.kinds.get(names[i], "numeric") == "numeric":
-                kind: Kind = "real" if real else "integer"
-                found[i] = Column(kind, matrix[i], reason=decider.numbers if real else "whole numbers")
+        # Dates such as 20241231 among the whole numbers have a note.
+        dated = ~self.real & ((matrix >= DATES[0]) & (matrix <= DATES[1]) | np.isnan(matrix)).all(1)
+        flags = ((matrix == 0) | (matrix == 1) | np.isnan(matrix)).all(1) & ~self.marked
+        forms = (number_form(), number_form(decider.settled or "."), number_form(flags=True))
+        found: dict[int, Column] = {}
+        written = np.where(flags, 2, self.marked)
+        for i, real, form in zip(which, self.real[which].tolist(), written[which].tolist(), strict=True):
+            wanted = decider.kinds.get(names[i])
+            if plain[i] and (wanted == "numeric" or (wanted is None and not dated[i])):
+                kind, reason = _KINDS[real]
+                found[i] = Column(kind, matrix[i], reason=reason or decider.numbers, form=forms[form])
         return found
 
 
