@@ -8,6 +8,8 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +182,31 @@ def test_standard_input_and_output() -> None:
     for data in (b"", b"a,b\n", b"\0\1\2"):
         done = subprocess.run(command, env=ENVIRONMENT, input=data, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+
+
+def test_copies_of_standard_input_do_not_outlive_a_kill(monkeypatch) -> None:
+    """The folder of a process that was killed is deleted by the next one; those of others stay."""
+    Path("tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(Path("tmp").absolute()))
+    command = [sys.executable, "-m", "kapsi", "predict", "run", "-", "--output", "o.csv"]
+    process = subprocess.Popen(command, env={**ENVIRONMENT, "TMPDIR": "tmp"}, stdin=subprocess.PIPE)
+    process.stdin.write(text().encode())
+    process.stdin.flush()
+    while process.poll() is None and not [name for name in os.listdir("tmp") if name.startswith("kapsi-")]:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    (left,) = [name for name in os.listdir("tmp") if name.startswith("kapsi-")]
+    assert left.startswith(f"kapsi-{process.pid}-")
+    for other in (f"kapsi-{os.getppid()}-x-abc", left.replace(str(process.pid), "1"), "kapsi-mine"):
+        Path("tmp", other).mkdir()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text().encode())))
+    predict("-")
+    assert [float(row["prediction"]) for row in rows()] == pytest.approx(whole(written("n.csv")))
+    assert sorted(os.listdir("tmp")) == sorted(
+        [f"kapsi-{os.getppid()}-x-abc", left.replace(str(process.pid), "1"), "kapsi-mine"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -231,6 +232,25 @@ def clear(target: Path) -> None:
             match = pattern.fullmatch(entry)
             if match and _is_dead(int(match[1]), target.parent / entry):
                 remove(target.parent / entry)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a new folder, deleted afterwards; folders that killed processes of this machine left behind are deleted, too."""
+    place, pattern = Path(tempfile.gettempdir()), re.compile(rf"kapsi-([0-9]+)-{re.escape(_HOST)}-\w+")
+    with suppress(OSError):
+        for entry in os.listdir(place):
+            match = pattern.fullmatch(entry)
+            # A folder of another user, or a link, stays.
+            if match and _is_dead(int(match[1]), place / entry) and not (place / entry).is_symlink():
+                shutil.rmtree(place / entry, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"kapsi-{os.getpid()}-{_HOST}-"))
+    live.add(folder)
+    try:
+        yield folder
+    finally:
+        live.discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_dead(pid: int, leftover: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -16,6 +15,7 @@ from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data
 from kapsi.cli.options import Run, TableFile
 from kapsi.errors import FileError
+from kapsi.files import temporary_folder
 
 if TYPE_CHECKING:
     from kapsi.tables import LoadedRun
@@ -96,11 +96,11 @@ def _spooled() -> Iterator[Path]:
     source = getattr(sys.stdin, "buffer", None)
     if source is None:
         raise FileError("standard input: there is none; give the name of a table instead of -")
-    with tempfile.TemporaryDirectory(prefix="kapsi-") as folder:
+    with temporary_folder() as folder:
         data = source.read(SPOOLED)
         suffixes = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
         suffix = next((suffix for mark, suffix in suffixes.items() if data.startswith(mark)), ".csv")
-        path = Path(folder) / f"standard input{suffix}"
+        path = folder / f"standard input{suffix}"
         with open(path, "wb") as file:
             while data:
                 file.write(data)
