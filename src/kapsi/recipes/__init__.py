@@ -15,6 +15,7 @@ from kapsi.recipes.mixture import mixture
 from kapsi.recipes.network import NetworkHead
 from kapsi.recipes.pairs import PairsHead
 from kapsi.recipes.quadratic import QuadraticHead
+from kapsi.recipes.sparse_linear import SparseLinearHead
 
 __all__ = [
     "AdditiveHead",
@@ -35,6 +36,7 @@ __all__ = [
     "Recipe",
     "RecipeData",
     "RecipeResult",
+    "SparseLinearHead",
     "StepsHead",
     "Watch",
     "mixture",

@@ -116,12 +116,12 @@ class LinearInParameters(HeadRecipe):
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
         recipe = self.resolved(data, seed)
-        problem = _Problem(recipe, data, seed)
+        problem = LinearProblem(recipe, data, seed)
         if recipe.l2 is None and data.loss.closed_form:
             recipe = replace(recipe, l2=problem.best(recipe.path(problem))[1])
         elif recipe.l2 is None:
             recipe = recipe.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
-            problem = _Problem(recipe, data, seed)
+            problem = LinearProblem(recipe, data, seed)
         assign(problem.model, *problem.solution(recipe.l2 or 0.0))
         return problem.model
 
@@ -134,9 +134,9 @@ class LinearInParameters(HeadRecipe):
         if len(candidates) == 1:
             return candidates[0]
         data = sample(data)
-        return min(candidates, key=lambda each: _Problem(each, data, seed).best(self.penalties)[0])
+        return min(candidates, key=lambda each: LinearProblem(each, data, seed).best(self.penalties)[0])
 
-    def path(self, problem: _Problem) -> tuple[float, ...]:
+    def path(self, problem: LinearProblem) -> tuple[float, ...]:
         """Return the penalties to try."""
         if self.l2 is not None:
             return (self.l2,)
@@ -162,7 +162,7 @@ def sample(data: RecipeData) -> RecipeData:
     return data.take(torch.arange(SAMPLE) * rows // SAMPLE) if rows > SAMPLE else data
 
 
-class _Problem:
+class LinearProblem:
     """κ(x) of some rows in orthogonal coordinates.
 
     Args:
@@ -224,7 +224,7 @@ class _Crossed(NamedTuple):
         losses: list[dict[float, float]] = []
         fits: list[tuple[Model, dict[float, tuple[Tensor, Tensor]]]] = []
         for train, test in folds:
-            problem = _Problem(recipe, data.take(train), seed)
+            problem = LinearProblem(recipe, data.take(train), seed)
             penalties = recipe.path(problem)
             value: dict[float, float] = {}
             fit: dict[float, tuple[Tensor, Tensor]] = {}
