@@ -90,9 +90,9 @@ from kapsi.training.solvers import LBFGS, SGD, AdamW, LevenbergMarquardt, Ridge,
 from kapsi.version import __version__
 
 if TYPE_CHECKING:
-    from kapsi.estimators import RPNClassifier, RPNRegressor
+    from kapsi.estimators import ExpansionTransformer, RPNClassifier, RPNRegressor
 
-ESTIMATORS = ("RPNClassifier", "RPNRegressor")
+ESTIMATORS = ("ExpansionTransformer", "RPNClassifier", "RPNRegressor")
 """Names loaded at first use: scikit-learn takes a second."""
 
 
@@ -130,6 +130,7 @@ __all__ = [
     "Epoch",
     "Expansion",
     "ExpansionModule",
+    "ExpansionTransformer",
     "ExplainedVariance",
     "Function",
     "Fusion",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,10 @@ class Expansion(Function, role="expansion"):
     """
 
     hidden_margin: ClassVar[float] = 1.0
+    symbol: ClassVar[str] = ""
+    """Letter of the functions in names of columns; empty for the name of the expansion."""
+    first_index: ClassVar[int] = 0
+    """Index of the first function in names of columns."""
 
     @abstractmethod
     def factors(self, in_features: int) -> tuple[int, int]:
@@ -98,6 +103,24 @@ class Expansion(Function, role="expansion"):
     def element_wise(self) -> bool:
         """Return whether every column depends on a single input, basis-major: column g·m + i on input i of m."""
         return False
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        """Return the names of the columns of κ(x), `(D,)`, such as `T3(age)`; other columns are numbered.
+
+        Args:
+            names: names of the inputs, `(m,)`.
+            tensors: the tensors of κ.
+        """
+        columns, word = self.out_features(len(names)), self.symbol or self.name
+        if not names or not self.element_wise() or columns % len(names):
+            return [f"{word}{i}" for i in range(columns)]
+        functions = self.function_names(columns // len(names))
+        return [f"{function}({name})" for function in functions for name in names]
+
+    def function_names(self, count: int) -> list[str]:
+        """Return the names of the functions of each input, for element-wise expansions with `count` of them."""
+        word = self.symbol or self.name
+        return [word] if count == 1 and not self.symbol else [f"{word}{i + self.first_index}" for i in range(count)]
 
     def takes_sparse(self) -> bool:
         """Return whether `torch.sparse_csr` inputs are allowed: zeros map to zeros, and `__call__` checks the layout."""
@@ -248,6 +271,17 @@ class KnownDerivatives(OwnDerivatives):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, order: int, evaluate: Any) -> tuple[Tensor, int]:
         return KnownDerivatives.apply(x.movedim(in_dims[0], 0), order, evaluate), 0
+
+
+def product_name(names: Sequence[str]) -> str:
+    """Return the name of a product of inputs in order, with powers of repeated neighbors; 1 without any.
+
+    Example:
+        >>> product_name(["a", "a", "b"]), product_name(["a", "b", "a"])
+        ('a^2*b', 'a*b*a')
+    """
+    runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
+    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in runs) or "1"
 
 
 def class_labels(where: str, y: Tensor | None, rows: Tensor) -> Tensor | None:

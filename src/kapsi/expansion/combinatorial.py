@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -72,6 +72,12 @@ class Combinations(Expansion):
             raise SpecError(f"{name}(subsets=…): {columns:,} columns, at most {MAX_MATERIALIZED:,} are materialized")
         return 1, columns
 
+    def chosen(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the names of the inputs of each combination, in order."""
+        if self.subsets is not None:
+            return [tuple(names[i] for i in subset) for subset in self.subsets]
+        return [way for size in range(1, self.order + 1) for way in itertools.combinations(names, size)]
+
     def _columns(self, size: int) -> int:
         """Return the number of columns of a combination of `size` inputs."""
         return 1
@@ -116,6 +122,15 @@ class Combinatorial(Combinations, name="combinatorial"):
         super().check()
         if self.replacement and self.subsets is not None:
             raise SpecError("Combinatorial(subsets=…, replacement=True): replacement has no effect with given subsets")
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        return [f"{name} of ({', '.join(chosen)})" for chosen in self.chosen(names) for name in chosen]
+
+    def chosen(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        if self.replacement:
+            sizes = range(1, self.order + 1)
+            return [way for size in sizes for way in itertools.combinations_with_replacement(names, size)]
+        return super().chosen(names)
 
     def _columns(self, size: int) -> int:
         return size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -75,6 +75,10 @@ class Processed(Expansion, name="processed"):
             check_formed(q * t, f"Processed({self.expansion.name}): processing after κ")
         return q, t
 
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        inputs = [_applied(self.before, name) for name in names]
+        return [_applied(self.after, name) for name in self.expansion.column_names(inputs, tensors["expansion"])]
+
     def element_wise(self) -> bool:
         return self.expansion.element_wise() and all(
             isinstance(step, Activation) for step in (*self.before, *self.after)
@@ -132,6 +136,13 @@ class Processed(Expansion, name="processed"):
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         features = self.expansion(self._prepared(x, params), params["expansion"])
         return processed(features, self.after, params["after"], "Processed") if self.after else features
+
+
+def _applied(steps: Sequence[Process], name: str) -> str:
+    """Return the name of a column after some steps."""
+    for step in steps:
+        name = f"{step.name}({name})"
+    return name
 
 
 @dataclass(frozen=True)
@@ -209,6 +220,10 @@ class Extended(ComposedExpansion, name="extended"):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return 1, sum(part.out_features(in_features) for part in self.processed_parts)
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        parts = enumerate(self.processed_parts)
+        return [name for i, part in parts for name in part.column_names(names, tensors[str(i)])]
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         return tuple(interval for part in self.processed_parts for interval in part.domain(in_features))
@@ -326,6 +341,12 @@ class Nested(ComposedExpansion, name="nested"):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.processed_parts[-1].factors(self._widths(in_features)[-1])
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        columns = list(names)
+        for i, part in enumerate(self.processed_parts):
+            columns = part.column_names(columns, tensors[str(i)])
+        return columns
 
     def domain(self, in_features: int) -> tuple[Interval, ...]:
         """Return the domain of the first part for all columns: only the first part sees the inputs."""

@@ -46,6 +46,9 @@ class Fourier(ElementWise, name="fourier", aliases=("fourier_series",)):
     def factors(self, in_features: int) -> tuple[int, int]:
         return 2 * self.harmonics, in_features
 
+    def function_names(self, count: int) -> list[str]:
+        return [f"{wave}{k}" for k in range(1, self.harmonics + 1) for wave in ("cos", "sin")]
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         values = working_precision(x)
         waves = []

@@ -65,6 +65,7 @@ class ThreeTerm(ElementWise):
         SpecError: a polynomial exceeds 10³⁰ for an `|x|` ≤ 1.
     """
 
+    first_index = 1
     squared: ClassVar[bool] = False
     """Whether the last term is c_k x² P_{k−2} instead."""
 
@@ -230,6 +231,7 @@ class Chebyshev(OnUnitInterval, name="chebyshev", aliases=("chebyshev_polynomial
         tensor([ 0.5000, -0.5000, -1.0000])
     """
 
+    symbol = "T"
     examples = ({}, {"degree": 1}, {"degree": 12})
 
     def coefficients(self, k: int) -> tuple[float, float, float]:
@@ -253,6 +255,7 @@ class ChebyshevSecond(OnUnitInterval, name="chebyshev_second"):
         tensor([ 1.,  0., -1.])
     """
 
+    symbol = "U"
     examples = ({}, {"degree": 12})
 
     def coefficients(self, k: int) -> tuple[float, float, float]:
@@ -279,6 +282,7 @@ class Jacobi(OnUnitInterval, name="jacobi", aliases=("jacobi_polynomial",)):
         tensor([2., 3.])
     """
 
+    symbol = "P"
     examples = (
         {},
         {"degree": 5, "alpha": 0.5, "beta": -0.5},
@@ -322,6 +326,7 @@ class Legendre(OnUnitInterval, name="legendre", aliases=("legendre_polynomial",)
         tensor([ 0.5000, -0.1250, -0.4375])
     """
 
+    symbol = "P"
     examples = ({}, {"degree": 12})
 
     def coefficients(self, k: int) -> tuple[float, float, float]:
@@ -347,6 +352,7 @@ class Gegenbauer(OnUnitInterval, name="gegenbauer", aliases=("gegenbauer_polynom
         tensor([2., 1.])
     """
 
+    symbol = "C"
     examples = ({}, {"degree": 12, "alpha": -0.25}, {"degree": 4, "alpha": 3.0})
 
     alpha: float = option(1.5, minimum=-0.5, maximum=100)
@@ -386,6 +392,7 @@ class Hermite(ThreeTerm, name="hermite", aliases=("hermite_polynomial",)):
         tensor([ 4., 14., 40.])
     """
 
+    symbol = "H"
     examples = ({}, {"degree": 4, "convention": "physicist"}, {"degree": 9})
 
     degree: int = option(3, minimum=1, maximum=27)
@@ -415,6 +422,7 @@ class Laguerre(ThreeTerm, name="laguerre", aliases=("laguerre_polynomial",)):
         tensor([-1., -1.])
     """
 
+    symbol = "L"
     examples = ({}, {"degree": 4, "alpha": -0.5}, {"degree": 9, "alpha": 2.0})
 
     alpha: float = option(0.0, minimum=-1, maximum=100)
@@ -448,6 +456,7 @@ class Fibonacci(OnUnitInterval, name="fibonacci", aliases=("fibonacci_polynomial
         tensor([1., 2., 3., 5., 8.])
     """
 
+    symbol = "F"
     examples = ({}, {"degree": 9})
 
     degree: int = option(3, minimum=1, maximum=100)
@@ -473,6 +482,7 @@ class Lucas(OnUnitInterval, name="lucas", aliases=("lucas_polynomial",)):
         tensor([ 1.,  3.,  4.,  7., 11.])
     """
 
+    symbol = "L"
     examples = ({}, {"degree": 9})
 
     degree: int = option(3, minimum=1, maximum=100)
@@ -499,6 +509,7 @@ class Bessel(OnUnitInterval, name="bessel", aliases=("bessel_polynomial",)):
         tensor([ 2.,  7., 37.])
     """
 
+    symbol = "y"
     examples = ({}, {"degree": 6})
 
     degree: int = option(3, minimum=1, maximum=20)
@@ -526,6 +537,7 @@ class ReverseBessel(OnUnitInterval, name="reverse_bessel", aliases=("reverse_bes
     """
 
     squared = True
+    symbol = "theta"
     examples = ({}, {"degree": 6})
 
     degree: int = option(3, minimum=1, maximum=20)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kapsi.expansion.base import Interval
+from kapsi.expansion.base import Interval, product_name
 from kapsi.expansion.combinatorial import Combinations, StateCombinations, all_combinations
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Tensors
@@ -61,6 +63,16 @@ class CombinatorialState(StateCombinations, name="combinatorial_state"):
         super().factors(in_features)
         return 1, self._entries(in_features)
 
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        """Return the joint states, such as `a=0, b=1`; 1 for the empty combination."""
+        count = dict(zip(names, self.sizes(len(names)), strict=True))
+        states = [
+            [(name, state) for name, state in zip(chosen, way, strict=True)]
+            for chosen in self.chosen(names)
+            for way in itertools.product(*(range(count[name]) for name in chosen))
+        ]
+        return [", ".join(f"{name}={state}" for name, state in pairs) or "1" for pairs in states]
+
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         _, columns = self.factors(x.shape[-1])
         cells = self._cells(x, self._layout(x.shape[-1], x.device))
@@ -101,6 +113,9 @@ class CombinatorialProduct(Combinations, name="combinatorial_product"):
 
     def _largest(self) -> int:
         return self.order if self.subsets is None else max(map(len, self.subsets))
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        return [product_name(chosen) for chosen in self.chosen(names)]
 
     def heavy_tailed(self) -> bool:
         return self._largest() > MAX_LIGHT_TAILED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -56,6 +56,10 @@ class SelectedInputs(Expansion, name="selected_inputs"):
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.expansion.factors(self.count)
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        chosen = [names[i] for i in tensors["selection"].tolist()]
+        return self.expansion.column_names(chosen, tensors["expansion"])
 
     def heavy_tailed(self) -> bool:
         return self.expansion.heavy_tailed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,6 +34,9 @@ class Identity(ElementWise, name="identity"):
 
     def takes_sparse(self) -> bool:
         return True
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        return list(names)
 
     def linear_coefficients(self, weights: Tensor) -> Tensor:
         return weights
@@ -65,6 +69,9 @@ class Binarize(ElementWise, name="binarize"):
 
     threshold: float = 0.0
 
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        return [f"{name} > {self.threshold:g}" for name in names]
+
     def takes_sparse(self) -> bool:
         return self.threshold >= 0
 
@@ -95,6 +102,9 @@ class Reciprocal(ElementWise, name="reciprocal"):
     examples = ({}, {"eps": 0.5})
 
     eps: float = option(0.01, minimum=1e-6, maximum=1e3)
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        return [f"1/{name}" for name in names]
 
     def heavy_tailed(self) -> bool:
         """Return True: without the bridge, the reciprocal of a normal input has infinite variance."""

@@ -88,6 +88,7 @@ class BSpline(ElementWise, name="b_spline", aliases=("bspline",)):
         3
     """
 
+    symbol = "B"
     examples = (
         {},
         {"intervals": 3, "degree": 0},

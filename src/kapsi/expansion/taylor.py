@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kapsi.errors import SpecError
-from kapsi.expansion.base import Expansion, RowMap
+from kapsi.expansion.base import Expansion, RowMap, product_name
 from kapsi.features import (
     DenseFeatures,
     Features,
@@ -76,6 +79,15 @@ class Taylor(Expansion, name="taylor"):
 
     def element_wise(self) -> bool:
         return self.degree == 1
+
+    def column_names(self, names: Sequence[str], tensors: Tensors) -> list[str]:
+        """Return the monomials, without the factors of the symmetric form."""
+        chosen: list[str] = []
+        for degree in range(1, self.degree + 1):
+            ways: Any = itertools.combinations_with_replacement(names, degree)
+            ways = ways if self.symmetric else itertools.product(names, repeat=degree)
+            chosen += map(product_name, ways)
+        return chosen
 
     def takes_sparse(self) -> bool:
         return True

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,13 @@ __all__ = ["Hyperbolic", "InverseHyperbolic", "InverseTrigonometric", "Trigonome
 class _Three(ElementWise):
     """Three functions of each input: κ(x) = [f₁(x), f₂(x), f₃(x)], D = 3m."""
 
+    names: ClassVar[tuple[str, str, str]]
+
     def factors(self, in_features: int) -> tuple[int, int]:
         return 3, in_features
+
+    def function_names(self, count: int) -> list[str]:
+        return list(self.names)
 
     @abstractmethod
     def functions(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,6 +56,7 @@ class Trigonometric(_Three, name="trigonometric"):
         tensor([0.5403, 0.8415, 1.5574])
     """
 
+    names = ("cos", "sin", "tan")
     examples = ({}, {"eps": 0.5})
 
     eps: float = option(0.01, minimum=1e-6, maximum=1.0)
@@ -81,6 +88,7 @@ class Hyperbolic(_Three, name="hyperbolic"):
         tensor([1.5431, 1.1752, 0.7616])
     """
 
+    names = ("cosh", "sinh", "tanh")
     examples = ({}, {"cutoff": 1.5})
 
     cutoff: float = option(16.0, minimum=0.1, maximum=30.0)
@@ -109,6 +117,7 @@ class InverseTrigonometric(_Three, name="inverse_trigonometric", aliases=("arc_t
         tensor([1.0472, 0.5236, 0.4636])
     """
 
+    names = ("arccos", "arcsin", "arctan")
     examples = ({}, {"margin": 0.3})
 
     margin: float = option(0.01, minimum=1e-6, maximum=0.5)
@@ -141,6 +150,7 @@ class InverseHyperbolic(_Three, name="inverse_hyperbolic", aliases=("arc_hyperbo
         tensor([1.3170, 0.4812, 0.5493])
     """
 
+    names = ("arccosh", "arcsinh", "arctanh")
     examples = ({}, {"margin": 0.3})
 
     margin: float = option(0.01, minimum=1e-6, maximum=0.5)
