@@ -255,6 +255,22 @@ def test_polars_frames_are_read():
     )
 
 
+def test_one_row_has_the_prediction_of_the_batch():
+    x, y = DIABETES
+    named = pd.DataFrame(x, columns=[f"c{i}" for i in range(10)]).assign(same=1, flag=x[:, 0] > 0)
+    named.iloc[::7, 3] = np.nan
+    fitted = regressor().fit(named, y)
+    # Columns of Arrow take the way of all other frames.
+    batch = fitted.predict(named.convert_dtypes(dtype_backend="pyarrow"))
+    np.testing.assert_allclose([fitted.predict(named.iloc[[i]])[0] for i in range(20)], batch[:20], rtol=1e-12)
+    np.testing.assert_allclose(fitted.predict(named), batch, rtol=1e-12)
+    with pytest.raises(DataError, match="inf"):
+        fitted.predict(named.iloc[:1].assign(c2=np.inf))
+    fitted.model_.train()
+    np.testing.assert_allclose(fitted.predict(named.iloc[:1]), batch[:1], rtol=1e-12)
+    assert fitted.model_.training
+
+
 def test_missing_numbers_are_marked():
     x, y = DIABETES
     holes = np.where(np.random.default_rng(0).random(x.shape) < 0.1, np.nan, x)

@@ -98,6 +98,9 @@ def inputs_of(estimator: BaseEstimator, X: Any, preprocessing: Preprocessing, *,
     name = type(estimator).__name__
     if named and is_table(X):
         X = validate_data(estimator, X, reset=False, skip_check_array=True)
+        values = _plain_numbers(X, preprocessing)
+        if values is not None:
+            return preprocessing.transform_numbers(values)
         return preprocessing.transform(preprocessing.check(table_of(X, name, preprocessing.kinds()))[0])
     values = _numbers(estimator, X, reset=False)
     if scipy.sparse.issparse(values):
@@ -108,6 +111,20 @@ def inputs_of(estimator: BaseEstimator, X: Any, preprocessing: Preprocessing, *,
     names = getattr(estimator, "feature_names_in_", range(values.shape[1]))
     columns = {str(key): Column("real", column) for key, column in zip(names, values.T, strict=True)}
     return preprocessing.transform(preprocessing.check(Table(name, columns))[0])
+
+
+def _plain_numbers(X: Any, preprocessing: Preprocessing) -> Floats | None:
+    """Return the columns of a pandas frame of plain numbers without infinities, for a model of numbers; None for others.
+
+    Ten times as fast for one row as the types of Arrow.
+    """
+    if not (preprocessing.all_numbers and hasattr(X, "iloc")):
+        return None
+    if not all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in X.dtypes):
+        return None
+    places = {str(name): i for i, name in enumerate(X.columns)}
+    values = np.asarray(X.to_numpy(), dtype=np.float64)[:, [places[column.name] for column in preprocessing.columns]]
+    return None if np.isinf(values).any() else values
 
 
 def sparse_rows(estimator: BaseEstimator, X: Any) -> Any:

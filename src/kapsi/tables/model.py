@@ -35,6 +35,10 @@ from kapsi.training.selection import PenaltyScore
 __all__ = ["FittedPart", "TableModel"]
 
 
+FEW_ROWS = 16
+"""Rows whose outputs are computed without batches and checks: these take 0.3 ms."""
+
+
 @dataclass(frozen=True, eq=False)
 class TableModel:
     """A model with preprocessing and the coding of the target.
@@ -100,8 +104,8 @@ class TableModel:
         dtype = next((p.dtype for p in self.model.parameters()), torch.float64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScaleWarning)  # an error below
-            x = torch.from_numpy(inputs).to(dtype) if isinstance(inputs, np.ndarray) else inputs
-            y = predict(self.model, x).double().cpu()
+            y = self._called(torch.from_numpy(inputs).to(dtype)) if isinstance(inputs, np.ndarray) else None
+            y = (predict(self.model, inputs) if y is None else y).double().cpu()
         finite = torch.isfinite(y).all(-1)
         if not bool(finite.all()):
             position = int((~finite).nonzero()[0, 0])
@@ -111,6 +115,15 @@ class TableModel:
                 "the training rows, or lower the degree of the model"
             )
         return y
+
+    def _called(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs for dense inputs; a few rows of a model in evaluation mode take no detour."""
+        if len(x) > FEW_ROWS or self.model.training:
+            return predict(self.model, x)
+        like = next(self.model.parameters(), x)
+        with torch.no_grad():
+            outputs: torch.Tensor = self.model(x.to(like.device))
+        return outputs
 
     def decoded(self, outputs: torch.Tensor) -> Floats:
         """Return outputs of the model as probabilities (rows, classes), or as predictions in the unit of the target."""

@@ -143,6 +143,11 @@ class Preprocessing:
         means, scales = (np.array([getattr(column, key) for column in columns]) for key in ("mean", "scale"))
         return means, scales, np.flatnonzero([column.missing for column in columns])
 
+    @property
+    def all_numbers(self) -> bool:
+        """Whether all columns are numbers."""
+        return self._numbers is not None
+
     def transform_numbers(self, values: Floats) -> Floats:
         """Return the inputs of rows of numbers, as `transform` for columns that are all numbers.
 
