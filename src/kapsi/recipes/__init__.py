@@ -9,6 +9,7 @@ from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recip
 from kapsi.recipes.boosted import BoostedPairsHead, BoostedTreesHead
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.forest import ForestHead
+from kapsi.recipes.functions import FunctionsHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
@@ -26,6 +27,7 @@ __all__ = [
     "CrossFit",
     "Fold",
     "ForestHead",
+    "FunctionsHead",
     "HeadRecipe",
     "KernelHead",
     "LeaderboardRow",
