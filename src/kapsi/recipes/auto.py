@@ -39,10 +39,14 @@ FEW_ROWS = 300
 MANY_ROWS = 5_000
 """Rows above which three folds are enough."""
 
-SECONDS = 60.0
-"""Default budget up to `CELLS` numbers of inputs; proportional to their number beyond."""
+SECONDS = 12.0, 60.0
+"""Least and most of the default budget up to 5 million numbers of inputs: a second for each hundred rows and output."""
 
-CELLS = 10_000_000
+COMPARISON = 0.7
+"""Part of the budget for the comparison; the rest is for the fits of the chosen heads."""
+
+PER_MILLION, MOST_SECONDS = 12.0, 300.0
+"""Seconds of the default budget for each million numbers of inputs beyond, and their maximum."""
 
 LEAST_ROWS = 2_000
 """Rows down to which the rows of the comparison are halved to keep the budget."""
@@ -72,7 +76,7 @@ class Auto(Recipe, name="auto"):
         prefer: `accuracy`: all heads; `explainable`: sums of functions of one or two inputs; `small`: few parameters, and
             the fewest heads within one standard error; `fast`: heads in closed form, three folds.
         budget: seconds for comparison and fit, an estimate; costlier heads are compared on fewer rows, or left out, and the
-            leaderboard says so. None: 60 seconds up to 10 million numbers of inputs, proportionally more beyond.
+            leaderboard says so. None: 12 to 60 seconds by the numbers of rows and outputs, up to 300 for large tables.
         heads: the heads to choose from, by name or as recipes; empty: all that suit the rows.
 
     Example:
@@ -195,7 +199,10 @@ class _AutoSearch:
         """Seconds."""
         if self.auto.budget is not None:
             return self.auto.budget
-        return SECONDS * max(1.0, self.data.x.numel() / CELLS)
+        rows, millions = len(self.data.x), self.data.x.numel() / 1e6
+        return min(
+            MOST_SECONDS, max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100), PER_MILLION * millions)
+        )
 
     def _suited(self) -> dict[str, HeadRecipe]:
         """Return the heads that suit the rows, by name in the leaderboard."""
@@ -213,13 +220,15 @@ class _AutoSearch:
 
     def _compared(self, heads: dict[str, HeadRecipe]) -> Tensor | None:
         """Return the rows of the comparison, None for all; leave out the costliest heads if few rows are too many."""
-        count, rows, share = len(self.data.x), len(self.data.x), self.budget / 2
+        count, rows, share = len(self.data.x), len(self.data.x), COMPARISON * self.budget
         while self._cost(heads, rows) > share and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
         while self._cost(heads, rows) > share and len(heads) > 2:
             name = max(heads, key=lambda name: self._cost({name: heads[name]}, rows))
             cost = self._cost({name: heads.pop(name)}, rows)
             self.skipped[name] = f"left out: {cost:,.0f} s of {share:,.3g} s for comparisons"
+        while rows < count and self._cost(heads, min(count, 2 * rows)) <= share:
+            rows = min(count, 2 * rows)
         if rows >= count:
             return None
         self.notes.append(
@@ -248,7 +257,7 @@ class _AutoSearch:
         """Return the number of rows for the fit of one of some heads."""
         width, outputs = self.data.x.shape[1], self.data.outputs
         rows = len(self.data.x)
-        while rows > LEAST_ROWS and head.seconds(rows, width, outputs) > self.budget / 2 / heads:
+        while rows > LEAST_ROWS and head.seconds(rows, width, outputs) > (1 - COMPARISON) * self.budget / heads:
             rows = max(LEAST_ROWS, rows // 2)
         return rows
 

@@ -74,8 +74,11 @@ class ForestHead(HeadRecipe, name="extra_trees"):
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         count = min(rows, MOST_ROWS)
-        features = math.sqrt(inputs) if self.max_features is None else self.max_features * inputs
-        return self.trees * (6e-4 + 2e-8 * count * math.log2(count + 2) * (features + outputs) + 2e-7 * rows)
+        share = self.max_features or (1.0 if outputs == 1 else inputs**-0.5)
+        features = share * inputs
+        splits = count / (2 * self.min_leaf) * 2e-7 * features  # a threshold of each input is drawn for each split
+        sorting = 2e-8 * count * math.log2(count + 2) * (features + outputs)
+        return self.trees * (6e-4 + sorting + splits + 2e-7 * rows)
 
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:

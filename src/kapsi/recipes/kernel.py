@@ -62,7 +62,8 @@ class KernelHead(LinearInParameters, name="kernel"):
         return min(rows, self.centers or min(MAX_CENTERS, max(rows // 2, 100)))
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
-        return 3 * super().seconds(rows, inputs, outputs)
+        per_number = 3e-7 if self.inputs == "standardized" else 1.6e-6
+        return 3 * super().seconds(rows, inputs, outputs) + per_number * rows * inputs
 
     def candidates(self, data: RecipeData) -> tuple[KernelHead, ...]:
         return (self.resolved(data),)

@@ -90,7 +90,7 @@ class PairsHead(LinearInParameters, name="pairs"):
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         ranking = 2e-10 * min(rows, RANKED_ROWS) * (BINS * min(inputs, RANKED)) ** 2 * outputs
-        return super().seconds(rows, inputs, outputs) + 2e-9 * self.rounds * self.width(rows, inputs) ** 3 + ranking
+        return super().seconds(rows, inputs, outputs) + 2e-10 * self.rounds * self.width(rows, inputs) ** 3 + ranking
 
     def _intervals(self, rows: int, inputs: int) -> int:
         """Return the largest number of intervals of an input by itself."""
