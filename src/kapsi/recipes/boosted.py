@@ -22,6 +22,7 @@ from kapsi.recipes.grown import (
     growing,
     inputs_of,
     model_of,
+    random_state,
     total_loss,
     weight_of,
 )
@@ -62,10 +63,10 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
 
     trees: int | None = option(None, minimum=1, maximum=10_000)
     most_trees: int = option(300, minimum=1, maximum=10_000)
-    patience: int = option(40, minimum=1, maximum=10_000)
-    learning_rate: float = option(0.08, minimum=1e-4, maximum=1.0)
+    patience: int = option(30, minimum=1, maximum=10_000)
+    learning_rate: float = option(0.1, minimum=1e-4, maximum=1.0)
     depth: int = option(5, minimum=1, maximum=30)
-    min_leaf: int = option(3, minimum=1, maximum=1_000_000)
+    min_leaf: int = option(2, minimum=1, maximum=1_000_000)
     l2: float = option(1.0, minimum=0.0, maximum=1e6)
     subsample: float = option(0.7, minimum=0.01, maximum=1.0)
     max_features: float = option(0.5, minimum=0.001, maximum=1.0)
@@ -124,7 +125,7 @@ class _Booster:
         self, recipe: BoostedTreesHead, data: RecipeData, seed: int, held_out: RecipeData | None = None
     ) -> None:
         self.recipe, self.data, self.held_out = recipe, data, held_out
-        self.random = np.random.default_rng(seed)
+        self.random = random_state(seed)
         self.x, self.weight = inputs_of(data.x), weight_of(data)
         self.constant = constant_outputs(data)
         self.outputs = self.constant.repeat(len(self.x), 1)
@@ -145,7 +146,7 @@ class _Booster:
             self.x[rows],
             -targets[rows].numpy(),
             None if self.data.weight is None else self.data.weight[rows].numpy(),
-            int(self.random.integers(2**31)),
+            self.random,
             random_splits=int((number + 1) * recipe.random_trees) > int(number * recipe.random_trees),
             max_depth=recipe.depth,
             min_samples_leaf=recipe.min_leaf,
@@ -181,4 +182,4 @@ class BoostedPairsHead(BoostedTreesHead, name="boosted_pairs"):
     explainable: ClassVar[bool] = True
 
     depth: int = option(2, minimum=1, maximum=2)
-    most_trees: int = option(500, minimum=1, maximum=10_000)
+    learning_rate: float = option(0.15, minimum=1e-4, maximum=1.0)

@@ -23,6 +23,7 @@ from kapsi.recipes.grown import (
     growing,
     inputs_of,
     model_of,
+    random_state,
     total_loss,
     weight_of,
 )
@@ -125,7 +126,7 @@ class _Forest:
     """
 
     def __init__(self, recipe: ForestHead, data: RecipeData, seed: int) -> None:
-        random, self.classes = np.random.default_rng(seed), data.classes
+        random, self.classes = random_state(seed), data.classes
         x, weight, self.constant = inputs_of(data.x), weight_of(data)[:, None], constant_outputs(data)
         y = F.one_hot(data.y, data.classes).double() if data.classes else data.y - self.constant
         share = recipe.max_features or (data.x.shape[1] ** -0.5 if data.classes else 1.0)
@@ -138,7 +139,7 @@ class _Forest:
                     x[rows],
                     y[rows].numpy(),
                     None if data.weight is None else data.weight[rows].numpy(),
-                    int(random.integers(2**31)),
+                    random,
                     random_splits=True,
                     min_samples_leaf=recipe.min_leaf,
                     max_features=share,

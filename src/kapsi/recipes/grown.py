@@ -15,7 +15,17 @@ from kapsi.modules import Model
 from kapsi.recipes.base import RecipeData, row_losses
 from kapsi.zoo.trees import joined_trees, model_of_trees
 
-__all__ = ["GrownTree", "constant_outputs", "derivatives", "grow", "growing", "inputs_of", "model_of", "total_loss"]
+__all__ = [
+    "GrownTree",
+    "constant_outputs",
+    "derivatives",
+    "grow",
+    "growing",
+    "inputs_of",
+    "model_of",
+    "random_state",
+    "total_loss",
+]
 
 CHUNK = 2**22
 """Numbers of a curvature that are computed at a time."""
@@ -48,6 +58,11 @@ def growing() -> Iterator[None]:
         yield
 
 
+def random_state(seed: int) -> np.random.RandomState:
+    """Return a source of random numbers for all trees: scikit-learn would make one for each tree from a number."""
+    return np.random.RandomState(seed % 2**32)
+
+
 def inputs_of(x: Tensor) -> NDArray[np.float32]:
     """Return rows in the type that scikit-learn's trees compare in."""
     limit = float(torch.finfo(torch.float32).max)
@@ -58,7 +73,7 @@ def grow(
     x: NDArray[np.float32],
     targets: NDArray[np.float64],
     weight: NDArray[np.float64] | None,
-    random_state: int,
+    random_state: np.random.RandomState,
     *,
     random_splits: bool,
     **options: Any,
