@@ -72,6 +72,14 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
     max_features: float = option(0.5, minimum=0.001, maximum=1.0)
     random_trees: float = option(0.5, minimum=0.0, maximum=1.0)
 
+    @classmethod
+    def offered(cls) -> tuple[HeadRecipe, ...]:
+        if cls is not BoostedTreesHead:
+            return (cls(),)
+        # Interactions without a first gain, as on a checkerboard, need deep trees with all inputs for each split.
+        deep = cls(depth=12, min_leaf=5, max_features=1.0, random_trees=0.0)
+        return cls(), replace(deep, learning_rate=0.3, most_trees=60, patience=10)
+
     def reason_against(self, data: RecipeData) -> str | None:
         if not data.loss.has_curvature:
             return f"{type(self).name} needs a loss with curvature, and {data.loss.name} has none"
