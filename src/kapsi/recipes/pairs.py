@@ -245,6 +245,10 @@ def residuals(
     y = F.one_hot(data.y, data.classes).to(data.x.dtype) if data.classes else data.y
     share = shares(data)[:, None]
     fitted = torch.cat([phi @ theta for phi in columns_of(model, data.x)()])
+    if data.classes:
+        # Probabilities: values beyond 0 and 1 would look like interactions.
+        fitted = (fitted + (share * (y - fitted)).sum(0)).clamp(0, 1)
+        fitted = fitted / fitted.sum(1, keepdim=True).clamp_min(1e-9)
     rest = y - fitted
     rest = rest - (share * rest).sum(0)
     return (data, rest / (share * rest.square()).sum(0).clamp_min(1e-300).sqrt()), fitted
