@@ -69,7 +69,7 @@ class AdditiveHead(LinearInParameters, name="additive"):
         return inputs * (self._most(rows, inputs) + self.degree)
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
-        return super().seconds(rows, inputs, outputs) + 1e-9 * self.rounds * self.width(rows, inputs) ** 3
+        return super().seconds(rows, inputs, outputs) + 2e-10 * self.rounds * self.width(rows, inputs) ** 3
 
     def _most(self, rows: int, inputs: int) -> int:
         """Return the largest number of intervals of an input."""
