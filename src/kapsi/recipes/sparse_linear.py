@@ -61,7 +61,7 @@ class SparseLinearHead(HeadRecipe, name="sparse_linear"):
         return LinearHead().reason_against(data)
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
-        return 0.02 + 2e-7 * min(rows, 4_000) * inputs * min(outputs, MANY_CLASSES) + 1e-7 * rows * outputs
+        return 0.05 + 5e-7 * min(rows, 4_000) * inputs * min(outputs, MANY_CLASSES) + 1e-7 * rows * outputs
 
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
