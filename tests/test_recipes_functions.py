@@ -71,7 +71,7 @@ def test_held_out_targets_have_no_influence() -> None:
     [
         (table(300), None),
         (table(300, noise=0.5), "the targets have noise"),
-        (table(300, inputs=9), "at most 8 inputs, not 9"),
+        (table(300, inputs=10), "at most 9 inputs, not 10"),
         (table(300, targets=4), "at most 3 targets, not 4"),
         (table(50), "30 rows for each input"),
         (table(5_001), "at most 5,000 rows"),

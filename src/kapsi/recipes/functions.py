@@ -62,7 +62,7 @@ class FunctionsHead(HeadRecipe, name="functions"):
     The network is a Kolmogorov–Arnold network [m, 5, n] with a penalty on the second differences of its splines, or three layers
     [m, 4, 3, n] of splines and products, `Extended` of B-splines and Taylor polynomials of degree 2. All starts are compared on a
     part of the training rows, and the near-best ones are continued on all; `cross_fit` drops a network that is far behind in the
-    first fold. Suits smooth targets with little noise, and at most 8 inputs; inputs are clamped a tenth of their range beyond the
+    first fold. Suits smooth targets with little noise, and at most 9 inputs; inputs are clamped a tenth of their range beyond the
     training rows.
 
     Args:
@@ -89,9 +89,9 @@ class FunctionsHead(HeadRecipe, name="functions"):
 
     networks: tuple[Kind, ...] = ("kan", "product")
     starts: int = option(2, minimum=1, maximum=20)
-    noise: float = option(0.05, minimum=0.0, maximum=1.0)
+    noise: float = option(0.1, minimum=0.0, maximum=1.0)
 
-    max_inputs: ClassVar[int] = 8
+    max_inputs: ClassVar[int] = 9
     max_rows: ClassVar[int] = 5_000
     max_outputs: ClassVar[int] = 3
 
@@ -118,7 +118,7 @@ class FunctionsHead(HeadRecipe, name="functions"):
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         count = 5 * 13 * (inputs + outputs) + 100
         epochs = len(self.networks) * self.starts * (EPOCHS + REFIT)
-        return epochs * (2e-3 + rows * outputs * (1e-7 * count + 3e-11 * count**2))
+        return epochs * (2e-3 + rows * outputs * (3e-8 * count + 1e-11 * count**2))
 
     def check(self) -> None:
         if not self.networks or len(set(self.networks)) < len(self.networks):
