@@ -80,6 +80,9 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
         deep = cls(depth=12, min_leaf=5, max_features=1.0, random_trees=0.0)
         return cls(), replace(deep, learning_rate=0.3, most_trees=60, patience=10)
 
+    def label(self) -> str:
+        return f"{self.name} (depth {self.depth})" if self != type(self)() else self.name
+
     def reason_against(self, data: RecipeData) -> str | None:
         if not data.loss.has_curvature:
             return f"{type(self).name} needs a loss with curvature, and {data.loss.name} has none"
