@@ -159,10 +159,12 @@ class _AutoSearch:
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     fitted_on: dict[str, str] = field(default_factory=dict)
+    least_budget: float = 0.0
 
     def result(self) -> RecipeResult:
         start, used = time.perf_counter(), time.process_time()
         heads = self._suited()
+        self.least_budget = max(head.least_budget for head in heads.values())
         compared = self._compared(heads)
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
@@ -203,9 +205,8 @@ class _AutoSearch:
         if self.auto.budget is not None:
             return self.auto.budget
         rows, millions = len(self.data.x), self.data.x.numel() / 1e6
-        return min(
-            MOST_SECONDS, max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100), PER_MILLION * millions)
-        )
+        by_rows = max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100))
+        return min(MOST_SECONDS, max(by_rows, PER_MILLION * millions, self.least_budget))
 
     def _suited(self) -> dict[str, HeadRecipe]:
         """Return the heads that suit the rows, by name in the leaderboard."""

@@ -173,6 +173,7 @@ class HeadRecipe(Recipe):
         explainable: whether the head is a sum of functions of one or two inputs.
         closed_form: whether a fit is a solution of linear equations, or a few Newton steps.
         superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
+        least_budget: seconds that the default budget has at least if the recipe suits the rows.
         separate_folds: whether the time of a cross-fit grows with the number of folds, so that a trial on one is worthwhile.
     """
 
@@ -180,6 +181,7 @@ class HeadRecipe(Recipe):
     explainable: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     superseded: ClassVar[bool] = False
+    least_budget: ClassVar[float] = 0.0
     separate_folds: ClassVar[bool] = False
 
     @classmethod

@@ -84,6 +84,7 @@ class FunctionsHead(HeadRecipe, name="functions"):
     """
 
     complexity: ClassVar[int] = 7
+    least_budget: ClassVar[float] = 60.0
     separate_folds: ClassVar[bool] = True
     examples = ({}, {"networks": ("kan",), "starts": 1})
 
