@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from sklearn import linear_model
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures, SplineTransformer, StandardScaler
+from sklearn.preprocessing import (
+    MaxAbsScaler,
+    MinMaxScaler,
+    PolynomialFeatures,
+    QuantileTransformer,
+    RobustScaler,
+    SplineTransformer,
+    StandardScaler,
+)
 
 import kapsi as kp
 from kapsi.errors import DataError
@@ -244,11 +252,11 @@ def test_refused_estimators() -> None:
         "LinearRegression is not fitted": LinearRegression(),
         "expected LinearRegression, .*got ndarray": x,
         "got SGDRegressor": linear_model.SGDRegressor().fit(x, y),
-        "expected PolynomialFeatures, SplineTransformer; got StandardScaler": make_pipeline(
-            StandardScaler(), fitted
+        "expected PolynomialFeatures, SplineTransformer; got QuantileTransformer": make_pipeline(
+            QuantileTransformer(n_quantiles=9), fitted
         ).fit(x, y),
-        "got StandardScaler, PolynomialFeatures, LinearRegression": make_pipeline(
-            StandardScaler(), PolynomialFeatures(), fitted
+        "got QuantileTransformer, PolynomialFeatures, LinearRegression": make_pipeline(
+            QuantileTransformer(n_quantiles=9), PolynomialFeatures(), fitted
         ),
         "extrapolation='continue' is not supported": make_pipeline(
             SplineTransformer(extrapolation="continue"), fitted
@@ -323,3 +331,18 @@ def test_splines_of_a_constant_are_refused() -> None:
 def test_kinds_that_are_no_names() -> None:
     with pytest.raises(kp.SpecError, match="expected one of linear, polynomial"):
         regression.spec(3, 1, [])
+
+
+@pytest.mark.parametrize("more", [[], [PolynomialFeatures(2)], [SplineTransformer(n_knots=4)]])
+def test_pipelines_begin_with_scalers(more) -> None:
+    x, y, _ = data((3, 2, 5))
+    for scalers in (
+        [StandardScaler()],
+        [StandardScaler(with_mean=False)],
+        [StandardScaler(with_std=False), MaxAbsScaler()],
+        [RobustScaler(), MinMaxScaler((-1, 3))],
+    ):
+        theirs = make_pipeline(*scalers, *more, Ridge()).fit(x, y)
+        assert_predicts(regression.from_sklearn(theirs), theirs, x)
+    with pytest.raises(kp.SpecError, match="clip=True"):
+        regression.from_sklearn(make_pipeline(MinMaxScaler(clip=True), *more, Ridge()).fit(x, y))

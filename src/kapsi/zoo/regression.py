@@ -18,6 +18,7 @@ from kapsi.expansion import Expansion, Hermite, Taylor
 from kapsi.modules import Head, Model
 from kapsi.reconciliation import Dense, KhatriRao
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict
+from kapsi.standardize import Moments, standardize
 from kapsi.training.engine import fit
 from kapsi.training.prediction import predict_proba
 from kapsi.training.solvers import Ridge
@@ -61,6 +62,10 @@ LINEAR_MODELS = (
     "LogisticRegressionCV",
     "RidgeClassifier",
 )
+
+
+SCALERS = {"StandardScaler": "mean_", "MinMaxScaler": "min_", "MaxAbsScaler": "", "RobustScaler": "center_"}
+"""Scalers at the beginning of a pipeline, and their attribute of the shift."""
 
 
 def spec(inputs: int, outputs: int = 1, kind: str = "linear", **options: Any) -> ModelSpec:
@@ -174,6 +179,9 @@ def from_sklearn(estimator: Any) -> Model:
     | `Pipeline` of `PolynomialFeatures` and a linear model | Taylor's monomials |
     | `Pipeline` of `SplineTransformer` and a linear model | B-splines |
 
+    A pipeline may begin with `StandardScaler`, `MinMaxScaler`, `MaxAbsScaler` or `RobustScaler`: they become the fixed first
+    layer of `kapsi.standardized`.
+
     Args:
         estimator: the fitted estimator.
 
@@ -191,23 +199,52 @@ def from_sklearn(estimator: Any) -> Model:
         >>> np.allclose(found[:, 0], theirs.predict(x), rtol=0, atol=1e-9)
         True
     """
-    from sklearn import linear_model
     from sklearn.pipeline import Pipeline
-    from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
 
     where = f"from_sklearn({type(estimator).__name__})"
-    steps = [estimator]
+    steps, moments = [estimator], None
     if type(estimator) is Pipeline:
         steps = [step for _, step in estimator.steps if step is not None and step != "passthrough"]
+        scalers = list(itertools.takewhile(lambda step: type(step).__name__ in SCALERS, steps))
+        moments = _moments(scalers, where) if scalers else None
+        steps = steps[len(scalers) :]
         if not 1 <= len(steps) <= 2:
             raise SpecError(
-                f"{where}: expected PolynomialFeatures or SplineTransformer and a linear model, got "
-                f"{', '.join(type(step).__name__ for step in steps) or 'no step'}"
+                f"{where}: expected scalers, then PolynomialFeatures or SplineTransformer and a linear model, got "
+                f"{', '.join(type(step).__name__ for step in (*scalers, *steps)) or 'no step'}"
             )
+    model = _converted(steps, where)
+    if moments is not None:
+        standardize(model, moments, None)
+    return model.eval()
+
+
+def _moments(scalers: list[Any], where: str) -> Moments:
+    """Return the moments (μ, σ) of scalers one after the other: (x − μ) / σ."""
+    from sklearn import preprocessing
+
+    shift, scale = np.zeros(1), np.ones(1)
+    for step in scalers:
+        check_estimator(step, [getattr(preprocessing, name) for name in SCALERS], where)
+        forbid(where, (bool(getattr(step, "clip", False)), f"{type(step).__name__}(clip=True) is not supported"))
+        own_shift, own_scale = getattr(step, SCALERS[type(step).__name__], None), step.scale_
+        own_shift, own_scale = 0.0 if own_shift is None else own_shift, 1.0 if own_scale is None else own_scale
+        if hasattr(step, "min_"):  # x · scale_ + min_
+            own_shift, own_scale = -own_shift / own_scale, 1 / own_scale
+        shift, scale = shift + own_shift * scale, scale * own_scale
+    columns = scalers[0].n_features_in_
+    return Moments(*(torch.tensor(np.broadcast_to(part, columns).copy()) for part in (shift, scale)))
+
+
+def _converted(steps: list[Any], where: str) -> Model:
+    """Return a linear model, possibly after an expansion, as a model."""
+    from sklearn import linear_model
+    from sklearn.preprocessing import PolynomialFeatures, SplineTransformer
+
     *first, last = steps
     check_estimator(last, [getattr(linear_model, name) for name in LINEAR_MODELS], where, "or a Pipeline")
     for step in first:
-        check_estimator(step, (PolynomialFeatures, SplineTransformer), where, "standardize the inputs before")
+        check_estimator(step, (PolynomialFeatures, SplineTransformer), where, "scalers come first")
     matrix = torch.atleast_2d(float64(last.coef_))
     bias = float64(last.intercept_).reshape(-1).expand(len(matrix))
     if not first:
