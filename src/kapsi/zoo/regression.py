@@ -228,6 +228,7 @@ def _moments(scalers: list[Any], where: str) -> Moments:
         check_estimator(step, [getattr(preprocessing, name) for name in SCALERS], where)
         forbid(where, (bool(getattr(step, "clip", False)), f"{type(step).__name__}(clip=True) is not supported"))
         own_shift, own_scale = getattr(step, SCALERS[type(step).__name__], None), step.scale_
+        own_shift = own_shift if getattr(step, "with_mean", True) else None  # mean_ is there all the same
         own_shift, own_scale = 0.0 if own_shift is None else own_shift, 1.0 if own_scale is None else own_scale
         if hasattr(step, "min_"):  # x · scale_ + min_
             own_shift, own_scale = -own_shift / own_scale, 1 / own_scale
