@@ -43,6 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="repeat recorded fits; the last line counts")
     parser.add_argument("--page", type=Path, nargs="?", const=PAGE, metavar="FILE", help="write the page instead")
     parser.add_argument("--also", type=Path, nargs="+", default=(), metavar="FILE", help="further results of the page")
+    parser.add_argument("--note", default="", metavar="TEXT", help="a sentence for the top of the page")
     parser.add_argument("--quick", action="store_true", help=f"seed 0 of {', '.join(QUICK)} only")
     chosen = parser.parse_args(arguments)
     groups = {"wide": list(data.WIDE), "ordinary": list(data.NAMES)}
@@ -120,7 +121,7 @@ def main() -> int:
     if chosen.page:
         records = load([chosen.results, *chosen.also])
         with atomic(chosen.page) as file:
-            file.write_text(page(records, chosen.seeds, conditions(), chosen.limit), encoding="utf-8")
+            file.write_text(page(records, chosen.seeds, conditions(), chosen.limit, chosen.note), encoding="utf-8")
         return 0
     wanted = {name: str(chosen.threads) for name in VARIABLES}
     if any(os.environ.get(name) != value for name, value in wanted.items()):

@@ -183,6 +183,25 @@ def test_ranks_share_ties_and_put_failures_last(part) -> None:
     assert comparison.behind("linear") == ["iris"]
     assert comparison.behind("XGBoost") == []
     assert math.isnan(comparison.cells["iris"]["EBM"].score)
-    text = page.page(found, [0, 1], "", 1)
-    assert "| XGBoost | 1.00 | 1.00 | 1 | 0 |" in text
-    assert "- iris, EBM: over the limit of 1 s" in text
+    lines = page.comparison_lines(comparison, "XGBoost", "MLP", ["iris", "wine"])
+    assert any(line.startswith("| XGBoost | 1.00 | 1.00 | 1 | 0 |") for line in lines)
+    assert "- iris, EBM: over the limit of 1 s" in lines
+    assert "XGBoost is more than 0.02 below the best on: no table." in lines
+
+
+def test_methods_are_compared_on_the_tables_that_they_have(part) -> None:
+    page, records = part("tabular.page"), part("tabular.records")
+    tables = {"linear": "abcdef", "MLP": "abcdef", "CatBoost": "abc", "EBM": "a", "recipe:auto": "abcd"}
+    found = {}
+    for number, (method, names) in enumerate(tables.items()):
+        for table in names:
+            for fold in range(5):
+                record = records.Record(table, 0, fold, method, 9, 0.5 + number / 10, 0.5, None, 1.0, 0.1, 1)
+                found[record.key] = record
+    assert page.method_sets(found, "abcdef", [0]) == [["linear", "MLP"], ["linear", "MLP", "CatBoost"]]
+    text = "\n".join(page.section("Letters", found, "abcdef", [0]))
+    assert "not compared: SVM rbf, random forest, HistGradientBoosting, XGBoost, LightGBM, EBM." in text
+    assert "### recipe:auto on 4 tables" in text
+    assert "4 tables, 3 methods, 1 seed(s). Not complete yet: e, f." in text
+    assert "### recipe:auto on 3 tables" in text
+    assert "| **recipe:auto** | 1.00 | 2.50 | 3 | 0 |" in text

@@ -154,7 +154,7 @@ def ranking(comparison: Comparison, main: str) -> list[str]:
         fits = [statistics.median(cell.fit) for cell in cells if cell.fit]
         predictions = [statistics.median(cell.predict) for cell in cells if cell.predict]
         row = [
-            f"**{method}**" if method in KAPSI else method,
+            method if method in BASELINES else f"**{method}**",
             f"{statistics.fmean(by_score[method]):.2f}",
             f"{statistics.fmean(by_loss[method]):.2f}" if method in by_loss else "–",
             str(sum(cells[method].score >= comparison.best(table) for table, cells in tables.items())),
@@ -201,47 +201,62 @@ def _shown(cell: Cell, numbers: Sequence[float]) -> str:
     return f"{mean:,.{places}f}{spread}"
 
 
+def method_sets(records: Mapping[Key, Record], tables: Sequence[str], seeds: Sequence[int]) -> list[list[str]]:
+    """Return the sets of other packages' methods to compare: those with all tables, and those with a third of them.
+
+    The second set is on fewer tables; it is left out if it has no further method.
+    """
+    counts = {
+        method: sum(any(complete(records, table, seed, method) for seed in seeds) for table in tables)
+        for method in BASELINES
+    }
+    least = (len(tables), math.ceil(len(tables) / 3))
+    sets = [[method for method, count in counts.items() if count >= bound] for bound in least]
+    return [chosen for number, chosen in enumerate(sets) if chosen and chosen not in sets[:number]]
+
+
 def section(title: str, records: Mapping[Key, Record], tables: Sequence[str], seeds: Sequence[int]) -> list[str]:
     """Return the section of a group of tables."""
     present = {key[3] for key in records if key[0] in tables}
-    baselines = [method for method in BASELINES if method in present]
+    variants = [m for m in (*KAPSI, *sorted(present - set(METHODS))) if m in present] or [""]
+    sets = method_sets(records, tables, seeds)
+    absent = [method for method in BASELINES if all(method not in chosen for chosen in sets)]
     lines = [f"## {title}"]
-    variants = [method for method in KAPSI if method in present] or [""]
+    if absent:
+        lines += ["", f"Measured on less than a third of the tables yet, and not compared: {', '.join(absent)}."]
     for main in variants:
-        ranked = [*baselines, *([main] if main else [])]
-        comparison = Comparison.of(records, tables, ranked, seeds)
-        if not ranked or not comparison.cells:
-            continue
-        counts = sorted({len(used) for used in comparison.seeds.values()})
-        missing = [table for table in tables if table not in comparison.cells]
-        text = f"{len(comparison.cells)} tables, {len(ranked)} methods, {' to '.join(map(str, counts))} seed(s)."
-        text += f" Not complete yet: {', '.join(missing)}." if missing else ""
-        lines += [
-            "",
-            f"### {main or 'Methods of other packages'}",
-            text,
-            "",
-            *ranking(comparison, main or baselines[0]),
-        ]
-        if main:
-            behind = [
-                f"{t} ({comparison.cells[t][main].score - comparison.best(t):+.3f})" for t in comparison.behind(main)
-            ]
-            lines += ["", f"{main} is more than {BEHIND} below the best on: {', '.join(behind) or 'no table'}."]
-        lines += ["", "Accuracy or R²:", "", *values(comparison, "score", main)]
-        lines += ["", "Log loss or RMSE:", "", *values(comparison, "loss", main)]
-        failures = [
-            f"- {table}, {method}: {cell.failure}"
-            for table, cells in comparison.cells.items()
-            for method, cell in cells.items()
-            if cell.failure
-        ]
-        lines += ["", "Failures:", *failures] if failures else []
+        for baselines in sets:
+            ranked = [*baselines, *([main] if main else [])]
+            comparison = Comparison.of(records, tables, ranked, seeds)
+            if comparison.cells:
+                lines += ["", *comparison_lines(comparison, main, baselines[0], tables)]
     return lines
 
 
-def page(records: Mapping[Key, Record], seeds: Sequence[int], conditions: str, limit: int) -> str:
-    """Return the page as Markdown."""
+def comparison_lines(comparison: Comparison, main: str, other: str, tables: Sequence[str]) -> list[str]:
+    """Return ranks, scores, losses and failures of one comparison."""
+    counts = sorted({len(used) for used in comparison.seeds.values()})
+    missing = [table for table in tables if table not in comparison.cells]
+    text = f"{len(comparison.cells)} tables, {len(comparison.ranked)} methods, {' to '.join(map(str, counts))} seed(s)."
+    text += f" Not complete yet: {', '.join(missing)}." if missing else ""
+    title = f"{main or 'Methods of other packages'} on {len(comparison.cells)} tables"
+    lines = [f"### {title}", "", text, "", *ranking(comparison, main or other)]
+    if main:
+        behind = [f"{t} ({comparison.cells[t][main].score - comparison.best(t):+.3f})" for t in comparison.behind(main)]
+        lines += ["", f"{main} is more than {BEHIND} below the best on: {', '.join(behind) or 'no table'}."]
+    lines += ["", "Accuracy or R²:", "", *values(comparison, "score", main)]
+    lines += ["", "Log loss or RMSE:", "", *values(comparison, "loss", main)]
+    failures = [
+        f"- {table}, {method}: {cell.failure}"
+        for table, cells in comparison.cells.items()
+        for method, cell in cells.items()
+        if cell.failure
+    ]
+    return [*lines, *(["", "Failures:", "", *failures] if failures else [])]
+
+
+def page(records: Mapping[Key, Record], seeds: Sequence[int], conditions: str, limit: int, note: str = "") -> str:
+    """Return the page as Markdown; the note stands below the conditions."""
     present = [method for method in METHODS if any(key[3] == method for key in records)]
     intro = [
         "# Models of tables",
@@ -254,6 +269,7 @@ def page(records: Mapping[Key, Record], seeds: Sequence[int], conditions: str, l
         f"more than {limit} CPU seconds are stopped (“over the limit”). `python benchmarks/tables.py` continues where it "
         "stopped; `--page` writes this page.",
         "",
+        *([note, ""] if note else []),
         *(f"- {method}: {PREPARATION[method]}." for method in present if method in PREPARATION),
         "",
     ]
