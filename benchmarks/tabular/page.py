@@ -37,8 +37,8 @@ class Cell(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Mean over the seeds; NaN after a failure."""
-        return statistics.fmean(self.scores) if self.scores else math.nan
+        """Mean over the seeds; NaN after a failure. Six digits of the records make five here."""
+        return round(statistics.fmean(self.scores), 5) if self.scores else math.nan
 
     @property
     def loss(self) -> float:
