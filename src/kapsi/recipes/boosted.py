@@ -45,10 +45,10 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
         trees: number of trees, to 10,000; None: the number with the least loss of held-out rows, up to `most_trees`.
         most_trees: the largest number that is tried.
         patience: further trees without a better loss after which no more are tried.
-        learning_rate: η.
+        learning_rate: step size η of a tree.
         depth: maximum number of splits on a path.
         min_leaf: minimum number of rows in a leaf.
-        l2: λ, in rows.
+        l2: penalty λ of the value of a leaf, in rows.
         subsample: fraction of the rows that the splits of a tree are chosen from.
         max_features: fraction of the inputs that each split is chosen from.
         random_trees: fraction of trees that choose each split from one random threshold of each of these inputs, as extra trees
