@@ -363,7 +363,11 @@ def test_a_resumed_run_ignores_the_same_targets(solver, tmp_path) -> None:
         (MISSING * NAN, {"loss": kp.MSE(ignore_missing=True)}, r"all targets are missing \(NaN\)"),
         (MISSING / 0, {"loss": kp.MSE(ignore_missing=True)}, "inputs and targets must be finite"),
         (Y, {"loss": kp.MSE(output_weights=(1, 2, 3))}, "mse has 3 output_weights for 2 targets; give one for each"),
-        (Y, {"output_weights": (1, 2)}, "output_weights is an option of the losses bernoulli, gaussian, huber and mse"),
+        (
+            Y,
+            {"output_weights": (1, 2)},
+            "output_weights is an option of the losses bernoulli, gamma, gaussian",
+        ),
         (
             MISSING,
             {"loss": kp.MSE(ignore_missing=True), "metrics": lambda p, y: (p - y) ** 2},

@@ -222,7 +222,8 @@ def test_a_constant_fitted_to_the_quantile_loss_is_the_quantile(level):
         l2=1e-9,
         epochs=300,
     )
-    assert float(model(torch.zeros(1, 1, dtype=torch.float64))) == pytest.approx(float(y.quantile(level)), abs=0.06)
+    found = float(model(torch.zeros(1, 1, dtype=torch.float64)).detach())
+    assert float((y < found).double().mean()) == pytest.approx(level, abs=0.02)
 
 
 def test_poisson_regression_is_that_of_scikit_learn():

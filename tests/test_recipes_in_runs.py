@@ -11,6 +11,7 @@ import pytest
 import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import write_table
+from kapsi.estimators import RPNClassifier, RPNRegressor
 from kapsi.recipes import Auto, LinearHead
 from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
 from kapsi.training.checkpoint import Checkpoints
@@ -151,3 +152,50 @@ def test_preferences_limit_the_heads(table, tmp_path, prefer) -> None:
     assert "linear" in names
     assert not names & {"network", "extra_trees", "boosted_trees"}
     assert ("kernel" in names) == (prefer == "fast")
+
+
+def count_rows(rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 2))
+    return x, rng.poisson(np.exp(0.5 + x[:, 0]))
+
+
+@pytest.mark.parametrize(
+    "options", [{"recipe": "linear"}, {"heads": ("linear",)}, {"spec": kp.Identity(), "max_epochs": 50}]
+)
+def test_a_loss_of_counts_by_request_is_that_of_the_counts(options) -> None:
+    x, y = count_rows()
+    model = RPNRegressor(**options, loss="poisson", random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.5
+    assert model.predict(x).min() >= 0
+    assert model.predict(x).mean() == pytest.approx(y.mean(), rel=0.1)
+
+
+def test_a_loss_of_counts_in_a_run(tmp_path) -> None:
+    x, y = count_rows()
+    write_table(tmp_path / "n.csv", {"a": x[:, 0], "b": x[:, 1], "y": y})
+    loss = kp.TrainConfig(loss="poisson")
+    for number, options in enumerate(({"recipe": AUTO}, {"model": kp.rpn([None, None], bias=True)})):
+        config = RunConfig(TableConfig("y", task="regression"), training=loss, **options)
+        fit_table(tmp_path / "n.csv", config, tmp_path / f"run{number}")
+        found = kp.load_run(tmp_path / f"run{number}").predict({"a": x[:, 0], "b": x[:, 1]})
+        assert found.min() >= 0
+        assert found.mean() == pytest.approx(y.mean(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "negative", "message"),
+    [
+        (RPNRegressor, "poisson", True, "needs targets at least 0"),
+        (RPNRegressor, "cross_entropy", False, "does not fit regression"),
+        (RPNRegressor, "hinge", False, "does not fit regression"),
+        (RPNRegressor, "bernoulli", False, "does not fit regression"),
+        (RPNClassifier, "mse", False, "does not fit classification"),
+        (RPNClassifier, "poisson", False, "does not fit classification"),
+    ],
+)
+def test_losses_of_other_targets_are_refused(estimator, loss, negative, message) -> None:
+    x, y = count_rows(60)
+    y = np.where(y > 1, 1, 0) if estimator is RPNClassifier else y - 5.0 * negative
+    with pytest.raises(kp.KapsiError, match=message):
+        estimator(recipe="linear", loss=loss).fit(x, y)

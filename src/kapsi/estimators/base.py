@@ -21,7 +21,7 @@ from kapsi.estimators.training import fit_model, in_batches, takes_sparse
 from kapsi.modules import Model
 from kapsi.recipes.base import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
-from kapsi.tables.configuration import RunConfig, TableConfig, resolve_run
+from kapsi.tables.configuration import RunConfig, TableConfig, check_loss, resolve_run
 from kapsi.tables.fitting import fit_rows
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
@@ -249,6 +249,8 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _start(self, problem: TableProblem, train: TrainingRows, spec: ModelSpec, config: TrainConfig) -> None:
         """Fit from initial values to all rows."""
+        check_loss(problem, config.loss)
+        train = train.for_loss(problem, config.loss)
         sized = spec.sized(train.x.shape[1], train.y[:1].size if problem.classes is None else len(problem.classes))
         device = device_of(self.device)
         model = fit_model(sized, train.x, train.y, train.weight, config, device=device)

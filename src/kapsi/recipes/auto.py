@@ -64,6 +64,10 @@ SMALL = 3
 LEAST_GAIN = 0.995
 """Part of the loss of the best head on one fold that a costly head has to get below, alone or beside it."""
 
+MARGIN, MARGIN_ROWS = 0.1, 10.0
+"""Part of the range of the targets by which predictions may leave it, and its addition times the number of rows: few rows do not
+show the range."""
+
 TRIAL_ROWS = 300
 """Rows from which costly heads are tried on one fold first."""
 
@@ -389,15 +393,16 @@ def _bounded(outputs: Tensor, rows: RecipeData) -> Tensor:
 
 
 def bounds_of(data: RecipeData) -> tuple[Tensor, Tensor]:
-    """Return the bounds of outputs, `(n,)` each: the range of the targets and a tenth of it on both sides.
+    """Return the bounds of outputs, `(n,)` each: the range of the targets and a part of it on both sides, more for few rows.
 
-    Of outputs that are logarithms of means: from a tenth of the least positive target to 1.1 times the largest.
+    Of outputs that are logarithms of means: from a tenth of the least positive target to the same bound above.
     """
     low, high = data.y.amin(0), data.y.amax(0)
+    margin = MARGIN + MARGIN_ROWS / len(data.y)
     if data.loss.log_link:
         least = torch.where(data.y > 0, data.y, torch.inf).amin(0)
-        return (0.1 * least).log(), (1.1 * high).log()
-    return low - 0.1 * (high - low), high + 0.1 * (high - low)
+        return (0.1 * least).log(), ((1 + margin) * high).log()
+    return low - margin * (high - low), high + margin * (high - low)
 
 
 @contextlib.contextmanager

@@ -172,16 +172,7 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
     model, training = config.model or default_spec(width, rows), config.training
     classes = problem.classes is not None
-    if isinstance(training.loss, Loss) and not _suits(type(training.loss), classes):
-        known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
-        needs = "class probabilities, from an output per class" if classes else "one number, from one output"
-        raise SpecError(
-            f"training.loss: {training.loss.name} does not fit {problem.task}, which needs {needs}; choose {known}"
-        )
-    if isinstance(training.loss, Loss) and training.loss.log_link:
-        if outputs > 1:
-            raise SpecError(f"training.loss: {training.loss.name} needs a single target, got {outputs}")
-        training.loss.check_targets(torch.from_numpy(problem.y.astype(np.float64)), outputs, "training.loss")
+    check_loss(problem, training.loss)
     for metric in config.table.metrics:
         metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
     if config.recipe is not None:
@@ -194,6 +185,26 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
         training = replace(training, solver=Ridge())
     training = resolve(training, sized, RowsInfo(rows, classes), selecting=True).config
     return RunConfig(table, model, training)
+
+
+def check_loss(problem: TableProblem, loss: Loss | str) -> None:
+    """Raise a `SpecError` if the outputs of a loss are no predictions for a problem, a `DataError` if its targets do not fit.
+
+    Args:
+        problem: features and target.
+        loss: the loss, or `auto`.
+    """
+    if not isinstance(loss, Loss):
+        return
+    classes, outputs = problem.classes is not None, outputs_of(problem)
+    if not _suits(type(loss), classes):
+        known = " or ".join(("auto", *(kind.name for kind in catalogue("loss") if _suits(kind, classes))))
+        needs = "class probabilities, from an output per class" if classes else "one number, from one output"
+        raise SpecError(f"training.loss: {loss.name} does not fit {problem.task}, which needs {needs}; choose {known}")
+    if loss.log_link:
+        if outputs > 1:
+            raise SpecError(f"training.loss: {loss.name} needs a single target, got {outputs}")
+        loss.check_targets(torch.from_numpy(problem.y.astype(np.float64)), outputs, "training.loss")
 
 
 def notes_on_model(problem: TableProblem, config: RunConfig) -> list[str]:

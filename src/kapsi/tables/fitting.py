@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.calibrate import calibrate
-from kapsi.data.tabular import TableProblem, Transform
+from kapsi.data.tabular import TableProblem
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
@@ -63,6 +63,7 @@ def fit_rows(
         return fit_by_recipe(problem, train, config, fits)
     if config.model is None or not isinstance(config.training.solver, Solver):
         raise SpecError("fit_rows: the configuration has no model or solver; use the result of resolve_run")
+    train = train.for_loss(problem, config.training.loss)
     whole = spec = config.model.sized(train.x.shape[1], outputs_of(problem))
     seed, count = config.training.seed, len(train.rows)
     # Small problems in float64: solvers on all rows converge to the last digits, and results repeat.
@@ -211,9 +212,7 @@ def fit_problem(
             checkpoints = _checkpoints_for_run(where, checkpoints, problem.digest, overwrite)
         fits = functools.partial(_fits, callbacks, checkpoints, group)
         for number, (name, rows, test) in enumerate(parts, 1):
-            loss = config.training.loss
-            transform: Transform = "log_link" if isinstance(loss, Loss) and loss.log_link else "none"
-            train = TrainingRows.of(problem, rows, config.training.seed, transform)
+            train = TrainingRows.of(problem, rows, config.training.seed)
             fitted = fit_rows(problem, train, config, fits(name))
             if len(test):
                 predicted = fitted.model.outputs(problem.features, test)

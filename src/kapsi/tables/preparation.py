@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale, Transform
+from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
 from kapsi.errors import TableError
+from kapsi.training.losses import Loss
 
 ENCODING_FOLDS = 5
 
@@ -35,17 +36,8 @@ class TrainingRows:
     weight: npt.NDArray[np.float64] | None = None
 
     @classmethod
-    def of(
-        cls, problem: TableProblem, rows: npt.NDArray[np.int64], seed: int = 0, transform: Transform = "none"
-    ) -> TrainingRows:
-        """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row.
-
-        Args:
-            problem: features and target.
-            rows: indices of the training rows.
-            seed: seed of the folds of target encodings.
-            transform: transformation of a single real target, `log_link` for losses with this link.
-        """
+    def of(cls, problem: TableProblem, rows: npt.NDArray[np.int64], seed: int = 0) -> TrainingRows:
+        """Fit the preprocessing to training rows of a problem; target encodings are fitted without the fold of a row."""
         everything = len(rows) == len(problem.y)
         outputs, ways = problem.outputs(rows), problem.splits(seed).take(rows)
         weight = None if problem.weight is None else problem.weight[rows]
@@ -65,5 +57,18 @@ class TrainingRows:
             )
         if problem.classes is not None:
             return cls(rows, preprocessing, x, y, None, weight)
-        scale = TargetScale.fit(y.astype(np.float64), weight, transform)
+        scale = TargetScale.fit(y.astype(np.float64), weight)
         return cls(rows, preprocessing, x, scale.apply(y), scale, weight)
+
+    def for_loss(self, problem: TableProblem, loss: Loss | str) -> TrainingRows:
+        """Return the rows with the target as a loss requires it: divided by its mean for a logarithmic link, else unchanged.
+
+        Args:
+            problem: the problem of which these are rows.
+            loss: the loss, or `auto`.
+        """
+        if not (isinstance(loss, Loss) and loss.log_link):
+            return self
+        y = problem.y[self.rows].astype(np.float64)
+        scale = TargetScale.fit(y, self.weight, "log_link")
+        return replace(self, y=scale.apply(y), scale=scale)

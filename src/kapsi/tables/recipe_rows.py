@@ -11,6 +11,7 @@ import torch
 from kapsi.data.tabular import Reading, TableProblem
 from kapsi.errors import SpecError
 from kapsi.recipes.base import Recipe, RecipeData, RecipeResult, Watch
+from kapsi.tables.configuration import check_loss
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.ranges import Ranges
@@ -49,6 +50,8 @@ def fit_recipe(
         training: loss, class weights and seed.
         watch: see `Recipe.build`.
     """
+    check_loss(problem, training.loss)
+    train = train.for_loss(problem, training.loss)
     data = recipe_data(problem, train, training)
     note = ""
     if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
