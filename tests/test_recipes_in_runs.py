@@ -199,3 +199,10 @@ def test_losses_of_other_targets_are_refused(estimator, loss, negative, message)
     y = np.where(y > 1, 1, 0) if estimator is RPNClassifier else y - 5.0 * negative
     with pytest.raises(kp.KapsiError, match=message):
         estimator(recipe="linear", loss=loss).fit(x, y)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_weights_of_classes_are_finite_and_at_least_0(weight) -> None:
+    x, y = count_rows(60)
+    with pytest.raises(kp.SpecError, match="expected a finite weight of at least 0"):
+        RPNClassifier(recipe="linear", class_weight={0: weight, 1: 1.0}).fit(x, np.where(y > 1, 1, 0))

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from kapsi.data.tabular.types import Floats
-from kapsi.errors import DataError
+from kapsi.errors import DataError, SpecError
 from kapsi.estimators.base import PartialFit, RPNEstimator, Target
 
 __all__ = ["RPNClassifier", "RPNRegressor"]
@@ -171,6 +171,11 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         weights = np.ones(len(target.classes))
         labels = target.classes[target.y]
         weights[present] = compute_class_weight(self.class_weight, classes=target.classes[present], y=labels)
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights[present].any()):
+            raise SpecError(
+                f"{type(self).__name__}(class_weight={self.class_weight!r}): expected a finite weight of at least 0 for each "
+                "class, not all 0; or 'balanced'"
+            )
         return weights[target.y]
 
     def _set_classes(self, target: Target) -> None:
