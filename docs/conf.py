@@ -22,10 +22,15 @@ html_theme = "pydata_sphinx_theme"
 html_theme_options = {"show_prev_next": False, "navigation_with_keys": False}
 html_sidebars = {"**": []}
 html_show_sourcelink = False
+# The last ones are scikit-learn's, whose docstrings refer to its own pages.
+EXCLUDED = (
+    "examples, check, get_metadata_routing, set_fit_request, set_partial_fit_request, set_score_request, "
+    "set_predict_request, set_transform_request, set_inverse_transform_request"
+)
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "examples, check"}
+autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": EXCLUDED}
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

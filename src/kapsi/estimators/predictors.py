@@ -189,8 +189,8 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
     """Regressor: a model of one layer that a recipe chooses, or a model of one's own; one target or several.
 
     Args:
-        recipe, prefer, budget, heads, spec, solver, l2, max_epochs, training, early_stopping, validation_fraction, warm_start,
-            device, random_state: see `RPNClassifier`.
+        recipe, prefer, budget, heads, spec, solver, l2, max_epochs, training: see `RPNClassifier`.
+        early_stopping, validation_fraction, warm_start, device, random_state: see `RPNClassifier`.
         loss: the loss; `auto` is `mse`.
 
     Attributes:
