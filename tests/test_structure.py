@@ -51,6 +51,7 @@ ORDER = [
     "training",
     "zoo",
     "recipes",
+    "export",
     "tables",
     "paper",
     "estimators",

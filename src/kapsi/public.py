@@ -55,7 +55,7 @@ from kapsi.refine import refine
 from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
 from kapsi.standardize import standardized
-from kapsi.tables.run_folder import load_run
+from kapsi.tables.run_folder import LoadedRun, load_run
 from kapsi.training import losses
 from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
@@ -144,6 +144,7 @@ __all__ = [
     "LayerNorm",
     "LayerSpec",
     "LevenbergMarquardt",
+    "LoadedRun",
     "LogLoss",
     "Matthews",
     "Mean",

@@ -26,6 +26,7 @@ from kapsi.data.tabular.roles import weights_of
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.recipes import LeaderboardRow
+from kapsi.tables.configuration import RunConfig
 from kapsi.tables.ranges import Ranges, Tally
 from kapsi.tables.scores import Floats, Scores, scores_of
 from kapsi.training.prediction import predict
@@ -54,6 +55,7 @@ class TableModel:
         reading: how tables are read.
         decimal: the decimal mark of the table of the fit, for tables that do not show their own.
         weight: name of the column of weights, for scores.
+        config: the configuration of the run; None for other models.
     """
 
     model: Model
@@ -66,6 +68,7 @@ class TableModel:
     reading: Reading = Reading()
     decimal: str | None = None
     weight: str | None = None
+    config: RunConfig | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -18,11 +18,12 @@ import torch
 
 from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
 from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction
-from kapsi.files import append_line, finite, write_json
+from kapsi.files import append_line, finite
 from kapsi.migrate import migrate_run
-from kapsi.model_file import load_bytes, save
-from kapsi.spec import from_dict, parse_yaml, read_text, to_dict, to_yaml
+from kapsi.model_file import load_bytes
+from kapsi.spec import from_dict, parse_yaml, read_text
 from kapsi.tables.configuration import RunConfig
+from kapsi.tables.exports import export_model, pretrained_folder, write_model
 from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.ranges import Ranges
 from kapsi.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
@@ -87,13 +88,7 @@ def write_run(
         metrics: further scores.
     """
     model = fitted.model
-    save(model.model, run.folder / "model.safetensors")
-    many = len(model.preprocessing.columns) > MOST_INDENTED
-    write_json(run.folder / "preprocessing.json", model.to_dict(), indent=None if many else 2)
-    text = to_yaml(to_dict(config), unicode=True)
-    if parse_yaml(text, "config.yaml") != to_dict(config):  # YAML folds Unicode line breaks in names
-        text = to_yaml(to_dict(config))
-    (run.folder / "config.yaml").write_text(text, encoding="utf-8")
+    write_model(run.folder, model, config)
     rows, labels = np.flatnonzero(fold_of >= 0), problem.classes
     columns: dict[str, Any] = {"row": problem.rows[rows] + 1}
     if config.table.folds:
@@ -134,9 +129,6 @@ def _summary(scores: list[Scores], task: str, more: dict[str, list[float]]) -> A
 
 # ------------------------------------------------------------------------------------------------ reading
 
-MOST_INDENTED = 1_000
-"""Most columns of a preprocessing.json for human readers."""
-
 PARTS = ("model.safetensors", "preprocessing.json", "config.yaml")
 """Files of a run that make its model."""
 
@@ -174,6 +166,38 @@ class LoadedRun(NamedTuple):
         if self.model.classes is None:
             raise TableError("predict_proba: the run is a regression and has no classes; use predict")
         return self.model.outputs(self._features(frame, "predict_proba"))
+
+    def export(self, path: str | Path, format: str = "onnx", *, overwrite: bool = False) -> None:
+        """Write the run for other programs: predictions without kapsi, or a folder for the Hugging Face Hub.
+
+        Args:
+            path: the file, or for `huggingface` the folder.
+            format: `onnx` (an ONNX file), `torch` (a program of `torch.export`, .pt2) or `huggingface`.
+            overwrite: replace an old file, or an old run folder.
+
+        Raises:
+            SpecError: an unknown format, a model without a form in the format, or a missing extra.
+            FileError: the path cannot be written, or exists.
+        """
+        export_model(self.model, self.manifest, path, format, overwrite=overwrite)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write a folder as the Hugging Face Hub expects it: weights, configuration and a model card; see `export`."""
+        self.export(folder, "huggingface", overwrite=overwrite)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, download: bool = False, revision: str | None = None) -> LoadedRun:
+        """Return the run of a folder of `save_pretrained`, or of a model on the Hugging Face Hub.
+
+        Args:
+            folder: the folder; with `download` the name of a model on the Hub, such as `USER/NAME`.
+            download: download from the Hub, which needs huggingface_hub. Only files of kapsi are downloaded.
+            revision: a branch, tag or commit on the Hub.
+
+        Raises:
+            RunError: no such folder, damaged, or the download fails.
+        """
+        return load_run(pretrained_folder(folder, download=download, revision=revision))
 
     def _features(self, frame: Any, where: str) -> Table:
         preprocessing = self.model.preprocessing
@@ -215,7 +239,7 @@ def load_run(path: str | Path) -> LoadedRun:
         reading = config.table.reading
         decimal = data["decimal"] if data.get("decimal") in (".", ",") else None
         fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading, decimal)
-        fitted = replace(fitted, weight=config.table.weight)
+        fitted = replace(fitted, weight=config.table.weight, config=config)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = model.spec if config.model is None else config.model.sized(*sizes)
         ends = model.spec.widths[0], model.spec.widths[-1]
