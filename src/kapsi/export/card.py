@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from kapsi.data.tabular import DateColumn, NumberColumn
 from kapsi.data.tabular.encoders import Categories
 from kapsi.export.interface import FittedTable, interface
+from kapsi.spec import to_yaml
 
 __all__ = ["model_card", "model_config"]
 
@@ -45,7 +44,7 @@ def model_card(model: FittedTable, manifest: Mapping[str, Any], title: str) -> s
     rows = manifest.get("rows")
     fitted = f" The table of the fit has {rows:,} rows with a target." if isinstance(rows, int) else ""
     sections = [
-        f"---\n{yaml.safe_dump(_metadata(model, manifest, title), sort_keys=False, allow_unicode=True)}---",
+        f"---\n{to_yaml(_metadata(model, manifest, title), unicode=True)}---",
         f"# {literal(title)}",
         f"{kind}: the model predicts {predicted} from {len(model.preprocessing.columns):,} columns of a table.{fitted}",
         *_use(model),
