@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,58 +15,60 @@ from sklearn.utils import Tags, _safe_indexing
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 
 from kapsi.data.tabular import Preprocessing, Table, TableProblem, TargetScale
-from kapsi.data.tabular.types import Floats
-from kapsi.errors import DataError, SpecError
+from kapsi.data.tabular.split import Splits
+from kapsi.data.tabular.types import Floats, Ints
+from kapsi.errors import DataError, SpecError, check_integer, check_number, shown
+from kapsi.estimators.labels import Target, group_codes, labels_of
 from kapsi.estimators.options import device_of, recipe_of, spec_of, training_of
-from kapsi.estimators.rows import SparseScale, check_dense, inputs_of, is_table, read_rows, seed_of, sparse_rows
-from kapsi.estimators.training import fit_model, in_batches, takes_sparse
+from kapsi.estimators.rows import (
+    SparseScale,
+    check_dense,
+    check_frame,
+    inputs_of,
+    is_table,
+    read_rows,
+    seed_of,
+    sparse_rows,
+)
+from kapsi.estimators.training import check_warm_start, fit_model, in_batches, takes_sparse
 from kapsi.modules import Model
 from kapsi.recipes.base import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
-from kapsi.tables.configuration import RunConfig, TableConfig, check_loss, resolve_run
+from kapsi.tables.configuration import RunConfig, TableConfig, check_loss, outputs_of, resolve_run
 from kapsi.tables.fitting import fit_rows
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.training.config import TrainConfig
+from kapsi.training.resolve import RowsInfo
 
-__all__ = ["PartialFit", "RPNEstimator", "Target"]
+__all__ = ["RPNEstimator", "in_parts"]
 
 RECIPE_OPTIONS = ("prefer", "budget", "heads")
 SPEC_OPTIONS = ("solver", "l2", "max_epochs", "training", "early_stopping", "validation_fraction", "warm_start")
 VALIDATION_FRACTION = TableConfig.early_stopping_fraction
 
 
-class Target(NamedTuple):
-    """The target of training rows.
+class in_parts:
+    """Method of an estimator that can be fitted in parts: with its own model, and a solver in mini-batches.
 
-    Attributes:
-        y: class codes (rows,) int64, or values (rows,) or (rows, targets) float64.
-        classes: labels of the classes; None in regression.
-        shape: shape of the target of a row.
+    For other options the attribute is missing, as scikit-learn expects; the error has the reason.
     """
 
-    y: npt.NDArray[Any]
-    classes: npt.NDArray[Any] | None = None
-    shape: tuple[int, ...] = ()
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method, self.__doc__ = method, method.__doc__
 
-    @property
-    def outputs(self) -> int:
-        """Number of outputs of a model."""
-        return len(self.classes) if self.classes is not None else self.y[:1].size
-
-
-class PartialFit:
-    """Whether an estimator can be fitted in parts: its own model, and a solver in mini-batches."""
-
-    def __call__(self, estimator: Any) -> bool:
+    def __get__(self, estimator: Any, owner: type | None = None) -> Callable[..., Any]:
+        if estimator is None:
+            return self.method
+        name = f"{type(estimator).__name__}: partial_fit"
         if estimator.spec is None:
-            raise AttributeError("partial_fit needs spec=…: a recipe fits all rows at once")
+            raise AttributeError(f"{name} needs spec=…: a recipe fits all rows at once")
         try:
             in_batches(training_of(estimator.training, 0, {"solver": estimator.solver}))
         except SpecError as error:
-            raise AttributeError(str(error)) from None
-        return True
+            raise AttributeError(f"{name}: {error}") from None
+        return types.MethodType(self.method, estimator)
 
 
 class RPNEstimator(BaseEstimator):  # type: ignore[misc]
@@ -92,6 +96,8 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
     _table: TableModel
     _sparse: SparseScale | None
     _named: bool
+    _spec: ModelSpec | None
+    _l2: float | None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -104,19 +110,37 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _check_options(self) -> None:
-        """Raise a `SpecError` for options without an effect."""
+        """Raise a `SpecError` for options of a wrong type, and for options without an effect."""
         name = type(self).__name__
+        if not (self.early_stopping is None or isinstance(self.early_stopping, bool | np.bool_)):
+            raise SpecError(f"{name}: early_stopping: expected True, False or None, got {shown(self.early_stopping)}")
+        if not isinstance(self.warm_start, bool | np.bool_):
+            raise SpecError(f"{name}: warm_start: expected True or False, got {shown(self.warm_start)}")
         wrong = RECIPE_OPTIONS if self.spec is not None else SPEC_OPTIONS
         other = "a recipe, leave it or spec out" if self.spec is not None else "spec=…, give spec or leave it out"
         for option in wrong:
             value = getattr(self, option)
-            if not (value is None or value is False or (isinstance(value, str) and value == "auto")):
+            default = value is None or (option == "warm_start" and not value)
+            if not (default or (isinstance(value, str) and value == "auto")):
                 raise SpecError(f"{name}: {option}={value!r} has an effect only with {other}")
         if self.spec is not None and not (isinstance(self.recipe, str) and self.recipe == "auto"):
             raise SpecError(f"{name}: recipe and spec are both given; leave one out")
-        if self.early_stopping is False and self.validation_fraction is not None:
+        if self._on_all_rows and self.validation_fraction is not None:
             raise SpecError(f"{name}: validation_fraction has no effect without early_stopping; leave it out")
+        if isinstance(self.heads, list | tuple) and not self.heads:
+            raise SpecError(f"{name}: heads={self.heads!r} names no head; leave heads out for all")
+        if self.max_epochs is not None:
+            check_integer(f"{name}: max_epochs", self.max_epochs, 1, 10**9)
+        if self.l2 is not None:
+            check_number(f"{name}: l2", self.l2, 0, 1e30)
+        if self.validation_fraction is not None:
+            check_number(f"{name}: validation_fraction", self.validation_fraction, 0.05, 0.5)
         device_of(self.device)
+
+    @property
+    def _on_all_rows(self) -> bool:
+        """Whether the own model is one fit on all rows, without held-out rows."""
+        return self.early_stopping is not None and not self.early_stopping
 
     def _set_classes(self, target: Target) -> None:
         """Keep the classes, or the shape of the target."""
@@ -132,15 +156,20 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -------------------------------------------------------------------------------- fit
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Self:
         self._check_options()
-        again = self.warm_start and hasattr(self, "model_")
-        rows = self._rows(X, y, sample_weight, self._known_classes() if again else None)
+        if groups is not None and self._on_all_rows:
+            raise SpecError(f"{type(self).__name__}: groups has no effect without held-out rows; leave it out")
+        again = bool(self.warm_start) and hasattr(self, "model_")
+        rows = self._rows(X, y, sample_weight, self._known_classes() if again else None, groups)
+        spec = None if self.spec is None else spec_of(self.spec)
         if again:
-            self._continue(rows, self._config(rows.seed), self._share())
+            if spec != self._spec:
+                raise SpecError(f"{type(self).__name__}: spec is not that of the last fit, which warm_start continues")
+            self._continue(rows, self._config(rows.seed))
             return self._finish(rows.target)
         self.recipe_, self.leaderboard_, self.notes_ = None, (), []
-        spec = None if self.spec is None else spec_of(self.spec)
+        self._spec, self._l2 = spec, None
         read = read_rows(self, rows.X, keep_sparse=spec is not None and takes_sparse(spec))
         self._check_rows(rows)
         self.notes_ += read.notes
@@ -152,7 +181,7 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         train = TrainingRows.of(problem, problem.rows, rows.seed)
         if spec is None:
             self._fit_recipe(problem, train, rows.seed)
-        elif self.early_stopping is False:
+        elif self._on_all_rows:
             self._start(problem, train, spec, self._config(rows.seed))
         else:
             self._fit_selected(problem, train, spec, self._config(rows.seed))
@@ -160,16 +189,22 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _partial_fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
         self._check_options()
-        again = hasattr(self, "model_")
-        known = self._known_classes() if again else None if classes is None else np.unique(classes)
+        name, again = type(self).__name__, hasattr(self, "model_")
+        known = None if classes is None else np.unique(labels_of(classes, f"{name}: classes"))
+        fitted = self._known_classes() if again else None
+        if fitted is not None:
+            if known is not None and not np.array_equal(known, fitted):
+                raise DataError(f"{name}: classes={known.tolist()} are not those of the first call, {fitted.tolist()}")
+            known = fitted
         if self.classifies and known is None:
-            raise DataError(f"{type(self).__name__}: the first call of partial_fit needs classes=…, all labels")
+            raise DataError(f"{name}: the first call of partial_fit needs classes=…, all labels")
         rows = self._rows(X, y, sample_weight, known)
         config, spec = in_batches(self._config(rows.seed)), spec_of(self.spec)
         if again:
-            self._continue(rows, config, None)
+            self._continue(rows, config, in_parts=True)
             return self._finish(rows.target)
         self.recipe_, self.leaderboard_, self.notes_ = None, (), []
+        self._spec, self._l2 = spec, None
         read = read_rows(self, rows.X, keep_sparse=takes_sparse(spec))
         self._named, self._sparse = is_table(rows.X), None
         if read.features is None:
@@ -179,11 +214,13 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
             self._start(problem, TrainingRows.of(problem, problem.rows, rows.seed), spec, config)
         return self._finish(rows.target)
 
-    def _rows(self, X: Any, y: Any, sample_weight: Any, known: npt.NDArray[Any] | None) -> FitRows:
-        """Return the rows of a fit without those with a weight of 0, after the checks of target and weights."""
+    def _rows(self, X: Any, y: Any, sample_weight: Any, known: npt.NDArray[Any] | None, groups: Any = None) -> FitRows:
+        """Return the rows of a fit without those with a weight of 0, after the checks of target, weights and groups."""
         name, seed = type(self).__name__, seed_of(self.random_state)
+        check_frame(X, name)
         target = self._target(y, known)
         check_consistent_length(X, target.y)
+        codes = None if groups is None else group_codes(groups, len(target.y), name)
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -191,13 +228,15 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
             if not len(kept):
                 raise DataError(f"{name}: all weights are 0; give a row with more")
             if len(kept) < len(weight):
-                labels = target.y if target.classes is None else target.classes[target.y]
                 X, weight = _safe_indexing(X, kept), weight[kept]
-                target = self._target(labels[kept], known)._replace(shape=target.shape)
+                codes = None if codes is None else codes[kept]
+                target = self._target(target.take(kept), known)._replace(shape=target.shape)
+            # Powers of two scale exactly; sums of weights near the limits of float64 stay finite.
+            weight = np.ldexp(weight, -np.frexp(weight.max())[1])
         by_class = self._class_weights(target)
         if by_class is not None:
             weight = by_class if weight is None else weight * by_class
-        return FitRows(X, target, weight, seed)
+        return FitRows(X, target, weight, seed, codes)
 
     def _check_rows(self, rows: FitRows) -> None:
         """Refuse a single row."""
@@ -218,17 +257,28 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
             rows=np.arange(len(y)),
             notes=(),
             weight=rows.weight,
+            groups=rows.groups,
         )
 
     def _config(self, seed: int) -> TrainConfig:
         given = {"solver": self.solver, "loss": self.loss, "l2": self.l2, "epochs": self.max_epochs}
         return training_of(self.training, seed, given)
 
-    def _share(self) -> float | None:
-        """Return the share of held-out rows."""
-        if self.early_stopping is False:
+    @property
+    def _share(self) -> float:
+        """The share of held-out rows."""
+        return VALIDATION_FRACTION if self.validation_fraction is None else float(self.validation_fraction)
+
+    def _held(self, rows: FitRows) -> tuple[Ints, Ints] | None:
+        """Return the training rows and the held-out rows of a single split, None for a fit on all rows."""
+        if self._on_all_rows:
             return None
-        return VALIDATION_FRACTION if self.validation_fraction is None else self.validation_fraction
+        return Splits(rows.target.y, self.classifies, rows.seed, rows.groups).split(self._share)
+
+    def _check_warm_start(self, spec: ModelSpec, config: TrainConfig, count: int, *, sparse: bool = False) -> None:
+        """Raise a `SpecError` if there is nothing to continue from: the solver finds the solution from any weights."""
+        if self.warm_start:
+            check_warm_start(spec, config, RowsInfo(count, self.classifies, sparse=sparse), type(self).__name__)
 
     def _fit_recipe(self, problem: TableProblem, train: TrainingRows, seed: int) -> None:
         self.recipe_ = self._recipe()
@@ -242,25 +292,31 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit_selected(self, problem: TableProblem, train: TrainingRows, spec: ModelSpec, config: TrainConfig) -> None:
         """Fit with the penalty and the number of epochs chosen on held-out rows, as `kapsi fit`."""
-        share = VALIDATION_FRACTION if self.validation_fraction is None else self.validation_fraction
-        table = TableConfig("y", early_stopping_fraction=share)
+        self._check_warm_start(spec.sized(train.x.shape[1], outputs_of(problem)), config, len(train.y))
+        table = TableConfig("y", early_stopping_fraction=self._share)
         run = resolve_run(problem, RunConfig(table, spec, config))
-        self._table = fit_rows(problem, train, run, device=device_of(self.device)).model
+        part = fit_rows(problem, train, run, device=device_of(self.device))
+        self._table = part.model
+        self._l2 = next((choice.l2 for choice in part.choices if choice.chosen), None)
 
     def _start(self, problem: TableProblem, train: TrainingRows, spec: ModelSpec, config: TrainConfig) -> None:
         """Fit from initial values to all rows."""
         check_loss(problem, config.loss)
         train = train.for_loss(problem, config.loss)
-        sized = spec.sized(train.x.shape[1], train.y[:1].size if problem.classes is None else len(problem.classes))
-        device = device_of(self.device)
-        model = fit_model(sized, train.x, train.y, train.weight, config, device=device)
+        sized = spec.sized(train.x.shape[1], outputs_of(problem))
+        self._check_warm_start(sized, config, len(train.y))
+        model = fit_model(sized, train.x, train.y, train.weight, config, device=device_of(self.device))
         self._table = table_model(problem, train, model)
 
-    def _continue(self, rows: FitRows, config: TrainConfig, share: float | None) -> None:
-        """Fit from the current weights, with the current scaling."""
+    def _continue(self, rows: FitRows, config: TrainConfig, *, in_parts: bool = False) -> None:
+        """Fit from the current weights, with the current scaling and the chosen penalty."""
         x, y = self._inputs(rows.X), rows.target.y
         y = y if self._table.scale is None else self._table.scale.apply(y)
-        model = fit_model(self.model_, x, y, rows.weight, config, share=share, device=device_of(self.device))
+        if not in_parts:
+            self._check_warm_start(self.model_.spec, config, len(y), sparse=self._sparse is not None)
+        config = replace(config, l2=self._l2 if config.l2 is None else config.l2)
+        held = None if in_parts else self._held(rows)
+        model = fit_model(self.model_, x, y, rows.weight, config, held=held, device=device_of(self.device))
         self._table = replace(self._table, model=model)
 
     def _fit_sparse(self, rows: FitRows, x: Any, spec: ModelSpec | None, config: TrainConfig | None = None) -> None:
@@ -279,16 +335,12 @@ class RPNEstimator(BaseEstimator):  # type: ignore[misc]
         self._sparse = SparseScale.fit(x, rows.weight)
         scale = None if target.classes is not None else TargetScale.fit(target.y, rows.weight)
         problem = self._problem(rows, Table(type(self).__name__, {}))
-        share = self._share() if config is None else None
-        model = fit_model(
-            spec.sized(x.shape[1], target.outputs),
-            self._sparse.apply(x),
-            target.y if scale is None else scale.apply(target.y),
-            rows.weight,
-            self._config(rows.seed) if config is None else config,
-            share=share,
-            device=device_of(self.device),
-        )
+        sized, held = spec.sized(x.shape[1], target.outputs), self._held(rows) if config is None else None
+        config = self._config(rows.seed) if config is None else config
+        self._check_warm_start(sized, config, x.shape[0], sparse=True)
+        y = target.y if scale is None else scale.apply(target.y)
+        scaled, device = self._sparse.apply(x), device_of(self.device)
+        model = fit_model(sized, scaled, y, rows.weight, config, held=held, device=device)
         self._table = TableModel(model, Preprocessing(()), problem.target, problem.task, problem.classes, scale)
 
     def _finish(self, target: Target) -> Self:
@@ -319,9 +371,11 @@ class FitRows(NamedTuple):
         target: the target.
         weight: weights of the rows, or None.
         seed: the seed.
+        groups: codes of the groups that held-out rows do not divide, or None.
     """
 
     X: Any
     target: Target
     weight: Floats | None
     seed: int
+    groups: Ints | None = None

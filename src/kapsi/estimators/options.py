@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from kapsi.errors import SpecError, refuse
+from kapsi.errors import SpecError, nearest, refuse, unknown
 from kapsi.expansion import Expansion
 from kapsi.function import coerce, options_of
+from kapsi.migrate import TRAINING_OPTIONS
 from kapsi.recipes.base import Recipe
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.config import TrainConfig
@@ -69,6 +70,8 @@ def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainCo
     Raises:
         SpecError: an option that belongs to the estimator, or that is given twice.
     """
+    if isinstance(training, Mapping):
+        _check_names(training)
     config: TrainConfig = TrainConfig() if training is None else coerce(TrainConfig, training, "training")
     default = TrainConfig()
     changed = [f.name for f in options_of(TrainConfig) if getattr(config, f.name) != getattr(default, f.name)]
@@ -80,6 +83,22 @@ def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainCo
         if name in given:
             raise SpecError(f"training.{name}: the option {name} of the estimator is given, too; leave one out")
     return dataclasses.replace(config, seed=seed, **given)
+
+
+def _check_names(training: Mapping[Any, Any]) -> None:
+    """Raise a `SpecError` for unknown options of training; suggest what the estimator accepts, there or among its own options."""
+    known = [field.name for field in options_of(TrainConfig)]
+    for name in map(str, training):
+        if name in known:
+            continue
+        if name in OWNERS.values():
+            raise SpecError(f"training.{name}: is an option of the estimator itself; give {name}=… there")
+        renamed = TRAINING_OPTIONS.get(name, next(iter(nearest(name, known)), ""))
+        if renamed in OWNERS and not (name not in TRAINING_OPTIONS and TrainConfig.owner_of(name)):
+            hint = f"; did you mean {OWNERS[renamed]} of the estimator?" if OWNERS[renamed] else ""
+            raise SpecError(f"training: there is no option {name!r}{hint}")
+        if not TrainConfig.owner_of(name):
+            raise SpecError(f"training: {unknown('option', name, [n for n in known if n not in OWNERS])}")
 
 
 def device_of(device: Any) -> torch.device | None:

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils import compute_class_weight
-from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from kapsi.data.tabular.types import Floats
 from kapsi.errors import DataError, SpecError
-from kapsi.estimators.base import PartialFit, RPNEstimator, Target
+from kapsi.estimators.base import RPNEstimator, in_parts
+from kapsi.estimators.labels import Target, labels_of, plain
 
 __all__ = ["RPNClassifier", "RPNRegressor"]
 
@@ -40,7 +40,8 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         early_stopping: hold out rows to choose the penalty and the number of epochs, as `kapsi fit`; otherwise one fit on all
             rows. None is true.
         validation_fraction: share of the rows held out by solvers in mini-batches and above 5,000 rows; None for 0.15.
-        warm_start: continue from the weights, scaling and classes of the last `fit`.
+        warm_start: continue from the weights, scaling, classes and penalty of the last `fit`; an error if the solver has a
+            closed form.
         class_weight: `balanced`, weights by label, or None.
         device: device of the model, such as `cuda`; None for the CPU.
         random_state: seed, 0 to 2³² − 1; a `RandomState`; None for another seed in each fit. NumPy's and torch's global states
@@ -103,13 +104,14 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Fit the model.
 
         Args:
             X: a frame, an array of numbers `(rows, columns)`, or a sparse matrix.
             y: labels, `(rows,)`.
             sample_weight: weights of the rows, at least 0.
+            groups: labels of groups, `(rows,)`: rows of a group are held out together wherever the fit holds out rows.
 
         Returns:
             The estimator.
@@ -117,9 +119,9 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         Raises:
             KapsiError: rows or options that do not fit; a `ValueError`.
         """
-        return self._fit(X, y, sample_weight)
+        return self._fit(X, y, sample_weight, groups)
 
-    @available_if(PartialFit())  # type: ignore[untyped-decorator]
+    @in_parts
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Take one pass over the rows in mini-batches, from the current weights; the first call also fits the scaling.
 
@@ -150,18 +152,22 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         return (outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs).numpy()
 
     def _target(self, y: Any, known: npt.NDArray[Any] | None) -> Target:
-        y = validate_data(self, X="no_validation", y=y, multi_output=True)
+        name = type(self).__name__
+        y = validate_data(self, X="no_validation", y=labels_of(y, f"{name}: y"), multi_output=True)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         classes = np.unique(y) if known is None else known
-        codes = np.searchsorted(classes, y).clip(max=len(classes) - 1)
-        odd = np.flatnonzero(classes[codes] != y)
+        text = "OUS"  # codes of NumPy's types of text
+        if (y.dtype.kind in text) != (classes.dtype.kind in text):
+            codes, odd = np.zeros(len(y)), np.zeros(1, dtype=np.int64)
+        else:
+            codes = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+            odd = np.flatnonzero(classes[codes] != y)
         if len(odd):
-            raise DataError(
-                f"{type(self).__name__}: y has the label {y[odd[0]]!r}; the known classes are {classes.tolist()[:20]}"
-            )
+            label = plain(y[odd[0]])
+            raise DataError(f"{name}: y has the label {label!r}; the known classes are {classes.tolist()[:20]}")
         if len(classes) < 2:
-            raise DataError(f"{type(self).__name__}: y has the one class {classes[0]!r}; at least 2 classes are needed")
+            raise DataError(f"{name}: y has the one class {plain(classes[0])!r}; at least 2 classes are needed")
         return Target(codes.astype(np.int64), classes)
 
     def _class_weights(self, target: Target) -> Floats | None:
@@ -240,13 +246,14 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Fit the model.
 
         Args:
             X: a frame, an array of numbers `(rows, columns)`, or a sparse matrix.
             y: targets, `(rows,)` or `(rows, targets)`.
             sample_weight: weights of the rows, at least 0.
+            groups: labels of groups, `(rows,)`: rows of a group are held out together wherever the fit holds out rows.
 
         Returns:
             The estimator.
@@ -254,9 +261,9 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
         Raises:
             KapsiError: rows or options that do not fit; a `ValueError`.
         """
-        return self._fit(X, y, sample_weight)
+        return self._fit(X, y, sample_weight, groups)
 
-    @available_if(PartialFit())  # type: ignore[untyped-decorator]
+    @in_parts
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take one pass over the rows in mini-batches, from the current weights; the first call also fits the scaling.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import re
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +17,9 @@ from kapsi.arrays import MAX_DENSE
 from kapsi.data.tabular import Column, Preprocessing, Table, table_of
 from kapsi.data.tabular.target import informative
 from kapsi.data.tabular.types import Floats
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import DataError, SpecError, shown
 
-__all__ = ["Read", "inputs_of", "read_rows", "seed_of"]
+__all__ = ["Read", "check_frame", "inputs_of", "read_rows", "seed_of"]
 
 WIDEST_DENSE = MAX_DENSE
 """Largest number of values of sparse rows as an array."""
@@ -36,10 +39,11 @@ class Read(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def is_table(X: object) -> bool:
+def is_table(X: Any) -> bool:
     """Return whether rows are a frame of named columns: of pandas, polars or pyarrow."""
     frame = (hasattr(X, "iloc") and hasattr(X, "columns")) or hasattr(X, "iter_columns") or hasattr(X, "column_names")
-    return frame and not hasattr(X, "sparse")
+    # A frame of pandas whose columns are all sparse is read as a sparse matrix; one without columns has the accessor, too.
+    return frame and not (hasattr(X, "sparse") and X.shape[1])
 
 
 def read_rows(estimator: BaseEstimator, X: Any, *, keep_sparse: bool) -> Read:
@@ -59,7 +63,7 @@ def read_rows(estimator: BaseEstimator, X: Any, *, keep_sparse: bool) -> Read:
     name = type(estimator).__name__
     if is_table(X):
         X = validate_data(estimator, X, skip_check_array=True)
-        table = table_of(X, name)
+        table = table_of(_readable(X), name)
         notes = [*table.notes, *table.use(table.columns)]
         empty = [key for key, column in table.columns.items() if column.missing.all()]
         notes += [f"dropped the column {key!r}: it has no values" for key in empty]
@@ -77,9 +81,57 @@ def read_rows(estimator: BaseEstimator, X: Any, *, keep_sparse: bool) -> Read:
 
 def _numbers(estimator: BaseEstimator, X: Any, *, reset: bool) -> Any:
     """Return an array or a CSR matrix of numbers in float64, after the checks of scikit-learn; NaN is missing."""
-    return validate_data(
-        estimator, X, reset=reset, dtype=np.float64, accept_sparse="csr", ensure_all_finite="allow-nan"
-    )
+    name = type(estimator).__name__
+    try:
+        return validate_data(
+            estimator, X, reset=reset, dtype=np.float64, accept_sparse="csr", ensure_all_finite="allow-nan"
+        )
+    except ValueError as error:
+        text = re.search(r"could not convert string to float: (?:np\.str_\()?('[^']*')", str(error))
+        if text is None:
+            raise
+        raise DataError(
+            f"{name}: the array has the text {text[1][:60]}, and arrays hold numbers; give a DataFrame, whose columns of text "
+            "become categories, or encode them first, for example by OneHotEncoder"
+        ) from None
+
+
+def check_frame(X: Any, name: str) -> None:
+    """Refuse frames with repeated names, without rows or without columns, and dictionaries; other rows are not looked at.
+
+    Raises:
+        DataError: such a frame.
+    """
+    if isinstance(X, Mapping):
+        raise DataError(f"{name}: expected a frame, an array or a sparse matrix, got a dictionary; use pd.DataFrame(…)")
+    if not is_table(X):
+        return
+    counts = Counter(X.column_names if hasattr(X, "column_names") else X.columns)
+    repeated = next((column for column, count in counts.items() if count > 1), None)
+    if repeated is not None:
+        raise DataError(f"{name}: {counts[repeated]} columns of the frame are called {repeated!r}; rename the columns")
+    if 0 in X.shape:
+        missing = "sample(s)" if X.shape[1] else "feature(s)"
+        shape = f"(shape={tuple(X.shape)})"
+        raise DataError(f"{name}: the frame has 0 {missing} {shape} while a minimum of 1 is required.")
+
+
+def _readable(X: Any) -> Any:
+    """Return a frame whose sparse columns of pandas are dense, and whose categories of intervals and other objects are text."""
+    if not hasattr(X, "iloc"):
+        return X
+    changed = {}
+    for column, dtype in X.dtypes.items():
+        if hasattr(dtype, "fill_value") and hasattr(dtype, "subtype"):
+            changed[column] = X[column].sparse.to_dense()
+        elif hasattr(dtype, "categories") and dtype.categories.inferred_type in (
+            "interval",
+            "period",
+            "mixed",
+            "tuples",
+        ):
+            changed[column] = X[column].cat.rename_categories(str)
+    return X.assign(**changed) if changed else X
 
 
 def inputs_of(estimator: BaseEstimator, X: Any, preprocessing: Preprocessing, *, named: bool) -> Floats:
@@ -96,12 +148,13 @@ def inputs_of(estimator: BaseEstimator, X: Any, preprocessing: Preprocessing, *,
         TableError: a column has other types than in training.
     """
     name = type(estimator).__name__
+    check_frame(X, name)
     if named and is_table(X):
         X = validate_data(estimator, X, reset=False, skip_check_array=True)
         values = _plain_numbers(X, preprocessing)
         if values is not None:
             return preprocessing.transform_numbers(values)
-        return preprocessing.transform(preprocessing.check(table_of(X, name, preprocessing.kinds()))[0])
+        return preprocessing.transform(preprocessing.check(table_of(_readable(X), name, preprocessing.kinds()))[0])
     values = _numbers(estimator, X, reset=False)
     if scipy.sparse.issparse(values):
         check_dense(name, values)
@@ -154,10 +207,11 @@ def seed_of(random_state: Any) -> int:
         return int(np.random.SeedSequence().generate_state(1)[0])
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(2**31 - 1))
-    if isinstance(random_state, numbers.Integral) and 0 <= int(random_state) < 2**32:
+    whole = isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool)
+    if whole and 0 <= int(random_state) < 2**32:
         return int(random_state)
     raise SpecError(
-        f"random_state: expected an integer from 0 to 2**32 − 1, None or a RandomState, got {random_state!r}"
+        f"random_state: expected an integer from 0 to 2**32 − 1, None or a RandomState, got {shown(random_state)}"
     )
 
 

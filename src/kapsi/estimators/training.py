@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from kapsi.calibrate import calibrate
+from kapsi.data.tabular.types import Ints
 from kapsi.errors import ScaleWarning, SpecError
 from kapsi.modules import Model, scale_last_layer
 from kapsi.spec import ModelSpec
@@ -20,7 +21,7 @@ from kapsi.training.resolve import RowsInfo, resolve, resolve_loss
 from kapsi.training.selection import LARGE_MODEL_PENALTY
 from kapsi.training.solvers import AdamW, Solver
 
-__all__ = ["fit_model", "in_batches", "takes_sparse"]
+__all__ = ["check_warm_start", "fit_model", "in_batches", "takes_sparse"]
 
 
 def takes_sparse(spec: ModelSpec) -> bool:
@@ -40,8 +41,28 @@ def in_batches(config: TrainConfig) -> TrainConfig:
     """
     solver = AdamW(schedule="constant") if config.solver == "auto" else config.solver
     if not isinstance(solver, Solver) or not solver.mini_batch:
-        raise SpecError(f"partial_fit: the solver {config.solver} takes steps on all rows; use adamw or sgd")
+        raise SpecError(f"the solver {solver.name} takes steps on all rows; use solver='adamw' or 'sgd'")
     return replace(config, solver=solver, epochs=1)
+
+
+def check_warm_start(spec: ModelSpec, config: TrainConfig, rows: RowsInfo, where: str) -> None:
+    """Raise a `SpecError` for a warm start of a solver that solves the model at once.
+
+    Args:
+        spec: the specification with all widths.
+        config: training options.
+        rows: properties of the training rows.
+        where: prefix of the message.
+    """
+    sized = Model(spec, device="meta")
+    resolved = resolve(config, sized, rows)
+    # A solver that chooses the penalty by the leave-one-out error has the solution in closed form.
+    if resolved.solver.chooses_l2(sized, resolved.loss):
+        name = resolved.solver.name
+        raise SpecError(
+            f"{where}: warm_start=True has no effect with solver={name!r}, which solves this model at once from any weights; "
+            "leave warm_start out, or use solver='lbfgs' or 'adamw'"
+        )
 
 
 def fit_model(
@@ -51,7 +72,7 @@ def fit_model(
     weight: Any,
     config: TrainConfig,
     *,
-    share: float | None = None,
+    held: tuple[Ints, Ints] | None = None,
     device: torch.device | None = None,
 ) -> Model:
     """Return a model fitted to all rows by `kapsi.fit`.
@@ -62,7 +83,7 @@ def fit_model(
         y: class codes (rows,), or targets.
         weight: weights of the rows, or None.
         config: training options.
-        share: share of the rows held out for early stopping, or None.
+        held: indices of the training rows, and of the rows held out for early stopping; None for a fit on all rows.
         device: the device.
     """
     classes, sparse = y.dtype.kind == "i", not isinstance(x, np.ndarray)
@@ -73,9 +94,10 @@ def fit_model(
     if config.l2 is None and not solver.chooses_l2(sized, loss):
         config = replace(config, l2=LARGE_MODEL_PENALTY)
     dtype = torch.float32 if solver.mini_batch else torch.float64
-    data: tuple[Any, ...] = (x, y) if weight is None else (x, y, weight)
-    if not sparse:
-        data = tuple(torch.from_numpy(np.ascontiguousarray(part)) for part in data)
+    given = (x, y) if weight is None else (x, y, weight)
+    kept, others = (slice(None), None) if held is None else held
+    data = tuple(_rows(values, kept, sparse) for values in given)
+    validation = None if others is None else tuple(_rows(values, others, sparse) for values in given)
     with warnings.catch_warnings():
         # Columns and targets are standardized; a constant target leaves rounding errors.
         warnings.simplefilter("ignore", ScaleWarning)
@@ -86,5 +108,10 @@ def fit_model(
             if not sparse:
                 model = calibrate(model, data[0], data[1] if classes else None)
             model = scale_last_layer(model)
-        fit(model, data, config, validation=share)
+        fit(model, data, config, validation=validation)
     return model
+
+
+def _rows(values: Any, rows: Any, sparse: bool) -> Any:
+    """Return some rows of an array as a tensor, of sparse rows and their targets as they are."""
+    return values[rows] if sparse else torch.from_numpy(np.ascontiguousarray(values[rows]))

@@ -111,7 +111,7 @@ class Decider:
             return self._strings(name, column, wanted)
         typed = self._typed(column)
         if typed.problem:
-            typed.problem += f" {short(name)}"
+            typed.problem += f" with --drop {short(name)}" if self.options else ""
             return typed
         if wanted in ("categorical", "text"):
             strings = pc.cast(pc.cast(column, pa.string()), pa.large_string())
@@ -126,13 +126,12 @@ class Decider:
                 return unusable(len(typed), f" has {typed.reason}, and the model needs numbers; give numbers")
             return Column("real", typed.values, reason="seconds since 1970")
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
-            return _codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self, name))
+            return self._codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self, name))
         found = self._without_sentinels(typed)
         if compact and wanted is None:
             example = f"{np.nanmin(typed.numbers):.0f}"
-            found.notes = (
-                f"column {short(name)} has whole numbers such as {example}; --date {short(name)} reads dates",
-            )
+            advice = f"--date {short(name)} reads dates" if self.options else "pd.to_datetime makes them dates"
+            found.notes = (f"column {short(name)} has whole numbers such as {example}; {advice}",)
         return found
 
     def _typed(self, column: Any) -> Column:
@@ -157,9 +156,14 @@ class Decider:
             values = to_floats(whole) / _ticks(kind.unit)
             return Column("real", values, reason="times of the day, in seconds", unit=TIME_OF_DAY)
         allowed = "numbers, booleans, text, dates and times"
-        return unusable(
-            len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out with --drop"
-        )
+        return unusable(len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out")
+
+    def _codes(self, words: Words) -> Column:
+        """Return whole numbers of more digits than float64 as text."""
+        column = words.text("whole numbers above 2**53")
+        advice = "--numeric rounds them" if self.options else "convert them to float to use them as numbers"
+        column.notes = (f"whole numbers above 2**53, such as {short(words.list[0])}, are codes; {advice}",)
+        return column
 
     def _without_sentinels(self, column: Column) -> Column:
         """Return a column of numbers with missing values in place of the numbers declared missing by the user."""
@@ -208,7 +212,8 @@ class Decider:
         guess = self._guess(name, words)
         if guess.kind not in ("integer", "real"):
             return guess if guess.problem else None
-        guess.notes = (f"column {short(name)} has numbers written as text; --categorical {short(name)} keeps the text",)
+        advice = f"; --categorical {short(name)} keeps the text" if self.options else ", read as numbers"
+        guess.notes = (f"column {short(name)} has numbers written as text{advice}",)
         return guess
 
     def _other(self, name: str, kind: str, words: Words, values: Floats | None = None) -> Column:
@@ -284,7 +289,7 @@ class Decider:
             marks = f"give {marks}" if self.options else "write it otherwise"
             return unusable(words.rows, f": {short(word)} may be {first} or {second}; {marks}", words)
         if not forced and words.all_match(INTEGER) and words.any_match(r"\d{16}") and _are_huge(map(int, words.list)):
-            return _codes(words)
+            return self._codes(words)
         whole = _are_integers(words.known, found.way.thousands)
         kind: Kind = "integer" if whole else "real"
         reason = found.reason if not words.all_match(INTEGER) else ""
@@ -490,13 +495,6 @@ def _are_compact_dates(numbers: Floats) -> bool:
     if len(known) < 2 or not DATES[0] <= known[0] <= known[-1] <= DATES[1]:
         return False
     return not np.isnan(read_dates(pa.array([f"{number:.0f}" for number in known], pa.large_string()))[0]).any()
-
-
-def _codes(words: Words) -> Column:
-    """Return whole numbers of more digits than float64 as text."""
-    column = words.text("whole numbers above 2**53")
-    column.notes = (f"whole numbers above 2**53, such as {short(words.list[0])}, are codes; --numeric rounds them",)
-    return column
 
 
 def _are_integers(strings: Any, thousands: str) -> bool:

@@ -52,7 +52,8 @@ def _arrow(frame: Any, where: str) -> Any:
         if hasattr(frame, "iloc") and hasattr(frame, "columns"):
             return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, ValueError, TypeError) as error:
-        reject(where, f"the frame cannot be read ({error}); give columns of one type and of equal length")
+        reason = ", ".join(map(str, error.args))
+        reject(where, f"the frame cannot be read ({reason}); give columns of one type and of equal length")
     wanted = "a data frame of pandas, polars or pyarrow, or a dictionary of arrays by name of the column"
     raise table_error(where, f"expected {wanted}, got {type(frame).__name__}")
 
