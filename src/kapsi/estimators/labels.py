@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,17 +48,18 @@ def labels_of(y: Any, where: str) -> Any:
     Raises:
         DataError: a missing label, or labels of several types.
     """
-    if isinstance(y, Mapping) or np.ndim(y) != 1:
-        column = y.iloc[:, 0] if hasattr(y, "iloc") and np.ndim(y) == 2 and y.shape[1] == 1 else None
-        return y if column is None else np.asarray(labels_of(column, where))[:, np.newaxis]
-    if hasattr(y, "iloc") and hasattr(y.dtype, "numpy_dtype") and y.dtype.kind in "biu":
+    if hasattr(y, "iloc") and y.ndim == 2 and y.shape[1] == 1:
+        return np.asarray(labels_of(y.iloc[:, 0], where))[:, np.newaxis]
+    if hasattr(y, "iloc") and y.ndim == 1 and hasattr(y.dtype, "numpy_dtype") and y.dtype.kind in "biu":
         _refuse_missing(np.asarray(y.isna()), where)
         return y.to_numpy(dtype=y.dtype.numpy_dtype)
-    if isinstance(y, list | tuple):
+    if isinstance(y, list | tuple) and np.ndim(y) == 1:
         values = np.empty(len(y), dtype=object)
         values[:] = y
     else:
         values = np.asarray(y)
+    if values.ndim != 1:
+        return y
     if values.dtype != object or not len(values):
         return values
     _refuse_missing(np.array([_is_missing(value) for value in values]), where)
