@@ -414,3 +414,30 @@ def test_a_kept_column_of_lists_is_refused_with_a_remedy(run):
     assert "write Parquet, or leave them out" in err
     assert run("predict", "r", "n.parquet", "--output", "o.parquet", "--keep", "l")[0] == 0
     assert pq.read_table("o.parquet")["l"].to_pylist() == [[1.0, 2.0]]
+
+
+def test_empty_columns_are_left_out_and_not_needed(run):
+    put("t.csv", text(a=A, e=[""] * ROWS, b=B, f=["NA"] * ROWS, y=Y))
+    code, out, err = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert code == 0
+    assert score(out) > 0.99
+    assert "note: dropped the column 'e': it has no values" in err
+    assert "note: dropped the column 'f': it has no values" in err
+    assert re.search(r"inputs +a, b\n", run("info", "r")[1])
+    for content in ("a,b\n20,1\n", "a,b,e\n20,1,x\n"):
+        assert run("predict", "r", put("n.csv", content), "--output", "-")[0] == 0
+    put("p.parquet", pa.table({"a": A, "e": pa.nulls(ROWS), "s": pa.array([None] * ROWS, pa.string()), "y": Y}))
+    assert run("fit", "p.parquet", "--target", "y", "--output", "p")[0] == 0
+    assert re.search(r"inputs +a\n", run("info", "p")[1])
+    for option, column in (("--target", "e"), ("--numeric", "e"), ("--text", "e"), ("--time", "e"), ("--weight", "e")):
+        target = () if option == "--target" else ("--target", "y")
+        code, _, err = run("fit", "t.csv", *target, option, column, "--output", "x")
+        assert code == 2
+        assert "'e'" in err
+
+
+def test_many_columns_without_information_share_a_note(run):
+    put("t.csv", text(a=A, **{f"k{i}": [0] * ROWS for i in range(25)}, y=Y))
+    _, _, err = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert "dropped 25 columns that are empty or the same in every row: 'k0', 'k1'" in err
+    assert err.count("k24") == 0

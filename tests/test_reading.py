@@ -191,6 +191,7 @@ OTHER = {
     ".gz, .zip, .zst",
     ".dat, .data",
     "folders, pipes, devices",
+    "a column without values",
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
     '`"12.5"` as text in Parquet',

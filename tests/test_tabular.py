@@ -496,8 +496,11 @@ def test_features_that_cannot_be_used_are_refused():
     x = number(*[1, None, None], kind="real")
     y = number(None, 1.5, 2.5)
     data = table(x=x, z=number(1, 2, 3), w=text("a", None, None), y=y)
-    refusal(lambda: make_problem(data, "y"), "t.csv", "'x', 'w'", "--drop 'x' --drop 'w'")
-    assert list(make_problem(data, "y", drop=["x", "w"]).features.columns) == ["z"]
+    problem = make_problem(data, "y")
+    assert list(problem.features.columns) == ["z"]
+    assert {f"dropped the column {name!r}: it has no values" for name in "xw"} <= set(problem.notes)
+    refusal(lambda: make_problem(data, "y", required=["w"]), "t.csv", "'w'", "no value in any used row")
+    refusal(lambda: make_problem(data, "y", drop=["z"]), "t.csv", "no feature column is left")
     infinite = table(x=number(1, 2, -np.inf), y=y)
     refusal(lambda: make_problem(infinite, "y"), "t.csv", "'x'", "-inf", "row 3")
 

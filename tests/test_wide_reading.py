@@ -37,6 +37,12 @@ FURTHER = {
     "times and dates": (csv_of(a=["12:30", "13:00"], b=["2024-01-02"] * 2, c=["2024-01-02T10:00:00Z"] * 2), {}),
     "plus signs and forms": (csv_of(a=["+1", "-.5", "1."], b=["+1", "2", "3"], c=["1e400", "1e-400", "inf"]), {}),
     "compact dates": (csv_of(a=[20240131 + i for i in range(-9, 1)], b=["2:30 pm"] * 10, c=["true", *"1010"] * 2), {}),
+    "a number of 400 digits beside codes": (csv_of(a=["9" * 400, "007"], b=["007", "1"]), {}),
+    "codes of 400 digits": (csv_of(a=["007", "0" + "9" * 400]), {}),
+    "codes beside a decimal point": (csv_of(a=["007", "2.5"], b=["1", "2"]), {}),
+    "infinity and decimal commas": (csv_of(";", a=["inf", "1,5"], b=["007", "-Infinity"], c=["inf", "inf"]), {}),
+    "infinity and a given decimal comma": (csv_of(";", a=["inf", "1"], b=["inf", "9" * 400]), {"decimal": ","}),
+    "plus signs alone": (csv_of(a=["+5", "7"], b=["0x1F", "1"], c=["007", "+1"]), {}),
     "not UTF-8 at the end": (csv_of(a=[*["x" * 3000] * 99, "é"], b=range(100)).encode("latin-1"), {}),
 }
 
@@ -76,6 +82,17 @@ def test_drawn_tables(seed, tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_bytes(drawn._csv(np.random.default_rng((5, seed))))
     compare(path, {}, monkeypatch)
+
+
+def test_codes_of_many_digits_and_infinities_are_read_alike(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(csv_of(a=["9" * 400, "007"], b=["007", "2.5"]))
+    table = read_table(path)
+    assert table.columns["a"].values.tolist() == ["9" * 400, "007"]
+    assert table.columns["b"].values.tolist() == [7, 2.5]
+    assert table.decimal == "."
+    path.write_text(csv_of(";", a=["inf", "1,5"], b=[1, 2]))
+    assert read_table(path).columns["a"].values.tolist() == [np.inf, 1.5]
 
 
 def test_a_late_letter_that_is_not_utf8_is_read(tmp_path):

@@ -49,7 +49,7 @@ def is_table(X: Any) -> bool:
 def read_rows(estimator: BaseEstimator, X: Any, *, keep_sparse: bool) -> Read:
     """Return training rows, and set names and number of the features of an estimator.
 
-    A frame is read by the rules of `kapsi fit`: constant and ID-like columns are left out. All columns of an array are kept.
+    A frame is read by the rules of `kapsi fit`: empty, constant and ID-like columns are left out. All columns of an array are kept.
 
     Args:
         estimator: the estimator.
@@ -65,10 +65,7 @@ def read_rows(estimator: BaseEstimator, X: Any, *, keep_sparse: bool) -> Read:
         X = validate_data(estimator, X, skip_check_array=True)
         table = table_of(_readable(X), name)
         notes = [*table.notes, *table.use(table.columns)]
-        empty = [key for key, column in table.columns.items() if column.missing.all()]
-        notes += [f"dropped the column {key!r}: it has no values" for key in empty]
-        kept = Table(name, {key: column for key, column in table.columns.items() if key not in empty})
-        features = informative(kept, list(kept.columns), np.arange(table.rows), notes)
+        features = informative(table, list(table.columns), np.arange(table.rows), notes)
         return Read(features, notes=tuple(notes))
     values = _numbers(estimator, X, reset=True)
     if scipy.sparse.issparse(values):

@@ -133,8 +133,18 @@ def read_problem(path: str | Path, config: TableConfig) -> TableProblem:
         except TableError as error:
             both = " (options of reading hold for both tables)" if "--" in str(error) else ""
             raise TableError(f"{error}{both}") from None
-    roles: Any = {"weight": config.weight, "group": config.group, "time": config.time, "validation": validation}
-    return make_problem(table, config.target, **roles, task=config.task, strict=config.strict, drop=config.drop)
+    return make_problem(
+        table,
+        config.target,
+        task=config.task,
+        strict=config.strict,
+        drop=config.drop,
+        weight=config.weight,
+        group=config.group,
+        time=config.time,
+        validation=validation,
+        required=[name for name, _ in config.reading.kinds()],
+    )
 
 
 def default_spec(in_features: int, rows: int | None = None) -> ModelSpec:

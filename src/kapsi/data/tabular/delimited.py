@@ -1,4 +1,4 @@
-"""Text files as Arrow columns: the layout, then Arrow's reader, or the csv module where the layout needs it."""
+"""Text files as Arrow columns: find the layout, then read by Arrow, or by the csv module for an irregular layout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WIDE = 500
 
 
 class TextTable(NamedTuple):
-    """Names and columns of a text file, the digest of its bytes, notes, and the decimal mark, None if unknown."""
+    """Names and columns of a text file, the SHA-256 digest, notes, and the decimal mark (None if unknown)."""
 
     names: list[str]
     columns: list[Column]
@@ -52,19 +52,19 @@ def read_text(
     decimal: str | None = None,
     categories: Mapping[str, Collection[str]] | None = None,
 ) -> TextTable:
-    """Read a text file and decide the types of its columns; the decimal mark is for a file that does not show its own."""
+    """Read a text file and type the columns; `decimal` is the decimal mark of a file without evidence."""
     file = TextFile(path, compression, reading, TEXT_SUFFIXES[suffix])
     return file.read(file.decider(kinds, decimal, categories))
 
 
 class TextFile:
-    """A text file with its encoding and layout.
+    """A text file with encoding and layout.
 
     Args:
         path: the file.
-        compression: of the file, None for none.
+        compression: `gzip`, `zip`, `zstd`, or None.
         reading: options of the user.
-        default: separator of a file with one column.
+        default: separator of a file with a single column.
     """
 
     def __init__(self, path: Path, compression: str | None, reading: Reading, default: str) -> None:
@@ -85,7 +85,7 @@ class TextFile:
         self._find()
 
     def _find(self) -> None:
-        """Find the layout, in the present encoding."""
+        """Find the layout in the current encoding."""
         import codecs
 
         try:
@@ -113,12 +113,12 @@ class TextFile:
         decimal: str | None = None,
         categories: Mapping[str, Collection[str]] | None = None,
     ) -> Decider:
-        """Return the decisions for the columns; the decimal mark is for a file that does not show its own."""
+        """Return the decisions for the columns; `decimal` is the decimal mark of a file without evidence."""
         mark, grouped = self.dialect.decimal or decimal, self.dialect.separator == ";"
         return Decider(self.reading, kinds, mark, grouped=grouped, categories=categories or {})
 
     def with_mark(self, decider: Decider) -> Decider:
-        """Return the decider with the decimal mark by all rows."""
+        """Return the decider with the decimal mark of all rows."""
         numbers = WideNumbers(decider, self.dialect.width, keep=False)
         with self.stream() as stream:
             for values in row_blocks(stream, self.dialect):
@@ -142,7 +142,7 @@ class TextFile:
         return TextTable(names, columns, digest, (*self.notes, *self.dialect.notes), decider.decimal)
 
     def _again(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
-        """Read a text that is not UTF-8 behind the first lines."""
+        """Read a text with bytes outside of UTF-8 behind the first lines."""
         with open_table(self.path, self.compression) as raw:
             self.encoding, _, note = western(raw.read())
         self.notes = (*self.notes, note)
@@ -171,7 +171,7 @@ class TextFile:
     def _by_arrow(
         self, names: list[str], decider: Decider, which: Sequence[int], words: Collection[int] | None = None
     ) -> tuple[list[Column], str, Decider]:
-        """Return some columns as Arrow infers them; with `words`, the columns to read as strings, the decimal mark is final."""
+        """Return some columns as inferred by Arrow; `words` lists columns of strings, and makes the decimal mark final."""
         import pyarrow as pa
 
         strings = {
@@ -185,26 +185,28 @@ class TextFile:
         try:
             table, stream = self._arrow(which, strings, self.dialect)
         except (pa.ArrowInvalid, pa.ArrowCapacityError):
-            # Trailing separators, comments between the rows, blank lines; the csv module also names the line of an error.
+            # Trailing separators, comments between the rows, blank lines; the csv module also reports the line of an error.
             table, stream = self._arrow(which, strings, self.dialect, plain=False)
         if any(map(_is_binary, table.columns)):
             raise pa.ArrowInvalid("invalid UTF8")
         self._check_quotes(table, stream)
         if decider.decimal is None and words is None:
-            table, decider = self._with_mark(table, decider, which)
+            table, decider = self._marked(table, decider, which, plus=stream.plus)
         columns = list(table.columns)
         if stream.zeros or stream.plus or any(map(_has_huge, columns)):
             columns = self._with_codes(columns, which)
         typed = [decider.column(name, column) for name, column in zip(names, columns, strict=True)]
         return typed, stream.digest.hexdigest(), decider
 
-    def _with_mark(self, table: Any, decider: Decider, which: Sequence[int]) -> tuple[Any, Decider]:
-        """Return the table with the decimal mark by all rows, if the first ones do not show it; numbers in doubt as strings."""
+    def _marked(self, table: Any, decider: Decider, which: Sequence[int], *, plus: bool) -> tuple[Any, Decider]:
+        """Return the table and the decimal mark of all rows, if the first rows show none; numbers in doubt become strings."""
         import pyarrow as pa
 
         real = any(pa.types.is_floating(column.type) for column in table.columns)
         if real and decider.grouped:
             table, _ = self._arrow(which, which, self.dialect, plain=self.dialect.plain)
+        if plus:  # Arrow reads +5 as a real number
+            return table, self.with_mark(decider)
         marks = {"."} if real and not decider.grouped else set()
         for column in table.columns:
             if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
@@ -215,7 +217,7 @@ class TextFile:
     def _arrow(
         self, which: Sequence[int], strings: Collection[int], dialect: Dialect, *, plain: bool = True
     ) -> tuple[Any, TextStream]:
-        """Return columns of the rows as an Arrow table with inferred types, and the stream at its end."""
+        """Return columns as an Arrow table with inferred types, and the stream at the end of the file."""
         import pyarrow as pa
         import pyarrow.csv as pa_csv
 
@@ -251,7 +253,7 @@ class TextFile:
                     size *= 32  # a row is longer than a block
 
     def _check_quotes(self, table: Any, stream: TextStream) -> None:
-        """Refuse a quote that is never closed: Arrow reads it to the end of the file without an error."""
+        """Refuse an unclosed quote: Arrow reads the rest of the file as a single value, without an error."""
         if not table.num_rows:
             reject(self.where, "the file has a header but no rows; add at least one row")
         last = str(table.columns[-1][-1].as_py())
@@ -259,7 +261,7 @@ class TextFile:
             reject(self.where, f"a quote is opened and never closed, before {short(last.splitlines()[0])}; close it")
 
     def _with_codes(self, columns: list[Any], which: Sequence[int]) -> list[Any]:
-        """Return the columns, those of whole numbers with leading zeros or plus signs as strings."""
+        """Return the columns; whole numbers with leading zeros or plus signs become strings."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -49,7 +49,7 @@ class Numerals:
         if self.thousands:
             separator = {" ": f"[{BLANK}]", "'": "['’]"}.get(self.thousands, re.escape(self.thousands))
             whole = rf"([1-9]\d{{0,2}}({separator}\d{{3}})+|\d+)"
-        return rf"^[+-]?({whole}({mark}\d*)?|{mark}\d+){EXPONENT}$"
+        return rf"^[+-]?(({whole}({mark}\d*)?|{mark}\d+){EXPONENT}|(?i:inf|infinity))$"
 
     def parse(self, strings: Any) -> Floats:
         """Return trimmed Arrow strings as numbers, NaN where a string is no number written in this way."""
@@ -156,9 +156,6 @@ def read_numbers(
     ]
     parsed = [(way, way.parse(core)) for way in ways]
     count = max(int((~np.isnan(values)).sum()) for _, values in parsed)
-    given = reading.decimal == "," or reading.thousands == "."
-    if not signs and not given and (~np.isnan(plain)).sum() > count:  # infinities
-        return Numbers(plain)
     best = [(way, values) for way, values in parsed if int((~np.isnan(values)).sum()) == count]
     first, values = next(((w, v) for w, v in best if w.decimal == settled), best[0])
     other = next((v for _, v in best if not np.array_equal(v, values, equal_nan=True)), None)

@@ -220,6 +220,8 @@ def groups_of(table: Table, name: str | None, rows: Ints) -> Ints | None:
     """Return the codes of the groups of rows; a row without a group is a group alone."""
     if name is None:
         return None
+    if table.columns[name].missing.all():
+        reject(table.name, f"the group {short(name)} has no values; choose another column")
     codes, words = as_words(table.columns[name], ())
     codes = np.asarray(codes[rows], dtype=np.int64)
     return np.where(codes < 0, len(words) + np.arange(len(codes)), codes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,8 @@ MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
 NUMBER_LIKE = re.compile(r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]?$|[^\w\s]\s?\d+$|\d+ ?[A-Za-z]$|\d+ days|[\[({].*\d")
 """1/5/2.4, €5, 3.5K, 2 days 01:00:00, [1.5 2]: neither words nor codes."""
+MOST_NOTES = 20
+"""Most dropped columns with a note for each."""
 MAX_SINGLE = 9
 """Number of classes with a single row up to which a target may have mostly such classes."""
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
@@ -123,6 +125,7 @@ def make_problem(
     group: str | None = None,
     time: str | None = None,
     validation: Table | None = None,
+    required: Collection[str] = (),
 ) -> TableProblem:
     """Split a table into features and target; drop rows without a target and columns without information.
 
@@ -136,6 +139,7 @@ def make_problem(
         group: column of groups that a split does not divide; no input.
         time: column that orders the rows: held-out rows are later. It stays an input.
         validation: rows to hold out, with the columns of the table.
+        required: names of columns that must have a value.
 
     Raises:
         TableError: the target or a feature column is invalid.
@@ -163,7 +167,7 @@ def make_problem(
     task, y, classes = values[0]
     if len(targets) > 1:
         y = np.stack([numbers.astype(np.float64) for _, numbers, _ in values], axis=1)
-    features = informative(table, names, rows, notes)
+    features = informative(table, names, rows, notes, required)
     notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
     held = None if validation is None else rows >= count
     return TableProblem(
@@ -302,16 +306,32 @@ def _classes_of(
     return codes.astype(np.int64), tuple(labels)
 
 
-def informative(table: Table, names: list[str], rows: Ints, notes: list[str]) -> Table:
-    """Return the feature columns except constant and ID-like ones, with a note on each dropped column."""
+def informative(
+    table: Table, names: list[str], rows: Ints, notes: list[str], required: Collection[str] = ()
+) -> Table:
+    """Return the feature columns except empty, constant and ID-like ones, with a note on each dropped column.
+
+    Args:
+        table: the table.
+        names: names of the feature columns.
+        rows: the used rows.
+        notes: receives the notes.
+        required: names of columns that must have a value.
+
+    Raises:
+        TableError: a required column is empty, or no column is left.
+    """
     features = table.take(rows, names)
     empty = _empty(features)
-    if empty:
-        advice = f"leave them out with --drop NAME (here {' '.join(f'--drop {short(name)}' for name in empty[:10])})"
-        reject(table.name, f"columns with no value in any used row: {listed(empty, len(empty))}; {advice}")
-    kept = []
+    for name in names:
+        if name in empty and name in required:
+            reject(table.name, f"the column {short(name)} has no value in any used row; leave its option out")
+    dropped = dict.fromkeys(empty, "it has no values")
     constant = _constant(features, rows)
+    kept = []
     for name, column in features.columns.items():
+        if name in empty:
+            continue
         if column.kind == "text" and not column.free:
             codes, words = column.coded()
             known, distinct = int((codes >= 0).sum()), len(words)
@@ -328,23 +348,26 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str]) ->
                 notes.append(f"column {short(name)} has {share}{reason if 2 * len(like) > distinct else ''}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:
-            notes.append(f"dropped the column {short(name)}: it is {short(column.values[:1].tolist()[0])} in every row")
+            dropped[name] = f"it is {short(column.values[:1].tolist()[0])} in every row"
             continue
         kept.append(name)
+    if len(dropped) <= MOST_NOTES:
+        notes += [f"dropped the column {short(name)}: {dropped[name]}" for name in features.columns if name in dropped]
+    else:
+        notes.append(f"dropped {len(dropped):,} columns that are empty or the same in every row: {listed(dropped)}")
     if not kept:
         reason = f" ({'; '.join(notes)})" if notes else ""
         reject(table.name, f"no feature column is left{reason}; at least one that varies is needed")
     return Table(table.name, {name: features.columns[name] for name in kept})
 
 
-def _empty(features: Table) -> list[str]:
-    """Return the columns without any value."""
-    empty = {
-        name for name, column in features.columns.items() if column.kind in ("text", "date") and column.missing.all()
-    }
-    for names, values in numeric_blocks(features.columns):
+def _empty(features: Table) -> set[str]:
+    """Return the names of the columns without any value."""
+    columns = features.columns
+    empty = {name for name, column in columns.items() if column.kind in ("text", "date") and column.missing.all()}
+    for names, values in numeric_blocks(columns):
         empty |= {names[i] for i in np.flatnonzero(np.isnan(values).all(1))}
-    return [name for name in features.columns if name in empty]
+    return empty
 
 
 def _constant(features: Table, rows: Ints) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.decide import DATES, INTEGER, MISSING_WORDS, WEAK_WORDS, Decider, number_form
+from kapsi.data.tabular.decide import DATES, INTEGER, MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider, number_form
 from kapsi.data.tabular.dialect import Dialect, ragged
 from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.repair import repaired
@@ -102,8 +102,11 @@ class WideNumbers:
         self.decider, self.width, self.keep = decider, width, keep
         self.blocks: list[Floats] = []
         self.rows, self.marks = 0, set[str]()
-        # Columns with numbers; with other words; with numbers that are not whole; with decimal marks; from 2**53; from 2**63.
-        self.known, self.other, self.real, self.marked, self.huge, self.vast = np.zeros((6, width), dtype=np.bool_)
+        # Columns with numbers; with codes such as 007; with other words; with numbers that are not whole; with decimal marks;
+        # from 2**53; with numbers or codes from 2**63.
+        self.known, self.coded, self.other, self.real, self.marked, self.huge, self.vast = np.zeros(
+            (7, width), dtype=np.bool_
+        )
 
     def add(self, values: Any) -> None:
         """Take the values of some rows, one row after another."""
@@ -119,16 +122,19 @@ class WideNumbers:
         number &= ~missing
         if pc.any(pc.match_substring(text, "+")).as_py():
             text = pc.replace_substring_regex(text, r"^\+", "")
-        floats = pc.cast(pc.if_else(pa.array(number), text, pa.scalar(None, text.type)), pa.float64())
-        matrix = self._rows(pc.fill_null(floats, np.nan).to_numpy(zero_copy_only=False))
+        code = _mask(pc.match_substring_regex(text, ZERO_FIRST)) & ~missing
+        floats = pc.cast(pc.if_else(pa.array(number | code), text, pa.scalar(None, text.type)), pa.float64())
+        matrix = self._rows(np.array(pc.fill_null(floats, np.nan).to_numpy(zero_copy_only=False)))
         whole = self._rows(_mask(pc.match_substring_regex(text, INTEGER)))
-        number, missing = self._rows(number), self._rows(missing)
+        number, missing, code = self._rows(number), self._rows(missing), self._rows(code)
         size = np.abs(np.nan_to_num(matrix))
+        matrix[code] = np.nan
         self.known |= number.any(0)
-        self.other |= ~(number | missing).all(0)
+        self.coded |= code.any(0)
+        self.other |= ~(number | missing | code).all(0)
         self.real |= (number & ~whole).any(0)
         self.huge |= (number & (size >= 2.0**53)).any(0)
-        self.vast |= (number & (size >= 2.0**63)).any(0)
+        self.vast |= (size >= 2.0**63).any(0)
         self.marked |= (self._rows(_mask(pc.match_substring(text, "."))) & number).any(0)
         if self.decider.settled is None:
             self.marks |= decimal_marks(values)
@@ -158,15 +164,13 @@ class WideNumbers:
         if self.decider.settled is not None:
             return self.decider
         # Without points between thousands, a column of real numbers shows a decimal point.
-        points = (
-            {"."} if not self.decider.grouped and (self.known & ~self.other & (self.real | self.vast)).any() else set()
-        )
-        marks = self.marks | points
+        points = not self.decider.grouped and (~self.other & (self.real | self.vast)).any()
+        marks = self.marks | ({"."} if points else set())
         return replace(self.decider, decimal=marks.pop() if len(marks) == 1 else None)
 
     def columns(self, names: Sequence[str], which: Sequence[int], decider: Decider) -> dict[int, Column]:
         """Return, of some columns, those of plain numbers by index; all others are left to the decisions on strings."""
-        plain = self.known & ~self.other & ~(self.huge & ~self.real)
+        plain = self.known & ~self.coded & ~self.other & ~(self.huge & ~self.real)
         if self.decider.settled is None and decider.grouped and decider.decimal != ".":
             plain &= ~self.marked
         matrix = np.concatenate(self.blocks, axis=1) if len(self.blocks) > 1 else self.blocks[0]
