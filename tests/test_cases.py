@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kapsi.cli import main
+from kapsi.errors import TableError
+from kapsi.tables import load_run
 
 ROWS = 120
 RNG = np.random.default_rng(0)
@@ -325,7 +327,7 @@ def test_times_of_the_day_are_the_same_from_text_and_parquet(run):
 
 
 def test_quantities_that_are_not_read_are_named(run):
-    for word, other in (("[{:.2f} 1]",) * 2, ("{:.2f}K", "{:.2f}M"), ("{:.0f} days 01:00:00",) * 2):
+    for word, other in (("[{:.2f} 1]",) * 2, ("{:.2f}KB", "{:.2f}MB"), ("{:.0f} days 1h",) * 2):
         values = [(word, other)[i % 2].format(value) for i, value in enumerate(10 * A)]
         put("t.csv", text(a=values, b=B, y=Y))
         code, _, err = run("fit", "t.csv", "--target", "y", "--output", "r", "--overwrite")
@@ -371,22 +373,27 @@ def test_the_examples_of_the_documentation_run_as_written(run):
 
 
 UNITS = {
-    "$": ("$ {:.2f}", ["$20.5", "20.5"], "€20.5"),
-    "%": ("{:.1f}%", ["20.5%", "20.5"], "$20.5"),
-    "kg": ("{:.1f} kg", ["20.5kg", "20.5"], "20.5 lb"),
-    "none": ("{:.1f}", ["20.5"], "20.5%"),
-    "time": ("20:{:02.0f}", ["20:20", "8:20 pm"], "20.5"),
+    "$": ("$ {:.2f}", ["$20.5"], ["20.5"], "€20.5"),
+    "%": ("{:.1f}%", ["20.5%"], [], "$20.5"),
+    "kg": ("{:.1f} kg", ["20.5kg"], ["20.5"], "20.5 lb"),
+    "K": ("{:.1f}K", ["20.5K"], [], "20.5 lb"),
+    "none": ("{:.1f}", ["20.5"], [], "20.5%"),
+    "time": ("20:{:02.0f}", ["20:20", "8:20 pm", "20:20:00", "PT20H20M"], [], "20.5"),
+    "duration": ("5 days 03:{:02.0f}:00", ["5 days 03:20:00", "123:20:00", "P5DT3H20M"], ["444000"], "$20.5"),
 }
 
 
 @pytest.mark.parametrize("unit", list(UNITS))
 def test_units_of_predictions_are_those_of_the_fit(unit, run):
-    form, accepted, refused = UNITS[unit]
+    form, accepted, guessed, refused = UNITS[unit]
     put("t.csv", text(a=[form.format(value) for value in A], b=B, y=Y))
     assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
-    found = {
-        predictions(run("predict", "r", put("n.csv", f"a,b\n{word},1\n"), "--output", "-")[1])[0] for word in accepted
-    }
+    found = set()
+    for word in (*accepted, *guessed):
+        code, out, err = run("predict", "r", put("n.csv", f"a,b\n{word},1\n"), "--output", "-")
+        assert code == 0
+        found.add(predictions(out)[0])
+        assert ("column 'a' has numbers without a unit; read in" in err) == (word in guessed)
     assert len(found) == 1
     code, _, err = run("predict", "r", put("n.csv", f"a,b\n{refused},1\n"), "--output", "-")
     assert code == 2
@@ -394,6 +401,145 @@ def test_units_of_predictions_are_those_of_the_fit(unit, run):
     assert "the table of the fit has" in err
     validation = put("v.csv", text(a=[refused] * ROWS, b=B, y=Y))
     assert "the table of the fit has" in run("fit", "t.csv", "--target", "y", "--validation", validation)[2]
+
+
+def test_plain_numbers_beside_percentages_need_a_statement(run):
+    put("t.csv", text(a=[f"{value}%" for value in A], b=B, y=Y))
+    put("p.csv", text(a=A, b=B, y=Y))
+    put("q.csv", text(a=[value / 100 for value in A], b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--output", "r")[0] == 0
+    wanted = run("evaluate", "r", "t.csv")[1]
+    for name in ("p.csv", "q.csv"):
+        for command in (("evaluate", "r", name), ("predict", "r", name, "--output", "-")):
+            code, _, err = run(*command)
+            assert code == 2
+            assert (
+                "column 'a' has numbers without a unit, and the table of the fit has numbers with the unit '%'; "
+                "--unit 'a'=% takes 12 as 12%, --unit 'a'=1 takes 0.12 as 12%" in err
+            )
+    assert run("evaluate", "r", "p.csv", "--unit", "a=%")[1] == wanted
+    assert run("evaluate", "r", "q.csv", "--unit", "a=1")[1] == wanted
+    assert "--unit c: expected a column of the model: a, b, y" in run("evaluate", "r", "p.csv", "--unit", "c=%")[2]
+    assert "has the unit '%', and --unit states '$'" in run("evaluate", "r", "t.csv", "--unit", "a=$")[2]
+    assert "there is no such column" in run("fit", "t.csv", "--target", "y", "--unit", "c=%")[2]
+    assert "expected COLUMN=UNIT" in run("fit", "t.csv", "--target", "y", "--unit", "a")[2]
+    frame = {"a": [20.0], "b": [1.0]}
+    with pytest.raises(TableError, match="'a' has numbers without a unit"):
+        load_run("r").predict(frame)
+    assert load_run("r").predict({"a": ["20%"], "b": [1.0]}) == pytest.approx([43], abs=0.5)
+
+
+def test_stated_units_are_kept(run):
+    put("t.csv", text(a=A, b=B, y=Y))
+    assert run("fit", "t.csv", "--target", "y", "--unit", "a=%", "--unit", "y=$", "--output", "r")[0] == 0
+    accepted = [put("n.csv", "a,b\n20%,1\n"), put("m.csv", "a,b\n20,1\n")]
+    first, second = (predictions(run("predict", "r", name, "--output", "-")[1]) for name in accepted)
+    assert first == second
+    assert "RMSE ($)" in run("evaluate", "r", "t.csv")[1]
+    put("k.csv", text(k=["u", "v"] * (ROWS // 2), a=A, y=Y))
+    assert "has 2 different texts, and --unit needs numbers" in run("fit", "k.csv", "--target", "y", "--unit", "k=$")[2]
+
+
+def test_the_unit_of_the_target_is_that_of_scores_and_predictions(run):
+    put("t.csv", text(a=A, b=B, y=[f"${value}" for value in Y]))
+    code, out, _ = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert code == 0
+    assert "RMSE ($)" in out
+    assert "RMSE ($)" in run("evaluate", "r", "t.csv")[1]
+    assert "predictions: p.csv (120 rows, in $)" in run("predict", "r", "t.csv", "--output", "p.csv")[1]
+    code, out, err = run("evaluate", "r", put("n.csv", text(a=A, b=B, y=Y)))
+    assert "column 'y' has numbers without a unit; read in '$'" in err
+    assert score(out) > 0.99
+    code, _, err = run("evaluate", "r", put("n.csv", text(a=A, b=B, y=[f"€{value}" for value in Y])))
+    assert code == 2
+    assert "column 'y' has numbers with the unit '€', and the table of the fit has numbers with the unit '$'" in err
+    put("t.csv", text(a=A, y=[f"{value}%" for value in Y], z=[f"{value} €" for value in Y]))
+    assert re.search(r"RMSE\n", run("fit", "t.csv", "--target", "y", "--target", "z", "--output", "s")[1])
+    assert "column 'y' has numbers without" in run("evaluate", "s", put("n.csv", text(a=A, y=Y, z=Y)))[2]
+
+
+SUFFIXES = {
+    "K and M": [f"{value * 100:.1f}K" if i % 2 else f"{value / 10:.4f}M" for i, value in enumerate(A)],
+    "K and plain": [f"{value * 100:.1f}K" if i % 2 else f"{value * 1e5:.0f}" for i, value in enumerate(A)],
+    "money": [f"${value / 10:.4f}m" for value in A],
+    "words": [f"{value / 10:.4f} million" for value in A],
+    "bn": [f"€ {value / 1e4:.7f}bn" if i % 2 else f"€ {value / 10:.4f} mn" for i, value in enumerate(A)],
+}
+
+
+@pytest.mark.parametrize("case", list(SUFFIXES))
+def test_suffixes_of_thousands_are_multiplied(case, run):
+    put("t.csv", text(a=SUFFIXES[case], b=B, y=Y))
+    code, out, err = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert code == 0
+    assert score(out) > 0.99
+    assert re.search(r"column 'a' has numbers with .* for thousands, millions, …: '.*' is read as [\d,]+", err)
+    sign = "€" if case == "bn" else "$" * (case == "money")
+    words = [f"{sign}2.05M", f"{sign}2050K", f"{sign}2050000"]
+    found = [
+        float(predictions(run("predict", "r", put("n.csv", f"a,b\n{w},1\n"), "--output", "-")[1])[0]) for w in words
+    ]
+    assert found == pytest.approx([44, 44, 44], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["5k", "100m"], "'m' may be a unit"),
+        (["5B", "2.5G", "1K"], "B may be billions or bytes"),
+    ],
+)
+def test_unclear_suffixes_are_refused(words, message, run):
+    put("t.csv", text(a=[words[i % len(words)] for i in range(ROWS)], b=B, y=Y))
+    code, _, err = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert code == 2
+    assert f"are unclear, {message}; write thousands, millions and billions as K, M and B" in err
+    assert run("fit", "t.csv", "--target", "y", "--categorical", "a", "--output", "r")[0] == 0
+
+
+def test_a_letter_behind_all_numbers_is_a_unit(run):
+    put("t.csv", text(a=[f"{value}K" for value in A], b=B, y=Y))
+    _, _, err = run("fit", "t.csv", "--target", "y", "--output", "r")
+    assert f"column 'a' has K behind all numbers: '{A[0]}K' is read as {A[0]:,.15g} with the unit 'K'" in err
+    message = run("predict", "r", put("n.csv", "a,b\n20,1\n"), "--output", "-")[2]
+    assert "--unit 'a'=K takes 12 as 12K" in message
+    assert run("predict", "r", "n.csv", "--output", "-", "--unit", "a=K")[0] == 0
+
+
+def test_durations_are_the_same_from_text_and_parquet(run):
+    spans = [datetime.timedelta(hours=float(value), seconds=i) for i, value in enumerate(3 * A)]
+    y = [span.total_seconds() / 3600 for span in spans]
+
+    def clock(span, form="{h}:{m:02}:{s:02}"):
+        seconds = int(span.total_seconds())
+        return form.format(
+            d=seconds // 86400, r=seconds // 3600 % 24, h=seconds // 3600, m=seconds // 60 % 60, s=seconds % 60
+        )
+
+    forms = {
+        "clock": [clock(span) for span in spans],
+        "pandas": [clock(span, "{d} days {r:02}:{m:02}:{s:02}") for span in spans],
+        "python": [str(datetime.timedelta(seconds=int(span.total_seconds()))) for span in spans],
+        "iso": [clock(span, "P{d}DT{r}H{m}M{s}S") for span in spans],
+    }
+    contents = {name: text(d=[f'"{word}"' for word in words], b=B, y=y) for name, words in forms.items()}
+    contents |= {"parquet text": pa.table({"d": forms["pandas"], "b": B, "y": y})}
+    contents |= {unit: pa.table({"d": pa.array(spans, pa.duration(unit)), "b": B, "y": y}) for unit in ("ms", "ns")}
+    found = {}
+    for name, content in contents.items():
+        file = put("t.parquet" if isinstance(content, pa.Table) else "t.csv", content)
+        code, out, err = run("fit", file, "--target", "y", "--output", "r", "--overwrite")
+        assert code == 0
+        assert score(out) > 0.999
+        assert "read as seconds" in err
+        new = put("n.csv", 'd,b\n36:00:00,1\n"1 day, 12:00:00",1\nPT36H,1\n1 days 12:00:00,1\n,1\n')
+        found[name] = np.array(predictions(run("predict", "r", new, "--output", "-")[1]), dtype=float)
+        assert len(set(found[name][:4])) == 1
+        put("n.parquet", pa.table({"d": [datetime.timedelta(hours=36)], "b": [1.0]}))
+        assert float(predictions(run("predict", "r", "n.parquet", "--output", "-")[1])[0]) == found[name][0]
+    for values in found.values():
+        assert values == pytest.approx(found["iso"], abs=1e-3)
+    assert found["iso"][0] == pytest.approx(36, abs=0.05)
 
 
 def test_categories_of_digits_may_have_a_decimal_point(run):

@@ -261,7 +261,6 @@ def test_parquet_types(tmp_path):
         (pa.array([[1], [2]]), "list"),
         (pa.array([{"x": 1}]), "struct"),
         (pa.array([b"x"]), "binary"),
-        (pa.array([datetime.timedelta(1)]), "duration"),
     ],
 )
 def test_parquet_types_without_meaning_are_refused(tmp_path, column, shown):

@@ -77,20 +77,29 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     say(*text_table([[printable(cell) for cell in row] for row in rows], right))
 
 
-def score_rows(task: str, scores: dict[str, list[Scores]], metrics: MoreScores | None = None) -> list[tuple[str, ...]]:
-    """Return a header and one row per model: name and both scores, mean ± standard deviation over folds."""
+def score_rows(
+    task: str, scores: dict[str, list[Scores]], metrics: MoreScores | None = None, unit: str = ""
+) -> list[tuple[str, ...]]:
+    """Return a header and one row per model: name and both scores, mean ± standard deviation over folds.
+
+    Args:
+        task: `classification` or `regression`.
+        scores: scores of each fold by model.
+        metrics: further scores.
+        unit: unit of the RMSE, empty for none.
+    """
     import numpy as np
 
     from kapsi.tables.scores import METRICS, summarize
 
     first, second = METRICS[task]
     names = list((metrics or {}).get("kapsi", {}))
-    header = ("", "R²" if first == "r2" else first, second.upper() if second == "rmse" else second, *names)
+    loss = f"RMSE ({unit})" if unit else "RMSE"
+    header = ("", "R²" if first == "r2" else first, loss if second == "rmse" else second, *names)
     rows: list[tuple[str, ...]] = [header]
     for name, values in scores.items():
-        (mean, std), (loss, loss_std) = summarize(values)
+        cells = list(summarize(values))
         several = len(values) > 1
-        cells = [(mean, std), (loss, loss_std)]
         for metric in names:
             further = np.array((metrics or {})[name][metric])
             cells.append((float(further.mean()), float(further.std())))
@@ -146,7 +155,7 @@ def show_report(report: FitReport) -> None:
         say("Heads of the saved model, scores on rows held out of their fits")
         table(rows, right=range(1, 5))
         say()
-    rows = score_rows(report.task, report.scores, report.metrics)
+    rows = score_rows(report.task, report.scores, report.metrics, report.unit)
     table(rows, right=range(1, len(rows[0])))
     say(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
     say(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))

@@ -19,6 +19,7 @@ def evaluate(
     comment: reading.Comment = None,
     encoding: reading.Encoding = None,
     header: reading.Header = None,
+    unit: reading.Unit = None,
 ) -> None:
     """Score a run on the rows of a table with the target column.
 
@@ -31,5 +32,5 @@ def evaluate(
     model = reading.with_reading(load_run(run).model, table, options)
     scores, rows, messages = model.scores(model.read(table))
     notes(messages)
-    show_table(score_rows(model.task, {"kapsi": [scores]}), right=(1, 2))
+    show_table(score_rows(model.task, {"kapsi": [scores]}, unit=model.unit), right=(1, 2))
     say(machine_line(model.task, [scores], f"{rows:,} rows"))

@@ -182,6 +182,7 @@ def fit(
     categorical: reading.Categorical = None,
     text: reading.Text = None,
     date: reading.Date = None,
+    unit: reading.Unit = None,
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
     options = dict(locals())

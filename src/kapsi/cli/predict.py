@@ -54,6 +54,7 @@ def predict(
     comment: reading.Comment = None,
     encoding: reading.Encoding = None,
     header: reading.Header = None,
+    unit: reading.Unit = None,
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
 
@@ -77,7 +78,7 @@ def predict(
     if output == "-":
         note(f"{rows:,} predictions are written" if rows > 1 else "1 prediction is written")
     else:
-        say(f"predictions: {output} ({rows:,} rows)")
+        say(f"predictions: {output} ({rows:,} rows{f', in {model.unit}' if model.unit else ''})")
 
 
 def _check_output(loaded: LoadedRun, run: str, table: str, output: str, overwrite: bool) -> None:

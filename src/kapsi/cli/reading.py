@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
+from kapsi.errors import SpecError, did_you_mean
+
 if TYPE_CHECKING:
     from kapsi.data.tabular import Reading
     from kapsi.tables import TableModel
@@ -53,6 +55,15 @@ Text: TypeAlias = Annotated[
 ]
 Date: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of dates or times. May be repeated.")]
 
+Unit: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        "COLUMN=UNIT",
+        "The unit of the numbers of a column without signs: rate=%, price=$; rate=1 for fractions. May be repeated.",
+        "--unit",
+    ),
+]
+
 
 def reading_of(options: Mapping[str, Any]) -> Reading:
     """Return the options of reading among the arguments of a command."""
@@ -68,7 +79,7 @@ def with_reading(model: TableModel, path: str | Path, options: Mapping[str, Any]
         SpecError: options that do not fit each other.
         TableError: options of text files for a Parquet file.
     """
-    from kapsi.data.tabular import check_options
+    from kapsi.data.tabular import Reading, check_options
 
     given = _given(options)
     if not given:
@@ -77,6 +88,14 @@ def with_reading(model: TableModel, path: str | Path, options: Mapping[str, Any]
     before = model.reading
     if "missing" in given:
         given["missing"] = (*before.missing, *given["missing"])
+    if "unit" in given:
+        stated = Reading(unit=given["unit"]).units()
+        known = [*(column.name for column in model.preprocessing.columns), *model.targets]
+        for name in stated.keys() - set(known):
+            raise SpecError(
+                f"--unit {name}: {did_you_mean(name, known)}expected a column of the model: {', '.join(known[:10])}"
+            )
+        given["unit"] = tuple(f"{name}={unit}" for name, unit in {**before.units(), **stated}.items())
     if ("decimal" in given) != ("thousands" in given):  # the other mark of the fit may be the same character
         given = {"decimal": None, "thousands": None, **given}
     decimal = given.get("decimal") or (None if given.get("thousands") else model.decimal)

@@ -134,6 +134,7 @@ class FitReport(NamedTuple):
         notes: notes for the user.
         metrics: further scores by model and name of the metric, one for each fold.
         leaderboard: heads that the recipe of the saved model compared; empty without a recipe.
+        unit: unit of the predictions and the RMSE, empty for none.
     """
 
     path: Path
@@ -145,6 +146,7 @@ class FitReport(NamedTuple):
     notes: list[str]
     metrics: MoreScores
     leaderboard: tuple[LeaderboardRow, ...] = ()
+    unit: str = ""
 
 
 def fit_table(path: str | Path, config: RunConfig, output: str | Path | None = None, **options: Any) -> FitReport:
@@ -241,7 +243,16 @@ def fit_problem(
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
     scored = int((fold_of >= 0).sum())
     return FitReport(
-        where, problem.task, scores, len(problem.y), scored, parameters, notes, metrics, fitted.leaderboard
+        where,
+        problem.task,
+        scores,
+        len(problem.y),
+        scored,
+        parameters,
+        notes,
+        metrics,
+        fitted.leaderboard,
+        fitted.model.unit,
     )
 
 

@@ -23,6 +23,7 @@ from kapsi.data.tabular import (
     target_of,
 )
 from kapsi.data.tabular.roles import weights_of
+from kapsi.data.tabular.units import shared_unit
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.recipes import LeaderboardRow
@@ -55,6 +56,7 @@ class TableModel:
         reading: how tables are read.
         decimal: the decimal mark of the table of the fit, for tables that do not show their own.
         weight: name of the column of weights, for scores.
+        units: unit of each target, see `Column`; empty for plain numbers and classes.
         config: the configuration of the run; None for other models.
     """
 
@@ -68,7 +70,13 @@ class TableModel:
     reading: Reading = Reading()
     decimal: str | None = None
     weight: str | None = None
+    units: tuple[str, ...] = ()
     config: RunConfig | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit of the predictions, empty for none and for several."""
+        return shared_unit(self.units)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -204,7 +212,8 @@ class TableModel:
 
     def scores(self, table: Table) -> tuple[Scores, int, list[str]]:
         """Return the scores on a table with the target, the number of scored rows, and notes for the user."""
-        y = target_of(table, self.target, self.task, self.classes)
+        units: list[str] = []
+        y = target_of(table, self.target, self.task, self.classes, self.units, units)
         known = y >= 0 if self.task == "classification" else ~np.isnan(y.reshape(len(y), -1)).any(1)
         if not known.any():
             raise TableError(f"{table.name}: the target {self.target!r} is missing in every row; no row can be scored")
@@ -223,7 +232,7 @@ class TableModel:
                 "the target is the same in all scored rows: R² has no meaning (1 for exact predictions, else 0)"
             )
         scores = scores_of(self.outputs(features, rows), y[rows], weights_of(table, name, rows))
-        return scores, len(rows), [*table.notes, *notes]
+        return scores, len(rows), [*table.notes, *units, *notes]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the model as plain data."""
@@ -235,6 +244,7 @@ class TableModel:
             "inputs": self.preprocessing.to_dict(),
             **({} if self.ranges is None else {"ranges": self.ranges.to_dict()}),
             **({} if self.decimal is None else {"decimal": self.decimal}),
+            **({"units": list(self.units)} if any(self.units) else {}),
         }
 
 

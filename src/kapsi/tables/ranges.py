@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular import Table, Unseen, unseen_notes
-from kapsi.data.tabular.types import numeric_blocks
 from kapsi.errors import TableError, shown
 
 __all__ = ["Ranges", "Tally"]
@@ -38,21 +37,25 @@ class Ranges:
         return np.array([] if self.target is None else self.target, dtype=np.float64).reshape(-1, 2)
 
     @classmethod
-    def fit(cls, features: Table, target: npt.NDArray[Any] | None) -> Ranges:
+    def fit(
+        cls, features: Table, target: npt.NDArray[Any] | None, rows: npt.NDArray[np.integer[Any]] | None = None
+    ) -> Ranges:
         """Return the ranges of training rows; a column without values has no range.
 
         Args:
-            features: the training rows.
-            target: (rows,) or (rows, targets) real values, None for classes.
+            features: the columns of a table.
+            target: (training rows,) or (training rows, targets) real values, None for classes.
+            rows: the training rows; None for all.
         """
         found: dict[str, Interval] = {}
-        for names, values in numeric_blocks(features.columns):
+        for names, values in features.blocks(rows):
             lowest = np.where(np.isfinite(values), values, np.inf).min(1, initial=np.inf).tolist()
             highest = np.where(np.isfinite(values), values, -np.inf).max(1, initial=-np.inf).tolist()
             found |= dict(zip(names, zip(lowest, highest, strict=True), strict=True))
         for name, column in features.columns.items():
             if column.kind == "date":
-                numbers = column.numbers[np.isfinite(column.numbers)]
+                numbers = column.numbers if rows is None else column.numbers[rows]
+                numbers = numbers[np.isfinite(numbers)]
                 found[name] = (float(numbers.min(initial=np.inf)), float(numbers.max(initial=-np.inf)))
         inputs = {name: found[name] for name in features.columns if name in found and found[name][0] <= found[name][1]}
         if target is None:

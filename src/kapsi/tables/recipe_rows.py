@@ -127,8 +127,8 @@ def table_model(
         reading: how tables are read.
         weight: name of the column of weights.
     """
-    known = train.preprocessing.check(problem.features.take(train.rows))[0]
-    ranges = Ranges.fit(known, None if problem.classes is not None else np.asarray(problem.y[train.rows]))
+    known = train.preprocessing.check(problem.features)[0]
+    ranges = Ranges.fit(known, None if problem.classes is not None else np.asarray(problem.y[train.rows]), train.rows)
     coding = (
         problem.target,
         problem.task,
@@ -138,5 +138,6 @@ def table_model(
         reading or Reading(),
         problem.decimal,
         weight,
+        problem.units if any(problem.units) else (),
     )
     return TableModel(model.requires_grad_(True), train.preprocessing, *coding)  # type: ignore[arg-type]

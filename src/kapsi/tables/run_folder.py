@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
-from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction
+from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction, shown
 from kapsi.files import append_line, finite
 from kapsi.migrate import migrate_run
 from kapsi.model_file import load_bytes
@@ -239,7 +239,10 @@ def load_run(path: str | Path) -> LoadedRun:
         reading = config.table.reading
         decimal = data["decimal"] if data.get("decimal") in (".", ",") else None
         fitted = TableModel(model, preprocessing, target, data["task"], classes, scale, ranges, reading, decimal)
-        fitted = replace(fitted, weight=config.table.weight, config=config)
+        units = tuple(data.get("units", ()))
+        if units and (len(units) != len(fitted.targets) or not all(isinstance(unit, str) for unit in units)):
+            raise TableError(f"preprocessing.json: expected a unit for each target, got {shown(data['units'])}")
+        fitted = replace(fitted, weight=config.table.weight, units=units, config=config)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = model.spec if config.model is None else config.model.sized(*sizes)
         ends = model.spec.widths[0], model.spec.widths[-1]

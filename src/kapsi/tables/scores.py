@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import TableProblem, TargetScale
-from kapsi.data.tabular.types import numeric_blocks
 from kapsi.tables.preparation import TrainingRows
 from kapsi.training.losses import MSE, CrossEntropy
 from kapsi.training.metrics import Metric
@@ -142,7 +141,7 @@ def copies(
     """Return a note if held-out rows are copies of training rows, with the same target."""
     if not parts or problem.features.rows * len(problem.features.columns) > MOST_COMPARED:
         return []
-    columns = [values.T for _, values in numeric_blocks(problem.features.columns)]
+    columns = [values.T for _, values in problem.features.blocks()]
     columns += [
         (c.coded()[0] if c.kind == "text" else c.numbers)[:, np.newaxis]
         for c in problem.features.columns.values()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.types import Floats
+from kapsi.data.tabular.types import Floats, to_floats
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)? ?(?P<half>[AaPp][Mm])?"
@@ -30,12 +30,71 @@ FORMATS = {
 }
 
 
+SECONDS_OF = {"weeks": 604_800.0, "days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+_SIGN, _BACK = r"(?P<sign>[+-])?", r"(?P<back>[+-])?"
+_AMOUNTS = {name: rf"(?:(?P<{name}>\d+(?:[.,]\d+)?){name[0].upper()})?" for name in SECONDS_OF}
+_CLOCK = r"(?P<hours>\d+):(?P<minutes>[0-5]?\d):(?P<seconds>[0-5]?\d(?:[.,]\d+)?)"
+DURATIONS = (
+    rf"^{_SIGN}{_CLOCK}$",
+    rf"^{_SIGN}(?P<days>\d+) days?(?:,? {_BACK}{_CLOCK})?$",
+    rf"^{_SIGN}P{_AMOUNTS['weeks']}{_AMOUNTS['days']}(?:T{_AMOUNTS['hours']}{_AMOUNTS['minutes']}{_AMOUNTS['seconds']})?$",
+)
+
+
 def read_times(strings: Any) -> Floats:
     """Return times of the day, such as 14:30 or 2:30 pm, in trimmed Arrow strings as seconds, NaN where a string is none."""
     import pyarrow.compute as pc
 
     seconds, good = _clock(pc.extract_regex(strings, f"^{CLOCK}$"))
     return np.where(good, seconds, np.nan)
+
+
+def read_durations(strings: Any) -> Floats:
+    """Return durations in trimmed Arrow strings as seconds, NaN where a string is none.
+
+    Forms: 36:10:05, 5 days 03:00:00 (pandas; -1 days +23:59:50 is -10 seconds), 2 days, 1:00:00 (Python), P1DT1H30M (ISO 8601
+    without years and months, whose length varies).
+
+    Example:
+        >>> import pyarrow as pa
+        >>> read_durations(pa.array(["36:10:05", "5 days 03:00:00", "-1 days +23:59:50", "PT1H30M", "14:30"])).tolist()
+        [130205.0, 442800.0, -10.0, 5400.0, nan]
+    """
+    import pyarrow.compute as pc
+
+    seconds = np.full(len(strings), np.nan)
+    for pattern in DURATIONS:
+        parts = pc.extract_regex(strings, pattern)
+        sizes = {name: _amount(parts, name) * factor for name, factor in SECONDS_OF.items()}
+        sign, back = _signs(parts, "sign"), _signs(parts, "back")
+        # The sign before days is that of the days alone.
+        clock = back if pattern == DURATIONS[1] else sign
+        signs = {"weeks": sign, "days": sign, "hours": clock, "minutes": clock, "seconds": clock}
+        terms = np.stack([signs[name] * size for name, size in sizes.items()])
+        known = ~np.isnan(terms).all(0)
+        seconds = np.where(known, np.nansum(terms, axis=0), seconds)
+    return seconds
+
+
+def _signs(parts: Any, name: str) -> Floats:
+    """Return the signs of a component, 1 where absent."""
+    import pyarrow.compute as pc
+
+    if name not in {field.name for field in parts.type}:
+        return np.ones(len(parts))
+    minus = pc.equal(pc.fill_null(pc.struct_field(parts, name), ""), "-")
+    return np.where(minus.to_numpy(zero_copy_only=False), -1.0, 1.0)
+
+
+def _amount(parts: Any, name: str) -> Floats:
+    """Return a component as real numbers, NaN where absent."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if name not in {field.name for field in parts.type}:
+        return np.full(len(parts), np.nan)
+    text = pc.replace_substring(pc.fill_null(pc.struct_field(parts, name), ""), ",", ".")
+    return to_floats(pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text))
 
 
 def read_dates(strings: Any, before: str = "") -> tuple[Floats, str, bool]:

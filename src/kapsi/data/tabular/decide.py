@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.dates import read_dates, read_times
-from kapsi.data.tabular.numerals import Numbers, Numerals, is_number, read_numbers
+from kapsi.data.tabular.dates import read_dates, read_durations, read_times
+from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED, Numbers, Numerals, is_number, read_numbers
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import (
     BLANKS,
-    TIME_OF_DAY,
     Column,
     Floats,
     Kind,
@@ -23,6 +22,7 @@ from kapsi.data.tabular.types import (
     short,
     to_floats,
 )
+from kapsi.data.tabular.units import SECONDS, TIME_OF_DAY, problem_of_stated
 
 MISSING_WORDS = (
     *("", "?", "na", "n/a", "#n/a", "n.a.", "<na>", "nan", "-nan", "nat", "null", "(null)", "none", r"\n"),
@@ -83,7 +83,18 @@ class Decider:
 
     def column(self, name: str, column: Any) -> Column:
         """Return an Arrow column as a typed column."""
-        return self.as_before(name, self._decided(name, column))
+        return self.as_before(name, self.stated(name, self._decided(name, column)))
+
+    def stated(self, name: str, column: Column) -> Column:
+        """Return a column with the unit stated by the user, if any."""
+        unit = self.reading.units().get(name)
+        if unit is None:
+            return column
+        problem = problem_of_stated(column, unit)
+        if problem:
+            return unusable(len(column), problem)
+        column.unit = unit
+        return column
 
     def as_before(self, name: str, column: Column) -> Column:
         """Return a column, as unusable if its values are written in another way than those of earlier rows."""
@@ -128,6 +139,8 @@ class Decider:
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
             return self._codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self, name))
         found = self._without_sentinels(typed)
+        if typed.unit == SECONDS:
+            found.notes = (f"column {short(name)} has durations; read as seconds",)
         if compact and wanted is None:
             example = f"{np.nanmin(typed.numbers):.0f}"
             advice = f"--date {short(name)} reads dates" if self.options else "pd.to_datetime makes them dates"
@@ -155,6 +168,9 @@ class Decider:
             whole = pc.cast(column, pa.int32() if kind.bit_width == 32 else pa.int64())
             values = to_floats(whole) / _ticks(kind.unit)
             return Column("real", values, reason="times of the day, in seconds", unit=TIME_OF_DAY)
+        if pa.types.is_duration(kind):
+            values = to_floats(pc.cast(column, pa.int64())) / _ticks(kind.unit)
+            return Column("real", values, reason="durations, in seconds", unit=SECONDS)
         allowed = "numbers, booleans, text, dates and times"
         return unusable(len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out")
 
@@ -184,10 +200,11 @@ class Decider:
         if wanted == "date":
             return self._dates(words) or self._other(name, "dates", words, read_dates(words.known)[0])
         if wanted == "numeric":
-            found = self._flags(words, "10") or self._numbers(words, True) or self._times(words)
+            found = self._flags(words, "10") or self._numbers(words, True) or self._seconds_of(words)
             return found or self._other(name, "numbers", words)
         if self.typed:
-            return self._dates(words) or untyped._written_numbers(name, column) or words.text("text")
+            found = self._dates(words) or self._seconds_of(words) or untyped._written_numbers(name, column)
+            return found or words.text("text")
         return self._guess(name, words)
 
     @staticmethod
@@ -234,7 +251,7 @@ class Decider:
         return words.other(kind, values, "" if self.options else "correct or empty them")
 
     def _guess(self, name: str, words: Words) -> Column:
-        guess = self._flags(words) or self._numbers(words) or self._times(words) or self._dates(words)
+        guess = self._flags(words) or self._numbers(words) or self._seconds_of(words) or self._dates(words)
         if guess is not None:
             return guess
         other = self._otherwise(words)
@@ -288,6 +305,11 @@ class Decider:
             marks = "--decimal ',' or --thousands ','" if "," in word else "--decimal . or --thousands ."
             marks = f"give {marks}" if self.options else "write it otherwise"
             return unusable(words.rows, f": {short(word)} may be {first} or {second}; {marks}", words)
+        if found.unclear:
+            example, remedy = short(words.list[0]), "write thousands, millions and billions as K, M and B"
+            text = f": the suffixes of {example} and other values are unclear, {found.unclear}; {remedy}"
+            keep = f", or keep the texts with --categorical {short(words.name)}" if self.options else ""
+            return unusable(words.rows, text + keep, words)
         if not forced and words.all_match(INTEGER) and words.any_match(r"\d{16}") and _are_huge(map(int, words.list)):
             return self._codes(words)
         whole = _are_integers(words.known, found.way.thousands)
@@ -295,18 +317,40 @@ class Decider:
         reason = found.reason if not words.all_match(INTEGER) else ""
         reason = reason or ("whole numbers" if whole else "numbers")
         seen = [mark if words.has(mark) else "" for mark in (found.way.decimal, found.way.thousands)]
-        form = number_form(seen[0], seen[1], found.signs, flags=words.all_match("^[01]$"))
-        column = Column(kind, words.spread(found.values), reason=reason, unit=found.signs, form=form)
+        sign = "" if found.signs in MULTIPLES else found.signs  # a later part may have other suffixes
+        form = number_form(seen[0], seen[1], sign, flags=words.all_match("^[01]$"))
+        unit = found.signs or (SUFFIXED if found.suffixes else "")
+        column = Column(kind, words.spread(found.values), reason=reason, unit=unit, form=form)
+        if found.signs in MULTIPLES and not forced:
+            text = f"column {short(words.name)} has {found.signs} behind all numbers: {short(words.list[0])}"
+            column.notes = (f"{text} is read as {found.values[0]:,.15g} with the unit {found.signs!r}",)
+        if found.suffixes:
+            largest = short(words.list[int(np.argmax(np.abs(found.values)))])
+            text = f"column {short(words.name)} has numbers with {', '.join(found.suffixes)} for thousands, millions, …: {largest}"
+            column.notes = (f"{text} is read as {np.abs(found.values).max():,.15g}",)
         return self._without_sentinels(column)
 
     @staticmethod
-    def _times(words: Words) -> Column | None:
-        """Return the column as seconds of the day, None if some strings are no times."""
-        seconds = read_times(words.known) if words.any_match(":") else np.empty(0)
-        if not len(seconds) or np.isnan(seconds).any():
+    def _seconds_of(words: Words) -> Column | None:
+        """Return times of the day or durations as seconds, None if some strings are neither."""
+        if not words.any_match(r":|^[+-]?P|^-?\d+ day"):
             return None
-        reason = "times of the day, in seconds"
-        return Column("real", words.spread(seconds), reason=reason, unit=TIME_OF_DAY, form={"the form": reason})
+        times, example = read_times(words.known), short(words.list[0])
+        if not np.isnan(times).any():
+            reason = "times of the day, in seconds"
+            column = Column("real", words.spread(times), reason=reason, unit=TIME_OF_DAY, form={"the form": "times"})
+            if words.any_match(r"^\d+:\d+:\d[^ ]*$"):
+                column.notes = (f"column {short(words.name)} has times such as {example}; read as seconds",)
+            return column
+        durations = read_durations(words.known)
+        if np.isnan(durations).any():
+            return None
+        column = Column("real", words.spread(durations), reason="durations, in seconds", unit=SECONDS)
+        column.form, column.notes = (
+            {"the form": "times"},
+            (f"column {short(words.name)} has durations such as {example}; read as seconds",),
+        )
+        return column
 
     def _dates(self, words: Words) -> Column | None:
         """Return the column as dates, None if some strings are none."""

@@ -18,11 +18,11 @@ from kapsi.data.tabular.types import (
     Floats,
     as_numbers,
     as_text,
-    check_unit,
     listed,
     reject,
     short,
 )
+from kapsi.data.tabular.units import to_unit
 
 __all__ = ["CategoryColumn", "DateColumn", "NumberColumn", "Unseen"]
 
@@ -121,11 +121,14 @@ class NumberColumn:
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def accept(self, column: Column, where: str) -> Column:
-        """Return the column as numbers; reject text, infinite values and another unit."""
+        """Return the column as numbers in the unit of the fit; reject text, infinite values and another unit."""
         kind = column.kind if column.kind in ("integer", "boolean") else "real"
-        numbers = as_numbers(column, self.name, where)
-        check_unit(self.unit, column, self.name, where)
-        return Column(kind, numbers, unit=column.unit)
+        factor, _ = to_unit(column, self.unit, self.name, where)
+        return Column(kind, as_numbers(column, self.name, where) * factor, unit=self.unit)
+
+    def note(self, column: Column, where: str) -> str:
+        """Return a note on the unit of a column of another table, empty without a guess."""
+        return to_unit(column, self.unit, self.name, where)[1]
 
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""

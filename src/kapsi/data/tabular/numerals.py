@@ -14,10 +14,18 @@ from kapsi.data.tabular.types import Floats, parse_numbers
 
 CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
+SIGN = f"[{re.escape(CURRENCIES)}]|{CODES}"
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"
 LEAST_WITH_UNIT = 20
 """Fewer strings with the same letters behind a number are names of categories as likely as quantities."""
+MULTIPLES = {"K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+"""Suffixes of thousands, millions, …; the same letter behind all numbers may be a unit (kelvin) instead."""
+WORDS = {"thousand": 1e3, "million": 1e6, "mn": 1e6, "billion": 1e9, "bn": 1e9, "trillion": 1e12, "tn": 1e12}
+AMOUNTS = {"m": 1e6, "b": 1e9, "t": 1e12}
+"""Suffixes of amounts of money; without a currency, m may be meters."""
+SUFFIXED = "K, M, B"
+"""The unit of numbers that had different suffixes."""
 GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 """A decimal point, or a point between thousands."""
 # Numbers that have one reading only: 0,5 and 1.234,5 and 1.234.567 have a decimal comma.
@@ -84,17 +92,22 @@ class Numbers:
         way: how the numbers are written.
         signs: currency or percent sign that every number has; empty for none.
         doubt: two readings of the first string with two; empty if there is one reading.
+        suffixes: suffixes of thousands, millions, … behind some numbers, multiplied.
+        unclear: why suffixes have no single reading; empty if clear.
     """
 
     values: Floats
     way: Numerals = WAYS[0]
     signs: str = ""
     doubt: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    unclear: str = ""
 
     @property
     def reason(self) -> str:
         """How the numbers are written, empty for plain numbers."""
-        return ", ".join(part for part in (str(self.way), f"in {self.signs}" if self.signs else "") if part)
+        suffixes = f"with {', '.join(self.suffixes)}" if self.suffixes else ""
+        return ", ".join(part for part in (str(self.way), f"in {self.signs}" if self.signs else "", suffixes) if part)
 
 
 def is_number(word: str) -> bool:
@@ -110,7 +123,9 @@ def decimal_mark(words: Iterable[str]) -> str | None:
         (',', None, None)
     """
     marked = [word.strip() for word in words if "," in word or "." in word]
-    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, marked))]
+    # A number with a decimal mark has this mark, or the other one twice.
+    likely = {m: (word for word in marked if m in word or word.count(o) > 1) for m, o in ((",", "."), (".", ","))}
+    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, likely[mark]))]
     return found[0] if len(found) == 1 else None
 
 
@@ -147,6 +162,7 @@ def read_numbers(
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
     core, signs = _without_signs(pc.replace_substring(strings, "−", "-"), units or len(strings) > LEAST_WITH_UNIT)
+    core, factors, suffixes, unclear = _without_suffixes(core, money=bool(re.fullmatch(SIGN, signs)))
     ways = [
         way
         for way in WAYS
@@ -154,16 +170,16 @@ def read_numbers(
         and way.decimal != reading.thousands
         and (reading.thousands in (None, way.thousands) or not way.thousands)
     ]
-    parsed = [(way, way.parse(core)) for way in ways]
+    parsed = [(way, way.parse(core) * factors) for way in ways]
     count = max(int((~np.isnan(values)).sum()) for _, values in parsed)
     best = [(way, values) for way, values in parsed if int((~np.isnan(values)).sum()) == count]
     first, values = next(((w, v) for w, v in best if w.decimal == settled), best[0])
     other = next((v for _, v in best if not np.array_equal(v, values, equal_nan=True)), None)
     if other is None or first.decimal == settled or reading.thousands:
-        return Numbers(values, first, signs)
+        return Numbers(values, first, signs, (), suffixes, unclear)
     differs = int(np.flatnonzero((values != other) & ~np.isnan(values))[0])
     doubt = (strings[differs].as_py(), f"{values[differs]:.15g}", f"{other[differs]:.15g}")
-    return Numbers(values, first, signs, doubt)
+    return Numbers(values, first, signs, doubt, suffixes, unclear)
 
 
 def _are_grouped(strings: Any) -> bool:
@@ -178,16 +194,43 @@ def _without_signs(strings: Any, units: bool) -> tuple[Any, str]:
     """Return strings without the common currency, percent sign or, with `units`, other unit; and this sign."""
     import pyarrow.compute as pc
 
-    sign = f"[{re.escape(CURRENCIES)}]|{CODES}"
+    sign, suffix = SIGN, "|".join((*MULTIPLES, *AMOUNTS, *WORDS))
     before = (rf"^(\(?[+-]?)(?:{sign})[{BLANK}]?", rf"^\(?[+-]?(?P<sign>{sign})[{BLANK}]?[0-9+-]")
-    after = (rf"[{BLANK}]?(?:{sign}|%)(\)?)$", rf"[0-9.,][{BLANK}]?(?P<sign>{sign}|%)\)?$")
+    after = (
+        rf"[{BLANK}]?(?:{sign}|%)(\)?)$",
+        rf"[0-9.,](?:[{BLANK}]?(?:{suffix}))?[{BLANK}]?(?P<sign>{sign}|%)\)?$",
+    )
     unit = (rf"[{BLANK}]?[A-Za-zµ°%/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%/²³]{{1,8}})$")
     for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
-        if len(strings) and not signs.null_count and len(pc.unique(signs)) == 1:
+        if len(strings) and not signs.null_count and len(pc.unique(signs)) == 1 and signs[0].as_py() not in WORDS:
             # Accountants write negative amounts in parentheses.
             core = pc.replace_substring_regex(strings, removed, r"\1" if "(" in removed[5:] else "")
-            return pc.replace_substring_regex(core, r"^\(([0-9.,' ]+)\)$", r"-\1"), signs[0].as_py()
+            return pc.replace_substring_regex(core, rf"^\(([0-9.,' ]+(?:{suffix})?)\)$", r"-\1"), signs[0].as_py()
     if not pc.all(pc.match_substring(strings, "(")).as_py():
         strings = pc.replace_substring_regex(strings, r"^\(([0-9][0-9.,' ]*)\)$", r"-\1")
     return strings, ""
+
+
+def _without_suffixes(strings: Any, *, money: bool) -> tuple[Any, Floats, tuple[str, ...], str]:
+    """Return strings without suffixes of thousands, millions, …; their factors; the suffixes; and why these are unclear.
+
+    A single letter behind all numbers is left: a unit, unless the numbers are amounts of money.
+    """
+    import pyarrow.compute as pc
+
+    sizes = {**MULTIPLES, **WORDS, **AMOUNTS}
+    ending = rf"[{BLANK}]?(?P<suffix>{'|'.join(sorted((*sizes, 'g'), key=len, reverse=True))})$"
+    found = pc.struct_field(pc.extract_regex(strings, rf"^[+-]?[0-9.,][0-9.,' ]*{ending}"), "suffix")
+    suffixes = [text for text in pc.unique(found).to_pylist() if text is not None]
+    alone = len({sizes.get(text) for text in suffixes}) + min(1, found.null_count) < 2 and not set(suffixes) & set(
+        WORDS
+    )
+    if not suffixes or (alone and not money):
+        return strings, np.ones(len(strings)), (), ""
+    small = sorted({*AMOUNTS, "g"} & set(suffixes)) if not money else []
+    unclear = f"{small[0]!r} may be a unit" if small else ""
+    unclear = unclear or ("B may be billions or bytes" if {"B", "G"} <= set(suffixes) else "")
+    factors = np.array([sizes.get(text, 1.0) for text in found.to_pylist()])
+    core = pc.if_else(found.is_null(), strings, pc.replace_substring_regex(strings, ending, ""))
+    return core, factors, tuple(sorted(suffixes)), unclear

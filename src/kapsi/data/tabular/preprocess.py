@@ -29,7 +29,6 @@ from kapsi.data.tabular.types import (
     Table,
     as_numbers,
     listed,
-    numeric_blocks,
     reject,
     short,
 )
@@ -83,18 +82,17 @@ class Preprocessing:
                 frequent.
             weight: weights of these rows, the number of times that each counts; None for once.
         """
-        if rows is not None:
-            features = features.take(rows)
         fitted: dict[str, Encoder] = {}
-        for names, values in numeric_blocks(features.columns):
+        for names, values in features.blocks(rows):
             whole = np.isfinite(values).all(1)
             centers, scales = centers_and_scales(values[whole] if not whole.all() else values, weight)
-            for i, center, scale in zip(np.flatnonzero(whole), centers.tolist(), scales.tolist(), strict=True):
+            for i, center, scale in zip(np.flatnonzero(whole).tolist(), centers.tolist(), scales.tolist(), strict=True):
                 unit = features.columns[names[i]].unit
                 fitted[names[i]] = NumberColumn(names[i], center, scale, missing=False, unit=unit)
         for name, column in features.columns.items():
             if name not in fitted:
-                fitted[name] = cls._encoder(name, column, features.name, target, weight)
+                part = column if rows is None else column.take(rows)
+                fitted[name] = cls._encoder(name, part, features.name, target, weight)
         return cls(tuple(fitted[name] for name in features.columns))
 
     @staticmethod
@@ -113,26 +111,32 @@ class Preprocessing:
         Raises:
             TableError: see `check`.
         """
-        features, _ = self.check(features if rows is None else features.take(rows))
-        widths = [len(column.names()) for column in self.columns]
-        ends = np.cumsum(widths)
-        inputs = np.empty((features.rows, int(ends[-1])), dtype=np.float64)
-        plain = {
-            column.name: i
-            for i, column in enumerate(self.columns)
-            if isinstance(column, NumberColumn) and not column.missing
-        }
-        for names, values in numeric_blocks({name: features.columns[name] for name in plain}):
-            fitted: list[Any] = [self.columns[plain[name]] for name in names]
+        features, _ = self.check(features)
+        widths, ends, plain = self._layout
+        inputs = np.empty((features.rows if rows is None else len(rows), int(ends[-1])), dtype=np.float64)
+        for names, values in features.blocks(rows):
+            known = [i for i, name in enumerate(names) if name in plain]
+            fitted: list[Any] = [self.columns[plain[names[i]]] for i in known]
             means, scales = (
                 np.array([getattr(column, key) for column in fitted])[:, np.newaxis] for key in ("mean", "scale")
             )
+            values = values if len(known) == len(names) else values[known]
             filled = np.where(np.isnan(values), means, values)
-            inputs[:, [ends[plain[name]] - 1 for name in names]] = clipped(standardized(filled, means, scales)).T
+            inputs[:, [ends[plain[names[i]]] - 1 for i in known]] = clipped(standardized(filled, means, scales)).T
+        if len(plain) == len(self.columns):
+            return inputs
         for column, end, width in zip(self.columns, ends, widths, strict=True):
             if column.name not in plain:
-                inputs[:, end - width : end] = column.transform(features.columns[column.name])
+                part = features.columns[column.name]
+                inputs[:, end - width : end] = column.transform(part if rows is None else part.take(rows))
         return inputs
+
+    @functools.cached_property
+    def _layout(self) -> tuple[list[int], list[int], dict[str, int]]:
+        """Number of inputs of each column, their ends, and the index of each column of numbers without missing values."""
+        widths = [len(column.names()) for column in self.columns]
+        numbers = [(i, c) for i, c in enumerate(self.columns) if isinstance(c, NumberColumn) and not c.missing]
+        return widths, np.cumsum(widths).tolist(), {column.name: i for i, column in numbers}
 
     @functools.cached_property
     def _numbers(self) -> tuple[Floats, Floats, npt.NDArray[np.int64]] | None:
@@ -201,7 +205,7 @@ class Preprocessing:
             {'c': Unseen(unseen=1, empty=1, example='z', averaged=False)}
         """
         gaps = set(features.columns)
-        for names, values in numeric_blocks(features.columns):
+        for names, values in features.blocks():
             gaps -= {names[i] for i in np.flatnonzero(~np.isnan(values).any(1))}
         counts = {c.name: c.unseen(features.columns[c.name]) for c in self.columns if c.name in gaps}
         return {name: count for name, count in counts.items() if count.unseen or count.empty}
@@ -237,21 +241,29 @@ class Preprocessing:
             reject(table.name, f"missing columns: {', '.join(shown)}; add them or rename the columns to match")
         columns = self._accepted(table)
         notes = [f"ignored columns that the model does not use: {listed(extra)}"] if extra else []
+        same = len(columns) == len(table.columns)
+        if same and all(a is b for a, b in zip(columns.values(), table.columns.values(), strict=True)):
+            return table, notes
+        units = [c for c in self.columns if isinstance(c, NumberColumn) and c.unit != table.columns[c.name].unit]
+        notes += filter(None, (c.note(table.columns[c.name], table.name) for c in units))
         return Table(table.name, columns), notes
 
     def _accepted(self, table: Table) -> dict[str, Column]:
         """Return the columns typed as fitted; finite numbers stay as they are."""
         columns: dict[str, Column] = {}
         fitted = {c.name: c.unit for c in self.columns if isinstance(c, NumberColumn)}
-        numbers = {name: table.columns[name] for name, unit in fitted.items() if table.columns[name].unit == unit}
-        for names, values in numeric_blocks(numbers):
-            columns |= {names[i]: numbers[names[i]] for i in np.flatnonzero(~np.isinf(values).any(1))}
-        for column in self.columns:
-            if column.name not in columns:
-                given = table.columns[column.name]
-                if given.problem and not (isinstance(column, CategoryColumn) and given.coded()[1]):
-                    table.use([column.name])
-                columns[column.name] = column.accept(table.columns[column.name], table.name)
+        for names, values in table.blocks():
+            infinite = set(np.flatnonzero(np.isinf(values).any(1)).tolist())
+            for i, name in enumerate(names):
+                column = table.columns[name]
+                if i not in infinite and fitted.get(name) == column.unit:
+                    columns[name] = column
+        for encoder in self.columns:
+            if encoder.name not in columns:
+                given = table.columns[encoder.name]
+                if given.problem and not (isinstance(encoder, CategoryColumn) and given.coded()[1]):
+                    table.use([encoder.name])
+                columns[encoder.name] = encoder.accept(given, table.name)
         return {column.name: columns[column.name] for column in self.columns}
 
     def to_dict(self) -> dict[str, Any]:

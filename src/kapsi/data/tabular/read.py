@@ -55,7 +55,7 @@ def read_table(
     check_regular(path)
     suffix, compression = table_suffix(path)
     given = dict(reading.kinds())
-    wanted = {**(kinds or {}), **given}
+    wanted, given = {**(kinds or {}), **given}, {**given, **dict.fromkeys(reading.units(), "unit")}
     notes: tuple[str, ...] = ()
     if suffix in PARQUET_SUFFIXES:
         if kinds is None:

@@ -32,6 +32,7 @@ class Reading(Spec):
         categorical: columns of categories, also if all values are numbers.
         text: columns of text to keep although nearly all values are distinct; each value is a category, single words are not read.
         date: columns of dates and times.
+        unit: `COLUMN=UNIT`, the unit of the numbers of a column without signs: `rate=%`, `price=$`; `rate=1` for fractions.
 
     Example:
         >>> Reading(decimal=",", missing=("unknown",)).missing
@@ -54,6 +55,7 @@ class Reading(Spec):
     categorical: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
     date: tuple[str, ...] = ()
+    unit: tuple[str, ...] = ()
 
     def check(self) -> None:
         if self.decimal is not None and self.decimal == self.thousands:
@@ -65,11 +67,23 @@ class Reading(Spec):
             raise SpecError(f"Reading.comment: expected the beginning of a line, such as #, got {self.comment!r}")
         if self.encoding is not None:
             _check_encoding(self.encoding)
+        if not all(name and unit for name, unit in self.units().items()) or len(self.units()) < len(self.unit):
+            raise SpecError(f"Reading.unit: expected COLUMN=UNIT, once for a column, got {', '.join(self.unit)}")
         kinds = dict(self.kinds())
         for name in kinds:
             several = [kind for kind in KIND_OPTIONS if name in getattr(self, kind)]
             if len(several) > 1:
                 raise SpecError(f"Reading: the column {name!r} is given as {' and '.join(several)}; choose one")
+
+    def units(self) -> dict[str, str]:
+        """Return the stated units by column.
+
+        Example:
+            >>> Reading(unit=("rate=%",)).units()
+            {'rate': '%'}
+        """
+        parts = (text.rpartition("=") for text in self.unit)
+        return {name.strip(): unit.strip() for name, _, unit in parts}
 
     def kinds(self) -> Iterator[tuple[str, str]]:
         """Yield name and kind of each column with a given kind."""

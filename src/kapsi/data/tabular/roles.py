@@ -16,12 +16,11 @@ from kapsi.data.tabular.types import (
     as_numbers,
     as_text,
     as_words,
-    check_unit,
     listed,
-    numeric_blocks,
     reject,
     short,
 )
+from kapsi.data.tabular.units import to_unit
 
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
 FAR = 5.0
@@ -51,7 +50,7 @@ def index_columns(table: Table) -> dict[str, str]:
 def sentinels(features: Table) -> list[str]:
     """Return notes on repeated values far from all others, for example −9999."""
     notes = []
-    for names, values in numeric_blocks(features.columns):
+    for names, values in features.blocks():
         for sentinel in SENTINELS:
             hits = values == sentinel
             counts = hits.sum(1)
@@ -79,7 +78,7 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
     if len(y) < LEAST_ROWS or y.ndim > 1:
         return []
     count = len(np.unique(y))
-    for names, values in numeric_blocks(features.columns):
+    for names, values in features.blocks():
         order = np.argsort(values, axis=1, kind="stable")
         ordered = np.take_along_axis(values, order, axis=1)
         steps = np.diff(ordered, axis=1) > 0
@@ -171,27 +170,30 @@ def stacked(table: Table, validation: Table) -> Table:
     Raises:
         TableError: the second lacks a column.
     """
-    columns = {}
+    columns, units = {}, []
     for name, first in table.columns.items():
         if name not in validation.columns:
             reject(validation.name, f"missing columns: {short(name)}; the columns are {listed(validation.columns)}")
-        columns[name] = _joined(name, first, validation)
-    notes = (*table.notes, *validation.notes)
+        columns[name], note = _joined(name, first, validation)
+        units += [f"{note} ({validation.name})"] if note else []
+    notes = (*table.notes, *validation.notes, *units)
     return Table(table.name, columns, table.digest + validation.digest, notes, table.decimal)
 
 
-def _joined(name: str, first: Column, validation: Table) -> Column:
-    second = validation.columns[name]
+def _joined(name: str, first: Column, validation: Table) -> tuple[Column, str]:
+    """Return a column of both tables, and a note on the unit of the second."""
+    second, note = validation.columns[name], ""
     if first.problem or second.problem:
         problem = first.problem or f" of {validation.name}{second.problem}"
-        return Column("unusable", codes=np.full(len(first) + len(second), -1), problem=problem)
+        return Column("unusable", codes=np.full(len(first) + len(second), -1), problem=problem), ""
     if first.kind == "text":
         values = np.concatenate([first.values, as_text(second, first.coded()[1]).values])
     else:
-        values = np.concatenate([first.numbers, as_numbers(second, name, validation.name)])
-        check_unit(first.unit, second, name, validation.name)
+        factor, note = to_unit(second, first.unit, name, validation.name)
+        values = np.concatenate([first.numbers, as_numbers(second, name, validation.name) * factor])
     kind = "real" if {first.kind, second.kind} == {"integer", "real"} else first.kind
-    return Column(kind, values, reason=first.reason, notes=first.notes, free=first.free, unit=first.unit)
+    column = Column(kind, values, reason=first.reason, notes=first.notes, free=first.free, unit=first.unit)
+    return column, note
 
 
 def kinds_of(table: Table) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Collection, Sequence
@@ -36,19 +37,21 @@ from kapsi.data.tabular.types import (
     as_words,
     listed,
     numbers_in,
-    numeric_blocks,
     reject,
     short,
     truth,
 )
+from kapsi.data.tabular.units import to_unit
 
 __all__ = ["TableProblem", "make_problem", "target_of"]
 
 TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
-NUMBER_LIKE = re.compile(r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]?$|[^\w\s]\s?\d+$|\d+ ?[A-Za-z]$|\d+ days|[\[({].*\d")
-"""1/5/2.4, €5, 3.5K, 2 days 01:00:00, [1.5 2]: neither words nor codes."""
+NUMBER_LIKE = re.compile(
+    r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]{0,2}$|[^\w\s]\s?\d+$|\d+ ?[A-Za-z]{1,2}$|\d+ days|[\[({].*\d"
+)
+"""1/5/2.4, €5, 3.5KB, 2 days 1h, [1.5 2]: neither words nor codes."""
 MOST_NOTES = 20
 """Most dropped columns with a note for each."""
 MAX_SINGLE = 9
@@ -75,6 +78,7 @@ class TableProblem:
         times: times that order the rows, (kept rows,).
         held: mask of the rows of a file of validation rows, (kept rows,).
         decimal: the decimal mark of the file, None if unknown.
+        units: unit of each target, see `Column`; empty texts for plain numbers and classes.
     """
 
     name: str
@@ -91,6 +95,7 @@ class TableProblem:
     times: Floats | None = None
     held: npt.NDArray[np.bool_] | None = None
     decimal: str | None = None
+    units: tuple[str, ...] = ()
 
     def splits(self, seed: int) -> Splits:
         """Return the splits of the rows for a seed."""
@@ -185,6 +190,7 @@ def make_problem(
         times=times_of(table, time, rows),
         held=held,
         decimal=table.decimal,
+        units=tuple("" if classes else table.columns[name].unit for name in targets),
     )
 
 
@@ -306,9 +312,7 @@ def _classes_of(
     return codes.astype(np.int64), tuple(labels)
 
 
-def informative(
-    table: Table, names: list[str], rows: Ints, notes: list[str], required: Collection[str] = ()
-) -> Table:
+def informative(table: Table, names: list[str], rows: Ints, notes: list[str], required: Collection[str] = ()) -> Table:
     """Return the feature columns except empty, constant and ID-like ones, with a note on each dropped column.
 
     Args:
@@ -365,7 +369,7 @@ def _empty(features: Table) -> set[str]:
     """Return the names of the columns without any value."""
     columns = features.columns
     empty = {name for name, column in columns.items() if column.kind in ("text", "date") and column.missing.all()}
-    for names, values in numeric_blocks(columns):
+    for names, values in features.blocks():
         empty |= {names[i] for i in np.flatnonzero(np.isnan(values).all(1))}
     return empty
 
@@ -373,7 +377,7 @@ def _empty(features: Table) -> set[str]:
 def _constant(features: Table, rows: Ints) -> set[str]:
     """Return the columns of numbers that are the same in every row; reject infinite values. Missingness is information."""
     constant: set[str] = set()
-    for names, values in numeric_blocks(features.columns):
+    for names, values in features.blocks():
         for i in np.flatnonzero(np.isinf(values).any(1)):
             as_numbers(features.columns[names[i]], names[i], features.name, rows)
         constant |= {name for name, same in zip(names, (values == values[:, :1]).all(1), strict=True) if same}
@@ -381,7 +385,14 @@ def _constant(features: Table, rows: Ints) -> set[str]:
     return constant | {name for name, values in dates.items() if (values == values[0]).all()}
 
 
-def target_of(table: Table, target: str | tuple[str, ...], task: str, classes: Sequence[Label] | None) -> Ints | Floats:
+def target_of(
+    table: Table,
+    target: str | tuple[str, ...],
+    task: str,
+    classes: Sequence[Label] | None,
+    units: Sequence[str] = (),
+    notes: list[str] | None = None,
+) -> Ints | Floats:
     """Return the target of a new table in the coding of a fitted problem; (rows, targets) for several.
 
     Args:
@@ -389,6 +400,8 @@ def target_of(table: Table, target: str | tuple[str, ...], task: str, classes: S
         target: name of the target column.
         task: "classification" or "regression".
         classes: labels of the fitted problem, in the order of their codes; unused in regression.
+        units: unit of each target in the fitted problem; empty for plain numbers.
+        notes: receives a note for each target whose unit is a guess.
 
     Returns:
         (rows,) int64 codes with -1 for missing, or float64 values with NaN for missing.
@@ -397,12 +410,16 @@ def target_of(table: Table, target: str | tuple[str, ...], task: str, classes: S
         TableError: the column is missing, a label is unknown, or a value is not a finite number.
     """
     if isinstance(target, tuple):
-        several = [target_of(table, name, task, classes).astype(np.float64) for name in target]
+        each = itertools.zip_longest(target, units, fillvalue="")
+        several = [target_of(table, name, task, classes, [unit], notes).astype(np.float64) for name, unit in each]
         return np.stack(several, axis=1)
     table.require(target, "the target")
     column = table.columns[target]
     if task == "regression":
-        return as_numbers(column, target, table.name)
+        factor, note = to_unit(column, units[0] if units else "", target, table.name)
+        if note and notes is not None:
+            notes.append(note)
+        return as_numbers(column, target, table.name) * factor
     known = list(classes or ())
     labels: list[object]
     if known and all(isinstance(label, str) for label in known):

@@ -60,7 +60,8 @@ class Column:
         problem: why the column cannot be used; empty if it can.
         free: whether a text is an input although most of its values are distinct.
         doubt: why a text cannot be a target: nearly all of its values are numbers.
-        unit: currency, percent sign or other unit of all numbers, or `time of the day`; empty for plain numbers.
+        unit: currency, percent sign or other unit of all numbers, `s` for durations, `time of the day`, `K, M, B` for suffixes;
+            empty for plain numbers.
         form: how the strings of the column are written, for a comparison with further rows.
     """
 
@@ -187,6 +188,29 @@ class Table:
             return Table(self.name, {n: self.columns[n] for n in names})
         return Table(self.name, {n: self.columns[n].take(rows) for n in names})
 
+    def blocks(self, rows: npt.NDArray[np.integer[Any]] | None = None) -> Iterator[tuple[list[str], Floats]]:
+        """Yield names and values, (columns, rows), of the numeric and boolean columns, many small ones at once.
+
+        Args:
+            rows: row indices, from 0; None for all.
+        """
+        names = [name for name, column in self.columns.items() if column.kind in ("integer", "real", "boolean")]
+        if len(names) * self.rows <= BLOCK:
+            parts = iter([(names, self._block(names))] if names else [])
+        else:
+            parts = numeric_blocks({name: self.columns[name] for name in names})
+        for part, values in parts:
+            yield part, values if rows is None else np.take(values, rows, axis=1)
+
+    def _block(self, names: list[str]) -> Floats:
+        """Return the values of all numeric columns of a small table, computed once."""
+        found: Floats | None = self.__dict__.get("_values")
+        if found is None:
+            found = np.stack([self.columns[name].numbers for name in names])
+            found.flags.writeable = False
+            self.__dict__["_values"] = found
+        return found
+
     def use(self, names: Iterable[str]) -> list[str]:
         """Return the notes on columns that are used; reject a column that cannot be.
 
@@ -296,20 +320,6 @@ def as_numbers(column: Column, name: str, where: str, rows: Ints | None = None) 
             f"column {short(name)} has {value} in row {row}; only finite numbers are allowed: correct or empty the value",
         )
     return np.asarray(numbers, dtype=np.float64)
-
-
-TIME_OF_DAY = "time of the day"
-
-
-def check_unit(unit: str, column: Column, name: str, where: str) -> None:
-    """Refuse numbers of another unit than that of the fitted column; plain numbers are of any unit but a time."""
-    if column.unit == unit or column.missing.all() or (not column.unit and unit != TIME_OF_DAY):
-        return
-    has = f"numbers with the unit {short(column.unit)}" if column.unit else "numbers without a unit"
-    has = "times of the day" if column.unit == TIME_OF_DAY else has
-    needs = f"the unit {short(unit)}" if unit else "no unit"
-    needs = "times of the day" if unit == TIME_OF_DAY else needs
-    reject(where, f"column {short(name)} has {has}, and the table of the fit has {needs}; convert the numbers")
 
 
 def is_truth(word: str) -> bool:

@@ -182,12 +182,14 @@ class WideNumbers:
         flags = ((matrix == 0) | (matrix == 1) | np.isnan(matrix)).all(1) & ~self.marked
         forms = (number_form(), number_form(decider.settled or "."), number_form(flags=True))
         found: dict[int, Column] = {}
+        stated, numbers = bool(decider.reading.unit), decider.numbers
         written = np.where(flags, 2, self.marked)
         for i, real, form in zip(which, self.real[which].tolist(), written[which].tolist(), strict=True):
             wanted = decider.kinds.get(names[i])
             if plain[i] and (wanted == "numeric" or (wanted is None and not dated[i])):
                 kind, reason = _KINDS[real]
-                found[i] = Column(kind, matrix[i], reason=reason or decider.numbers, form=forms[form])
+                column = Column(kind, matrix[i], reason=reason or numbers, form=forms[form])
+                found[i] = decider.stated(names[i], column) if stated else column
         return found
 
 
