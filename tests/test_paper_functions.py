@@ -15,8 +15,9 @@ from kapsi.data.problems import FunctionProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.modules import trained_count
 from kapsi.paper.experiment import Budget, Outcome, Run, load_shipped
-from kapsi.paper.procedures import classifiers, function_fits, functions
+from kapsi.paper.procedures import classifiers, functions
 from kapsi.paper.procedures.functions import run
+from kapsi.recipes import trials
 
 LINEAR = {"heads": [{"bias": True}]}
 
@@ -81,13 +82,14 @@ def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, halving
         "training": {"epochs": 8, "solver": {"restarts": 2}},
     }
     models: list[list[torch.Tensor]] = []
-    scored = function_fits.FunctionFits._score
+    selected = trials.TrialSearch.select
 
-    def watched(self: Any, best: Any, *rest: Any) -> Outcome:
-        models.append([p.detach().clone() for p in best.model.parameters()])
-        return scored(self, best, *rest)
+    def watched(self: Any) -> trials.Selection:
+        selection = selected(self)
+        models.append([p.detach().clone() for p in selection.best.model.parameters()])
+        return selection
 
-    monkeypatch.setattr(function_fits.FunctionFits, "_score", watched)
+    monkeypatch.setattr(trials.TrialSearch, "select", watched)
     clean = outcome("E.4", **options)
     split = FunctionProblem.split
 
@@ -107,11 +109,7 @@ def test_nothing_is_chosen_by_test_rows(monkeypatch: pytest.MonkeyPatch, halving
 
 def test_validation_rows_are_the_edge_and_the_rest() -> None:
     x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
-    rows = function_fits.FunctionRows(x, x[:, :1], 0.0, 1.0)
-    options = functions.FunctionOptions(
-        function="E.2", candidates={"polynomial": polynomial(4)}, validation=0.2, edge=0.3
-    )
-    fitted, held = function_fits.hold_out(rows, options, 5)
+    fitted, held = trials.hold_out(x, x[:, :1], 100, edge=30, tails=0, seed=5)
     assert len(held) == 100
     assert len(fitted) == 400
     assert torch.equal(torch.cat([fitted, held]).sort().values, torch.arange(500))
@@ -120,7 +118,7 @@ def test_validation_rows_are_the_edge_and_the_rest() -> None:
         along = x @ torch.tensor(direction, dtype=torch.float64)
         assert along.argmax() in held
         assert (along[held] > along[fitted].max()).sum() >= 3
-    plain = function_fits.hold_out(rows, dataclasses.replace(options, edge=0.0), 5)[1]
+    plain = trials.hold_out(x, x[:, :1], 100, edge=0, tails=0, seed=5)[1]
     assert len(plain) == 100
     assert not torch.equal(plain, held)
 
@@ -173,15 +171,15 @@ def test_a_candidate_begins_with_the_first_layer_of_another_and_is_placed() -> N
         "mine", "E.4", "kapsi", 100, options={"candidates": {"polynomial": first, "graded": graded}, "rows": 400}
     )
     options = functions.read_options(given)
-    fit = function_fits.FunctionFits(given, options, *function_fits.draw(options, given.seed))
-    trials: list[Any] = []
-    x = fit.training.x
-    for each in fit._trials(x, trials):
+    search = trials.TrialSearch(options.search, functions.draw(options, given.seed)[0], given.seed)
+    fits: list[Any] = []
+    x = search.training.x
+    for each in search.trials(x, fits):
         if each.candidate.name == "polynomial":
-            fit._train(each, fit.training, each.candidate.training, fit.training)
-        trials.append(each)
-    known = trials[0].model.layers[0].heads[0].psi["matrix"][0]
-    for number, each in enumerate(trials[1:]):
+            search.train(each, search.training, each.candidate.config, search.training)
+        fits.append(each)
+    known = fits[0].model.layers[0].heads[0].psi["matrix"][0]
+    for number, each in enumerate(fits[1:]):
         hidden = each.model.layers[0](x)
         assert hidden.min().item() == pytest.approx(1)
         assert hidden.max().item() == pytest.approx(3)
@@ -260,7 +258,7 @@ def test_a_least_squares_init_solves_the_last_layer_and_leaves_the_others() -> N
     x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = (x.sum(1, keepdim=True) * 2).exp()
     before = {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("layers.0")}
-    function_fits._solve_last_layer(model, function_fits.FunctionRows(x, y, 4.0, 2.0))
+    trials.solve_last_layer(model, trials.TrialRows(x, y, 4.0, 2.0))
     after = dict(model.named_parameters())
     assert before
     assert all(torch.equal(value, after[name]) for name, value in before.items())
@@ -288,9 +286,7 @@ def test_a_least_squares_init_finds_what_drawn_weights_miss() -> None:
 
 def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"a": 0.0, "b": 0.1, "far": 5.0}
-    monkeypatch.setattr(
-        function_fits.FunctionFits, "_reference_outputs", lambda self, each: torch.full((4, 1), made[each])
-    )
+    monkeypatch.setattr(trials.TrialSearch, "reference_outputs", lambda self, each: torch.full((4, 1), made[each]))
 
     class Fitted(str):
         failed, error, distance = "", 1.0, 0.0
@@ -299,7 +295,7 @@ def test_fits_are_compared_on_random_inputs_with_those_like_them(monkeypatch: py
         going = [Fitted(name) for name in made]
         for each in going:
             each.error = errors.get(each, 1.0)
-        function_fits.FunctionFits._compare(function_fits.FunctionFits.__new__(function_fits.FunctionFits), going)  # type: ignore[arg-type]
+        trials.TrialSearch.compare(trials.TrialSearch.__new__(trials.TrialSearch), going)  # type: ignore[arg-type]
         return [each.distance for each in going]
 
     assert apart() == pytest.approx([0.01, 0.01, 4.9**2])
@@ -339,18 +335,14 @@ def test_the_next_fit_replaces_a_drifting_refit(
     assert made.extra["refitted"]
     errors = {"a": 1e-6, "b": 9e-6, "c": 3e-6, "far": 1.1e-5, "lost": math.inf}
     candidates = {name: polynomial(degree) for degree, name in enumerate(errors, 1)}
-    advance = function_fits.FunctionFits._train
+    advance = trials.Trial.train
 
-    def advanced(self: Any, each: Any, *given: Any, **named: Any) -> None:
-        advance(self, each, *given, **named)
-        each.error = errors[each.candidate.name]
+    def advanced(self: Any, *given: Any, **named: Any) -> None:
+        advance(self, *given, **named)
+        self.error = errors[self.candidate.name]
 
-    monkeypatch.setattr(function_fits.FunctionFits, "_train", advanced)
-    monkeypatch.setattr(
-        function_fits.FunctionFits,
-        "_refit",
-        lambda self, each, config: (moves.get(each.candidate.name, math.inf), each),
-    )
+    monkeypatch.setattr(trials.Trial, "train", advanced)
+    monkeypatch.setattr(trials.Trial, "refit", lambda self, *given: (moves.get(self.candidate.name, math.inf), self))
     found = outcome(candidates=candidates, refit={"epochs": 1})
     assert (found.extra["candidate"], found.extra["refitted"]) == expected
     assert outcome(candidates=candidates, refit=None).extra["candidate"] == "a"
@@ -364,21 +356,21 @@ def test_a_choice_by_consensus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) 
             each.distance = math.inf if each.candidate.name == by_error else 0.0
 
     by_error = outcome("E.3", **options).extra["candidate"]
-    monkeypatch.setattr(function_fits.FunctionFits, "_compare", apart)
+    monkeypatch.setattr(trials.TrialSearch, "compare", apart)
     assert outcome("E.3", **options, reference_inputs=10).extra["candidate"] != by_error
     assert outcome("E.3", **options, reference_inputs=10, consensus=False).extra["candidate"] == by_error
     assert outcome("E.3", **options).extra["candidate"] == by_error
 
 
 def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = function_fits.train
+    real = trials.train
 
     def failing(model: kp.Model, *args: Any, **named: Any) -> Any:
         if sum(p.numel() for p in model.parameters()) > 8:
             raise KapsiError("the loss is not finite in layer 1")
         return real(model, *args, **named)
 
-    monkeypatch.setattr(function_fits, "train", failing)
+    monkeypatch.setattr(trials, "train", failing)
     found = outcome(candidates={"two": polynomial(2), "nine": polynomial(9)})
     assert found.extra["candidate"] == "two"
     assert found.extra["failed"] == 1
@@ -389,7 +381,7 @@ def test_a_fit_that_goes_wrong_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"candidate": {}}, "options: FunctionOptions has no option 'candidate'; did you mean 'candidates'"),
+        ({"candidate": {}}, "options: there is no 'candidate'; did you mean candidates"),
         ({"candidates": {}}, "give one candidate at least"),
         (
             {"candidates": {"a": {"tree": {}}}},
@@ -460,12 +452,12 @@ def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
     assert experiment.seeds == (0, 1, 2, 3, 4)
     for method in experiment.methods:
         options = functions.read_options(experiment.run(experiment.rows[0], method, 0))
-        counts = {trained_count(kp.Model(candidate.spec)) for candidate in options.candidates}
+        counts = {trained_count(kp.Model(candidate.spec)) for candidate in options.search.candidates}
         if method.name in SIZES[name]:
             assert max(counts) == SIZES[name][method.name]
         else:
-            assert options.parameters == {"elementary": 63, "composite": 150}[name]
-            assert max(counts) <= options.parameters
+            assert options.search.parameters == {"elementary": 63, "composite": 150}[name]
+            assert max(counts) <= options.search.parameters
         # One recipe a table.
         for row in experiment.rows:
             other = functions.read_options(experiment.run(row, method, 0))
@@ -484,14 +476,14 @@ def test_the_budget_of_a_run_is_the_number_of_its_epochs(monkeypatch: pytest.Mon
         "rows": 100,
     }
     counted = []
-    original = function_fits.train
+    original = trials.train
 
     def counting(model: Any, rows: Any, config: Any) -> Any:
         for record in original(model, rows, config):
             counted.append(getattr(config.solver, "restarts", 1))
             yield record
 
-    monkeypatch.setattr(function_fits, "train", counting)
+    monkeypatch.setattr(trials, "train", counting)
     given = Run("mine", "I.6.2", "kapsi", 100, "validation", options)
     run(given)
     found = functions.budget(given)

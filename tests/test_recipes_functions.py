@@ -1,12 +1,13 @@
 """The functions head."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import kapsi as kp
-from kapsi.recipes import ConstantHead, FunctionsHead, LinearHead, RecipeData, functions, mixture
+from kapsi.recipes import ConstantHead, FunctionsHead, LinearHead, RecipeData, functions, mixture, trials
 from kapsi.testing.cases import seeded
 
 QUICK = FunctionsHead(networks=("kan",), starts=1)
@@ -109,7 +110,7 @@ def test_fits_that_fail_are_left_out(monkeypatch) -> None:
     def failing(*_: object) -> None:
         raise kp.KapsiError("the loss is not finite")
 
-    monkeypatch.setattr(functions, "train", failing)
+    monkeypatch.setattr(trials, "train", failing)
     assert torch.equal(QUICK.fit(data)(data.x), ConstantHead().fit(data)(data.x))
 
 
@@ -121,9 +122,10 @@ def test_wrong_networks_are_refused(networks) -> None:
 
 def test_a_network_far_behind_is_dropped(monkeypatch) -> None:
     data = table(60)
-    monkeypatch.setattr(functions, "EPOCHS", 3)
-    real = functions._loss
+    quick = {kind: replace(c, training=replace(c.training, epochs=3)) for kind, c in functions.NETWORKS.items()}
+    monkeypatch.setattr(functions, "NETWORKS", quick)
+    real = trials.TrialRows.error
     monkeypatch.setattr(
-        functions, "_loss", lambda model, rows: real(model, rows) * (1e6 if len(model.spec.widths) == 4 else 1)
+        trials.TrialRows, "error", lambda self, model: real(self, model) * (1e6 if len(model.spec.widths) == 4 else 1)
     )
     assert FunctionsHead(starts=1).cross_fit(data, data.folds(2)).recipe.networks == ("kan",)

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kapsi import expansion, features, hidden_layers, plots, reconciliation, remainder, weights, zoo
+from kapsi import expansion, features, hidden_layers, plots, recipes, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
@@ -188,6 +188,7 @@ __all__ = [
     "predict",
     "predict_log_proba",
     "predict_proba",
+    "recipes",
     "refine",
     "rpn",
     "save",

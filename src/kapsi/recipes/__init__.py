@@ -9,6 +9,7 @@ from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recip
 from kapsi.recipes.boosted import BoostedPairsHead, BoostedTreesHead
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.forest import ForestHead
+from kapsi.recipes.function_search import FunctionCandidate, FunctionSearch, SuccessiveHalving
 from kapsi.recipes.functions import FunctionsHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
@@ -27,6 +28,8 @@ __all__ = [
     "CrossFit",
     "Fold",
     "ForestHead",
+    "FunctionCandidate",
+    "FunctionSearch",
     "FunctionsHead",
     "HeadRecipe",
     "KernelHead",
@@ -40,6 +43,7 @@ __all__ = [
     "RecipeResult",
     "SparseLinearHead",
     "StepsHead",
+    "SuccessiveHalving",
     "Watch",
     "mixture",
 ]

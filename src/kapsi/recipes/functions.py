@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -13,28 +12,23 @@ import torch
 from torch import Tensor
 
 from kapsi.calibrate import calibrate
-from kapsi.errors import KapsiError, SpecError
-from kapsi.expansion import BSpline, Extended, Taylor
+from kapsi.errors import SpecError
 from kapsi.function import option
-from kapsi.hidden_layers import Layers
 from kapsi.modules import Model
-from kapsi.process import Clamp
-from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData
 from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.function_search import KAN, MARGIN, PRODUCT, FunctionCandidate, network_head, seconds_of_epoch
 from kapsi.recipes.mixture import mixture
-from kapsi.remainder import LinearRemainder
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, rpn
-from kapsi.training.config import TrainConfig
-from kapsi.training.engine import train
-from kapsi.training.solvers import LevenbergMarquardt
+from kapsi.recipes.trials import Trial, TrialRows, hold_out, random_inputs
 from kapsi.training.threads import threads_for
 
 __all__ = ["FunctionsHead", "residual_share"]
 
 Kind = Literal["kan", "product"]
+NETWORKS: dict[Kind, FunctionCandidate] = {"kan": KAN, "product": PRODUCT}
 
-EPOCHS, REFIT = 60, 20
-"""Epochs of a fit, and of its continuation with the validation rows."""
+REFIT = 20
+"""Epochs of the continuation with the validation rows."""
 
 VALIDATION = 0.15
 """Share of the rows on which the fits of several starts are compared."""
@@ -48,8 +42,8 @@ FAR_BEHIND = 10.0
 MAX_DRIFT = 10.0
 """Largest mean squared change of the outputs by the continuation, relative to the validation loss."""
 
-MARGIN = 0.1
-"""Part of the width of the training range by which an input may leave the range before it is clamped."""
+REFERENCE_INPUTS = 2_000
+"""Random inputs at which this change is measured."""
 
 NOISE_ROWS = 600
 """Rows of the estimate of noise."""
@@ -117,9 +111,8 @@ class FunctionsHead(HeadRecipe, name="functions"):
         return None
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
-        count = 5 * 13 * (inputs + outputs) + 100
-        epochs = len(self.networks) * self.starts * (EPOCHS + REFIT)
-        return epochs * (2e-3 + rows * outputs * (3e-8 * count + 1e-11 * count**2))
+        epochs = sum(NETWORKS[kind].config.epochs + REFIT for kind in self.networks) * self.starts
+        return epochs * seconds_of_epoch(5 * 13 * (inputs + outputs) + 100, rows, outputs)
 
     def check(self) -> None:
         if not self.networks or len(set(self.networks)) < len(self.networks):
@@ -143,20 +136,43 @@ class FunctionsHead(HeadRecipe, name="functions"):
 
     def _fit(self, data: RecipeData, seed: int) -> tuple[dict[Kind, float], Model]:
         """Return the lowest validation loss of each network, and the model; no losses for the constant if all fits fail."""
-        tried = _tried(self.networks, data, self.starts, seed)
-        if not tried:
-            return {}, ConstantHead().fit(data, seed)
-        best = min(loss for loss, _, _ in tried)
-        near = [entry for entry in tried if entry[0] <= NEAR_BEST * best]
+        rows = TrialRows(data.x, data.y, weight=data.weight)
+        with threads_for(0):
+            trials = [trial for trial in _trials(self, data, rows, seed) if not trial.failed]
+            if not trials:
+                return {}, ConstantHead().fit(data, seed)
+            best = min(trial.error for trial in trials)
+            near = [trial for trial in trials if trial.error <= NEAR_BEST * best]
+            reference = random_inputs(data.x, REFERENCE_INPUTS, seed)
+            networks = [_continued(trial, rows, reference) for trial in near]
         low, high = data.x.aminmax(dim=0)
         margin = MARGIN * (high - low)
-        with threads_for(0):
-            networks = [_continued(kind, network, loss, data, seed) for loss, kind, network in near]
-        heads = [_one_head(network, low - margin, high + margin) for network in networks]
-        losses: dict[Kind, float] = {}
-        for loss, kind, _ in tried:
-            losses[kind] = min(loss, losses.get(kind, math.inf))
-        return losses, mixture(heads, [1 / len(heads)] * len(heads))
+        heads = [network_head(network, low - margin, high + margin) for network in networks]
+        errors = {kind: [t.error for t in trials if t.candidate.name == kind] for kind in self.networks}
+        return {kind: min(found) for kind, found in errors.items() if found}, mixture(
+            heads, [1 / len(heads)] * len(heads)
+        )
+
+
+def _trials(recipe: FunctionsHead, data: RecipeData, rows: TrialRows, seed: int) -> Iterator[Trial]:
+    """Yield all starts of all networks, fitted without the validation rows."""
+    count = max(1, round(VALIDATION * len(data.x)))
+    fitted, held_out = hold_out(data.x, data.y, count, count // 3, 0, seed)
+    for kind in recipe.networks:
+        candidate = NETWORKS[kind].sized(data.x.shape[1], data.outputs)
+        candidate = replace(candidate, training=replace(candidate.config, loss=data.loss))
+        for start in range(recipe.starts):
+            number = (seed * 1_000_003 + start) % 2**32
+            trial = Trial(candidate, start, number, Model(candidate.spec, seed=number, dtype=torch.float64))
+            calibrate(trial.model, data.x)
+            trial.train(rows.subset(fitted), candidate.config, rows.subset(held_out))
+            yield trial
+
+
+def _continued(trial: Trial, rows: TrialRows, reference: Tensor) -> Model:
+    """Return a network trained further on all rows; the same one if that changes its outputs between the rows too much."""
+    drift, refitted = trial.refit(rows, replace(trial.candidate.config, epochs=REFIT), reference)
+    return refitted.model if drift <= MAX_DRIFT else trial.model
 
 
 def residual_share(x: Tensor, y: Tensor) -> float:
@@ -196,98 +212,3 @@ def _quadratic_share(x: Tensor, y: Tensor) -> float:
     basis = torch.linalg.qr(columns).Q
     errors = (y - basis @ (basis.T @ y)) / (1 - basis.square().sum(1, keepdim=True)).clamp_min(1e-9)
     return float((errors.square().mean(0) / y.var(0, correction=0).clamp_min(1e-300)).mean())
-
-
-def _spec(kind: Kind, inputs: int, outputs: int) -> ModelSpec:
-    if kind == "kan":
-        base = LinearRemainder(before="silu")  # type: ignore[arg-type]
-        return rpn((inputs, 5, outputs), BSpline(intervals=8), remainder=base)
-    taylor, layers = Taylor(2, symmetric=True), []
-    for spline in (BSpline(5), *[BSpline(5, knots="quantile", uniform_share=0.2)] * 2):
-        layers.append(LayerSpec((HeadSpec(Extended((spline, taylor)), remainder=LinearRemainder(), init="measured"),)))
-    return ModelSpec((inputs, 4, 3, outputs), tuple(layers))
-
-
-def _config(kind: Kind, data: RecipeData, epochs: int, seed: int) -> TrainConfig:
-    penalties = {"kan": {"smoothness": "auto"}, "product": {"smoothness": 0.0, "l2": 1e-7}}[kind]
-    return TrainConfig(loss=data.loss, solver=LevenbergMarquardt(), epochs=epochs, seed=seed, **penalties)  # type: ignore[arg-type]
-
-
-def _tried(kinds: Sequence[Kind], data: RecipeData, starts: int, seed: int) -> list[tuple[float, Kind, Model]]:
-    """Return validation loss, kind and network of each start with a finite loss; some rows are left for validation."""
-    held_out = _validation(data.x, seed)
-    validation, rows = data.take(held_out.nonzero()[:, 0]), data.take((~held_out).nonzero()[:, 0])
-    tried: list[tuple[float, Kind, Model]] = []
-    with threads_for(0):
-        for kind in kinds:
-            spec = _spec(kind, data.x.shape[1], data.outputs)
-            for start in range(starts):
-                number = (seed * 1_000_003 + start) % 2**32
-                model = calibrate(Model(spec, seed=number, dtype=torch.float64), data.x)
-                loss = (
-                    _loss(model, validation) if _trained(model, rows, _config(kind, data, EPOCHS, number)) else math.inf
-                )
-                if math.isfinite(loss):
-                    tried.append((loss, kind, model))
-    return tried
-
-
-def _validation(x: Tensor, seed: int) -> Tensor:
-    """Return which rows are left for validation, `(rows,)`: a third of them extreme in random directions, where fits fail first."""
-    generator = torch.Generator().manual_seed(seed)
-    count = max(1, round(VALIDATION * len(x)))
-    held_out = torch.zeros(len(x), dtype=torch.bool)
-    for _ in range(count // 3):
-        direction = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
-        held_out[torch.where(held_out, -math.inf, x @ direction).argmax()] = True
-    others = (~held_out).nonzero()[:, 0]
-    order = torch.randperm(len(others), generator=generator)
-    held_out[others[order[: count - count // 3]]] = True
-    return held_out
-
-
-def _continued(kind: Kind, model: Model, loss: float, data: RecipeData, seed: int) -> Model:
-    """Return a network trained further on all rows; the same one if that changes its outputs between the rows too much."""
-    further = copy.deepcopy(model)
-    if not _trained(further, data, _config(kind, data, REFIT, seed)):
-        return model
-    generator = torch.Generator().manual_seed(seed)
-    low, high = data.x.aminmax(dim=0)
-    x = low + (high - low) * torch.rand(2_000, data.x.shape[1], generator=generator, dtype=torch.float64)
-    with torch.no_grad():
-        drift = float((further(x) - model(x)).square().mean())
-    return further if drift <= MAX_DRIFT * loss or loss == 0 else model
-
-
-def _trained(model: Model, data: RecipeData, config: TrainConfig) -> bool:
-    """Train a network in place; return whether it succeeded."""
-    rows = (data.x, data.y) if data.weight is None else (data.x, data.y, data.weight)
-    try:
-        for _ in train(model, rows, config):
-            pass
-    except KapsiError:
-        return False
-    finally:
-        model.eval()
-    return True
-
-
-@torch.no_grad()
-def _loss(model: Model, data: RecipeData) -> float:
-    value = float(row_losses(model(data.x), data.y, data.loss).mean())
-    return value if math.isfinite(value) else math.inf
-
-
-@torch.no_grad()
-def _one_head(network: Model, low: Tensor, high: Tensor) -> Model:
-    """Return a network as one head, with inputs clamped to a range."""
-    widths = network.spec.widths
-    kappa = Layers(widths[1:], network.spec.layers)  # type: ignore[arg-type]
-    head = HeadSpec(kappa, before=(Clamp(),))
-    spec = ModelSpec((widths[0], widths[-1]), (LayerSpec((head,)),))
-    model = Model(spec, device="meta", dtype=torch.float64).to_empty(device="cpu")
-    state = {f"layers.0.heads.0.kappa.model.{name}": tensor for name, tensor in network.state_dict().items()}
-    state["layers.0.heads.0.psi.matrix"] = torch.eye(network.out_features, dtype=torch.float64)
-    state |= {"layers.0.heads.0.before.0.low": low, "layers.0.heads.0.before.0.high": high}
-    model.load_state_dict(state)
-    return model.eval()

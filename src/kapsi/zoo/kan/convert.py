@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -176,15 +177,11 @@ def _width_of_inputs(used: list[int], in_features: int | None) -> int:
     return check_integer("from_pykan(in_features)", in_features, least)
 
 
-_FUNCTIONS: dict[Any, str] = {
-    kind.function: kind.name for kind in catalogue("process") if issubclass(kind, Activation)
-} | {
-    torch.relu: "relu",
-    torch.selu: "selu",
-    F.sigmoid: "sigmoid",
-    F.tanh: "tanh",
-}
-"""kapsi names of the torch activation functions."""
+@functools.cache
+def _functions() -> dict[Any, str]:
+    """Return kapsi names of the torch activation functions."""
+    known = {kind.function: kind.name for kind in catalogue("process") if issubclass(kind, Activation)}
+    return known | {torch.relu: "relu", torch.selu: "selu", F.sigmoid: "sigmoid", F.tanh: "tanh"}
 
 
 def _remainder_of(layer: Any, number: int) -> Remainder:
@@ -200,7 +197,7 @@ def _remainder_of(layer: Any, number: int) -> Remainder:
         if all(getattr(base, option) == value for option, value in options.items()):
             name = activation
     elif isinstance(base, Callable):  # type: ignore[arg-type]
-        name = _FUNCTIONS.get(base)
+        name = _functions().get(base)
     if name is None:
         known = ", ".join(kind.name for kind in catalogue("process") if issubclass(kind, Activation))
         raise SpecError(

@@ -1,4 +1,4 @@
-"""How the paper's experiments with functions choose: rows that validate, fits that agree, how far one may move."""
+"""Trials of functions: rows that validate, fits that agree, how far one may move."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 import kapsi as kp
 from kapsi.paper.experiment import Run
-from kapsi.paper.procedures import function_fits as procedure
-from kapsi.paper.procedures.functions import read_options, run
+from kapsi.paper.procedures.functions import draw, read_options, run
+from kapsi.recipes import trials
 
 SPLINES = {"widths": [None, 2, 1], "layers": {"heads": {"expansion": "b_spline", "remainder": "linear"}}}
 
@@ -20,17 +20,17 @@ def run_of(**options) -> Run:
     return Run("choice", "I.6.2", "kapsi", 100, options=given)
 
 
-def fit_of(**options) -> procedure.FunctionFits:
+def search_of(**options) -> trials.TrialSearch:
     run = run_of(**options)
     checked = read_options(run)
-    return procedure.FunctionFits(run, checked, *procedure.draw(checked, run.seed))
+    return trials.TrialSearch(checked.search, draw(checked, run.seed)[0], run.seed)
 
 
 def test_rows_with_extreme_targets_validate() -> None:
-    fit = fit_of(tails=0.5)
-    fitted, held = procedure.hold_out(fit.training, fit.options, 1)
+    rows = search_of().training
+    fitted, held = trials.hold_out(rows.x, rows.y, count=20, edge=4, tails=10, seed=1)
     assert sorted([*fitted.tolist(), *held.tolist()]) == list(range(100))
-    y = fit.training.y[:, 0]
+    y = rows.y[:, 0]
     extreme = [int(y.argmax()), int(y.argmin()), *y.argsort()[1:4].tolist(), *y.argsort()[-4:-1].tolist()]
     assert set(extreme) <= set(held.tolist())
     assert len(held) == 20
@@ -41,31 +41,32 @@ def test_rows_with_extreme_targets_validate() -> None:
 )
 def test_targets_are_moved(targets, mean, deviation) -> None:
     y = torch.tensor([-1.0, 1.0, 3.0], dtype=torch.float64)
-    assert procedure._target_scale(y, targets) == pytest.approx((mean, deviation))
+    for found, expected in zip(trials.target_scale(y[:, None].expand(3, 2), targets), (mean, deviation), strict=True):
+        assert found.tolist() == pytest.approx([expected, expected])
 
 
 def test_an_isolated_fit_on_reference_inputs_counts_as_worse() -> None:
-    fit = fit_of(reference_inputs=500)
-    trials = []
+    search = search_of(reference_inputs=500)
+    fits = []
     for i, (shift, error) in enumerate([(0.0, 0.2), (0.001, 0.3), (50.0, 0.1)]):
         model = kp.Model(kp.rpn([2, 1], bias=True), seed=0, dtype=torch.float64)
         with torch.no_grad():
             model.layers[0].heads[0].bias += shift
-        trials.append(procedure.Trial(fit.options.candidates[0], i, i, model, error))
-    fit._compare(trials)
-    deviation = fit.scales["standard"][1]
-    assert trials[0].distance == trials[1].distance == pytest.approx((0.001 * deviation) ** 2)
-    assert trials[2].distance == pytest.approx((49.999 * deviation) ** 2)
-    assert fit._best(trials) is trials[0]
-    assert min(trials, key=lambda each: each.error) is trials[2]
+        fits.append(trials.Trial(search.options.candidates[0], i, i, model, error))
+    search.compare(fits)
+    deviation = float(search.scales["standard"][1])
+    assert fits[0].distance == fits[1].distance == pytest.approx((0.001 * deviation) ** 2)
+    assert fits[2].distance == pytest.approx((49.999 * deviation) ** 2)
+    assert search.best(fits) is fits[0]
+    assert min(fits, key=lambda each: each.error) is fits[2]
 
 
 def refitted(error: float, **options):
-    """Return the fits, a trial, the trial after the refit, and whether the refit was accepted."""
-    fit = fit_of(reference_inputs=300, refit={"epochs": 5}, **options)
-    (one,) = fit._trials(fit.training.x, [])
+    """Return the search, a trial, the trial after the refit, and whether the refit was accepted."""
+    search = search_of(reference_inputs=300, refit={"epochs": 5}, **options)
+    (one,) = search.trials(search.training.x, [])
     one.error = error
-    return fit, one, *fit._refit_best(one, [one])
+    return search, one, *search.refit_best(one, [one])
 
 
 @pytest.mark.parametrize(("error", "kept"), [(1e9, True), (0.0, False)])
@@ -84,14 +85,15 @@ def test_max_drift_limits_the_change_by_a_refit() -> None:
 
 
 def test_drift_is_relative_to_the_validation_error() -> None:
-    fit, one, *_ = refitted(1.0)
-    apart, _ = fit._refit(one, fit.options.refit)
+    search, one, *_ = refitted(1.0)
+    refit = (search.rows_for(one.candidate), search.options.refit, search.reference)
+    apart, _ = one.refit(*refit)
     assert 0 < apart < math.inf
     one.error = apart / 2
-    assert fit._refit(one, fit.options.refit)[0] == pytest.approx(2.0)
-    assert fit._refit_best(one, [one])[1]
+    assert one.refit(*refit)[0] == pytest.approx(2.0)
+    assert search.refit_best(one, [one])[1]
     one.error = apart / 20
-    assert not fit._refit_best(one, [one])[1]
+    assert not search.refit_best(one, [one])[1]
 
 
 def test_a_run_with_all_of_it_scores_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Moving the splines of hidden layers in the paper's experiments."""
+"""Moving the splines of hidden layers during a fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.paper.procedures.grids import regrid
+from kapsi.recipes.regrid import regrid
 
 
 def made(psi, before=()) -> tuple[kp.Model, torch.Tensor]:
