@@ -25,7 +25,7 @@ import typer
 from kapsi.cli import end
 from kapsi.cli.common import begin, note, say
 from kapsi.cli.data import formula_last
-from kapsi.cli.once import Once
+from kapsi.cli.once import Config, Once
 from kapsi.errors import KapsiError, line_of, nearest
 from kapsi.installed import load_own
 from kapsi.version import __version__
@@ -33,7 +33,8 @@ from kapsi.version import __version__
 app = typer.Typer(
     name="kapsi",
     help="Fit functions with Reconciled Polynomial Networks, y = <kappa(x), psi(w)> + pi(x).",
-    add_completion=False,
+    epilog="Options also come from environment variables, KAPSI_FIT_FOLDS=5, and from the file of --config. "
+    "kapsi --install-completion completes names in bash, zsh, fish and PowerShell.",
     pretty_exceptions_enable=False,
 )
 
@@ -44,7 +45,8 @@ def _register() -> list[str]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         command = getattr(importlib.import_module(f"kapsi.cli.{module.name}"), module.name, None)
         if inspect.isfunction(command):
-            app.command(cls=Once)(_loading(command))
+            examples = f"Examples:\n{sys.modules[command.__module__].EXAMPLES}"
+            app.command(cls=Once, epilog=examples)(_loading(command))
             names.append(module.name)
     return names
 
@@ -54,13 +56,16 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
     at_once = getattr(sys.modules[command.__module__], "at_once", None)
 
     @functools.wraps(command)
-    def loaded(*arguments: Any, **options: Any) -> None:
+    def loaded(*arguments: Any, config: str | None = None, **options: Any) -> None:
         if at_once is not None and (first := at_once(**options)):
             begin(first)
         load_own()
         _raise_on_signals()
         command(*arguments, **options)
 
+    signature = inspect.signature(command, eval_str=True)
+    config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config)
+    loaded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), config])  # type: ignore[attr-defined]
     return loaded
 
 

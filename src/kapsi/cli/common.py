@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kapsi.errors import FileError, line_of, printable
+from kapsi.files import finite
 from kapsi.text import text_table
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ def show_data(text: str) -> None:
     if sys.stdout is not None and sys.stdout.isatty():
         text = "\n".join(map(printable, text.split("\n")))
     typer.echo(text, nl=False)
+
+
+def show_json(data: Mapping[str, Any]) -> None:
+    """Write one JSON object to standard output; NaN and infinite numbers are null, and text is ASCII with escapes."""
+    typer.echo(json.dumps(finite(data), indent=2))
 
 
 def note(text: str) -> None:
@@ -103,11 +110,12 @@ def score_rows(
         for metric in names:
             further = np.array((metrics or {})[name][metric])
             cells.append((float(further.mean()), float(further.std())))
-        rows.append((name, *(_number(value, spread if several else None) for value, spread in cells)))
+        rows.append((name, *(number(value, spread if several else None) for value, spread in cells)))
     return rows
 
 
-def _number(mean: float, std: float | None, least: float = 1e-3) -> str:
+def number(mean: float, std: float | None, least: float = 1e-3) -> str:
+    """Return a score with four digits, with its standard deviation if there is one."""
     shape = ".4f" if max(abs(mean), std or 0.0) < 1e5 and (mean == 0 or abs(mean) >= least) else ".4g"
     return f"{mean:{shape}}" if std is None else f"{mean:{shape}} ± {std:{shape}}"
 
@@ -118,7 +126,7 @@ def leaderboard_rows(task: str, leaderboard: Sequence[LeaderboardRow]) -> list[t
     rows: list[tuple[str, ...]] = [header]
     for head, loss, score, seconds, weight, note in leaderboard:
         known = loss == loss
-        numbers = (_number(score, None), _number(loss, None), f"{seconds:.2f}") if known else ("-", "-", "-")
+        numbers = (number(score, None), number(loss, None), f"{seconds:.2f}") if known else ("-", "-", "-")
         rows.append((head, *numbers, f"{weight:.2f}" if weight else "-", note))
     return rows
 
@@ -130,26 +138,39 @@ def machine_line(task: str, scores: list[Scores], rows: str) -> str:
     (mean, std), _ = summarize(scores)
     several = len(scores) > 1
     # Four decimals at any size, except for huge negative R².
-    number = _number(mean, std if several else None, least=0.0)
-    return f"{METRICS[task][0]}: {number} ({f'{len(scores)} folds' if several else rows})"
+    score = number(mean, std if several else None, least=0.0)
+    return f"{METRICS[task][0]}: {score} ({f'{len(scores)} folds' if several else rows})"
 
 
-def show_complete(path: Path, manifest: dict[str, Any], task: str) -> None:
-    """Write the lines about a run that is complete already."""
+def run_data(path: str | Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a run for JSON: its path and run.json without the list of files."""
+    return {"run": str(path), **{k: v for k, v in manifest.items() if k not in ("format", "format_version", "files")}}
+
+
+def show_complete(path: Path, manifest: dict[str, Any], task: str, json: bool = False) -> None:
+    """Write the lines, or the JSON object, of a run that is complete already."""
     from kapsi.tables.scores import METRICS
 
     note(f"{path}: this run is complete already, nothing is left to resume")
+    if json:
+        show_json(run_data(path, manifest))
+        return
     name, folds = METRICS[task][0], manifest.get("folds")
     scores = manifest["scores"]["kapsi"]
-    number = _number(scores[name], scores[f"{name} std"] if folds else None, least=0.0)
+    score = number(scores[name], scores[f"{name} std"] if folds else None, least=0.0)
     say(f"run folder: {path} ({manifest['rows']:,} rows)")
     rows = f"{manifest['scored_rows']:,} validation rows"
-    say(f"{name}: {number} ({f'{folds} folds' if folds else rows})")
+    say(f"{name}: {score} ({f'{folds} folds' if folds else rows})")
 
 
-def show_report(report: FitReport) -> None:
-    """Write notes, scores and the run folder of a fit."""
+def show_report(report: FitReport, json: bool = False) -> None:
+    """Write notes, scores and the run folder of a fit, or its JSON object."""
+    from kapsi.training.run_folder import peek
+
     notes(report.notes)
+    if json:
+        show_json({**run_data(report.path, peek(report.path) or {}), "notes": report.notes})
+        return
     if report.leaderboard:
         rows = leaderboard_rows(report.task, report.leaderboard)
         say("Heads of the saved model, scores on rows held out of their fits")

@@ -13,6 +13,13 @@ from kapsi.errors import FormulaError, did_you_mean
 if TYPE_CHECKING:
     from kapsi.data.problems import FunctionProblem
 
+EXAMPLES = """\
+kapsi data feynman
+kapsi data feynman I.9.18 --rows 500 --output gravity.csv
+kapsi data formula "exp(-a) * sin(b)" --variable a:0:2 --variable b:-3:3
+kapsi data iris --output iris.csv
+"""
+
 ABOUT = {
     "elementary": "one function of x+y each, E.0 to E.16, of the paper",
     "composite": "two of them together, C.0 to C.16, of the paper",

@@ -7,7 +7,12 @@ from typing import Annotated
 import typer
 
 from kapsi.cli.common import announce_recovery, progress_bar, show_report
-from kapsi.cli.options import Overwrite
+from kapsi.cli.options import Json, Overwrite
+
+EXAMPLES = """\
+kapsi demo
+kapsi demo --output runs/demo --overwrite
+"""
 
 ABOUT = "fitting 1,372 rows, 6 times"
 
@@ -23,6 +28,7 @@ def demo(
         typer.Option(metavar="RUN", help="The run folder.  \\[default: runs/demo]", show_default=False),
     ] = None,
     overwrite: Overwrite = False,
+    json: Json = False,
 ) -> None:
     """Fit Banknote Authentication (1,372 banknotes, 4 measurements, genuine or forged) with 5 folds."""
     from kapsi.data.bundled import bundled_file
@@ -37,4 +43,4 @@ def demo(
     config = RunConfig(TableConfig(target="class", folds=5), recipe=Auto())
     with bundled_file("banknote") as path, progress_bar(6, first=first) as bar:
         report = fit_table(path, config, output, overwrite=overwrite, callbacks=bar or ())
-    show_report(report)
+    show_report(report, json)

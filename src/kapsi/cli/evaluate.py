@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, machine_line, notes, say, score_rows
+from kapsi.cli.common import announce_recovery, machine_line, notes, say, score_rows, show_json
 from kapsi.cli.common import table as show_table
-from kapsi.cli.options import Run, TableFile
+from kapsi.cli.options import Json, Run, TableFile
+
+EXAMPLES = """\
+kapsi evaluate runs/table test.csv
+kapsi evaluate runs/table test.parquet --json
+"""
 
 
 def evaluate(
@@ -20,6 +25,7 @@ def evaluate(
     encoding: reading.Encoding = None,
     header: reading.Header = None,
     unit: reading.Unit = None,
+    json: Json = False,
 ) -> None:
     """Score a run on the rows of a table with the target column.
 
@@ -27,10 +33,16 @@ def evaluate(
     """
     options = dict(locals())
     from kapsi.tables import load_run
+    from kapsi.tables.scores import METRICS
 
     announce_recovery(run)
     model = reading.with_reading(load_run(run).model, table, options)
     scores, rows, messages = model.scores(model.read(table))
     notes(messages)
+    if json:
+        first, second = METRICS[model.task]
+        values = {first: scores.main, second: scores.loss}
+        show_json({"run": run, "table": table, "task": model.task, "rows": rows, "scores": values, "notes": messages})
+        return
     show_table(score_rows(model.task, {"kapsi": [scores]}, unit=model.unit), right=(1, 2))
     say(machine_line(model.task, [scores], f"{rows:,} rows"))

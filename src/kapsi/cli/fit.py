@@ -6,11 +6,10 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
-import typer
-
 from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, note, progress_bar, show_complete, show_report
-from kapsi.cli.options import Overwrite, TableFile, setting
+from kapsi.cli.dry_run import show_plan
+from kapsi.cli.options import CLUSTER, DATA, MODEL, OUTPUT, TRAINING, Json, Overwrite, TableFile, option, setting
 from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
@@ -23,122 +22,91 @@ if TYPE_CHECKING:
     from kapsi.training.config import TrainConfig
     from kapsi.training.logs import LogName
 
+EXAMPLES = """\
+kapsi fit table.csv --target price
+kapsi fit table.csv --target class --folds 5 --metric auc --output runs/first
+kapsi fit table.csv --target price --prefer explainable --drop id
+kapsi fit table.csv --target price --dry-run
+"""
+
 LOGS = ("csv", "tensorboard")
 EXAMPLE = "layers.0.heads.0.expansion.degree=3"
 Edits: TypeAlias = list[tuple[str, Any]]
 
-Weight: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="The weights of the rows.", show_default=False)
-]
-Group: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Groups of rows that a split does not divide.", show_default=False),
-]
-Time: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Order of the rows: held-out rows are the latest.", show_default=False),
-]
+Weight: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "The weights of the rows.")]
+Group: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "Groups of rows that a split does not divide.")]
+Time: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "Order of the rows: held-out rows are the latest.")]
 Validation: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="A table of the held-out rows, instead of a part of TABLE.", show_default=False),
+    str | None, option(DATA, "FILE", "A table of the held-out rows, instead of a part of TABLE.")
 ]
 Metric: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A further score: auc, f1, mae, mape, … May be repeated.", show_default=False),
+    list[str] | None, option(OUTPUT, "NAME", "A further score: auc, f1, mae, mape, … May be repeated.")
 ]
 ClassWeight: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="balanced|LABEL=WEIGHT",
-        help="Weights of the classes, 1 where none is given. May be repeated.",
-        show_default=False,
+    option(
+        TRAINING,
+        "balanced|LABEL=WEIGHT",
+        "Weights of the classes, 1 where none is given. May be repeated.",
     ),
 ]
 Prefer: TypeAlias = Annotated[
     Literal["accuracy", "explainable", "small", "fast"] | None,
-    typer.Option(help="Heads of the automatic model.  \\[default: accuracy]", show_default=False),
+    option(MODEL, None, "Heads of the automatic model.  \\[default: accuracy]"),
 ]
 Budget: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S", help="Seconds for the automatic model of each part of the rows.", min=0.1, show_default=False
-    ),
+    float | None, option(MODEL, "S", "Seconds for the automatic model of each part of the rows.", min=0.1)
 ]
 HeadNames: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--head", metavar="NAME", help="A head to choose from: linear, additive, … May be repeated.", show_default=False
-    ),
+    option(MODEL, "NAME", "A head to choose from: linear, additive, … May be repeated.", "--head"),
 ]
 Target: TypeAlias = Annotated[
-    list[str],
-    typer.Option(metavar="COLUMN", help="The column to learn. Several columns of numbers: repeat.", show_default=False),
+    list[str], option(DATA, "COLUMN", "The column to learn. Several columns of numbers: repeat.")
 ]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
-    typer.Option(help="auto: strings, booleans and at most 20 distinct integers are classes."),
+    option(DATA, None, "auto: strings, booleans and at most 20 distinct integers are classes.", show_default=True),
 ]
 RunFolder: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN", help="The run folder.  \\[default: runs/ and the name of the table]", show_default=False
-    ),
+    str | None, option(OUTPUT, "RUN", "The run folder.  \\[default: runs/ and the name of the table]")
 ]
 SpecFile: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="A model specification or the config.yaml of a run; YAML or JSON.", show_default=False
-    ),
+    str | None, option(MODEL, "FILE", "A model specification or the config.yaml of a run; YAML or JSON.")
 ]
 Settings: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        MODEL,
+        "PATH=VALUE",
+        "Set one option: layers.0.heads.0.expansion.degree=3, training.epochs=50. May be repeated.",
         "--set",
-        metavar="PATH=VALUE",
-        help="Set one option: layers.0.heads.0.expansion.degree=3, training.epochs=50. May be repeated.",
-        show_default=False,
     ),
 ]
-Folds: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="K", help="Cross-validate with K folds, then fit to all rows.", show_default=False),
-]
-Seed: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Seed of splits and initial values.  \\[default: 0]", show_default=False)
-]
-Drop: TypeAlias = Annotated[
-    list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out. May be repeated.", show_default=False)
-]
+Folds: TypeAlias = Annotated[int | None, option(TRAINING, "K", "Cross-validate with K folds, then fit to all rows.")]
+Seed: TypeAlias = Annotated[int | None, option(TRAINING, "N", "Seed of splits and initial values.  \\[default: 0]")]
+Drop: TypeAlias = Annotated[list[str] | None, option(DATA, "COLUMN", "Leave a column out. May be repeated.")]
 Strict: TypeAlias = Annotated[
-    bool, typer.Option("--strict", help="Reject rows without a target instead of dropping them.")
+    bool, option(DATA, None, "Reject rows without a target instead of dropping them.", "--strict")
 ]
-Resume: TypeAlias = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run of the same command.")]
+Resume: TypeAlias = Annotated[bool, option(OUTPUT, None, "Resume an interrupted run of the same command.", "--resume")]
 CheckpointMinutes: TypeAlias = Annotated[
-    float, typer.Option(metavar="M", help="Write a checkpoint every M minutes.", min=0.0)
+    float, option(OUTPUT, "M", "Write a checkpoint every M minutes.", min=0.0, show_default=True)
 ]
-CheckpointSteps: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Write a checkpoint every N steps, too.", min=1, show_default=False)
-]
+CheckpointSteps: TypeAlias = Annotated[int | None, option(OUTPUT, "N", "Write a checkpoint every N steps, too.", min=1)]
 EpochLog: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="csv|tensorboard",
-        help="A further log of the epochs in the run folder. May be repeated.",
-        show_default=False,
-    ),
+    option(OUTPUT, "csv|tensorboard", "A further log of the epochs in the run folder. May be repeated."),
 ]
 Devices: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Processes per machine. Under torchrun the launcher sets this.", min=1, show_default=False
-    ),
+    int | None, option(CLUSTER, "N", "Processes per machine. Under torchrun the launcher sets this.", min=1)
 ]
-Nodes: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Machines; several need torchrun.", min=1, show_default=False)
-]
+Nodes: TypeAlias = Annotated[int | None, option(CLUSTER, "N", "Machines; several need torchrun.", min=1)]
 Strategy: TypeAlias = Annotated[
-    Literal["ddp", "fsdp"] | None,
-    typer.Option(help="Distribution of the model: replicated or sharded.", show_default=False),
+    Literal["ddp", "fsdp"] | None, option(CLUSTER, None, "Distribution of the model: replicated or sharded.")
+]
+DryRun: TypeAlias = Annotated[
+    bool, option(OUTPUT, None, "Fit nothing; show columns, heads, sizes, memory and seconds.", "--dry-run")
 ]
 
 
@@ -183,6 +151,8 @@ def fit(
     text: reading.Text = None,
     date: reading.Date = None,
     unit: reading.Unit = None,
+    dry_run: DryRun = False,
+    json: Json = False,
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
     options = dict(locals())
@@ -208,11 +178,14 @@ def fit(
     parts = parts._replace(recipe=automatic(parts, edits, given, options))
     problem, config = prepare(table, table_config, parts, edits, seed, class_weight)
     checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
+    if dry_run:
+        show_plan(problem, config, json)
+        return
     with open_group(devices=devices, nodes=nodes, strategy=strategy) as processes:
         if output is not None and processes.first:
             announce_recovery(output)
         if resume and processes.size == 1 and (complete := find_complete(problem, config, output)) is not None:
-            show_complete(*complete, problem.task)
+            show_complete(*complete, problem.task, json)
             return
         count, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
         with progress_bar(count, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
@@ -227,7 +200,7 @@ def fit(
                 group=processes,
             )
         if processes.first:
-            show_report(report)
+            show_report(report, json)
 
 
 class Configuration(NamedTuple):

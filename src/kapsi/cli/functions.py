@@ -13,6 +13,12 @@ from kapsi.errors import DataError, SpecError, nearest, unknown
 if TYPE_CHECKING:
     from kapsi.listing import Entry, Listing
 
+EXAMPLES = """\
+kapsi functions
+kapsi functions expansion
+kapsi functions b_spline --set intervals=12 --picture spline.svg
+"""
+
 
 def functions(
     words: Annotated[

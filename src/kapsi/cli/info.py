@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from kapsi.spec import ModelSpec
     from kapsi.tables import TableModel
 
+EXAMPLES = """\
+kapsi info runs/table
+kapsi info model.yaml --set widths.0=8 --set widths.1=1
+"""
+
 HEADER = ("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")
 
 

@@ -8,6 +8,11 @@ import typer
 
 from kapsi.cli.common import say
 
+EXAMPLES = """\
+kapsi parity
+kapsi parity --only "random forest"
+"""
+
 
 def parity(
     only: Annotated[

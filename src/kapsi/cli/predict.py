@@ -9,33 +9,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data
-from kapsi.cli.options import Run, TableFile
-from kapsi.errors import FileError
+from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data, show_json
+from kapsi.cli.options import OUTPUT, Json, Run, TableFile, option
+from kapsi.errors import FileError, SpecError
 from kapsi.files import temporary_folder
 
 if TYPE_CHECKING:
     from kapsi.tables import LoadedRun
 
+EXAMPLES = """\
+kapsi predict runs/table new.csv --output predictions.csv --keep id
+cat new.csv | kapsi predict runs/table - --output - > predictions.csv
+"""
+
 Predictions: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE",
-        help="The CSV (also .csv.gz) or Parquet file to write; - for CSV to standard output.",
-        show_default=False,
-    ),
+    str, option(OUTPUT, "FILE", "The CSV (also .csv.gz) or Parquet file to write; - for CSV to standard output.")
 ]
 Keep: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="COLUMN", help="A column of the table to write beside. May be repeated.", show_default=False),
+    list[str] | None, option(OUTPUT, "COLUMN", "A column of the table to write beside. May be repeated.")
 ]
 Outside: TypeAlias = Annotated[
-    bool, typer.Option("--outside", help="Add columns that mark rows and predictions outside of the training ranges.")
+    bool,
+    option(OUTPUT, None, "Add columns that mark rows and predictions outside of the training ranges.", "--outside"),
 ]
-Replace: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
 SPOOLED = 2**20  # bytes read from standard input at once
 
 
@@ -55,6 +53,7 @@ def predict(
     encoding: reading.Encoding = None,
     header: reading.Header = None,
     unit: reading.Unit = None,
+    json: Json = False,
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
 
@@ -64,6 +63,8 @@ def predict(
     from kapsi.data.tabular import csv_writer, table_writer
     from kapsi.tables import load_run
 
+    if json and output == "-":
+        raise SpecError("--json: standard output has the predictions; give a file as --output, or leave --json out")
     announce_recovery(run)
     loaded = load_run(run)
     if output != "-":
@@ -75,7 +76,9 @@ def predict(
         model = reading.with_reading(loaded.model, path, options)
         rows, messages = model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
     notes(messages)
-    if output == "-":
+    if json:
+        show_json({"run": run, "output": output, "rows": rows, "notes": messages})
+    elif output == "-":
         note(f"{rows:,} predictions are written" if rows > 1 else "1 prediction is written")
     else:
         say(f"predictions: {output} ({rows:,} rows{f', in {model.unit}' if model.unit else ''})")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-import typer
+from kapsi.cli.options import option
 
 from kapsi.errors import SpecError, did_you_mean
 
@@ -18,42 +18,39 @@ if TYPE_CHECKING:
 PANEL = "Reading the table"
 
 
-def _option(metavar: str, text: str, *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False, rich_help_panel=PANEL)
-
-
 Missing: TypeAlias = Annotated[
-    list[str] | None, _option("WORD", "A word for missing values, besides the known ones. May be repeated.")
+    list[str] | None, option(PANEL, "WORD", "A word for missing values, besides the known ones. May be repeated.")
 ]
-Decimal: TypeAlias = Annotated[Literal[".", ","] | None, _option("MARK", "The decimal mark, . or ,")]
+Decimal: TypeAlias = Annotated[Literal[".", ","] | None, option(PANEL, "MARK", "The decimal mark, . or ,")]
 Thousands: TypeAlias = Annotated[
-    Literal[",", ".", "'", " ", "_"] | None, _option("MARK", "The thousands separator: , . ' _ or a space.")
+    Literal[",", ".", "'", " ", "_"] | None, option(PANEL, "MARK", "The thousands separator: , . ' _ or a space.")
 ]
 Separator: TypeAlias = Annotated[
-    str | None, _option("MARK", "The character between values, tab, or whitespace.", "--separator")
+    str | None, option(PANEL, "MARK", "The character between values, tab, or whitespace.", "--separator")
 ]
-Skip: TypeAlias = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Lines before the header.", min=0, show_default=False, rich_help_panel=PANEL),
-]
-Comment: TypeAlias = Annotated[str | None, _option("SIGN", "The beginning of lines to leave out.")]
-Encoding: TypeAlias = Annotated[str | None, _option("NAME", "The text encoding, such as latin-1.")]
+Skip: TypeAlias = Annotated[int | None, option(PANEL, "N", "Lines before the header.", min=0)]
+Comment: TypeAlias = Annotated[str | None, option(PANEL, "SIGN", "The beginning of lines to leave out.")]
+Encoding: TypeAlias = Annotated[str | None, option(PANEL, "NAME", "The text encoding, such as latin-1.")]
 Header: TypeAlias = Annotated[
     bool | None,
-    typer.Option(
+    option(
+        PANEL,
+        None,
+        "Whether the first line has names; without, columns are called 'column 1', 'column 2', …",
         "--header/--no-header",
-        help="Whether the first line has names; without, columns are called 'column 1', 'column 2', …",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
-Numeric: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of numbers. May be repeated.")]
-Categorical: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of categories. May be repeated.")]
+Numeric: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column of numbers. May be repeated.")]
+Categorical: TypeAlias = Annotated[
+    list[str] | None, option(PANEL, "COLUMN", "A column of categories. May be repeated.")
+]
 Text: TypeAlias = Annotated[
     list[str] | None,
-    _option("COLUMN", "A column of text to keep as categories although nearly all values differ. May be repeated."),
+    option(
+        PANEL, "COLUMN", "A column of text to keep as categories although nearly all values differ. May be repeated."
+    ),
 ]
-Date: TypeAlias = Annotated[list[str] | None, _option("COLUMN", "A column of dates or times. May be repeated.")]
+Date: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column of dates or times. May be repeated.")]
 
 Unit: TypeAlias = Annotated[
     list[str] | None,

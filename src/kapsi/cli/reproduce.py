@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from kapsi.paper.runner import ProgressCallback, RunReport
     from kapsi.paper.tables import ResultTable
 
+EXAMPLES = """\
+kapsi reproduce
+kapsi reproduce elementary --seeds 3
+kapsi reproduce all --quick
+"""
+
 BEGIN, END = "<!-- results of kapsi reproduce -->", "<!-- end of results -->"
 # Procedures that need --folder.
 _WITH_DATA = ("images", "text", "ablation")

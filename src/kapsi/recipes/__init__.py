@@ -5,7 +5,17 @@ One file a head, each with its closed form or its solver. Heads are compared on 
 
 from kapsi.recipes.additive import AdditiveHead, StepsHead
 from kapsi.recipes.auto import Auto
-from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, LeaderboardRow, Recipe, RecipeData, RecipeResult, Watch
+from kapsi.recipes.base import (
+    CrossFit,
+    Fold,
+    HeadRecipe,
+    LeaderboardRow,
+    Recipe,
+    RecipeData,
+    RecipePlan,
+    RecipeResult,
+    Watch,
+)
 from kapsi.recipes.boosted import BoostedPairsHead, BoostedTreesHead
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.forest import ForestHead
@@ -40,6 +50,7 @@ __all__ = [
     "QuadraticHead",
     "Recipe",
     "RecipeData",
+    "RecipePlan",
     "RecipeResult",
     "SparseLinearHead",
     "StepsHead",

@@ -22,6 +22,7 @@ from kapsi.recipes.base import (
     LeaderboardRow,
     Recipe,
     RecipeData,
+    RecipePlan,
     RecipeResult,
     Watch,
     held_out_scores,
@@ -109,6 +110,9 @@ class Auto(Recipe, name="auto"):
 
     def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         return _AutoSearch(self, data, seed, watch or Watch()).result()
+
+    def plan(self, data: RecipeData) -> RecipePlan:
+        return _AutoSearch(self, data, 0, Watch()).plan()
 
     def candidates(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
@@ -202,6 +206,17 @@ class _AutoSearch:
         board = [whole, *sorted(board, key=lambda row: row.loss), *left_out]
         held_out = self._held_out(cast(Tensor, total), plan, compared)
         return RecipeResult(model, tuple(board), tuple(self.notes), held_out)
+
+    def plan(self) -> RecipePlan:
+        """Return the heads of the comparison and the estimated seconds, without a fit."""
+        heads = self._suited()
+        self.least_budget = max(head.least_budget for head in heads.values())
+        compared = self._compared(heads)
+        rows = len(self.data.x) if compared is None else len(compared)
+        width, outputs = self.data.x.shape[1], self.data.outputs
+        fits = {name: head.seconds(self._rows_of_fit(head, 1), width, outputs) for name, head in heads.items()}
+        seconds = {name: self._cost({name: head}, rows) + ESTIMATED * fits[name] for name, head in heads.items()}
+        return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget))
 
     @property
     def budget(self) -> float:

@@ -18,7 +18,17 @@ from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.training.losses import Loss
 
-__all__ = ["CrossFit", "Fold", "HeadRecipe", "LeaderboardRow", "Recipe", "RecipeData", "RecipeResult", "Watch"]
+__all__ = [
+    "CrossFit",
+    "Fold",
+    "HeadRecipe",
+    "LeaderboardRow",
+    "Recipe",
+    "RecipeData",
+    "RecipePlan",
+    "RecipeResult",
+    "Watch",
+]
 
 Fold: TypeAlias = tuple[Tensor, Tensor]
 """Indices of the training rows and of the held-out rows, int64."""
@@ -137,6 +147,22 @@ class RecipeResult(NamedTuple):
     held_out: Tensor
 
 
+class RecipePlan(NamedTuple):
+    """What a recipe will do, estimated before any fit.
+
+    Attributes:
+        heads: seconds of comparison and fit of each head.
+        skipped: reasons of the heads left out.
+        rows: number of rows of the comparison.
+        seconds: an estimate of all, at most the budget.
+    """
+
+    heads: dict[str, float]
+    skipped: dict[str, str]
+    rows: int
+    seconds: float
+
+
 class Watch:
     """Receive the progress of a recipe, and keep comparisons of heads for a resumed run; this base does neither."""
 
@@ -163,6 +189,10 @@ class Recipe(Function, role="recipe"):
             seed: seed of initial values and splits.
             watch: is told of each head before its fits, to show progress, and keeps comparisons to resume from.
         """
+
+    @abstractmethod
+    def plan(self, data: RecipeData) -> RecipePlan:
+        """Return the heads, and an estimate of the seconds on an idle core."""
 
 
 class HeadRecipe(Recipe):
@@ -220,6 +250,12 @@ class HeadRecipe(Recipe):
             with torch.no_grad():
                 outputs[test] = self.fit(data.take(train), seed)(data.x[test])
         return CrossFit(outputs, self, time.perf_counter() - start)
+
+    def plan(self, data: RecipeData) -> RecipePlan:
+        if reason := self.reason_against(data):
+            return RecipePlan({}, {self.label(): reason}, len(data.x), 0.0)
+        seconds = 6 * self.seconds(len(data.x), data.x.shape[1], data.outputs)
+        return RecipePlan({self.label(): seconds}, {}, len(data.x), seconds)
 
     def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         start = time.perf_counter()

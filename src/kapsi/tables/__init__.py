@@ -3,5 +3,6 @@
 from kapsi.tables.configuration import *
 from kapsi.tables.fitting import *
 from kapsi.tables.model import *
+from kapsi.tables.planning import *
 from kapsi.tables.run_folder import *
 from kapsi.tables.scores import *

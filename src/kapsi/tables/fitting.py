@@ -195,7 +195,7 @@ def fit_problem(
         KapsiError: the table or an option does not fit; nothing is written.
     """
     group = Group() if group is None else group
-    parts = _parts(problem, config)
+    parts = parts_of(problem, config)
     added = (*notes_on_model(problem, config), *copies(problem, parts))
     problem, config = replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
@@ -270,7 +270,7 @@ def find_complete(
     return None if manifest is None else (where, manifest)
 
 
-def _parts(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:
+def parts_of(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:
     """Return name, training rows and test rows of each fit; the last fit is the saved one."""
     count, k, seed = len(problem.y), config.table.folds, config.training.seed
     classes = problem.classes is not None

@@ -103,6 +103,9 @@ def write_run(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "table": problem.name.encode(errors="replace").decode(),  # a file name may not be valid Unicode
         "table_sha256": problem.digest,
+        "target": problem.target,
+        "task": problem.task,
+        "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
         "rows": len(problem.y),
         "scored_rows": len(rows),
         "folds": config.table.folds,

@@ -214,6 +214,46 @@ def free_path(path: str | Path) -> Path:
     return candidate
 
 
+def check_deletable(path: str | Path) -> None:
+    """Check that a folder is a run, holds no other files, and may be deleted.
+
+    Raises:
+        RunError: otherwise; the message names the first files of others.
+    """
+    recover(path)
+    _check_deletable(path, resolve(path))
+
+
+def _check_deletable(path: str | Path, target: Path) -> None:
+    manifest = peek(target)
+    if manifest is None:
+        what = "is not a run folder" if os.path.lexists(target) else "there is no such run folder"
+        raise RunError(f"{show(path)}: {what}; kapsi runs lists the runs of a folder")
+    files = manifest.get("files")
+    others = sorted(set(os.listdir(target)) - {_MANIFEST} - set(files if isinstance(files, dict) else ()))
+    if others:
+        listed = ", ".join(map(repr, others[:3])) + (", …" if len(others) > 3 else "")
+        raise RunError(f"{show(path)}: has files that are not of the run: {listed}; move them, or delete the folder")
+    if os.path.islink(path):
+        raise RunError(f"{show(path)}: is a symbolic link; give the path of the run, {show(target)}")
+
+
+def delete_run(path: str | Path) -> None:
+    """Delete a run: a kill at any moment leaves the run whole, or a hidden folder that `recover` removes.
+
+    Raises:
+        RunError: see `check_deletable`, or the folder is write-protected.
+    """
+    target = resolve(path)
+    with plain(path, "delete the run"), _lock(target):
+        _check_deletable(path, target)
+        gone = beside(target, "gone")
+        remove(gone)
+        os.rename(target, gone)
+        sync(target.parent)
+        remove(gone)
+
+
 def _is_taken(path: Path) -> bool:
     recover(path)
     target = resolve(path)
@@ -229,8 +269,8 @@ def _lock(target: Path) -> AbstractContextManager[None]:
     return locked(beside(target, "lock"))
 
 
-def _peek(folder: Path) -> dict[str, Any] | None:
-    """Return the content of run.json, an empty dictionary if damaged, None if the folder is not a kapsi run."""
+def peek(folder: Path) -> dict[str, Any] | None:
+    """Return the content of run.json, unverified; an empty dictionary if damaged, None if the folder is not a kapsi run."""
     file = folder / _MANIFEST
     try:
         text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
@@ -251,13 +291,13 @@ def _state(target: Path) -> str:
         return "other"
     if not os.listdir(target):
         return "empty"
-    return "other" if _peek(target) is None else "run"
+    return "other" if peek(target) is None else "run"
 
 
 def _mend(target: Path) -> bool:
     """Finish or undo an interrupted replacement, under the lock; return whether the old run was restored."""
     old, gone = beside(target, "old"), beside(target, "gone")
-    if _peek(old) is None:
+    if peek(old) is None:
         return False
     state = _state(target)
     if state in ("free", "empty"):
@@ -274,7 +314,7 @@ def _mend(target: Path) -> bool:
 
 def _carry_over(old: Path, new: Path) -> None:
     """Copy files added by the user from the old run to the new one, except names in use."""
-    files = (_peek(old) or {}).get("files")
+    files = (peek(old) or {}).get("files")
     listed = set(files) if isinstance(files, dict) else set()
     for name in sorted(set(os.listdir(old)) - listed - set(os.listdir(new))):
         if (old / name).is_dir() and not (old / name).is_symlink():

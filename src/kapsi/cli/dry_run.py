@@ -1,0 +1,50 @@
+"""The output of `kapsi fit --dry-run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kapsi.cli.common import notes, say, show_json, table
+from kapsi.cli.info import amount
+
+if TYPE_CHECKING:
+    from kapsi.data.tabular import TableProblem
+    from kapsi.tables import RunConfig
+
+MOST_COLUMNS = 50
+
+
+def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
+    """Write columns, heads, sizes, memory and seconds of a fit, or its JSON object."""
+    from kapsi.tables import plan_fit
+
+    plan = plan_fit(problem, config)
+    notes(plan.notes)
+    if json:
+        data = plan._asdict() | {"columns": [column._asdict() for column in plan.columns]}
+        data["recipe"] = None if plan.recipe is None else plan.recipe._asdict()
+        show_json({"table": problem.name, "target": problem.target, "task": problem.task, **data})
+        return
+    rows = [("column", "encoded as", "inputs", "missing")]
+    rows += [(c.name, c.kind, f"{c.inputs:,}", f"{c.missing:,}") for c in plan.columns[:MOST_COLUMNS]]
+    table(rows, right=(2, 3))
+    more = len(plan.columns) - MOST_COLUMNS
+    say(*[f"and {more:,} columns more"] * (more > 0), "")
+    if plan.recipe is not None:
+        heads = sorted(plan.recipe.heads.items(), key=lambda head: -head[1])
+        rows = [("head", "seconds", "")]
+        rows += [(name, f"{seconds:.2f}", "") for name, seconds in heads]
+        rows += [(name, "-", reason) for name, reason in plan.recipe.skipped.items()]
+        table(rows, right=(1,))
+        compared = plan.recipe.rows
+        say("", f"heads are compared on {compared:,} of {plan.rows:,} training rows")
+    else:
+        say(f"widths {', '.join(map(str, plan.widths))}: {plan.parameters:,} parameters")
+    what = f"{problem.task} of {problem.target!r}" if isinstance(problem.target, str) else f"{plan.outputs} targets"
+    say(f"{what}: {len(problem.y):,} rows, {plan.inputs:,} inputs, {plan.outputs:,} outputs")
+    say(f"memory: about {amount(plan.bytes)}B besides the table and the libraries")
+    parts = f"{plan.parts} fit{'s' * (plan.parts > 1)}"
+    if plan.recipe is not None:
+        say(f"time: about {plan.parts * plan.recipe.seconds:,.0f} s on an idle core ({parts})")
+    else:
+        say(f"time: no estimate for a specification ({parts})")
