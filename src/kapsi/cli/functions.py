@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kapsi.cli.common import notes, say
-from kapsi.cli.options import Settings, setting
+from kapsi.cli.common import notes, say, show_json
+from kapsi.cli.options import Json, Settings, setting
 from kapsi.errors import DataError, SpecError, nearest, unknown
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def functions(
             show_default=False,
         ),
     ] = None,
+    json: Json = False,
 ) -> None:
     """List the functions for specifications, or show formula, options, sizes, source and picture of one function."""
     from kapsi.function import ROLES
@@ -55,11 +56,17 @@ def functions(
         if len(entries) > 1 and (set_ or picture):
             choices = " or ".join(f"kapsi functions {entry.role} {names[0]}" for entry in entries)
             raise SpecError(f"functions: {names[0]!r} is the name of {len(entries)} functions; write {choices}")
-        _show(entries, list(set_ or ()), picture)
+        if json:
+            show_json({"functions": [_data(entry) for entry in _edited(entries, list(set_ or ()), picture)]})
+        else:
+            _show(_edited(entries, list(set_ or ()), picture), picture)
         return
     if set_ or picture:
         raise SpecError("functions: --set and --picture need the name of one function, as in kapsi functions b_spline")
     notes(listing.failures)
+    if json:
+        show_json({"functions": [_data(entry) for entry in listing]})
+        return
     say(*listing.text(_width()).splitlines())
 
 
@@ -73,18 +80,33 @@ def _named(listing: Listing, name: str) -> list[Entry]:
     return listing.named(name)
 
 
-def _show(entries: list[Entry], sets: list[str], picture: str | None) -> None:
+def _edited(entries: list[Entry], sets: list[str], picture: str | None) -> list[Entry]:
+    """Return the functions with their options set, and write the picture."""
+    from kapsi import plots
+    from kapsi.listing import entry_of
+
+    edited = [entry_of(entry.cls, **_settings(entry, sets)) if sets else entry for entry in entries]
+    if picture is not None:
+        plots.save(edited[0].function, picture)
+    return edited
+
+
+def _data(entry: Entry) -> dict[str, Any]:
+    """Return a function as plain data."""
+    names = ("name", "kind", "default", "minimum", "maximum", "choices", "meaning")
+    options = [{name: getattr(option, name) for name in names} for option in entry.options]
+    facts = {name: getattr(entry, name) for name in ("role", "name", "aliases", "summary", "formula", "size")}
+    return {**facts, "options": options}
+
+
+def _show(entries: list[Entry], picture: str | None) -> None:
     import sys
 
     from kapsi import plots
     from kapsi.cli.canvas import draw
-    from kapsi.listing import entry_of
 
     width = _width()
-    for i, listed in enumerate(entries):
-        entry = entry_of(listed.cls, **_settings(listed, sets)) if sets else listed
-        if picture is not None:
-            plots.save(entry.function, picture)
+    for i, entry in enumerate(entries):
         if i:
             say("", "─" * width, "")
         say(*entry.text(width).splitlines())

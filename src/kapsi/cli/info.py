@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kapsi.cli.common import announce_recovery, say, table
-from kapsi.cli.options import Settings
+from kapsi.cli.common import announce_recovery, say, show_json, table
+from kapsi.cli.options import Json, Settings
 
 if TYPE_CHECKING:
     from kapsi.explain import HeadReport
@@ -32,12 +32,18 @@ def info(
         int, typer.Option(metavar="ROWS", help="Batch size for operations and memory.", min=1, max=2**40)
     ] = 64,
     set_: Settings = None,
+    json: Json = False,
 ) -> None:
     """Show a model layer by layer: sizes, parameters, contraction, operations and memory."""
     from kapsi.explain import explain
 
     model, facts = _model(path, list(set_ or ()))
     reports = explain(model, batch)
+    if json:
+        parameters = sum(p.numel() for p in model.parameters())
+        heads = [report._asdict() for report in reports]
+        show_json({"path": path, "facts": dict(facts), "parameters": parameters, "batch": batch, "heads": heads})
+        return
     rows = [HEADER, *map(_cells, reports)]
     if facts:
         table(facts)

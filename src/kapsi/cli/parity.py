@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kapsi.cli.common import say
+from kapsi.cli.common import say, show_json
+from kapsi.cli.options import Json
+
+if TYPE_CHECKING:
+    from kapsi.zoo.parity import ParityRow
 
 EXAMPLES = """\
 kapsi parity
@@ -24,6 +28,7 @@ def parity(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of data and initial values.", min=0)] = 0,
+    json: Json = False,
 ) -> None:
     """Convert models of other libraries and compare the outputs; exit with 1 if a deviation exceeds the tolerance.
 
@@ -32,6 +37,16 @@ def parity(
     from kapsi.zoo.parity import run, table
 
     rows = run(seed, only)
-    say(*table(rows).splitlines())
+    if json:
+        show_json({"cases": list(map(_data, rows))})
+    else:
+        say(*table(rows).splitlines())
     if not all(row.within or row.missing for row in rows):
         raise typer.Exit(1)
+
+
+def _data(row: ParityRow) -> dict[str, Any]:
+    """Return a case as plain data."""
+    facts = {name: getattr(row.case, name) for name in ("model", "quantity", "data", "package", "tolerance")}
+    measured = {name: value for name, value in row._asdict().items() if name != "case"}
+    return {**facts, **measured, "within": row.within}
