@@ -32,10 +32,10 @@ def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
     say(*[f"and {more:,} columns more"] * (more > 0), "")
     if plan.recipe is not None:
         heads = sorted(plan.recipe.heads.items(), key=lambda head: -head[1])
-        rows = [("head", "seconds", "")]
-        rows += [(name, f"{seconds:.2f}", "") for name, seconds in heads]
-        rows += [(name, "-", reason) for name, reason in plan.recipe.skipped.items()]
-        table(rows, right=(1,))
+        costs = [("head", "seconds", "")]
+        costs += [(name, f"{seconds:.2f}", "") for name, seconds in heads]
+        costs += [(name, "-", reason) for name, reason in plan.recipe.skipped.items()]
+        table(costs, right=(1,))
         compared = plan.recipe.rows
         say("", f"heads are compared on {compared:,} of {plan.rows:,} training rows")
     else:

@@ -82,7 +82,8 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
         PlannedColumn(e.name, KIND_OF[type(e)], len(e.names()), int(features[e.name].missing.sum()))
         for e in train.preprocessing.columns
     )
-    plan, widths, parameters, memory = None, (), 0, COPIES * train.x.nbytes
+    plan, parameters, memory = None, 0, COPIES * train.x.nbytes
+    widths: tuple[int, ...] = ()
     if config.recipe is not None:
         plan = config.recipe.plan(recipe_data(problem, train, config.training))
     elif config.model is not None:
