@@ -42,7 +42,8 @@ def evaluate(
     if json:
         first, second = METRICS[model.task]
         values = {first: scores.main, second: scores.loss}
-        show_json({"run": run, "table": table, "task": model.task, "rows": rows, "scores": values, "notes": messages})
+        facts = {"run": run, "table": table, "task": model.task, "unit": model.unit, "rows": rows}
+        show_json({**facts, "scores": values, "notes": messages})
         return
     show_table(score_rows(model.task, {"kapsi": [scores]}, unit=model.unit), right=(1, 2))
     say(machine_line(model.task, [scores], f"{rows:,} rows"))

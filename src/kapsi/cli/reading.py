@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 from kapsi.cli.options import option
-
 from kapsi.errors import SpecError, did_you_mean
 
 if TYPE_CHECKING:
@@ -54,7 +53,8 @@ Date: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column 
 
 Unit: TypeAlias = Annotated[
     list[str] | None,
-    _option(
+    option(
+        PANEL,
         "COLUMN=UNIT",
         "The unit of the numbers of a column without signs: rate=%, price=$; rate=1 for fractions. May be repeated.",
         "--unit",
