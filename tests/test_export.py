@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -520,3 +523,151 @@ def test_models_come_from_the_hub_only_by_request(runs, tmp_path, monkeypatch) -
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SpecError, match=r"pip install 'kapsi\[hub\]'"):
         kp.LoadedRun.from_pretrained("user/name", download=True)
+
+
+# ------------------------------------------------------------------------------------------------ estimators
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_classifier_is_read_back(tmp_path, named) -> None:
+    frame = rows_of(120)
+    x = frame[["x", "color", "city", "day"]] if named else frame[["x", "z"]].to_numpy()
+    classifier = kp.RPNClassifier("linear", class_weight={"high": 2.0, "low": 1.0}).fit(x, frame["label"])
+    classifier.save_pretrained(tmp_path / "model")
+    again = kp.RPNClassifier.from_pretrained(tmp_path / "model")
+    assert np.array_equal(again.predict_proba(x), classifier.predict_proba(x))
+    assert again.predict(x).tolist() == classifier.predict(x).tolist()
+    assert (again.recipe, again.class_weight) == ("linear", None)
+    assert again.n_features_in_ == x.shape[1]
+    with pytest.raises(ValueError, match="feature"):
+        again.predict(x.iloc[:, :1] if named else x[:, :1])
+    with pytest.raises(RunError, match=r"the model is for classification; use kp\.RPNClassifier\.from_pretrained"):
+        kp.RPNRegressor.from_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize("shape", [(80,), (80, 1), (80, 2)])
+def test_a_regressor_is_read_back_and_fits_again(tmp_path, shape) -> None:
+    frame = rows_of(80)
+    x, y = frame[["z", "flag"]].to_numpy(dtype=float), frame[["number", "other"]].to_numpy()[:, : shape[-1]]
+    y = np.ascontiguousarray(y[:, :2]).reshape(-1)[: np.prod(shape)].reshape(shape)
+    options: dict[str, Any] = {"spec": kp.Taylor(2), "early_stopping": False, "solver": kp.Ridge(), "l2": 0.1}
+    regressor = kp.RPNRegressor(**options).fit(x, y)
+    regressor.save_pretrained(tmp_path / "model")
+    again = kp.RPNRegressor.from_pretrained(tmp_path / "model")
+    assert again.predict(x).shape == shape
+    assert np.array_equal(again.predict(x), regressor.predict(x))
+    assert np.array_equal(again.fit(x, y).predict(x), regressor.predict(x))
+
+
+def test_a_run_becomes_an_estimator_and_an_estimator_a_run(runs, tmp_path) -> None:
+    frame = new_rows(30)
+    classifier = kp.RPNClassifier.from_pretrained(runs.path("linear", "label"))
+    inputs = frame[[column.name for column in runs.load().model.preprocessing.columns]]
+    assert np.array_equal(classifier.predict_proba(inputs), runs.load().predict_proba(frame))
+    classifier.save_pretrained(tmp_path / "again")
+    assert np.array_equal(kp.load_run(tmp_path / "again").predict(frame), classifier.predict(inputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": 3}, "names must be 3 strings"),
+        ({"names": [1, 2]}, "names must be 2 strings"),
+        ({"shape": [7]}, r"the shape \[7\] does not fit 1 targets"),
+        ({"options": {"evil": 1}}, "Invalid parameter 'evil'"),
+        ({"named": 1}, "named is 1; it must be of the type bool"),
+        ({"more": 1}, "unknown keys: 'more'"),
+    ],
+)
+def test_damaged_facts_of_an_estimator_are_refused(tmp_path, monkeypatch, change, message) -> None:
+    frame = rows_of(40)
+    regressor = kp.RPNRegressor("linear").fit(frame[["z", "flag"]], frame["number"])
+    facts = regressor._facts()
+    monkeypatch.setattr(regressor, "_facts", lambda: facts | change)
+    regressor.save_pretrained(tmp_path / "model")
+    with pytest.raises(RunError, match=f"damaged run: .*{message}"):
+        kp.RPNRegressor.from_pretrained(tmp_path / "model")
+
+
+def test_estimators_of_sparse_rows_and_odd_labels_have_no_export(tmp_path) -> None:
+    from scipy.sparse import csr_matrix
+
+    x, y = csr_matrix(np.eye(20)[:, :6]), np.arange(20.0)
+    regressor = kp.RPNRegressor(spec=kp.Identity(), early_stopping=False).fit(x, y)
+    with pytest.raises(SpecError, match="RPNRegressor: fitted to sparse rows"):
+        regressor.export(tmp_path / "m.pt2", "torch")
+    classifier = kp.RPNClassifier("linear").fit(rows_of(40)[["z"]].to_numpy(), np.tile([0.5, 1.5], 20))
+    with pytest.raises(SpecError, match=r"labels must be strings, integers or booleans, got 0\.5"):
+        classifier.save_pretrained(tmp_path / "m")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ the page of the documentation
+
+PAGE = Path(__file__).parents[1] / "docs" / "export.md"
+
+
+def run_snippet(word: str, folder: Path, **names: Any) -> dict[str, Any]:
+    """Run the block of Python on the page that has a word, and return its names; blocks with prompts are doctests."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = [block for block in blocks if word in block and not block.startswith(">>>")]
+    (folder / "snippet.py").write_text(block, encoding="utf-8")
+    return runpy.run_path(str(folder / "snippet.py"), names)
+
+
+@pytest.mark.slow
+def test_the_snippets_of_onnx_run(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx: pip install kapsi[onnx]")
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": random.normal(40, 9, 80), "color": random.choice(["red", "blue"], 80)})
+    classifier = kp.RPNClassifier("linear").fit(frame, np.where(frame["age"] > 40, "old", "young"))
+    classifier.export(tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    names = run_snippet("label, probabilities", tmp_path)
+    rows = pd.DataFrame({"age": [31.0, np.nan], "color": ["red", None]})
+    assert names["label"].tolist() == classifier.predict(rows).tolist()
+    assert close(names["probabilities"], classifier.predict_proba(rows))
+
+    pytest.importorskip("fastapi", reason="needs fastapi and httpx")
+    client = pytest.importorskip("fastapi.testclient", reason="needs fastapi and httpx")
+    calls = client.TestClient(run_snippet("FastAPI", tmp_path)["app"])
+    reply = calls.post("/predict", json=[{"age": 31.0, "color": "red"}, {"age": None}]).json()
+    assert reply["prediction"] == names["label"].tolist()
+    assert close(np.array(reply["probabilities"]), names["probabilities"])
+    assert calls.post("/predict", json=[]).json() == {"prediction": [], "probabilities": []}
+
+
+class Tracker:
+    """A stand-in for MLflow and for a run of Weights & Biases."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.facts: dict[str, Any] = {}
+        self.summary = self.facts
+        self.log_params = self.facts.update
+
+    def start_run(self) -> Any:
+        return contextlib.nullcontext()
+
+    def init(self, project: str) -> Any:
+        return contextlib.nullcontext(self)
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        assert values.keys() == {"loss", "validation_loss", "r2", "rmse"}
+        assert all(isinstance(value, float) for value in values.values())
+        self.steps.append(step)
+
+    log = log_metrics
+
+
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+def test_the_snippets_of_trackers_run(tmp_path, monkeypatch, package) -> None:
+    tracker = Tracker()
+    monkeypatch.setitem(sys.modules, package, tracker)  # type: ignore[arg-type]
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
+    model = kp.Model(kp.rpn([1, 1], kp.Taylor(2)), seed=0, dtype=torch.float64)
+    run_snippet(f"import {package}", tmp_path, kp=kp, model=model, data=(x, x**2))
+    assert tracker.steps == list(range(1, len(tracker.steps) + 1))
+    assert tracker.steps
+    assert isinstance(tracker.facts["solver"], str)

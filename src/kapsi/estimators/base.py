@@ -18,6 +18,7 @@ from kapsi.data.tabular import Preprocessing, Table, TableProblem, TargetScale
 from kapsi.data.tabular.split import Splits
 from kapsi.data.tabular.types import Floats, Ints
 from kapsi.errors import DataError, SpecError, check_integer, check_number, shown
+from kapsi.estimators.export import ExportMixin
 from kapsi.estimators.labels import Target, group_codes, labels_of
 from kapsi.estimators.options import device_of, recipe_of, spec_of, training_of
 from kapsi.estimators.rows import (
@@ -71,7 +72,7 @@ class in_parts:
         return types.MethodType(self.method, estimator)
 
 
-class RPNEstimator(BaseEstimator):  # type: ignore[misc]
+class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
     """Base of the estimators: options, fit and outputs; a subclass reads its target and decides."""
 
     classifies: ClassVar[bool] = False
