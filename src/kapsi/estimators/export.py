@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -57,7 +58,11 @@ class ExportMixin:
             "leaderboard": [finite(row._asdict()) for row in fitted.leaderboard_],
             "versions": {"kapsi": __version__, **{name: metadata.version(name) for name in packages}},
         }
-        export_model(fitted._table, manifest, path, format, overwrite=overwrite, estimator=self._facts())
+        table = fitted._table
+        if table.classes is not None:  # 1.0 of scikit-learn's rows is the label 1 of files
+            whole = [int(c) if isinstance(c, float) and c.is_integer() else c for c in table.classes]
+            table = replace(table, classes=tuple(whole))
+        export_model(table, manifest, path, format, overwrite=overwrite, estimator=self._facts())
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write a folder as the Hugging Face Hub expects it: weights, configuration and a model card; see `export`."""
