@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from types import ModuleType
+from typing import Any
 
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a family on first use: `kp.zoo.kan` costs nothing before."""
+def __getattr__(name: str) -> Any:
+    """Import a family on first use: `kp.zoo.kan` costs nothing before. `from_sklearn` is that of whole pipelines."""
+    if name == "from_sklearn":
+        return importlib.import_module("kapsi.zoo.pipeline").from_sklearn
     if name in FAMILIES:
         return importlib.import_module(f"kapsi.zoo.{name}")
     raise AttributeError(f"module 'kapsi.zoo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return FAMILIES
+    return [*FAMILIES, "from_sklearn"]
