@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -252,8 +252,7 @@ def _side_by_side(flows: Sequence[Flow], encoder: RawBranches) -> Flow:
         return Flow((encoder,), moments, (), total, total)
     kappas, tensors, matrices, biases, first = [], {}, [], [], 0
     for i, flow in enumerate(flows):
-        stage = flow.stages[0] if flow.stages else _identity(flow.encoded)
-        assert isinstance(stage, Stage)
+        stage = cast(Stage, flow.stages[0]) if flow.stages else _identity(flow.encoded)
         kappas.append(SelectedInputs(stage.expansion, flow.encoded))
         selection = torch.arange(first, first + flow.encoded)
         tensors[str(i)] = {"selection": selection, "inputs": torch.tensor([total]), "expansion": stage.tensors}
@@ -441,8 +440,7 @@ def _joined(flow: Flow, final: Model) -> Model:
     stages = list(flow.stages)
     head = plain_head(final)
     if stages and isinstance(stages[-1], Stage) and head is not None and isinstance(head.spec.expansion, Identity):
-        last, matrix = stages.pop(), head.psi["matrix"].detach()
-        assert isinstance(last, Stage)
+        last, matrix = cast(Stage, stages.pop()), head.psi["matrix"].detach()
         bias = matrix @ last.bias + (0 if head.bias is None else head.bias.detach())
         final = replace(last, matrix=matrix @ last.matrix, bias=bias).model(
             flow.encoded if not stages else _columns(stages)
