@@ -272,6 +272,7 @@ def prepare(
     of_model = [edit for edit in edits if edit[0].startswith("model.")]
     config = edited(config, [edit for edit in edits if edit not in of_model])
     problem = read_problem(path, config.table)
+    problem = problem if config.recipe is not None else problem.without_texts()
     if class_weight:
         weights = class_weights(class_weight, problem)
         config = replace(config, training=replace(config.training, class_weights=weights))

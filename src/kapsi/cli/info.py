@@ -109,7 +109,7 @@ def _facts(fitted: TableModel, manifest: dict[str, Any]) -> list[tuple[str, str]
     if fitted.classes is not None:
         shown = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
         task += f", {len(fitted.classes)} classes: {shown}"
-    rows = [("task", task), ("inputs", ", ".join(fitted.preprocessing.names()))]
+    rows = [("task", task), ("inputs", ", ".join(fitted.preprocessing.described()))]
     keys = [key for key in ("table", "rows", "folds", "seed", "created") if manifest.get(key) is not None]
     rows += [(key, str(manifest[key])) for key in keys]
     for title, entry in (("versions", manifest.get("versions")), *_scores(manifest)):

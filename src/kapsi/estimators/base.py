@@ -179,6 +179,9 @@ class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
             self._fit_sparse(rows, read.sparse, spec)
             return self._finish(rows.target)
         problem = self._problem(rows, read.features)
+        if spec is not None:
+            problem = problem.without_texts()
+            self.notes_ += problem.notes
         train = TrainingRows.of(problem, problem.rows, rows.seed)
         if spec is None:
             self._fit_recipe(problem, train, rows.seed)
@@ -211,7 +214,8 @@ class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
         if read.features is None:
             self._fit_sparse(rows, read.sparse, spec, config)
         else:
-            problem = self._problem(rows, read.features)
+            problem = self._problem(rows, read.features).without_texts()
+            self.notes_ += problem.notes
             self._start(problem, TrainingRows.of(problem, problem.rows, rows.seed), spec, config)
         return self._finish(rows.target)
 

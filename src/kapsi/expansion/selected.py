@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from kapsi.errors import SpecError
 from kapsi.expansion.base import Expansion, Interval, Refinement
-from kapsi.features import Features
+from kapsi.features import Features, SparseFeatures
 from kapsi.function import Param, Params, Tensors, option
 from kapsi.process import Process
 
@@ -26,7 +26,7 @@ class SelectedInputs(Expansion, name="selected_inputs"):
 
     The buffer `selection` `(count,)` holds the indices of S, the buffer `inputs` `(1,)` the number of inputs m. Before
     `head.assign("expansion", selection=…)` they are the first inputs, in turn if there are fewer than `count`. Parts of
-    `Extended` with different selections give each group of inputs an expansion of its own.
+    `Extended` with different selections give each group of inputs an expansion of its own. Of sparse inputs, x_S is dense.
 
     Args:
         expansion: the expansion κ₁.
@@ -53,6 +53,9 @@ class SelectedInputs(Expansion, name="selected_inputs"):
 
     def inner_processes(self) -> tuple[Process, ...]:
         return self.expansion.inner_processes()
+
+    def takes_sparse(self) -> bool:
+        return True
 
     def factors(self, in_features: int) -> tuple[int, int]:
         return self.expansion.factors(self.count)
@@ -115,7 +118,22 @@ class SelectedInputs(Expansion, name="selected_inputs"):
         return replace(inner, expansion=replace(self, expansion=inner.expansion), tensors=tensors)
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
-        return self.expansion(x.index_select(-1, params["selection"]), params["expansion"])
+        chosen = params["selection"]
+        inputs = x.index_select(-1, chosen) if x.layout == torch.strided else _selected(x, chosen)
+        return self.expansion(inputs, params["expansion"])
+
+
+def _selected(x: Tensor, chosen: Tensor) -> Tensor:
+    """Return some columns of a sparse tensor as a dense one, `(rows, count)`."""
+    features = SparseFeatures.of(x)
+    distinct, place = chosen.unique(return_inverse=True)
+    group = torch.full((features.width,), -1, device=chosen.device).index_put_(
+        (distinct,), torch.arange(len(distinct), device=chosen.device)
+    )
+    group = group[features.indices]
+    used = group >= 0
+    part = replace(features, values=torch.where(used, features.values, 0))
+    return part.grouped(group.clamp_min(0), len(distinct))[:, place]
 
 
 def in_turn(in_features: int, shape: tuple[int, ...], generator: Generator | None) -> Tensor:

@@ -28,6 +28,8 @@ from kapsi.recipes.network import NetworkHead
 from kapsi.recipes.pairs import PairsHead
 from kapsi.recipes.quadratic import QuadraticHead
 from kapsi.recipes.sparse_linear import SparseLinearHead
+from kapsi.recipes.text_linear import TextLinearHead, TextNaiveBayesHead
+from kapsi.recipes.text_products import TextProductsHead
 
 __all__ = [
     "AdditiveHead",
@@ -55,6 +57,9 @@ __all__ = [
     "SparseLinearHead",
     "StepsHead",
     "SuccessiveHalving",
+    "TextLinearHead",
+    "TextNaiveBayesHead",
+    "TextProductsHead",
     "Watch",
     "mixture",
 ]

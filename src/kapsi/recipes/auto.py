@@ -225,6 +225,7 @@ class _AutoSearch:
             return self.auto.budget
         rows, millions = len(self.data.x), self.data.x.numel() / 1e6
         by_rows = max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100))
+        millions += 0 if self.data.text is None else self.data.text.nnz / 1e6 * max(1, self.data.outputs - 1)
         return min(MOST_SECONDS, max(by_rows, PER_MILLION * millions, self.least_budget))
 
     def _suited(self) -> dict[str, HeadRecipe]:
@@ -232,6 +233,8 @@ class _AutoSearch:
         heads: dict[str, HeadRecipe] = {}
         for head in self.auto.candidates():
             name = head.label()
+            if not self.auto.heads and not self._reads(head):
+                continue
             reason = head.reason_against(self.data)
             if reason is None:
                 heads[name] = head
@@ -240,6 +243,12 @@ class _AutoSearch:
             else:
                 self.skipped[name] = reason
         return heads
+
+    def _reads(self, head: HeadRecipe) -> bool:
+        """Return whether there are inputs that a head is for: texts, or others."""
+        if head.reads_text:
+            return self.data.text is not None
+        return not self.data.text_alone or isinstance(head, ConstantHead)
 
     def _compared(self, heads: dict[str, HeadRecipe]) -> Tensor | None:
         """Return the rows of the comparison, None for all; leave out the costliest heads if few rows are too many."""
@@ -271,19 +280,17 @@ class _AutoSearch:
 
     def _cost(self, heads: dict[str, HeadRecipe], rows: int) -> float:
         """Return the estimated seconds of the comparison."""
-        width, outputs = self.data.x.shape[1], self.data.outputs
         folds, repeats = self._counts(rows)
         inner = int(rows * (folds - 1) / folds)
         # About half of the heads that are tried on one fold first are left out then.
         tried = (0.5 if head.separate_folds and rows >= TRIAL_ROWS else 1.0 for head in heads.values())
-        costs = (folds * repeats * head.seconds(inner, width, outputs) for head in heads.values())
+        costs = (folds * repeats * head.cost(self.data, inner) for head in heads.values())
         return ESTIMATED * sum(part * cost for part, cost in zip(tried, costs, strict=True))
 
     def _rows_of_fit(self, head: HeadRecipe, heads: int) -> int:
         """Return the number of rows for the fit of one of some heads."""
-        width, outputs = self.data.x.shape[1], self.data.outputs
         rows = len(self.data.x)
-        while rows > LEAST_ROWS and head.seconds(rows, width, outputs) > (1 - COMPARISON) * self.budget / heads:
+        while rows > LEAST_ROWS and head.cost(self.data, rows) > (1 - COMPARISON) * self.budget / heads:
             rows = max(LEAST_ROWS, rows // 2)
         return rows
 
@@ -366,7 +373,7 @@ class _AutoSearch:
                 if data is not self.data:
                     self.fitted_on[entry.name] = f"fitted on {len(data.x):,} rows"
                 with _quiet():
-                    models.append((entry.recipe.fit(data, self.seed), weight))
+                    models.append((entry.recipe.fit_to_all(data, self.seed), weight))
             seconds.append(time.perf_counter() - start)
         bounds = None if self.data.classes else bounds_of(self.data)
         return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds

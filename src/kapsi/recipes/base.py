@@ -16,6 +16,7 @@ from kapsi.data.tabular.split import Splits
 from kapsi.errors import TableError
 from kapsi.function import Function, short_form
 from kapsi.modules import Model
+from kapsi.recipes.widened import widened
 from kapsi.training.losses import Loss
 
 __all__ = [
@@ -50,6 +51,8 @@ class RecipeData:
         groups: groups of rows that a fold does not divide, `(rows,)` int64.
         times: times of the rows, `(rows,)`: held-out rows are later than training rows.
         seed: seed of the folds.
+        text: TF-IDF of the terms of texts, inputs behind those of `x`, (rows, t) SciPy CSR in float64; None without texts.
+        text_alone: whether `x` has nothing but the lengths of texts.
 
     Example:
         >>> import torch, kapsi as kp
@@ -69,6 +72,20 @@ class RecipeData:
     groups: Tensor | None = None
     times: Tensor | None = None
     seed: int = 0
+    text: Any = None
+    text_alone: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """Number of inputs m of a model: those of `x`, and terms."""
+        return self.x.shape[1] + (0 if self.text is None else self.text.shape[1])
+
+    def rows(self) -> Any:
+        """Return all inputs, (rows, m) SciPy CSR."""
+        from scipy.sparse import csr_matrix, hstack
+
+        dense = csr_matrix(self.x.numpy())
+        return dense if self.text is None else hstack([dense, self.text], format="csr")
 
     @property
     def outputs(self) -> int:
@@ -79,7 +96,8 @@ class RecipeData:
         """Return a selection of the rows."""
         parts = {name: getattr(self, name) for name in ("weight", "groups", "times")}
         taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
-        return replace(self, x=self.x[rows], y=self.y[rows], **taken)
+        text = None if self.text is None else self.text[rows.numpy()]
+        return replace(self, x=self.x[rows], y=self.y[rows], text=text, **taken)
 
     def folds(self, k: int, repetition: int = 0) -> list[Fold]:
         """Return folds with disjoint held-out rows, at most k, fewer for few groups or times; folds in time skip the first rows.
@@ -204,6 +222,7 @@ class HeadRecipe(Recipe):
         closed_form: whether a fit is a solution of linear equations, or a few Newton steps.
         superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
         least_budget: seconds that the default budget has at least if the recipe suits the rows.
+        reads_text: whether the head takes all inputs, terms of texts among them, and needs texts; others take `x`.
         separate_folds: whether the time of a cross-fit grows with the number of folds, so that a trial on one is worthwhile.
     """
 
@@ -213,6 +232,7 @@ class HeadRecipe(Recipe):
     superseded: ClassVar[bool] = False
     least_budget: ClassVar[float] = 0.0
     separate_folds: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = False
 
     @classmethod
     def offered(cls) -> tuple[HeadRecipe, ...]:
@@ -230,6 +250,15 @@ class HeadRecipe(Recipe):
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         """Return an estimate of the CPU seconds of one fit."""
         return 0.0
+
+    def cost(self, data: RecipeData, rows: int) -> float:
+        """Return an estimate of the CPU seconds of one fit to some of the rows."""
+        return self.seconds(rows, data.x.shape[1], data.outputs)
+
+    def fit_to_all(self, data: RecipeData, seed: int = 0) -> Model:
+        """Return `fit` as a model of all inputs, also of terms that the head does not read."""
+        model = self.fit(data, seed)
+        return model if model.in_features == data.inputs else widened(model, data.inputs)
 
     @abstractmethod
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
@@ -260,7 +289,7 @@ class HeadRecipe(Recipe):
     def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         start = time.perf_counter()
         crossed = self.cross_fit(data, data.folds(5), seed)
-        model = crossed.recipe.fit(data, seed)
+        model = crossed.recipe.fit_to_all(data, seed)
         loss, score = held_out_scores(crossed.outputs, data)
         row = LeaderboardRow(type(self).name, loss, score, time.perf_counter() - start, 1.0)
         return RecipeResult(model, (row,), (), crossed.outputs)

@@ -7,7 +7,7 @@ penalized. Q is normalized by default, so λ has no unit: its trace equals that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -143,6 +143,9 @@ class DesignRows:
         basis: the coordinates.
         share: weights of the rows with sum 1.
     """
+
+    direct: ClassVar[bool] = True
+    """Whether the Hessian may be factorized: `chunks` is needed then."""
 
     def __init__(self, chunks: Chunks, basis: Basis, share: Tensor) -> None:
         self.source, self.basis, self.share = chunks, basis, share
@@ -335,7 +338,7 @@ def _newton(goal: _Objective, theta: Tensor, scores: Tensor, tolerance: float) -
     for _ in range(MAX_STEPS):
         curvature = _Curvature(goal, scores)
         gradient = goal.gradient(theta, curvature.slopes)
-        direct = _solves_directly(len(goal.y), *theta.shape)
+        direct = goal.rows.direct and _solves_directly(len(goal.y), *theta.shape)
         step = _exact(goal, curvature, gradient) if direct else _inexact(goal, curvature, gradient)
         decrease = float((gradient * step).sum())
         if not decrease > 0:

@@ -177,16 +177,17 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     Raises:
         SpecError: the model or the loss does not fit the table.
     """
-    width, outputs = len(problem.preprocessing.names()), outputs_of(problem)
-    rows = len(problem.y)
+    outputs, rows = outputs_of(problem), len(problem.y)
     table = replace(config.table, task=cast(Literal["classification", "regression"], problem.task))
-    model, training = config.model or default_spec(width, rows), config.training
+    training = config.training
     classes = problem.classes is not None
     check_loss(problem, training.loss)
     for metric in config.table.metrics:
         metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
     if config.recipe is not None:
         return RunConfig(table, None, training, config.recipe)
+    width = len(problem.preprocessing.names())
+    model = config.model or default_spec(width, rows)
     if training.standardize:
         raise SpecError("training.standardize: has no effect, tables are standardized already; leave standardize out")
     coordinates = rows if reduces(model, training, rows, width) else width
@@ -219,8 +220,10 @@ def check_loss(problem: TableProblem, loss: Loss | str) -> None:
 
 def notes_on_model(problem: TableProblem, config: RunConfig) -> list[str]:
     """Return a note if the default model is linear because of the number of inputs."""
+    if config.model is not None or config.recipe is not None:
+        return []
     width, rows = len(problem.preprocessing.names()), len(problem.y)
-    if config.model is not None or config.recipe is not None or not is_linear(default_spec(width, rows)):
+    if not is_linear(default_spec(width, rows)):
         return []
     reason = f"{width:,} inputs, more than {WIDEST:,}" if width > WIDEST else f"{width:,} inputs and {rows:,} rows"
     return [f"the default model is linear for {reason}; --spec FILE sets another model"]

@@ -80,7 +80,7 @@ def writes(content: Callable[[TableModel], bytes]) -> Writer:
 def write_model(folder: Path, model: TableModel, config: RunConfig) -> None:
     """Write model.safetensors, preprocessing.json and config.yaml, the files that make the model of a run."""
     save(model.model, folder / "model.safetensors")
-    many = len(model.preprocessing.columns) > MOST_INDENTED
+    many = len(model.preprocessing.columns) > MOST_INDENTED or bool(model.preprocessing.texts)
     write_json(folder / "preprocessing.json", model.to_dict(), indent=None if many else 2)
     text = to_yaml(to_dict(config), unicode=True)
     if parse_yaml(text, "config.yaml") != to_dict(config):  # YAML folds Unicode line breaks in names

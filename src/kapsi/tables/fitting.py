@@ -195,6 +195,7 @@ def fit_problem(
         KapsiError: the table or an option does not fit; nothing is written.
     """
     group = Group() if group is None else group
+    problem = problem if config.recipe is not None else problem.without_texts()
     parts = parts_of(problem, config)
     added = (*notes_on_model(problem, config), *copies(problem, parts))
     problem, config = replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config)

@@ -22,7 +22,7 @@ class TrainingRows:
     Args:
         rows: row indices in the problem.
         preprocessing: fitted preprocessing of the features.
-        x: inputs, (rows, inputs) float64.
+        x: inputs, (rows, inputs) float64; CSR with texts.
         y: class codes, or standardized targets, (rows,).
         scale: standardization of the target; None in classification.
         weight: weights of the rows, (rows,); None for equal weights.
@@ -30,7 +30,7 @@ class TrainingRows:
 
     rows: npt.NDArray[np.int64]
     preprocessing: Preprocessing
-    x: npt.NDArray[np.float64]
+    x: Any
     y: npt.NDArray[Any]
     scale: TargetScale | None
     weight: npt.NDArray[np.float64] | None = None

@@ -60,7 +60,8 @@ def fit_recipe(
         train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
     result = recipe.build(data, training.seed, watch)
-    result = result._replace(notes=(*filter(None, [note]), *result.notes))
+    texts = [text.note() for text in train.preprocessing.texts]
+    result = result._replace(notes=(*texts, *filter(None, [note]), *result.notes))
     return FittedRecipe(table_model(problem, train, result.model), result)
 
 
@@ -73,7 +74,11 @@ def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfi
     classes = len(problem.classes or ())
     ways = problem.splits(training.seed)
     groups, times = (None if part is None else torch.from_numpy(part[train.rows]) for part in (ways.groups, ways.times))
-    x, y = torch.from_numpy(train.x), torch.from_numpy(train.y)
+    names = tuple(train.preprocessing.dense_names())
+    inputs, text = train.x, None
+    if train.preprocessing.texts:
+        inputs, text = train.x[:, : len(names)].toarray(), train.x[:, len(names) :]
+    x, y = torch.from_numpy(inputs), torch.from_numpy(train.y)
     low, high = x.aminmax(dim=0)
     weight = None if train.weight is None else torch.from_numpy(train.weight)
     return RecipeData(
@@ -83,10 +88,12 @@ def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfi
         classes=classes,
         numeric=~((x == low) | (x == high)).all(0),
         weight=_row_weights(weight, y, training, classes),
-        names=tuple(train.preprocessing.names()),
+        names=names,
         groups=groups,
         times=times,
         seed=training.seed,
+        text=text,
+        text_alone=len(train.preprocessing.texts) == len(train.preprocessing.columns),
     )
 
 

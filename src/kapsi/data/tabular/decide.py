@@ -14,6 +14,7 @@ from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED, Numbers, Numerals, 
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import (
     BLANKS,
+    REQUESTED,
     Column,
     Floats,
     Kind,
@@ -196,7 +197,7 @@ class Decider:
         if words.count == 0 and wanted not in ("categorical", "text"):
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
-            return words.text("as requested", free=wanted == "text")
+            return words.text(REQUESTED, free=wanted == "text")
         if wanted == "date":
             return self._dates(words) or self._other(name, "dates", words, read_dates(words.known)[0])
         if wanted == "numeric":

@@ -22,6 +22,7 @@ from kapsi.data.tabular.encoders import (
     standardized,
 )
 from kapsi.data.tabular.target_encoding import Outputs, TargetColumn
+from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
     Column,
@@ -36,12 +37,13 @@ from kapsi.errors import nearest
 
 __all__ = ["Preprocessing", "unseen_notes"]
 
-Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn
+Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn | TextColumn
 ENCODERS: dict[str, type[Encoder]] = {
     "number": NumberColumn,
     "category": CategoryColumn,
     "date": DateColumn,
     "target": TargetColumn,
+    "text": TextColumn,
 }
 KIND_OF = {encoder: kind for kind, encoder in ENCODERS.items()}
 
@@ -51,7 +53,9 @@ Folds: TypeAlias = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Encoders of all feature columns: standardized numbers, one-hot categories, parts of dates.
+    """Encoders of all feature columns: standardized numbers, one-hot categories, parts of dates, TF-IDF of texts.
+
+    The inputs of terms of texts are sparse, and behind all others.
 
     Args:
         columns: one entry for each feature column, in order.
@@ -97,6 +101,8 @@ class Preprocessing:
 
     @staticmethod
     def _encoder(name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None) -> Encoder:
+        if column.kind == "text" and column.free:
+            return TextColumn.fit(name, column, 2 if target is None else len(target.names), weight)
         if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
             return TargetColumn.fit(name, column, target)
         if column.kind == "text":
@@ -105,12 +111,21 @@ class Preprocessing:
             return DateColumn.fit(name, column, weight)
         return NumberColumn.fit(name, Column(column.kind, as_numbers(column, name, where), unit=column.unit), weight)
 
-    def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Floats:
-        """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite.
+    @property
+    def texts(self) -> tuple[TextColumn, ...]:
+        """The encoders of texts."""
+        return tuple(column for column in self.columns if isinstance(column, TextColumn))
+
+    def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Any:
+        """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite; CSR with texts.
 
         Raises:
             TableError: see `check`.
         """
+        return _joined(*self._encoded(features, rows))
+
+    def _encoded(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None) -> tuple[Floats, list[Any]]:
+        """Return the inputs without those of terms, and those of terms for each text."""
         features, _ = self.check(features)
         widths, ends, plain = self._layout
         inputs = np.empty((features.rows if rows is None else len(rows), int(ends[-1])), dtype=np.float64)
@@ -123,13 +138,20 @@ class Preprocessing:
             values = values if len(known) == len(names) else values[known]
             filled = np.where(np.isnan(values), means, values)
             inputs[:, [ends[plain[names[i]]] - 1 for i in known]] = clipped(standardized(filled, means, scales)).T
+        terms: list[Any] = []
         if len(plain) == len(self.columns):
-            return inputs
+            return inputs, terms
         for column, end, width in zip(self.columns, ends, widths, strict=True):
-            if column.name not in plain:
-                part = features.columns[column.name]
-                inputs[:, end - width : end] = column.transform(part if rows is None else part.take(rows))
-        return inputs
+            if column.name in plain:
+                continue
+            part = features.columns[column.name]
+            part = part if rows is None else part.take(rows)
+            if isinstance(column, TextColumn):
+                inputs[:, end - width : end], sparse = column.encode(part)
+                terms.append(sparse)
+            else:
+                inputs[:, end - width : end] = column.transform(part)
+        return inputs, terms
 
     @functools.cached_property
     def _layout(self) -> tuple[list[int], list[int], dict[str, int]]:
@@ -165,15 +187,13 @@ class Preprocessing:
         """
         if self._numbers is None:
             named = Table("rows", {c.name: Column("real", v) for c, v in zip(self.columns, values.T, strict=True)})
-            return self.transform(named)
+            return np.asarray(self.transform(named))
         means, scales, marked = self._numbers
         missing = np.isnan(values)
         inputs = clipped(standardized(np.where(missing, means, values), means, scales))
         return np.insert(inputs, marked + 1, missing[:, marked], axis=1) if len(marked) else inputs
 
-    def cross_fitted(
-        self, features: Table, rows: npt.NDArray[Any], target: Outputs, folds: Callable[[], Folds]
-    ) -> Floats:
+    def cross_fitted(self, features: Table, rows: npt.NDArray[Any], target: Outputs, folds: Callable[[], Folds]) -> Any:
         """Return the inputs of the fitted rows as `transform`, target encodings by rows of other folds.
 
         Args:
@@ -182,7 +202,7 @@ class Preprocessing:
             target: values of these rows.
             folds: returns the folds of these rows, a partition.
         """
-        inputs = self.transform(features, rows)
+        inputs, terms = self._encoded(features, rows)
         end, parts = 0, None
         for column in self.columns:
             end += (width := len(column.names()))
@@ -190,7 +210,7 @@ class Preprocessing:
                 parts = folds() if parts is None else parts
                 text = column.accept(features.columns[column.name].take(rows), features.name)
                 inputs[:, end - width : end] = column.cross_fitted(text, target, parts)
-        return inputs
+        return _joined(inputs, terms)
 
     def unseen(self, features: Table) -> dict[str, Unseen]:
         """Return, by column, the values of a table that have no effect of their own: unseen categories, unexpected gaps.
@@ -219,7 +239,16 @@ class Preprocessing:
         return {column.name: column.categories for column in self.columns if isinstance(column, Categories)}
 
     def names(self) -> list[str]:
-        """Return the names of the inputs."""
+        """Return the names of the inputs, those of terms last."""
+        return [*self.dense_names(), *(term for column in self.texts for term in column.terms())]
+
+    def described(self) -> list[str]:
+        """Return the names of the inputs, and the number of terms of each text."""
+        counts = [f"{len(column.counts):,} unigrams and bigrams of {column.name}" for column in self.texts]
+        return [*self.dense_names(), *counts]
+
+    def dense_names(self) -> list[str]:
+        """Return the names of the inputs without those of terms."""
         return [name for column in self.columns for name in column.names()]
 
     def check(self, table: Table, others: Sequence[str] = ()) -> tuple[Table, list[str]]:
@@ -284,6 +313,15 @@ class Preprocessing:
         if not columns or len({column.name for column in columns}) < len(columns):
             reject(where, "columns must be at least one, with different names")
         return cls(tuple(columns))
+
+
+def _joined(inputs: Floats, terms: Sequence[Any]) -> Any:
+    """Return inputs beside sparse ones, CSR; without sparse ones as they are."""
+    if not terms:
+        return inputs
+    from scipy.sparse import csr_matrix, hstack
+
+    return hstack([csr_matrix(inputs), *terms], format="csr")
 
 
 def _column(entry: object, where: str) -> Encoder:

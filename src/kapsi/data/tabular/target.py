@@ -7,7 +7,8 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,10 @@ from kapsi.data.tabular.roles import (
 )
 from kapsi.data.tabular.split import Splits
 from kapsi.data.tabular.target_encoding import Outputs
+from kapsi.data.tabular.text_column import reads_as_text
 from kapsi.data.tabular.types import (
     MAX_CATEGORIES,
+    REQUESTED,
     Column,
     Floats,
     Ints,
@@ -96,6 +99,22 @@ class TableProblem:
     held: npt.NDArray[np.bool_] | None = None
     decimal: str | None = None
     units: tuple[str, ...] = ()
+
+    def without_texts(self) -> Self:
+        """Return the problem without columns that are read word by word, with a note.
+
+        Raises:
+            TableError: no other column is left.
+        """
+        texts = [name for name, column in self.features.columns.items() if column.free]
+        if not texts:
+            return self
+        advice = f"--categorical {short(texts[0])} takes whole values as categories"
+        columns = {name: column for name, column in self.features.columns.items() if name not in texts}
+        if not columns:
+            reject(self.name, f"only the automatic model reads texts, and all columns are: {listed(texts)}; {advice}")
+        note = f"left out the texts {listed(texts)}: only the automatic model reads them; {advice}"
+        return replace(self, features=Table(self.features.name, columns), notes=(*self.notes, note))
 
     def splits(self, seed: int) -> Splits:
         """Return the splits of the rows for a seed."""
@@ -313,7 +332,7 @@ def _classes_of(
 
 
 def informative(table: Table, names: list[str], rows: Ints, notes: list[str], required: Collection[str] = ()) -> Table:
-    """Return the feature columns except empty, constant and ID-like ones, with a note on each dropped column.
+    """Return the feature columns except empty, constant and ID-like ones, with a note on each dropped column; texts are marked free.
 
     Args:
         table: the table.
@@ -331,8 +350,9 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
         if name in empty and name in required:
             reject(table.name, f"the column {short(name)} has no value in any used row; leave its option out")
     dropped = dict.fromkeys(empty, "it has no values")
+    texts: dict[str, Column] = {}
     constant = _constant(features, rows)
-    kept = []
+    kept: list[str] = []
     for name, column in features.columns.items():
         if name in empty:
             continue
@@ -340,6 +360,10 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
             codes, words = column.coded()
             known, distinct = int((codes >= 0).sum()), len(words)
             unique = 2 <= distinct == known or distinct > max(MAX_CATEGORIES, 0.9 * len(rows))
+            if (unique or distinct > MAX_CATEGORIES) and column.reason != REQUESTED and reads_as_text(codes, words):
+                texts[name] = column.as_free()
+                kept.append(name)
+                continue
             like = [w for w in words if NUMBER_LIKE.match(w)] if unique or distinct > MAX_CATEGORIES else []
             reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
             if unique:
@@ -362,7 +386,7 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
     if not kept:
         reason = f" ({'; '.join(notes)})" if notes else ""
         reject(table.name, f"no feature column is left{reason}; at least one that varies is needed")
-    return Table(table.name, {name: features.columns[name] for name in kept})
+    return Table(table.name, {name: texts.get(name, features.columns[name]) for name in kept})
 
 
 def _empty(features: Table) -> set[str]:

@@ -20,6 +20,8 @@ Objects: TypeAlias = npt.NDArray[np.object_]
 Label: TypeAlias = str | int | bool
 Kind: TypeAlias = Literal["integer", "real", "boolean", "date", "text", "unusable"]
 MAX_CATEGORIES = 50
+REQUESTED = "as requested"
+"""Reason of a column of a kind that an option gives."""
 BLANKS = " \t\r\n"
 NUMBER = r"^[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|(?i:inf|infinity))$"
 
@@ -58,7 +60,7 @@ class Column:
         reason: why the column has this type, in a few words.
         notes: notes for the user, one line each, if the column is used.
         problem: why the column cannot be used; empty if it can.
-        free: whether a text is an input although most of its values are distinct.
+        free: whether a text is read word by word; otherwise it is a category.
         doubt: why a text cannot be a target: nearly all of its values are numbers.
         unit: currency, percent sign or other unit of all numbers, `s` for durations, `time of the day`, `K, M, B` for suffixes;
             empty for plain numbers.
@@ -134,6 +136,13 @@ class Column:
     def with_values(self, values: Floats | Objects) -> Column:
         """Return a column of the same kind with other values."""
         return self._copy(values=values)
+
+    def as_free(self) -> Column:
+        """Return a text that is read word by word."""
+        codes, words = self.coded()
+        column = self._copy(codes=codes, words=words)
+        column.free = True
+        return column
 
     def _copy(self, **data: Any) -> Column:
         data |= {
