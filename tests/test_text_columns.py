@@ -137,7 +137,9 @@ def test_file_of_an_encoder_is_checked() -> None:
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (["a fine day for it", "not so bad at all"] * 1, True),
+        (["a fine day for it", "not so bad at all"], True),
+        (["今天天气很好", "明天下雨"], True),
+        ([f"{i} days 01:00:00" for i in range(90)], False),
         ([f"A{i}" for i in range(90)], False),
         ([f"{i} Main Street, Springfield" for i in range(90)], True),
         ([f"big red{i % 3} car" for i in range(90)], False),

@@ -46,7 +46,7 @@ Categorical: TypeAlias = Annotated[
 Text: TypeAlias = Annotated[
     list[str] | None,
     option(
-        PANEL, "COLUMN", "A column of text to keep as categories although nearly all values differ. May be repeated."
+        PANEL, "COLUMN", "A column of text to read word by word. May be repeated."
     ),
 ]
 Date: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column of dates or times. May be repeated.")]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kapsi.data.tabular import DateColumn, NumberColumn
 from kapsi.data.tabular.encoders import Categories
+from kapsi.data.tabular.text_column import TextColumn
 from kapsi.export.interface import FittedTable, interface
 from kapsi.spec import to_yaml
 
@@ -113,6 +114,8 @@ def _summary(column: object, interval: tuple[float, float] | None) -> tuple[str,
         unit = f" {literal(column.unit)}" if column.unit else ""
         inside = "" if interval is None else f", {interval[0]:.4g} to {interval[1]:.4g}"
         return f"numbers{unit}", f"mean {column.mean:.4g}, standard deviation {column.scale:.4g}{inside}"
+    if isinstance(column, TextColumn):
+        return "text", f"{column.rows:,} texts, {len(column.counts):,} unigrams and bigrams"
     return "text", ""
 
 

@@ -211,7 +211,7 @@ class TextNaiveBayesHead(TextHead, name="text_naive_bayes"):
 
     Args:
         l2: see `TextHead`.
-        offset: b.
+        offset: b; large values make all scales alike.
 
     Source: Wang and Manning, Baselines and Bigrams (ACL 2012), aclanthology P12-2018.
     """

@@ -30,7 +30,7 @@ class Reading(Spec):
         header: whether the first line has names; False names the columns `column 1`, `column 2`, …
         numeric: columns of numbers; another value is an error.
         categorical: columns of categories, also if all values are numbers.
-        text: columns of text to keep although nearly all values are distinct; each value is a category, single words are not read.
+        text: columns of text to read word by word.
         date: columns of dates and times.
         unit: `COLUMN=UNIT`, the unit of the numbers of a column without signs: `rate=%`, `price=$`; `rate=1` for fractions.
 

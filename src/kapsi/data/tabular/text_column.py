@@ -53,6 +53,7 @@ _SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf9
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0dff"
 """Signs within words that are no letters: accents, vowels of Hebrew, Arabic and of the languages of India."""
 _TOKEN = re.compile(rf"[{_SINGLE}]|(?:[^\W{_SINGLE}]|[{_MARKS}]){{1,40}}|[\u203c-\u2bff\U0001f000-\U0001faff]")
+_SIGN = re.compile(rf"[{_SINGLE}]")
 _TAG = re.compile(r"</?[A-Za-z!][^<>]{0,2000}>")
 
 
@@ -87,8 +88,13 @@ def reads_as_text(codes: npt.NDArray[Any], words: Sequence[str]) -> bool:
     if len(words) < 2 or len(words) < DISTINCT * known:
         return False
     step = max(1, len(words) // 1_000)
-    counts = [len(word[:10_000].split()) for word in words[::step]]
+    counts = [_words_in(word[:10_000]) for word in words[::step]]
     return sum(counts) >= WORDS_OF_TEXT * len(counts)
+
+
+def _words_in(text: str) -> int:
+    """Return the number of words with a letter between blanks, and of signs of scripts without blanks."""
+    return sum(any(map(str.isalpha, word)) for word in text.split()) + len(_SIGN.findall(text))
 
 
 # ------------------------------------------------------------------------------------------------ terms
