@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -452,3 +454,23 @@ def test_command_line(files, tmp_path, capsys) -> None:
         )
         == 2
     )
+
+
+# ------------------------------------------------------------------------------------------------ public data
+
+DATA = Path(os.environ.get("KAPSI_DATA", "no data"))
+ACCURACY = {"sst2": 0.831, "ag_news": 0.912, "imdb": 0.913}
+"""Accuracy on the test rows in `results/text-bigrams.md`."""
+
+
+@pytest.mark.slow
+@pytest.mark.all_heads
+@pytest.mark.parametrize("name", ACCURACY)
+def test_public_data_reach_the_committed_results(name, tmp_path) -> None:
+    test = DATA / name / ("validation.parquet" if name == "sst2" else "test.parquet")
+    if not test.exists():
+        pytest.skip("KAPSI_DATA names no folder with the data")
+    run = str(tmp_path / "run")
+    command = ["fit", str(DATA / name / "train.parquet"), "--target", "label", "--validation", str(test)]
+    assert main([*command, "--output", run]) == 0
+    assert kp.load_run(run).manifest["scores"]["kapsi"]["accuracy"] > ACCURACY[name] - 0.003

@@ -23,6 +23,8 @@ from kapsi.errors import nearest
 __all__ = ["TableBatch", "read_batches"]
 
 ROWS = 65_536
+TEXT_ROWS = 2_048
+"""Rows of a batch of a Parquet file with texts: 2 GB of texts of a megabyte."""
 MOST_CELLS = 2**22
 BLOCK = 2**22
 """Rows and cells of a batch of a Parquet file, bytes of a batch of a text file."""
@@ -121,7 +123,8 @@ def _parquet(
             unique = len(set(names)) == len(names) == len(file.schema.names)
             columns = [file.schema_arrow.names[i] for i in wanted] if unique else None
             decider = Decider(reading, dict(kinds), typed=True, forms={})
-            rows = max(1, min(ROWS, MOST_CELLS // max(1, len(wanted))))
+            most = TEXT_ROWS if "text" in kinds.values() else ROWS
+            rows = max(1, min(most, MOST_CELLS // max(1, len(wanted))))
             for part in file.iter_batches(rows, columns=columns):
                 part.validate(full=True)
                 place = {i: n for n, i in enumerate(wanted)} if unique else {i: i for i in range(len(names))}
