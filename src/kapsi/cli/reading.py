@@ -45,9 +45,7 @@ Categorical: TypeAlias = Annotated[
 ]
 Text: TypeAlias = Annotated[
     list[str] | None,
-    option(
-        PANEL, "COLUMN", "A column of text to read word by word. May be repeated."
-    ),
+    option(PANEL, "COLUMN", "A column of text to read word by word. May be repeated."),
 ]
 Date: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column of dates or times. May be repeated.")]
 
