@@ -332,7 +332,7 @@ def _classes_of(
 
 
 def informative(table: Table, names: list[str], rows: Ints, notes: list[str], required: Collection[str] = ()) -> Table:
-    """Return the feature columns except empty, constant and ID-like ones, with a note on each dropped column; texts are marked free.
+    """Return the feature columns except empty, constant and ID-like ones, texts marked as free, with a note on each dropped column.
 
     Args:
         table: the table.
