@@ -15,12 +15,12 @@ import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.datasets import load_diabetes, load_iris
-from sklearn.ensemble import BaggingClassifier
+from sklearn.ensemble import BaggingClassifier, StackingClassifier
 from sklearn.inspection import permutation_importance
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -362,3 +362,40 @@ def test_scores_in_processes():
     x, y = IRIS
     one, two = (cross_val_score(classifier(), x, y, cv=3, n_jobs=jobs) for jobs in (1, 2))
     np.testing.assert_array_equal(one, two)
+
+
+def test_stacks_and_predictions_of_folds():
+    x, y = IRIS
+    stack = StackingClassifier([("own", classifier()), ("line", LogisticRegression(max_iter=1000))], cv=3).fit(x, y)
+    assert stack.score(x, y) > 0.93
+    assert stack.named_estimators_["own"].model_.out_features == 3
+    found = cross_val_predict(classifier(), x, np.array(["a", "b", "c"])[y], cv=3, method="predict_proba")
+    assert np.mean(found.argmax(1) == y) > 0.93
+
+
+def test_frames_of_scalers_reach_the_estimators():
+    x, y = IRIS
+    frame = pd.DataFrame(x, columns=list("abcd")).assign(word=np.array(["u", "v"])[(x[:, 0] > 5.8).astype(int)])
+    columns = make_column_transformer(
+        (StandardScaler(), list("abcd")), remainder="passthrough", verbose_feature_names_out=False
+    ).set_output(transform="pandas")
+    pipeline = make_pipeline(columns, classifier()).fit(frame, y)
+    assert list(pipeline[-1].feature_names_in_) == [*"abcd", "word"]
+    assert pipeline[-1].model_.in_features == 6
+    np.testing.assert_allclose(
+        pipeline.predict_proba(frame), classifier().fit(frame, y).predict_proba(frame), rtol=1e-5, atol=1e-9
+    )
+
+
+def test_the_memory_of_an_array_does_not_matter(tmp_path):
+    x, y = DIABETES
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    target = y.copy()
+    target.setflags(write=False)
+    plain = regressor().fit(x, y).predict(x)
+    for rows in (mapped, np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], scipy.sparse.csc_array(x)):
+        np.testing.assert_allclose(regressor().fit(rows, target).predict(rows), plain, rtol=1e-12)
+    single = x.astype(np.float32)
+    np.testing.assert_allclose(regressor().fit(single, y).predict(single), plain, rtol=1e-4)
+    assert regressor(device="cpu").fit(x[:, :1], y).predict(x[:1, :1]).shape == (1,)
