@@ -105,6 +105,9 @@ Nodes: TypeAlias = Annotated[int | None, option(CLUSTER, "N", "Machines; several
 Strategy: TypeAlias = Annotated[
     Literal["ddp", "fsdp"] | None, option(CLUSTER, None, "Distribution of the model: replicated or sharded.")
 ]
+IntervalBy: TypeAlias = Annotated[
+    str | None, option(TRAINING, "COLUMN", "A column of categories: intervals of predictions cover in each of them.")
+]
 DryRun: TypeAlias = Annotated[
     bool, option(OUTPUT, None, "Fit nothing; show columns, heads, sizes, memory and seconds.", "--dry-run")
 ]
@@ -153,6 +156,7 @@ def fit(
     unit: reading.Unit = None,
     dry_run: DryRun = False,
     json: Json = False,
+    interval_by: IntervalBy = None,
 ) -> None:
     """Fit a model to a table, score it, and write a run folder."""
     options = dict(locals())
@@ -166,6 +170,7 @@ def fit(
         "time": time,
         "validation": validation,
         "metrics": tuple(metric or ()),
+        "interval_by": interval_by,
     }
     table_config = TableConfig(
         tuple(target), task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles

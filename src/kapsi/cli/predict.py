@@ -16,7 +16,7 @@ from kapsi.errors import FileError, SpecError
 from kapsi.files import temporary_folder
 
 if TYPE_CHECKING:
-    from kapsi.tables import LoadedRun
+    from kapsi.tables import Decisions, LoadedRun
 
 EXAMPLES = """\
 kapsi predict runs/table new.csv --output predictions.csv --keep id
@@ -32,6 +32,20 @@ Keep: TypeAlias = Annotated[
 Outside: TypeAlias = Annotated[
     bool,
     option(OUTPUT, None, "Add columns that mark rows and predictions outside of the training ranges.", "--outside"),
+]
+Interval: TypeAlias = Annotated[
+    float | None,
+    option(
+        OUTPUT, "SHARE", "Add the interval, or the set of classes, that holds the target of this share of new rows."
+    ),
+]
+Cost: TypeAlias = Annotated[
+    list[str] | None,
+    option(OUTPUT, "LABEL=COST", "The cost of missing a row of a class, 1 where none is given. May be repeated."),
+]
+Recall: TypeAlias = Annotated[
+    str | None,
+    option(OUTPUT, "LABEL=SHARE", "Predict a class so often that this share of its rows is found."),
 ]
 Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
 SPOOLED = 2**20  # bytes read from standard input at once
@@ -54,6 +68,9 @@ def predict(
     header: reading.Header = None,
     unit: reading.Unit = None,
     json: Json = False,
+    interval: Interval = None,
+    cost: Cost = None,
+    recall: Recall = None,
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
 
@@ -74,7 +91,8 @@ def predict(
         write: Callable[[dict[str, Any]], None]
         write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
         model = reading.with_reading(loaded.model, path, options)
-        rows, messages = model.predict_file(path, write, keep=tuple(keep or ()), flags=outside)
+        decisions = _decisions(interval, cost, recall)
+        rows, messages = model.predict_file(path, write, keep=tuple(keep or ()), flags=outside, decisions=decisions)
     notes(messages)
     if json:
         show_json({"run": run, "output": output, "rows": rows, "notes": messages})
@@ -82,6 +100,26 @@ def predict(
         note(f"{rows:,} predictions are written" if rows > 1 else "1 prediction is written")
     else:
         say(f"predictions: {output} ({rows:,} rows{f', in {model.unit}' if model.unit else ''})")
+
+
+def _decisions(interval: float | None, cost: list[str] | None, recall: str | None) -> Decisions:
+    """Return what is added to predictions, and how labels are chosen."""
+    from kapsi.tables import Decisions
+
+    if interval is not None and not 0 < interval < 1:
+        raise SpecError(f"--interval {interval:g}: expected a share above 0 and below 1, such as 0.9")
+    pairs = [_labeled(word, "cost", "3") for word in cost or ()]
+    for label in {label for label, _ in pairs if [other for other, _ in pairs].count(label) > 1}:
+        raise SpecError(f"--cost {label}: has two costs; leave one out")
+    return Decisions(interval, tuple(pairs), None if recall is None else _labeled(recall, "recall", "0.95"))
+
+
+def _labeled(word: str, name: str, example: str) -> tuple[str, float]:
+    label, equals, text = word.rpartition("=")
+    try:
+        return label, float(text if equals else "")
+    except ValueError:
+        raise SpecError(f"--{name} {word}: expected a label and a number, such as yes={example}") from None
 
 
 def _check_output(loaded: LoadedRun, run: str, table: str, output: str, overwrite: bool) -> None:

@@ -17,6 +17,7 @@ from kapsi.recipes.base import (
     Watch,
 )
 from kapsi.recipes.boosted import BoostedPairsHead, BoostedTreesHead
+from kapsi.recipes.conformal import Conformal, Quantiles
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.forest import ForestHead
 from kapsi.recipes.function_search import FunctionCandidate, FunctionSearch, SuccessiveHalving
@@ -36,6 +37,7 @@ __all__ = [
     "Auto",
     "BoostedPairsHead",
     "BoostedTreesHead",
+    "Conformal",
     "ConstantHead",
     "CrossFit",
     "Fold",
@@ -50,6 +52,7 @@ __all__ = [
     "NetworkHead",
     "PairsHead",
     "QuadraticHead",
+    "Quantiles",
     "Recipe",
     "RecipeData",
     "RecipePlan",

@@ -2,6 +2,7 @@
 
 from kapsi.tables.configuration import *
 from kapsi.tables.fitting import *
+from kapsi.tables.intervals import *
 from kapsi.tables.model import *
 from kapsi.tables.planning import *
 from kapsi.tables.run_folder import *

@@ -54,6 +54,7 @@ class TableConfig(Spec):
         time: column that orders the rows: held-out rows are later than training rows.
         validation: file of the held-out rows, instead of a part of the table.
         metrics: further scores.
+        interval_by: a column of categories: intervals and sets of predictions cover the share that is requested in each of them.
     """
 
     target: str | tuple[str, ...]
@@ -69,6 +70,7 @@ class TableConfig(Spec):
     time: str | None = None
     validation: str | None = None
     metrics: tuple[Metric, ...] = ()
+    interval_by: str | None = None
 
     def check(self) -> None:
         if isinstance(self.target, tuple) and len(self.target) == 1:

@@ -78,10 +78,12 @@ def writes(content: Callable[[TableModel], bytes]) -> Writer:
 
 
 def write_model(folder: Path, model: TableModel, config: RunConfig) -> None:
-    """Write model.safetensors, preprocessing.json and config.yaml, the files that make the model of a run."""
+    """Write model.safetensors, preprocessing.json and config.yaml, the files that make the model of a run, and its intervals."""
     save(model.model, folder / "model.safetensors")
     many = len(model.preprocessing.columns) > MOST_INDENTED or bool(model.preprocessing.texts)
     write_json(folder / "preprocessing.json", model.to_dict(), indent=None if many else 2)
+    if model.intervals is not None:
+        model.intervals.write(folder)
     text = to_yaml(to_dict(config), unicode=True)
     if parse_yaml(text, "config.yaml") != to_dict(config):  # YAML folds Unicode line breaks in names
         text = to_yaml(to_dict(config))

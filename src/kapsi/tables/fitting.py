@@ -24,7 +24,8 @@ from kapsi.modules import Model, scale_last_layer
 from kapsi.recipes import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
 from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
-from kapsi.tables.model import FittedPart
+from kapsi.tables.intervals import fit_intervals
+from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.tables.recipe_watch import RunWatch
@@ -107,7 +108,8 @@ def fit_by_recipe(
     watch = None if fits is None else RunWatch(fits.callbacks, fits.checkpoints, recipe, config.training)
     fitted = fit_recipe(problem, train, recipe, config.training, watch)
     model = replace(fitted.model, reading=config.table.reading, weight=config.table.weight)
-    return FittedPart(model, [], [], fitted.result.leaderboard, fitted.result.notes)
+    result = fitted.result
+    return FittedPart(model, [], [], result.leaderboard, result.notes, model.decoded(result.held_out))
 
 
 def _row_space(spec: ModelSpec, config: TrainConfig, x: torch.Tensor) -> RowSpace | None:
@@ -231,6 +233,8 @@ def fit_problem(
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         fitted = fitted._replace(notes=(*fitted.notes, *better_baselines(scores)))
+        if group.first:
+            fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
         if run is not None:
             log_epochs(run.folder, logs, fitted.epochs)
             write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)
@@ -255,6 +259,28 @@ def fit_problem(
         fitted.leaderboard,
         fitted.model.unit,
     )
+
+
+def _with_intervals(
+    problem: TableProblem,
+    config: RunConfig,
+    fitted: FittedPart,
+    train: TrainingRows,
+    outputs: npt.NDArray[np.float64],
+    fold_of: Ints,
+) -> TableModel:
+    """Return the saved model with the errors of held-out rows: those of its recipe, and the scored rows it was not fitted to."""
+    scored = np.flatnonzero(fold_of >= 0)
+    predicted = outputs[scored] if problem.classes is not None or problem.y.ndim > 1 else outputs[scored, 0]
+    if fitted.held_out is not None:
+        known = ~np.isnan(fitted.held_out.reshape(len(train.rows), -1)).any(1)
+        other = ~np.isin(scored, train.rows)
+        scored = np.concatenate([train.rows[known], scored[other]])
+        predicted = np.concatenate([fitted.held_out[known], predicted[other]])
+    if not len(scored):
+        return fitted.model
+    intervals = fit_intervals(problem, fitted.model, scored, predicted, config.table.interval_by, config.training.seed)
+    return replace(fitted.model, intervals=intervals)
 
 
 def find_complete(

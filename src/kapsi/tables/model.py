@@ -28,6 +28,7 @@ from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
 from kapsi.recipes import LeaderboardRow
 from kapsi.tables.configuration import RunConfig
+from kapsi.tables.intervals import Decisions, Intervals, added
 from kapsi.tables.ranges import Ranges, Tally
 from kapsi.tables.scores import Floats, Scores, scores_of
 from kapsi.training.prediction import predict
@@ -58,6 +59,7 @@ class TableModel:
         weight: name of the column of weights, for scores.
         units: unit of each target, see `Column`; empty for plain numbers and classes.
         config: the configuration of the run; None for other models.
+        intervals: errors of held-out rows; None in runs of 0.1.
     """
 
     model: Model
@@ -77,6 +79,8 @@ class TableModel:
     def unit(self) -> str:
         """The unit of the predictions, empty for none and for several."""
         return shared_unit(self.units)
+
+    intervals: Intervals | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -148,7 +152,7 @@ class TableModel:
         """
         features, notes = self.preprocessing.check(table)
         tally = Tally(self.ranges)
-        return self._predicted(features, tally, flags=False), [*notes, *table.notes, *tally.notes()]
+        return self._predicted(features, tally, None, flags=False), [*notes, *table.notes, *tally.notes()]
 
     def predict_file(
         self,
@@ -157,6 +161,7 @@ class TableModel:
         *,
         keep: Sequence[str] = (),
         flags: bool = False,
+        decisions: Decisions | None = None,
     ) -> tuple[int, list[str]]:
         """Predict the rows of a file in batches, in constant memory; return the number of rows and notes for the user.
 
@@ -166,10 +171,12 @@ class TableModel:
             keep: names of columns of the file to pass on in front.
             flags: add the columns `inputs_outside` and `prediction_outside`, true where a row or its prediction is outside of
                 the ranges of the training rows.
+            decisions: intervals, costs and recall; None for none.
 
         Raises:
             TableError: the file is not a table, columns are missing or have another type than in training, or a column to keep
                 has the name of a column of predictions.
+            KapsiError: decisions that do not suit the model.
         """
         if len(set(keep)) < len(keep):
             raise TableError(f"--keep: a column is named twice, {', '.join(keep)}")
@@ -180,7 +187,7 @@ class TableModel:
             try:
                 features, notes = self.preprocessing.check(batch.table, batch.ignored)
                 notes += batch.table.notes
-                predicted = self._predicted(features, tally, flags=flags)
+                predicted = self._predicted(features, tally, decisions, flags=flags)
             except TableError as error:
                 if not tally.rows:
                     raise
@@ -191,12 +198,15 @@ class TableModel:
             write({**batch.kept, **predicted})
         return tally.rows, [*notes, *tally.notes()]
 
-    def _predicted(self, features: Table, tally: Tally, *, flags: bool) -> dict[str, list[Any]]:
+    def _predicted(
+        self, features: Table, tally: Tally, decisions: Decisions | None, *, flags: bool
+    ) -> dict[str, list[Any]]:
         """Return the columns of predictions of some rows, and count them."""
         outputs = self.outputs(features)
         inputs, predictions = tally.add(features, outputs, self.preprocessing.unseen(features))
         marks = {"inputs_outside": inputs.tolist(), "prediction_outside": predictions.tolist()}
-        return self.columns(outputs) | (marks if flags else {})
+        columns = self.columns(outputs) | (added(self, features, outputs, decisions) if decisions else {})
+        return columns | (marks if flags else {})
 
     def columns(self, outputs: Floats) -> dict[str, list[Any]]:
         """Return outputs as columns: `prediction`, and `probability_LABEL` per class."""
@@ -257,6 +267,7 @@ class FittedPart(NamedTuple):
         choices: L2 penalties of the search.
         leaderboard: heads that a recipe compared.
         notes: notes of a recipe for the user.
+        held_out: predictions for the training rows while they were held out, as of `TableModel.outputs`; NaN where none.
     """
 
     model: TableModel
@@ -264,3 +275,4 @@ class FittedPart(NamedTuple):
     choices: list[PenaltyScore]
     leaderboard: tuple[LeaderboardRow, ...] = ()
     notes: tuple[str, ...] = ()
+    held_out: Floats | None = None

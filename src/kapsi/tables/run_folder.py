@@ -24,6 +24,7 @@ from kapsi.model_file import load_bytes
 from kapsi.spec import from_dict, parse_yaml, read_text
 from kapsi.tables.configuration import RunConfig
 from kapsi.tables.exports import export_model, pretrained_folder, write_model
+from kapsi.tables.intervals import FILES, Intervals, bounds_of_rows, known_intervals
 from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.ranges import Ranges
 from kapsi.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
@@ -202,6 +203,36 @@ class LoadedRun(NamedTuple):
         """
         return load_run(pretrained_folder(folder, download=download, revision=revision))
 
+    def predict_interval(self, frame: Any, level: float = 0.9) -> npt.NDArray[np.float64]:
+        """Return lower and upper bounds of the target, (rows, 2), or (rows, targets, 2) for several targets.
+
+        Args:
+            frame: see `predict`.
+            level: share of new rows whose target is inside, above 0 and below 1.
+
+        Raises:
+            KapsiError: a classification, or too few held-out rows for the level.
+        """
+        features = self._features(frame, "predict_interval")
+        bounds = bounds_of_rows(self.model, features, self.model.outputs(features), level)
+        return bounds if isinstance(self.model.target, tuple) else bounds[:, 0]
+
+    def predict_set(self, frame: Any, level: float = 0.9) -> npt.NDArray[np.bool_]:
+        """Return which classes are in the set of each row, (rows, classes), in the order of `model.classes`.
+
+        Args:
+            frame: see `predict`.
+            level: share of new rows whose class is in the set, above 0 and below 1.
+
+        Raises:
+            KapsiError: a regression, or too few held-out rows for the level.
+        """
+        probabilities = self.predict_proba(frame)
+        known = known_intervals(self.model)
+        groups = None if known.by is None else known.groups(self._features(frame, "predict_set"))
+        inside: npt.NDArray[np.bool_] = known.conformal.sets(torch.from_numpy(probabilities), level, groups).numpy()
+        return inside
+
     def _features(self, frame: Any, where: str) -> Table:
         preprocessing = self.model.preprocessing
         return preprocessing.check(table_of(frame, where, preprocessing.kinds(), self.model.reading))[0]
@@ -226,7 +257,7 @@ def load_run(path: str | Path) -> LoadedRun:
         >>> run.predict({"x": [1.5, 2.5]}).round(1)
         array([4., 6.])
     """
-    manifest, contents = read_run(path, PARTS)
+    manifest, contents = read_run(path, (*PARTS, *FILES))
     for name in PARTS:
         if name not in contents:
             raise RunError(f"{path}: damaged run: the file {name!r} is missing; restore it from a copy, or fit again")
@@ -245,7 +276,9 @@ def load_run(path: str | Path) -> LoadedRun:
         units = tuple(data.get("units", ()))
         if units and (len(units) != len(fitted.targets) or not all(isinstance(unit, str) for unit in units)):
             raise TableError(f"preprocessing.json: expected a unit for each target, got {shown(data['units'])}")
-        fitted = replace(fitted, weight=config.table.weight, units=units, config=config)
+        names = [column.name for column in preprocessing.columns]
+        intervals = Intervals.read(contents, 1 if classes else len(fitted.targets), names)
+        fitted = replace(fitted, weight=config.table.weight, units=units, config=config, intervals=intervals)
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = model.spec if config.model is None else config.model.sized(*sizes)
         ends = model.spec.widths[0], model.spec.widths[-1]

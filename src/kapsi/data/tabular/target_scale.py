@@ -106,6 +106,24 @@ class TargetScale:
                 values = _yeo_johnson_inverse(values, self.power) * self.factor
         return np.clip(values, -MAX_FLOAT64, MAX_FLOAT64)
 
+    def values(self, outputs: npt.ArrayLike) -> Floats:
+        """Return outputs of a model as values of the targets of the fit, those of `apply`."""
+        with np.errstate(over="ignore"):
+            values = np.asarray(outputs, dtype=np.float64)
+            return np.minimum(np.exp(values), MAX_FLOAT64) if self.transform == "log_link" else values
+
+    def restore(self, values: npt.ArrayLike) -> Floats:
+        """Return values of the targets of the fit in the unit of the target, the inverse of `apply`: bounds, and no means."""
+        if self.transform == "log_link":
+            return np.clip(np.asarray(values, dtype=np.float64) * self.scale, -MAX_FLOAT64, MAX_FLOAT64)
+        restored = self.invert(values)
+        return restored / self.factor if self.transform == "log" else restored
+
+    def predicted(self, predictions: npt.ArrayLike) -> Floats:
+        """Return predictions in the unit of the target as values of the targets of the fit."""
+        factor = self.factor if self.transform == "log" else 1.0
+        return self.apply(np.asarray(predictions, dtype=np.float64) / factor)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`."""
         data: dict[str, Any] = {"center": self.center, "scale": self.scale}

@@ -1,0 +1,268 @@
+"""Intervals, sets and thresholds of a fitted table, and the files of a run that hold them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kapsi.data.tabular import Column, Table, TableProblem
+from kapsi.data.tabular.types import Floats
+from kapsi.errors import RunError, SpecError, TableError
+from kapsi.files import write_json
+from kapsi.model_file import load_bytes, save
+from kapsi.recipes import Conformal, Quantiles, RecipeData
+from kapsi.training.losses import MSE, CrossEntropy
+
+if TYPE_CHECKING:
+    from kapsi.tables.model import TableModel
+
+__all__ = ["Decisions", "Intervals", "fit_intervals"]
+
+MOST_ROWS = 50_000
+"""Most held-out rows that are used."""
+
+FILES = ("intervals.json", "spread.safetensors")
+"""Files of a run; the second one only if the width of intervals depends on the inputs."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """How probabilities become labels, and what is added to predictions.
+
+    Args:
+        interval: share of new rows whose target is to be inside of an interval, or of a set of classes; None for neither.
+        costs: cost of missing a row of a class, by label; 1 for others. The label with the largest p · cost is predicted.
+        recall: a label and the share of its rows to be found: predicted where its probability reaches a threshold, which
+            held-out rows show.
+    """
+
+    interval: float | None = None
+    costs: tuple[tuple[str, float], ...] = ()
+    recall: tuple[str, float] | None = None
+
+    def __bool__(self) -> bool:
+        return self.interval is not None or bool(self.costs) or self.recall is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """What held-out rows show about the errors of a model.
+
+    Args:
+        conformal: quantiles of the errors.
+        by: name of the column with the groups in which intervals cover; None for all rows together.
+    """
+
+    conformal: Conformal
+    by: str | None = None
+
+    def groups(self, features: Table) -> list[str] | None:
+        """Return the name of the group of each row, None without groups."""
+        return None if self.by is None else group_names(features.columns[self.by])
+
+    def write(self, folder: Path) -> None:
+        """Write the files of a run."""
+        tables = {name: [list(table) for table in tables] for name, tables in self.conformal.tables.items()}
+        classes = [list(table) for table in self.conformal.classes]
+        write_json(folder / FILES[0], {"by": self.by, "tables": tables, "classes": classes}, indent=None)
+        if self.conformal.spread is not None:
+            save(self.conformal.spread, folder / FILES[1])
+
+    @classmethod
+    def read(cls, contents: Mapping[str, bytes], outputs: int, columns: Sequence[str]) -> Intervals | None:
+        """Return the intervals of a run from its files, None for a run without.
+
+        Args:
+            contents: content of the files by name.
+            outputs: number of targets, 1 for classes.
+            columns: names of the columns of the model.
+
+        Raises:
+            RunError: a damaged file.
+        """
+        if FILES[0] not in contents:
+            return None
+        try:
+            data = json.loads(contents[FILES[0]])
+            tables = {str(name): tuple(_table(part) for part in parts) for name, parts in data["tables"].items()}
+            classes, by = tuple(_table(part) for part in data["classes"]), data["by"]
+            spread = load_bytes(contents[FILES[1]], FILES[1]) if FILES[1] in contents else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(f"{FILES[0]}: damaged: {type(error).__name__} {error}") from None
+        good = "" in tables and all(len(parts) == outputs for parts in tables.values())
+        if not good or not (by is None or by in columns) or (spread is not None and spread.spec.widths[-1] != outputs):
+            raise RunError(f"{FILES[0]}: damaged: it does not belong to the model")
+        return cls(Conformal(tables, spread, classes), by)
+
+
+def _table(data: Any) -> Quantiles:
+    levels, scores = (tuple(map(float, part)) for part in data)
+    ordered = all(a <= b for part in (levels, scores) for a, b in itertools.pairwise(part))
+    finite = all(np.isfinite(part).all() for part in (levels, scores))
+    if len(levels) != len(scores) or not ordered or not finite or (levels and not 0 < levels[0] <= levels[-1] < 1):
+        raise ValueError("levels and scores have to increase")
+    return Quantiles(levels, scores)
+
+
+def group_names(column: Column) -> list[str]:
+    """Return the value of each row as text, empty if missing."""
+    if column.kind == "text":
+        codes, words = column.coded()
+        return ["" if code < 0 else words[code] for code in codes.tolist()]
+    numbers = column.numbers.tolist()
+    return ["" if number != number else f"{number:g}" for number in numbers]
+
+
+def fit_intervals(
+    problem: TableProblem,
+    model: TableModel,
+    rows: npt.NDArray[np.int64],
+    predicted: Floats,
+    by: str | None = None,
+    seed: int = 0,
+) -> Intervals:
+    """Return the intervals of a model from predictions for held-out rows.
+
+    Args:
+        problem: features and target.
+        model: the fitted model.
+        rows: the held-out rows.
+        predicted: their probabilities `(rows, classes)`, or predictions `(rows,)` or `(rows, targets)` in the unit of the target.
+        by: name of a column of categories with the groups in which intervals cover.
+        seed: seed of the spread.
+
+    Raises:
+        TableError: `by` is no column of the model, or has too many groups.
+    """
+    if len(rows) > MOST_ROWS:
+        some = np.sort(np.random.default_rng(seed).choice(len(rows), MOST_ROWS, replace=False))
+        rows, predicted = rows[some], predicted[some]
+    names = None
+    if by is not None:
+        if by not in problem.features.columns:
+            raise TableError(
+                f"intervals by {by!r}: is no input of the model; give one of {list(problem.features.columns)[:10]}"
+            )
+        names = group_names(problem.features.columns[by].take(rows))
+        if len(set(names)) > max(2, len(names) // 20):
+            raise TableError(
+                f"intervals by {by!r}: {len(set(names)):,} groups of {len(names):,} rows; give a column of fewer groups"
+            )
+    weight = None if problem.weight is None else torch.from_numpy(problem.weight[rows])
+    if problem.classes is not None:
+        y = torch.from_numpy(problem.y[rows].astype(np.int64))
+        values = torch.from_numpy(np.ascontiguousarray(predicted))
+        x = values
+    else:
+        if model.scale is None:
+            raise SpecError("fit_intervals: the model of a regression has no scale")
+        y = torch.from_numpy(model.scale.apply(problem.y[rows].astype(np.float64))).reshape(len(rows), -1)
+        values = torch.from_numpy(model.scale.predicted(predicted)).reshape(y.shape)
+        x = torch.from_numpy(model.preprocessing.transform(problem.features, rows))
+    low, high = x.aminmax(dim=0)
+    data = RecipeData(
+        x=x,
+        y=y,
+        loss=MSE() if problem.classes is None else CrossEntropy(),
+        classes=len(problem.classes or ()),
+        numeric=~((x == low) | (x == high)).all(0),
+        weight=None if weight is None else weight / weight.mean(),
+        seed=seed,
+    )
+    return Intervals(Conformal.of(data, values, names, seed), by)
+
+
+def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisions) -> dict[str, list[Any]]:
+    """Return the columns that decisions add to predictions, or replace.
+
+    Args:
+        model: the fitted model.
+        features: rows, checked.
+        outputs: their probabilities, or predictions in the unit of the target.
+        decisions: what was requested.
+
+    Raises:
+        SpecError: a request that does not suit the model.
+        DataError: too few rows were held out.
+    """
+    if model.classes is None and (decisions.costs or decisions.recall):
+        raise SpecError("costs and recall are for classes, and the target has real values; leave them out")
+    columns: dict[str, list[Any]] = {}
+    if model.classes is not None and (decisions.costs or decisions.recall):
+        columns["prediction"] = [model.classes[code] for code in _decided(model, outputs, decisions).tolist()]
+    if decisions.interval is None:
+        return columns
+    if model.classes is None:
+        bounds = bounds_of_rows(model, features, outputs, decisions.interval)
+        names = [f"prediction_{name}" for name in model.targets] if isinstance(model.target, tuple) else ["prediction"]
+        for i, name in enumerate(names):
+            columns |= {f"{name}_lower": bounds[:, i, 0].tolist(), f"{name}_upper": bounds[:, i, 1].tolist()}
+        return columns
+    known = known_intervals(model)
+    inside = known.conformal.sets(torch.from_numpy(outputs), decisions.interval, known.groups(features)).numpy()
+    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in model.classes]
+    columns["prediction_set"] = ["|".join(labels[code] for code in np.flatnonzero(row)) for row in inside]
+    return columns
+
+
+def bounds_of_rows(model: TableModel, features: Table, outputs: Floats, level: float) -> Floats:
+    """Return lower and upper bounds in the unit of the target, `(rows, targets, 2)`; not negative if no training target was."""
+    known, scale = known_intervals(model), model.scale
+    if scale is None:
+        raise SpecError("intervals are for real values, and the target has classes; use sets of classes")
+    values = torch.from_numpy(scale.predicted(outputs)).reshape(len(outputs), -1)
+    x = torch.from_numpy(model.preprocessing.transform(features))
+    pairs = known.conformal.intervals(x, values, level, known.groups(features)).numpy()
+    restored = [scale.restore(pairs[..., side].reshape(np.shape(outputs))) for side in range(2)]
+    bounds = np.stack([part.reshape(len(outputs), -1) for part in restored], -1)
+    if model.ranges is not None and len(model.ranges.targets):
+        positive = model.ranges.targets[:, 0] >= 0
+        bounds[:, positive] = np.maximum(bounds[:, positive], 0.0)
+    return bounds
+
+
+def known_intervals(model: TableModel) -> Intervals:
+    """Return the intervals of a model.
+
+    Raises:
+        RunError: it has none.
+    """
+    if model.intervals is None:
+        raise RunError(
+            "the run has no held-out errors, which intervals need: it was written by 0.1, or is damaged; fit again"
+        )
+    return model.intervals
+
+
+def _decided(model: TableModel, outputs: Floats, decisions: Decisions) -> npt.NDArray[np.int64]:
+    """Return the code of the class of each row."""
+    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in model.classes or ()]
+
+    def code(label: str, option: str) -> int:
+        if label not in labels:
+            raise SpecError(f"{option} {label!r}: there is no such class; there are {', '.join(labels[:10])}")
+        return labels.index(label)
+
+    costs = np.ones(len(labels))
+    for label, cost in decisions.costs:
+        if not 0 < cost < np.inf:
+            raise SpecError(f"cost {label}={cost:g}: expected a number above 0")
+        costs[code(label, "cost")] = cost
+    chosen = (outputs * costs).argmax(1)
+    if decisions.recall is not None:
+        label, share = decisions.recall
+        if not 0 < share < 1:
+            raise SpecError(f"recall {label}={share:g}: expected a share above 0 and below 1")
+        place = code(label, "recall")
+        threshold = known_intervals(model).conformal.threshold(place, share)
+        others = np.where(np.arange(len(labels)) == place, -1.0, outputs * costs).argmax(1)
+        chosen = np.where(outputs[:, place] >= threshold - 1e-12, place, others)
+    return chosen
