@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -222,20 +222,13 @@ def fit_problem(
             if len(test):
                 predicted = fitted.model.outputs(problem.features, test)
                 outputs[test], fold_of[test] = predicted.reshape(len(test), -1), number
-                weight = None if problem.weight is None else problem.weight[test]
                 predictions = {"kapsi": predicted, **baselines(problem, train, test)}
-                part_scores = {m: scores_of(p, problem.y[test], weight) for m, p in predictions.items()}
-                for model, score in part_scores.items():
-                    scores.setdefault(model, []).append(score)
-                    more = more_scores(config.table.metrics, predictions[model], problem.y[test], weight)
-                    for metric, value in more.items():
-                        metrics.setdefault(model, {}).setdefault(metric, []).append(value)
+                part_scores = _add_scores(problem, config, test, predictions, scores, metrics)
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         fitted = fitted._replace(notes=(*fitted.notes, *better_baselines(scores)))
-        if group.first:
-            fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
         if run is not None:
+            fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
             log_epochs(run.folder, logs, fitted.epochs)
             write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)
             run.on_sealed = None if checkpoints is None else checkpoints.finish_all
@@ -259,6 +252,24 @@ def fit_problem(
         fitted.leaderboard,
         fitted.model.unit,
     )
+
+
+def _add_scores(
+    problem: TableProblem,
+    config: RunConfig,
+    test: Ints,
+    predictions: Mapping[str, npt.NDArray[np.float64]],
+    scores: dict[str, list[Scores]],
+    metrics: MoreScores,
+) -> dict[str, Scores]:
+    """Return the scores of each model on test rows, and append them, and the further scores, to those of other parts."""
+    y, weight = problem.y[test], None if problem.weight is None else problem.weight[test]
+    part = {model: scores_of(predicted, y, weight) for model, predicted in predictions.items()}
+    for model, score in part.items():
+        scores.setdefault(model, []).append(score)
+        for metric, value in more_scores(config.table.metrics, predictions[model], y, weight).items():
+            metrics.setdefault(model, {}).setdefault(metric, []).append(value)
+    return part
 
 
 def _with_intervals(
