@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
 import kapsi as kp
@@ -36,19 +35,6 @@ def linear(*penalties: float, **training: Any) -> dict[str, Any]:
     return {"name": "linear", "model": LINEAR, "penalties": list(penalties), "training": training}
 
 
-def test_the_first_that_is_not_surely_worse() -> None:
-    generator = np.random.default_rng(0)
-    best = generator.random(400)
-    near = best + generator.normal(0.001, 0.1, 400)  # worse by 0.2 standard errors
-    far = best + generator.normal(0.1, 0.1, 400)
-    assert tabular.select(np.stack([far, near, best])) == 1
-    assert tabular.select(np.stack([far, best, near])) == 1
-    assert tabular.select(np.stack([near, far, best]), best=True) == int(
-        np.argmin([near.mean(), far.mean(), best.mean()])
-    )
-    assert tabular.select(np.stack([best, best])) == 0
-
-
 def test_naive_bayes_is_that_of_scikit_learn_in_every_fold() -> None:
     x, y = iris()
     wanted = []
@@ -58,23 +44,6 @@ def test_naive_bayes_is_that_of_scikit_learn_in_every_fold() -> None:
     made = tabular.run(run(seed=4, classifier="naive_bayes_gaussian"))
     assert made.extra["folds"] == pytest.approx(wanted)
     assert made.score == pytest.approx(np.mean(wanted))
-
-
-def test_a_linear_model_is_logistic_regression() -> None:
-    x, y = iris()
-    candidate = tabular.TabularCandidate(
-        "linear",
-        kp.from_dict(LINEAR).sized(4, 3),
-        kp.TrainConfig(kp.CrossEntropy(), kp.LBFGS(tolerance=1e-13), epochs=100, l2=2.0),
-    )
-    made = tabular.fitted(candidate, x, y, 0)
-    scaled = (x - x.mean(0)) / x.std(0)
-    # π has a hundredth of the penalty, and the loss is a mean.
-    theirs = LogisticRegression(C=100 / (2.0 * len(y)), tol=1e-12, max_iter=10_000).fit(scaled, y)
-    outputs = made.outputs(x)
-    logs = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
-    np.testing.assert_allclose(logs, theirs.predict_log_proba(scaled), atol=1e-5)
-    assert made.parameters == 15
 
 
 def test_the_rows_of_a_fold_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +123,11 @@ def test_shipped_methods(method: str) -> None:
         ({"candidates": [linear(1.0)], "grid": {}}, "'grid'"),
         ({"classifier": "markov_network", "bin": [3]}, "'bin'"),
         ({"candidates": [linear(1.0, 0.1)], "protocol": "paper"}, "one candidate"),
+        ({"candidates": [linear(1.0), {**linear(1.0, loss="mse"), "name": "number"}]}, "give all the same loss"),
+        (
+            {"candidates": [{**linear(1.0), "model": {**LINEAR, "widths": [5, None]}}]},
+            "candidates.linear.model: .*data 4",
+        ),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ from kapsi.recipes.functions import FunctionsHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
+from kapsi.recipes.model_search import ModelCandidate, ModelSearch, SelectionRule
 from kapsi.recipes.network import NetworkHead
 from kapsi.recipes.pairs import PairsHead
 from kapsi.recipes.quadratic import QuadraticHead
@@ -49,6 +50,8 @@ __all__ = [
     "KernelHead",
     "LeaderboardRow",
     "LinearHead",
+    "ModelCandidate",
+    "ModelSearch",
     "NetworkHead",
     "PairsHead",
     "QuadraticHead",
@@ -57,6 +60,7 @@ __all__ = [
     "RecipeData",
     "RecipePlan",
     "RecipeResult",
+    "SelectionRule",
     "SparseLinearHead",
     "StepsHead",
     "SuccessiveHalving",

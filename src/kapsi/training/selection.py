@@ -135,10 +135,10 @@ def choose_penalty(
             epochs.append(max((r.number for r in records if r.best), default=1))
         scored.append((penalty, torch.cat(losses), sorted(epochs)[len(epochs) // 2]))
         lowest = min((validation for _, validation, _ in scored), key=lambda t: float(t.mean()))
-        worse = worse + 1 if _clearly_worse(scored[-1][1], lowest) else 0
+        worse = worse + 1 if clearly_worse(scored[-1][1], lowest) else 0
         if worse == 3 and len(scored) > 4:
             break
-    chosen = next(penalty for penalty, validation, _ in scored if not _clearly_worse(validation, lowest))
+    chosen = next(penalty for penalty, validation, _ in scored if not clearly_worse(validation, lowest))
     return [PenaltyScore(p, float(validation.mean()), count, p == chosen) for p, validation, count in scored]
 
 
@@ -156,7 +156,8 @@ def _continues(model: Model) -> bool:
     return len(model.layers) == 1
 
 
-def _clearly_worse(losses: Tensor, lowest: Tensor) -> bool:
+def clearly_worse(losses: Tensor, lowest: Tensor) -> bool:
+    """Return whether the mean of losses exceeds the lowest mean by more than one standard error of the row-wise difference."""
     if not bool(torch.isfinite(losses).all()):
         return bool(torch.isfinite(lowest).all())
     difference = losses - lowest

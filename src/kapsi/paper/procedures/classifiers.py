@@ -230,9 +230,9 @@ def divided(options: Mapping[str, Any], cls: type[Spec]) -> tuple[dict[str, Any]
     return known, {name: value for name, value in options.items() if name not in names}
 
 
-def names_of(cls: type[Spec]) -> tuple[str, ...]:
+def names_of(cls: type[Any]) -> tuple[str, ...]:
     """Return the names of the options of a specification."""
-    return tuple(each.name for each in fields(cls))  # type: ignore[arg-type]
+    return tuple(each.name for each in fields(cls))
 
 
 def read(

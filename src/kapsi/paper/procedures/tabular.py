@@ -8,9 +8,7 @@ In each fold
 2. candidates are compared by ten folds of the training rows;
 3. the selected candidate is fitted to all training rows and scored once on the rows of the fold.
 
-A candidate is a model with an L2 penalty. The rule `one_standard_error` selects the first candidate not significantly worse than
-the best: the mean loss on held-out rows exceeds the lowest by at most a standard error of the row-wise difference.
-Candidates are ordered from simple to flexible, and penalties from strong to weak, to discount random differences.
+Models with L2 penalties are selected and fitted by the recipe `model_search`.
 
 Under the protocol `paper`, the only candidate is trained on the training rows, and the score is the best epoch on the rows of the
 fold.
@@ -22,8 +20,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -31,22 +29,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kapsi.calibrate import calibrate
 from kapsi.data.bundled import bundled
 from kapsi.data.tabular import make_problem
-from kapsi.errors import DataError, SpecError
+from kapsi.errors import SpecError
 from kapsi.function import Spec, coerce, option
-from kapsi.modules import Model, scale_last_layer, trained_count
+from kapsi.modules import trained_count
 from kapsi.paper.experiment import Budget, Outcome, Run
 from kapsi.paper.procedures import classifiers
 from kapsi.paper.procedures.classifier_kinds import LabeledRows
 from kapsi.paper.procedures.classifiers import ClassifierSearch
 from kapsi.paper.procedures.dry_run import dry_run, refuse
 from kapsi.paper.short_forms import merged, require_known
-from kapsi.spec import ModelSpec
-from kapsi.training.config import TrainConfig
-from kapsi.training.engine import train
-from kapsi.training.losses import MSE
+from kapsi.recipes.base import RecipeData
+from kapsi.recipes.model_search import ModelSearch, StandardizedFit
+from kapsi.training.losses import MSE, Loss
 from kapsi.zoo import bayesian_network, markov_network
 
 Labels = npt.NDArray[np.int64]
@@ -55,42 +51,14 @@ BINNED = ("bayesian_network", "markov_network")
 DEFAULT_TRAINING = {"loss": "cross_entropy", "solver": {"kind": "lbfgs"}}
 
 
-@dataclass(frozen=True)
-class TabularCandidate:
-    """A model with an L2 penalty.
-
-    Attributes:
-        name: name in the results.
-        spec: model specification without null widths.
-        training: training options, including the penalty.
-    """
-
-    name: str
-    spec: ModelSpec
-    training: TrainConfig
-
-
-@dataclass(frozen=True)
-class SelectionRule(Spec):
-    """Rule for selecting a candidate.
-
-    Args:
-        by: criterion on the held-out rows.
-        rule: `one_standard_error`, the first candidate not significantly worse than the best; `best`.
-    """
-
-    by: Literal["log_loss", "accuracy"] = "log_loss"
-    rule: Literal["one_standard_error", "best"] = "one_standard_error"
-
-
 @dataclass(frozen=True, kw_only=True)
 class TabularOptions(Spec):
     """Options of the procedure `tabular`, in addition to the options of the classifier.
 
     Args:
         table: name of a bundled table, by default the name of the row.
-        classifier: `model` (with the options of `TabularModels`), `bayesian_network` or `markov_network` (of `BinnedNetworks`), or
-            a key of `classifiers.KINDS`.
+        classifier: `model` (with the options of `kapsi.recipes.ModelSearch`), `bayesian_network` or `markov_network` (of
+            `BinnedNetworks`), or a key of `classifiers.KINDS`.
         folds: number of folds.
         inner: number of folds of the training rows of a fold.
         limit_folds: number of folds evaluated, null for all.
@@ -101,49 +69,6 @@ class TabularOptions(Spec):
     folds: int = option(10, minimum=2)
     inner: int = option(10, minimum=2)
     limit_folds: int | None = option(None, minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TabularModel(Spec):
-    """A model with several L2 penalties, each a candidate.
-
-    Args:
-        name: name in the results, by default the position in the list.
-        model: specification; widths at the ends may be null.
-        training: training options of the model.
-        penalties: L2 penalties, from strong to weak; none: the penalty of the training.
-    """
-
-    name: str = ""
-    model: ModelSpec
-    training: TrainConfig
-    penalties: tuple[float, ...] = ()
-
-    def check(self) -> None:
-        if any(not 0 <= penalty <= 1e12 for penalty in self.penalties):
-            raise SpecError(f"penalties: expected numbers of at least 0, got {list(self.penalties)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TabularModels(Spec):
-    """Models for selection.
-
-    Args:
-        candidates: candidates ordered from simple to flexible.
-        training: default training options of the candidates.
-        rule: rule of the selection.
-    """
-
-    candidates: tuple[TabularModel, ...]
-    training: Mapping[str, Any] | None = None
-    rule: SelectionRule = SelectionRule()
-
-    def check(self) -> None:
-        names = [entry.name for entry in self.candidates]
-        if not names or len(set(names)) != len(names):
-            raise SpecError(
-                f"candidates: expected at least one, with different names, got {', '.join(names) or 'none'}"
-            )
 
 
 @dataclass(frozen=True)
@@ -165,7 +90,7 @@ class BinnedNetworks(Spec):
             raise SpecError("expected at least one number of bins of 2 or more, and one penalty of 0 or more")
 
 
-def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetworks | ClassifierSearch]:
+def read_options(run: Run) -> tuple[TabularOptions, ModelSearch | BinnedNetworks | ClassifierSearch]:
     """Return the options of the procedure and of the classifier."""
     run.expects("accuracy", "validation", "paper")
     where = run.where
@@ -179,12 +104,21 @@ def read_options(run: Run) -> tuple[TabularOptions, TabularModels | BinnedNetwor
     kind = options.classifier
     require_known([kind], dict.fromkeys(("model", *BINNED, *classifiers.KINDS)), f"{where}.classifier")
     if kind == "model":
-        models: TabularModels = coerce(TabularModels, _with_training(others, where), where)
-        if run.protocol == "paper" and sum(len(entry.penalties) or 1 for entry in models.candidates) > 1:
+        data = {"kind": ModelSearch.name, **_with_training(others, where)}
+        models: ModelSearch = coerce(ModelSearch, data, where)
+        candidates = models.expanded()
+        if run.protocol == "paper" and len(candidates) > 1:
             raise SpecError(f"{where}.candidates: the protocol of the paper selects epochs; give one candidate")
-        for candidate in _candidates(models, x.shape[1], classes, 0, where):
-            number = isinstance(candidate.training.loss, MSE)
-            dry_run(candidate.spec, candidate.training, f"{where}.candidates", classes=None if number else classes)
+        if len({candidate.config.loss for candidate in candidates}) > 1:
+            raise SpecError(f"{where}.candidates: losses of different kinds cannot be compared; give all the same loss")
+        rows = _recipe_data(x, y, classes, models)
+        try:
+            models.reason_against(rows)
+        except SpecError as error:
+            raise SpecError(f"{where}.{error}") from None
+        for candidate in candidates:
+            spec = candidate.model.sized(x.shape[1], rows.outputs)
+            dry_run(spec, candidate.config, f"{where}.candidates", classes=rows.classes or None)
         return options, models
     if run.protocol == "paper":
         raise SpecError(f"{where}: the protocol of the paper selects epochs, and {kind} has none here")
@@ -208,7 +142,7 @@ def budget(run: Run) -> Budget:
     if isinstance(models, BinnedNetworks):
         count = len(models.bins) * (len(models.penalties) if options.classifier == "markov_network" else 1)
         return Budget(count, count)
-    fits = [entry.training.epochs for entry in models.candidates for _ in entry.penalties or (None,)]
+    fits = [candidate.config.epochs for candidate in models.expanded()]
     return Budget(len(fits), len(fits), options.inner * sum(fits) + max(fits))
 
 
@@ -223,7 +157,7 @@ def _table(name: str) -> tuple[Floats, Labels, int]:
 
 def _with_training(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return options with the shared training merged into every candidate."""
-    known = (*classifiers.names_of(TabularModels), *classifiers.names_of(TabularOptions))
+    known = (*classifiers.names_of(ModelSearch), *classifiers.names_of(TabularOptions))
     require_known(options, known, f"{where}: options of model")
     entries = coerce(tuple[Mapping[str, Any], ...], options.get("candidates", ()), f"{where}.candidates")
     candidates = []
@@ -263,7 +197,7 @@ def run(run: Run) -> Outcome:
     for test in stratified_folds(y, options.folds, run.seed)[: options.limit_folds]:
         train_rows = np.setdiff1d(np.arange(len(y)), test)
         fold = _Fold(x[train_rows], y[train_rows], x[test], y[test], classes, run.seed, options.inner, run.where)
-        if isinstance(classifier, TabularModels):
+        if isinstance(classifier, ModelSearch):
             results.append((_best_epoch if run.protocol == "paper" else _models)(fold, classifier))
         elif isinstance(classifier, BinnedNetworks):
             results.append(_binned(fold, options.classifier, classifier))
@@ -304,10 +238,6 @@ class _Fold:
     inner: int
     where: str
 
-    def candidates(self, models: TabularModels) -> list[TabularCandidate]:
-        """Return every model with every penalty."""
-        return _candidates(models, self.x.shape[1], self.classes, self.seed, self.where)
-
     def splits(self) -> list[tuple[Labels, Labels]]:
         """Return the indices of fitted and held-out rows of each inner fold."""
         held_out = stratified_folds(self.y, min(self.inner, len(self.y)), self.seed)
@@ -331,122 +261,53 @@ class _FoldResult:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def _models(fold: _Fold, models: TabularModels) -> _FoldResult:
+def _recipe_data(x: Floats, y: Labels, classes: int, models: ModelSearch) -> RecipeData:
+    """Return rows for a recipe; the targets are numbers of classes if the models have the squared error."""
+    loss = models.candidates[0].config.loss
+    numbers = isinstance(loss, MSE)
+    targets = torch.from_numpy(y)
+    targets = targets.double().unsqueeze(1) if numbers else targets
+    numeric = torch.ones(x.shape[1], dtype=torch.bool)
+    return RecipeData(torch.from_numpy(x), targets, cast(Loss, loss), 0 if numbers else classes, numeric)
+
+
+def _labels(outputs: Tensor, classes: int) -> Labels:
+    """Return predicted labels; of numbers of classes, the nearest class."""
+    if outputs.shape[1] != classes:
+        outputs = -(outputs - torch.arange(classes)).abs()
+    return cast(Labels, outputs.argmax(1).numpy())
+
+
+def _models(fold: _Fold, models: ModelSearch) -> _FoldResult:
     """Select a candidate by the inner folds, and fit the candidate to all training rows."""
-    candidates = fold.candidates(models)
-    best, accuracy = candidates[0], None
+    data, accuracy = _recipe_data(fold.x, fold.y, fold.classes, models), None
+    candidates = models.expanded()
     if len(candidates) > 1:
-        logs = [np.empty((len(fold.y), fold.classes)) for _ in candidates]
-        for rows, held_out in fold.splits():
-            for candidate, values in zip(candidates, logs, strict=True):
-                model = fitted(candidate, fold.x[rows], fold.y[rows], fold.seed)
-                values[held_out] = _log_probabilities(model, fold.x[held_out], fold.classes)
-        wrong = np.stack([values.argmax(1) != fold.y for values in logs]).astype(np.float64)
-        losses = np.stack([-values[np.arange(len(fold.y)), fold.y] for values in logs])
-        index = select(wrong if models.rule.by == "accuracy" else losses, best=models.rule.rule == "best")
-        best, accuracy = candidates[index], 1 - float(wrong[index].mean())
-    model = fitted(best, fold.x, fold.y, fold.seed)
-    predicted = _log_probabilities(model, fold.test_x, fold.classes).argmax(1)
-    return fold.result(predicted, best.name, model.parameters, accuracy)
+        folds = [(torch.from_numpy(rows), torch.from_numpy(held_out)) for rows, held_out in fold.splits()]
+        crossed = models.cross_fit(data, folds, fold.seed)
+        candidates = cast(ModelSearch, crossed.recipe).expanded()
+        accuracy = 1 - float((_labels(crossed.outputs, fold.classes) != fold.y).mean())
+    fit = StandardizedFit(candidates[0], data, fold.seed).trained()
+    predicted = _labels(fit.outputs(torch.from_numpy(fold.test_x)), fold.classes)
+    return fold.result(predicted, candidates[0].label, trained_count(fit.model), accuracy)
 
 
-def select(losses: Floats, *, best: bool = False) -> int:
-    """Return the index of the first candidate not significantly worse than the best, or of the best.
-
-    Args:
-        losses: loss per candidate and row, `(candidates, rows)`.
-        best: select the lowest mean, the first of equal ones.
-
-    Example:
-        >>> select(np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]))
-        0
-        >>> select(np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), best=True)
-        1
-    """
-    lowest = int(losses.mean(1).argmin())
-    if best:
-        return lowest
-    difference = losses - losses[lowest]
-    errors = difference.std(1, ddof=1) / math.sqrt(losses.shape[1])
-    return int(np.flatnonzero(difference.mean(1) <= errors)[0])
-
-
-def _candidates(models: TabularModels, inputs: int, classes: int, seed: int, where: str) -> list[TabularCandidate]:
-    """Return every model with every penalty, in order."""
-    candidates = []
-    for i, entry in enumerate(models.candidates):
-        config = replace(entry.training, seed=seed)
-        try:
-            spec = entry.model.sized(inputs, 1 if isinstance(config.loss, MSE) else classes)
-        except (SpecError, DataError) as error:
-            raise SpecError(f"{where}.candidates[{i}].model: {error}") from None
-        penalties: Sequence[float | None] = entry.penalties or (config.l2,)
-        for penalty in penalties:
-            name = entry.name + ("" if penalty is None else f", penalty {penalty:g}")
-            candidates.append(TabularCandidate(name, spec, replace(config, l2=penalty)))
-    return candidates
-
-
-@dataclass(frozen=True, eq=False)
-class _ScaledModel:
-    """A model with the scale of the inputs."""
-
-    model: Model
-    center: Floats
-    scale: Floats
-
-    @property
-    def parameters(self) -> int:
-        return trained_count(self.model)
-
-    def outputs(self, x: Floats) -> Floats:
-        with torch.no_grad():
-            outputs = self.model.eval()(torch.from_numpy((x - self.center) / self.scale))
-        return outputs.numpy().astype(np.float64)
+def _best_epoch(fold: _Fold, models: ModelSearch) -> _FoldResult:
+    """Train the only candidate; keep the best epoch on the rows of the fold, as the paper does."""
+    (candidate,) = models.expanded()
+    fit = StandardizedFit(candidate, _recipe_data(fold.x, fold.y, fold.classes, models), fold.seed)
+    best, number = -1.0, 0
+    for record in fit.epochs:
+        labels = _labels(fit.outputs(torch.from_numpy(fold.test_x)), fold.classes)
+        accuracy = float((labels == fold.test_y).mean())
+        if accuracy > best:
+            best, number = accuracy, record.number
+    return _FoldResult(best, number, trained_count(fit.model))
 
 
 def _center_and_scale(x: Floats) -> tuple[Floats, Floats]:
     scale = x.std(0)
     return x.mean(0), np.where(scale > 0, scale, 1.0)
-
-
-def _new(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> tuple[_ScaledModel, Tensor, Tensor]:
-    """Return a new calibrated model with inputs and targets."""
-    center, scale = _center_and_scale(x)
-    inputs, targets = torch.from_numpy((x - center) / scale), torch.from_numpy(y)
-    model = calibrate(Model(candidate.spec, seed=seed, dtype=torch.float64), inputs, targets)
-    if isinstance(candidate.training.loss, MSE):
-        return _ScaledModel(model, center, scale), inputs, targets.double().unsqueeze(1)
-    return _ScaledModel(scale_last_layer(model), center, scale), inputs, targets
-
-
-def fitted(candidate: TabularCandidate, x: Floats, y: Labels, seed: int) -> _ScaledModel:
-    """Return a candidate fitted to rows, after the last epoch."""
-    model, inputs, targets = _new(candidate, x, y, seed)
-    for _ in train(model.model, (inputs, targets), candidate.training):
-        pass
-    return model
-
-
-def _log_probabilities(model: _ScaledModel, x: Floats, classes: int) -> Floats:
-    """Return log-probabilities; for a predicted class label, minus the distance to each class."""
-    outputs = model.outputs(x)
-    if outputs.shape[1] == classes and classes > 1:
-        shifted = outputs - outputs.max(1, keepdims=True)
-        return cast(Floats, shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
-    return cast(Floats, -np.abs(outputs - np.arange(classes)))
-
-
-def _best_epoch(fold: _Fold, models: TabularModels) -> _FoldResult:
-    """Train the only candidate; keep the best epoch on the rows of the fold, as the paper does."""
-    candidate = fold.candidates(models)[0]
-    model, inputs, targets = _new(candidate, fold.x, fold.y, fold.seed)
-    best, number = -1.0, 0
-    for record in train(model.model, (inputs, targets), candidate.training):
-        accuracy = float((_log_probabilities(model, fold.test_x, fold.classes).argmax(1) == fold.test_y).mean())
-        if accuracy > best:
-            best, number = accuracy, record.number
-    return _FoldResult(best, number, model.parameters)
 
 
 # ------------------------------------------------------------------------------------------------ other classifiers
