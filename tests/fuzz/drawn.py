@@ -55,6 +55,33 @@ WORDS = (
         "x" * 3000,
     ),
     *("=1+1", "{}", "\\N", "#DIV/0!", "-9999", "0x1F", "1_000", "٣", "½", "null", "\ufeff", "1e-320", "9" * 400),
+    *(
+        "1.2K",
+        "3M",
+        "5m",
+        "€4.5M",
+        "2 million",
+        "12 kg",
+        "1:23:45",
+        "36:10:05",
+        "5 days 03:00:00",
+        "PT1H30M",
+        "-P1D",
+        "P",
+    ),
+)
+QUANTITIES = (
+    "${}",
+    "{} €",
+    "{}%",
+    "{}K",
+    "{}M",
+    "{} kg",
+    "{:.0f}:10:05",
+    "{:.0f} days 03:00:00",
+    "PT{}H",
+    "{}",
+    "({}%)",
 )
 SEPARATORS = (",", ";", "\t", "|", " ")
 NAMES = (
@@ -85,15 +112,18 @@ def _number(rng: np.random.Generator) -> str:
 
 
 def _cells(rng: np.random.Generator, rows: int) -> list[str]:
-    kind = rng.integers(6)
+    kind = rng.integers(7)
     if kind < 3:
         cells = [_number(rng) for _ in range(rows)]
     elif kind == 3:
         cells = [str(rng.integers(-3, 4)) for _ in range(rows)]
     elif kind == 4:
         cells = [str(rng.choice(["u", "v", "w"])) for _ in range(rows)]
-    else:
+    elif kind == 5:
         cells = [str(WORDS[rng.integers(len(WORDS))]) for _ in range(rows)]
+    else:
+        forms = [QUANTITIES[rng.integers(len(QUANTITIES))] for _ in range(rng.integers(1, 3))]
+        cells = [forms[rng.integers(len(forms))].format(round(float(rng.normal(20, 9)), 1)) for _ in range(rows)]
     for _ in range(rng.integers(0, 3) if rng.random() < 0.4 else 0):
         cells[rng.integers(rows)] = str(WORDS[rng.integers(len(WORDS))])
     return cells
@@ -154,6 +184,7 @@ def _parquet(rng: np.random.Generator, file: Path) -> None:
         pa.array(["u"] * rows).dictionary_encode(),
         pa.array([CONTROL] * rows),
         pa.array(rng.integers(0, 86400, rows).astype(np.int32), pa.time32("s")),
+        pa.array(rng.integers(0, 10**6, rows), pa.duration("ms")),
     )
     count = int(rng.integers(1, 6))
     chosen = [kinds[rng.integers(3 if rng.random() < 0.6 else len(kinds))] for _ in range(count)]

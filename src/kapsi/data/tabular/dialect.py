@@ -315,9 +315,11 @@ def _units(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str] | N
         return None
     words = {i: word.strip() for i, word in enumerate(rows[0]) if word.strip() and not _is_value(word)}
     units = [word for i, word in words.items() if _numeric(rows[1:], i)]
+    if len(units) < 2:
+        return None
     # The unit of a number without dimension is 1.
     numbers = [i for i, word in enumerate(rows[0]) if _is_number(word) and word.strip() != "1"]
-    if len(units) < 2 or any(_numeric(rows[1:], i) for i in numbers):
+    if any(_numeric(rows[1:], i) for i in numbers):
         return None
     return units
 

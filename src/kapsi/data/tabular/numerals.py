@@ -122,11 +122,11 @@ def decimal_mark(words: Iterable[str]) -> str | None:
         >>> decimal_mark(["2.784", "0,13"]), decimal_mark(["2.784", "1,234"]), decimal_mark(["2,5", "2.5"])
         (',', None, None)
     """
-    marked = [word.strip() for word in words if "," in word or "." in word]
-    # A number with a decimal mark has this mark, or the other one twice.
-    likely = {m: (word for word in marked if m in word or word.count(o) > 1) for m, o in ((",", "."), (".", ","))}
-    found = [mark for mark, pattern in EVIDENCE.items() if any(map(pattern.fullmatch, likely[mark]))]
-    return found[0] if len(found) == 1 else None
+    import pyarrow as pa
+
+    marked = [word for word in words if "," in word or "." in word]
+    marks = decimal_marks(pa.array(marked, pa.large_string()))
+    return marks.pop() if len(marks) == 1 else None
 
 
 def decimal_marks(strings: Any) -> set[str]:
