@@ -348,6 +348,15 @@ def test_an_onnx_file_of_a_specification_in_float32(runs, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("columns", "head"), [(["color", "city"], "extra_trees"), (["z"], "steps")])
+def test_an_onnx_file_of_columns_of_one_kind(tmp_path, columns, head) -> None:
+    rows_of(150)[[*columns, "number"]].to_parquet(tmp_path / "t.parquet")
+    config = RunConfig(TableConfig("number"), recipe=coerce(Recipe, head, "head"))
+    fit_table(tmp_path / "t.parquet", config, tmp_path / "run")
+    check_onnx(kp.load_run(tmp_path / "run"), tmp_path / "model.onnx")
+
+
+@pytest.mark.slow
 def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path) -> None:
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
     random = np.random.default_rng(0)

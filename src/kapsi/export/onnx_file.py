@@ -113,6 +113,10 @@ def _with_columns(onnx: Any, proto: Any, model: FittedTable) -> Any:
                 helper.make_node("LabelEncoder", [name], [code], code, domain=ML, default_int64=UNSEEN, **known)
             )
     nodes += [helper.make_node("Concat", each, [whole], whole, axis=1) for whole, each in parts.items() if each]
+    if not parts[numbers]:
+        nodes += _no_columns(onnx, proto.graph, numbers, codes, types.DOUBLE)
+    if not parts[codes]:
+        nodes += _no_columns(onnx, proto.graph, codes, numbers, types.INT64)
     tail, outputs = _outputs(onnx, proto.graph, model, prefix, names)
     nodes = [*nodes, *proto.graph.node, *tail]
     for node in nodes:
@@ -126,6 +130,15 @@ def _with_columns(onnx: Any, proto: Any, model: FittedTable) -> Any:
     proto.ClearField("metadata_props")
     helper.set_model_props(proto, {"kapsi": json.dumps(facts, ensure_ascii=False)})
     return proto
+
+
+def _no_columns(onnx: Any, graph: Any, name: str, other: str, kind: int) -> list[Any]:
+    """Return nodes for a matrix without columns, with the rows of another: the graph may read their number from it."""
+    ends, axis, part = (f"{name} {word}" for word in ("ends", "axis", "part"))
+    for constant, value in ((ends, 0), (axis, 1)):
+        graph.initializer.append(onnx.helper.make_tensor(constant, onnx.TensorProto.INT64, [1], [value]))
+    slice_ = onnx.helper.make_node("Slice", [other, ends, ends, axis], [part])
+    return [slice_, onnx.helper.make_node("Cast", [part], [name], to=kind)]
 
 
 def _outputs(onnx: Any, graph: Any, model: FittedTable, prefix: str, names: list[str]) -> tuple[list[Any], list[Any]]:
