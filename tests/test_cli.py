@@ -174,7 +174,7 @@ def test_rows_without_target_and_useless_columns_are_noted(kapsi):
     write("h.csv", a=x, id=[f"row {i}" for i in range(40)], one=[1] * 40, y=[None, *["p", "q"] * 19, "p"])
     code, _, err = kapsi("fit", "h.csv", "--target", "y", *QUICK, "--folds", "2")
     assert code == 0
-    notes = [note for note in err.splitlines() if "is better than the model" not in note]
+    notes = [note for note in err.splitlines() if "than the model on the held-out rows" not in note]
     assert len(notes) == 3
     assert "dropped 1 of 40 rows without a target 'y'" in notes[0]
     assert any("ID-like column 'id'" in note for note in notes)
@@ -183,7 +183,7 @@ def test_rows_without_target_and_useless_columns_are_noted(kapsi):
     stored = json.loads(Path("runs/h/run.json").read_text())["notes"]
     assert stored == [note.removeprefix("note: ") for note in err.splitlines()]
     again = kapsi("fit", "h.csv", "--target", "y", "--drop", "id", "--drop", "one", *QUICK)[2].splitlines()
-    assert [note for note in again if "is better than the model" not in note] == [
+    assert [note for note in again if "than the model on the held-out rows" not in note] == [
         notes[0],
         "note: runs/h is an earlier run; this run is runs/h-2",
     ]
@@ -313,9 +313,9 @@ SMALL = "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(1, 13))
         ("a,b,y\n" + "1,2,\n" * 9, (), "the target 'y' is missing in every row"),
         ("a,b,y\n" + SMALL, ("--folds", "13"), "13 folds of 12 rows"),
         ("a,b,y\n" + SMALL, ("--folds", "7", "--task", "regression"), "7 folds of 12 rows"),
-        ("a,b,y\n1,2,0\n2,3,1\n4,4,1\n", (), "3 rows with a target are too few"),
+        ("a,b,y\n1,2,0\n2,3,1\n4,4,1\n", (), "3 rows with a target; at least 4 are needed"),
         ("k,y\n" + "".join(f"id{i},{i % 2}\n" for i in range(9)), (), "dropped the ID-like column 'k'"),
-        ("a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)), (), "leave none to hold out"),
+        ("a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)), (), "none of 9 rows can be held out"),
         ("a,y\n" + "".join(f"{i},c{i % 3}\n" for i in range(9)), ("--task", "regression"), "is text"),
         (
             "a,y\n" + "".join(f"{i},{i}.5\n" for i in range(9)),
@@ -377,11 +377,11 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
         ((*FIT, "--task", "x"), "is not one of 'auto', 'classification', 'regression'"),
         ((*FIT, "--folds", "x"), "Invalid value for '--folds'"),
         ((*FIT, "--folds", "2.5"), "Invalid value for '--folds'"),
-        ((*FIT, "--folds", "1"), "folds must be at least 2"),
-        ((*FIT, "--folds", "-3"), "folds must be at least 2"),
+        ((*FIT, "--folds", "1"), "must be at least 2"),
+        ((*FIT, "--folds", "-3"), "must be at least 2"),
         ((*FIT, "--folds", "9" * 5000), "Invalid value for '--folds'"),
-        ((*FIT, "--seed", "-1"), "seed must be at least 0"),
-        ((*FIT, "--seed", str(2**32)), "seed must be at most 4294967295"),
+        ((*FIT, "--seed", "-1"), "--seed -1: must be at least 0"),
+        ((*FIT, "--seed", str(2**32)), "must be at most 4294967295"),
         ((*FIT, "--strict=yes"), "does not take a value"),
         (("fitt", "t.csv"), "there is no command 'fitt'; did you mean fit? there are data, demo, evaluate"),
         (("pred",), "did you mean predict?"),
@@ -427,7 +427,7 @@ DEGREE = "layers.0.heads.0.expansion.degree"
     [
         ("x=1", "no option begins with 'x'; paths begin with layers, widths, training, table or recipe"),
         ("layer.0=1", "did you mean layers?"),
-        ("table.folds=1", "folds must be at least 2"),
+        ("table.folds=1", "must be at least 2"),
         ("layers", "expected path=value"),
         ("=1", "expected path=value"),
         (f"{DEGREE[:-1]}=3", "layers[0].heads[0].expansion: Taylor has no option 'degre'; did you mean 'degree'?"),
@@ -454,11 +454,11 @@ DEGREE = "layers.0.heads.0.expansion.degree"
         ("model=3", "expected a mapping of ModelSpec"),
         ("training=3", "expected a mapping of TrainConfig"),
         ("training.epoch=3", "TrainConfig has no option 'epoch'; did you mean 'epochs'?"),
-        ("training.epochs=0", "epochs must be at least 1"),
+        ("training.epochs=0", "training.epochs=0: must be at least 1"),
         ("training.solver=adam", "no solver is called 'adam'; did you mean 'adamw'?"),
         ("training.l2=.nan", "expected a finite number"),
         ("training.l2.x=1", "expected a number"),
-        ("training.solver.batch_size=999999999999999999999", "batch_size must be at most"),
+        ("training.solver.batch_size=999999999999999999999", "must be at most 1099511627776"),
         ("training.loss=mse", "training.loss: mse does not fit classification, which needs class probabilities"),
         ("training.learning_rate=0.1", "learning_rate is an option of the solvers adamw and sgd"),
         ("training.validation=0.3", "it is table.validation_fraction now"),
@@ -512,7 +512,7 @@ def test_places_where_no_run_can_be(bad):
         "folder": "a folder without a kapsi run, never replaced",
         "t.csv/run": "is not a folder",
         ".": "is the current folder",
-        "": "is the current folder",
+        "": "expected the name of a run folder",
         "..": "is the current folder or one above",
         "/": "is the current folder or one above",
         "loop": "is not a folder",
@@ -644,7 +644,7 @@ def test_evaluate_scores_all_rows_with_a_target(good, kapsi, run):
     assert lines[1].split() == ["kapsi", f"{share:.4f}", lines[1].split()[2]]
     write("h.csv", a=[0.1, 2.0], b=[1, 1], k=["u", "u"], y=["yes", None])
     code, out, err = kapsi("evaluate", run, "h.csv")
-    assert (code, out.splitlines()[-1].endswith("(1 rows)")) == (0, True)
+    assert (code, out.splitlines()[-1].endswith("(1 row)")) == (0, True)
     assert "ignored 1 of 2 rows" in err
 
 

@@ -274,7 +274,7 @@ def test_few_rows_are_judged_by_more() -> None:
         ({"noise": "much"}, "noise 'much'"),
         ({"noise": 10**5000}, "noise beyond float64: expected a fraction"),
         ({"rows": 10**5000}, "rows: expected .*, got an integer beyond float64"),
-        ({"rows": 1, "noise": 0.1}, "the target does not vary over 1 rows"),
+        ({"rows": 1, "noise": 0.1}, "the target does not vary over 1 row,"),
     ],
 )
 def test_arguments_out_of_range(arguments, message) -> None:

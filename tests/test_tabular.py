@@ -843,7 +843,7 @@ def test_splits_keep_their_promises(codes, share, classes, seed):
     y = np.array(codes)
     sizes = np.array([codes.count(code) for code in set(codes)]) if classes else np.array([len(y)])
     if (sizes < 2).all():
-        refusal(lambda: split(y, share, classes=classes, seed=seed), "split", "leave none to hold out")
+        refusal(lambda: split(y, share, classes=classes, seed=seed), "split", "can be held out")
         return
     train, held = split(y, share, classes=classes, seed=seed)
     assert sorted([*train, *held]) == list(range(len(y)))

@@ -1,8 +1,19 @@
-"""Tables of text in aligned columns."""
+"""Text for users: tables in aligned columns, counts with their nouns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1.
+
+    Example:
+        >>> counted(1, "validation row"), counted(2000, "row"), counted(0, "class")
+        ('1 validation row', '2,000 rows', '0 classes')
+    """
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

@@ -110,6 +110,24 @@ def test_run_folders(seed, good, kept, tmp_path) -> None:
     kept(f"evaluate {seed}", "evaluate", run, str(good / "t.csv"))
 
 
+@pytest.fixture(scope="module")
+def automatic(good, tmp_path_factory) -> Path:
+    """A run of the automatic model with heads of several kinds."""
+    run = tmp_path_factory.mktemp("automatic") / "run"
+    heads = ("linear", "additive", "kernel", "extra_trees")
+    words = ("fit", str(good / "t.csv"), "--target", "y", *(word for head in heads for word in ("--head", head)))
+    assert main([*words, "--output", str(run)]) == 0
+    return run
+
+
+@cases("automatic")
+def test_runs_of_the_automatic_model(seed, good, automatic, kept, tmp_path) -> None:
+    run = drawn.run_folder(np.random.default_rng((5, seed)), automatic, tmp_path).name
+    kept(f"info {seed}", "info", run)
+    kept(f"predict {seed}", "predict", run, str(good / "t.csv"), "--output", "o.csv", new=("o.csv",))
+    kept(f"evaluate {seed}", "evaluate", run, str(good / "t.csv"))
+
+
 @cases("model")
 def test_model_files(seed, good, kept, tmp_path) -> None:
     file = drawn.model_file(np.random.default_rng((4, seed)), good / "run", tmp_path).name

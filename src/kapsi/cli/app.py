@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import os
 import pkgutil
 import re
@@ -16,7 +17,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from kapsi.cli import end
 from kapsi.cli.common import begin, note, say
 from kapsi.cli.data import formula_last
 from kapsi.cli.once import Config, Once
-from kapsi.errors import KapsiError, line_of, nearest
+from kapsi.cli.options import as_option
+from kapsi.errors import KapsiError, SpecError, line_of, nearest
 from kapsi.installed import load_own
 from kapsi.version import __version__
 
@@ -61,7 +63,10 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
             begin(first)
         load_own()
         _raise_on_signals()
-        command(*arguments, **options)
+        try:
+            command(*arguments, **options)
+        except SpecError as error:
+            raise type(error)(as_option(str(error), options)) from error
 
     signature = inspect.signature(command, eval_str=True)
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config)
@@ -182,12 +187,26 @@ def _usage(error: Any, words: Sequence[str]) -> str:
     command_name = re.match(r"No such command ['\"](.*?)['\"]", message, re.DOTALL)
     if command_name:
         return f"there is no command {command_name[1]!r}; {_hint(command_name[1], COMMANDS)}"
+    number = re.match(r"Invalid value for '(--[\w-]+)': Input should be (.*)", message, re.DOTALL)
+    if number:
+        value = next((word for word in _values_of(number[1], words)), "")
+        wanted = re.sub(r"^(greater|less) ", r"a number \1 ", number[2].partition(",")[0])
+        message = f"Invalid value for '{number[1]}': {value}, expected {wanted}"
     choice = re.search(r"'([^']*)' is not one of ('.*')", message, re.DOTALL)
     if choice:
         close = nearest(choice[1], choice[2].strip("'").split("', '"))
         message = message.replace("Value error, ", "") + (f"; did you mean {close[0]}?" if close else "")
     where = f" (see kapsi {command.name} --help)" if command is not None and command.name else ""
     return f"{message}{where}"
+
+
+def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
+    """Yield the values of an option on the command line."""
+    for word, after in itertools.pairwise([*words, ""]):
+        if word == option:
+            yield after
+        elif word.startswith(f"{option}="):
+            yield word.partition("=")[2]
 
 
 def _hint(word: str, known: list[str]) -> str:

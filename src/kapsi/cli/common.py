@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kapsi.errors import FileError, line_of, printable
-from kapsi.files import finite
-from kapsi.text import text_table
+from kapsi.files import finite, temporary_folder
+from kapsi.text import counted, text_table
 
 if TYPE_CHECKING:
     from kapsi.recipes import LeaderboardRow
@@ -79,6 +79,37 @@ def new_file(output: str, overwrite: bool) -> None:
         raise FileError(f"{output}: exists already; give another --output, or --overwrite")
 
 
+SPOOLED = 2**20
+"""Bytes read from standard input at once."""
+
+
+@contextlib.contextmanager
+def readable(table: str) -> Iterator[str]:
+    """Yield the path of a table; standard input, `-`, is copied to a temporary file, since its layout is found before it is read.
+
+    The suffix of the copy follows from the first bytes.
+
+    Raises:
+        FileError: there is no standard input.
+    """
+    if table != "-":
+        yield table
+        return
+    source = getattr(sys.stdin, "buffer", None)
+    if source is None:
+        raise FileError("standard input: there is none; give the name of a table instead of -")
+    with temporary_folder() as folder:
+        data = source.read(SPOOLED)
+        suffixes = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
+        suffix = next((suffix for mark, suffix in suffixes.items() if data.startswith(mark)), ".csv")
+        path = folder / f"standard input{suffix}"
+        with open(path, "wb") as file:
+            while data:
+                file.write(data)
+                data = source.read(SPOOLED)
+        yield str(path)
+
+
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Write rows of strings in aligned columns; `right` lists the columns to align to the right."""
     say(*text_table([[printable(cell) for cell in row] for row in rows], right))
@@ -139,7 +170,7 @@ def machine_line(task: str, scores: list[Scores], rows: str) -> str:
     several = len(scores) > 1
     # Four decimals at any size, except for huge negative R².
     score = number(mean, std if several else None, least=0.0)
-    return f"{METRICS[task][0]}: {score} ({f'{len(scores)} folds' if several else rows})"
+    return f"{METRICS[task][0]}: {score} ({counted(len(scores), 'fold') if several else rows})"
 
 
 def run_data(path: str | Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +189,8 @@ def show_complete(path: Path, manifest: dict[str, Any], task: str, json: bool = 
     name, folds = METRICS[task][0], manifest.get("folds")
     scores = manifest["scores"]["kapsi"]
     score = number(scores[name], scores[f"{name} std"] if folds else None, least=0.0)
-    say(f"run folder: {path} ({manifest['rows']:,} rows)")
-    rows = f"{manifest['scored_rows']:,} validation rows"
+    say(f"run folder: {path} ({counted(manifest['rows'], 'row')})")
+    rows = counted(manifest["scored_rows"], "validation row")
     say(f"{name}: {score} ({f'{folds} folds' if folds else rows})")
 
 
@@ -178,8 +209,8 @@ def show_report(report: FitReport, json: bool = False) -> None:
         say()
     rows = score_rows(report.task, report.scores, report.metrics, report.unit)
     table(rows, right=range(1, len(rows[0])))
-    say(f"run folder: {report.path} ({report.parameters:,} parameters, {report.rows:,} rows)")
-    say(machine_line(report.task, report.scores["kapsi"], f"{report.scored_rows:,} validation rows"))
+    say(f"run folder: {report.path} ({counted(report.parameters, 'parameter')}, {counted(report.rows, 'row')})")
+    say(machine_line(report.task, report.scores["kapsi"], counted(report.scored_rows, "validation row")))
 
 
 def begin(text: str) -> None:

@@ -9,6 +9,7 @@ import typer
 from kapsi.cli import data_set
 from kapsi.cli.common import new_file, note, say, show_data, table
 from kapsi.errors import FormulaError, did_you_mean
+from kapsi.text import counted
 
 if TYPE_CHECKING:
     from kapsi.data.problems import FunctionProblem
@@ -216,6 +217,6 @@ def _draw(
     else:
         write_table(output, columns)
     if drawn.redrawn:
-        note(f"{drawn.redrawn:,} rows were drawn again, since {problem.name} has no finite value there")
+        note(f"{counted(drawn.redrawn, 'row')} redrawn: {problem.name} has no finite value there")
     if output is not None:
-        say(f"data: {output} ({rows:,} rows, target column {target}: {problem.name} = {problem.formula})")
+        say(f"data: {output} ({counted(rows, 'row')}, target column {target}: {problem.name} = {problem.formula})")

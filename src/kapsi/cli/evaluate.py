@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, machine_line, notes, say, score_rows, show_json
+from kapsi.cli.common import announce_recovery, machine_line, notes, readable, say, score_rows, show_json
 from kapsi.cli.common import table as show_table
 from kapsi.cli.options import Json, Run, TableFile
+from kapsi.text import counted
 
 EXAMPLES = """\
 kapsi evaluate runs/table test.csv
@@ -27,7 +28,7 @@ def evaluate(
     unit: reading.Unit = None,
     json: Json = False,
 ) -> None:
-    """Score a run on the rows of a table with the target column.
+    """Score a run on the rows of a table (- for standard input) with the target column.
 
     The table is read with the options of the fit; options of reading given here replace them, and --missing adds words.
     """
@@ -36,8 +37,10 @@ def evaluate(
     from kapsi.tables.scores import METRICS
 
     announce_recovery(run)
-    model = reading.with_reading(load_run(run).model, table, options)
-    scores, rows, messages = model.scores(model.read(table))
+    loaded = load_run(run)
+    with readable(table) as path:
+        model = reading.with_reading(loaded.model, path, options)
+        scores, rows, messages = model.scores(model.read(path))
     notes(messages)
     if json:
         first, second = METRICS[model.task]
@@ -46,4 +49,4 @@ def evaluate(
         show_json({**facts, "scores": values, "notes": messages})
         return
     show_table(score_rows(model.task, {"kapsi": [scores]}, unit=model.unit), right=(1, 2))
-    say(machine_line(model.task, [scores], f"{rows:,} rows"))
+    say(machine_line(model.task, [scores], counted(rows, "row")))

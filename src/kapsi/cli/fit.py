@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, note, progress_bar, show_complete, show_report
+from kapsi.cli.common import announce_recovery, note, progress_bar, readable, show_complete, show_report
 from kapsi.cli.dry_run import show_plan
 from kapsi.cli.options import CLUSTER, DATA, MODEL, OUTPUT, TRAINING, Json, Overwrite, TableFile, option, setting
 from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
+from kapsi.text import counted
 
 if TYPE_CHECKING:
     from kapsi.data.tabular import TableProblem
@@ -158,7 +159,7 @@ def fit(
     json: Json = False,
     interval_by: IntervalBy = None,
 ) -> None:
-    """Fit a model to a table, score it, and write a run folder."""
+    """Fit a model to a table (- for standard input), score it, and write a run folder."""
     options = dict(locals())
     from kapsi.tables import TableConfig, find_complete, fit_problem
     from kapsi.training.checkpoint import Checkpoints
@@ -181,7 +182,8 @@ def fit(
     parts = Configuration() if spec is None else read_configuration(spec)
     given = {"prefer": prefer, "budget": budget, "heads": tuple(head or ()) or None}
     parts = parts._replace(recipe=automatic(parts, edits, given, options))
-    problem, config = prepare(table, table_config, parts, edits, seed, class_weight)
+    with readable(table) as path:
+        problem, config = prepare(path, table_config, parts, edits, seed, class_weight)
     checkpoints = Checkpoints("", checkpoint_steps, checkpoint_minutes, resume=resume, say=note)
     if dry_run:
         show_plan(problem, config, json)
@@ -192,7 +194,7 @@ def fit(
         if resume and processes.size == 1 and (complete := find_complete(problem, config, output)) is not None:
             show_complete(*complete, problem.task, json)
             return
-        count, first = (config.table.folds or 0) + 1, f"fitting {len(problem.y):,} rows of {problem.name}"
+        count, first = (config.table.folds or 0) + 1, f"fitting {counted(len(problem.y), 'row')} of {problem.name}"
         with progress_bar(count, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
             report = fit_problem(
                 problem,
@@ -374,6 +376,9 @@ def _as_settings(message: str) -> str:
     from kapsi.function import catalogue
 
     code = re.search(r"(solver|loss)=(?:kp\.)?(\w+)\((\w+=[^()]*)\)$", message)
+    bound = re.fullmatch(r"([\w.]+): \w+\((\w+)=([^()]*)\): \2 (.*)", message)
+    if bound is not None:
+        return f"{bound[1]}.{bound[2]}={bound[3]}: {bound[4]}"
     if code is None:
         return re.sub(r"it is (\w+) of a TableConfig; .*", r"it is table.\1 now", message)
     kind = next(kind for kind in catalogue(code[1]) if kind.__name__ == code[2])

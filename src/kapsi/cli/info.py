@@ -8,6 +8,7 @@ import typer
 
 from kapsi.cli.common import announce_recovery, say, show_json, table
 from kapsi.cli.options import Json, Settings
+from kapsi.text import counted
 
 if TYPE_CHECKING:
     from kapsi.explain import HeadReport
@@ -48,7 +49,7 @@ def info(
     if facts:
         table(facts)
         say()
-    say(f"A forward pass of {batch:,} rows: operations, new memory, and the largest tensor")
+    say(f"A forward pass of {counted(batch, 'row')}: operations, new memory, and the largest tensor")
     table(rows, right=(1, 2, 3, 4, 5, 6, 7))
     for report in reports:
         if report.hint:

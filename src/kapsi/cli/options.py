@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -27,6 +29,37 @@ Json: TypeAlias = Annotated[bool, option(OUTPUT, None, "Write one JSON object to
 Settings: TypeAlias = Annotated[
     list[str] | None, option(MODEL, "PATH=VALUE", "Set one option. May be repeated.", "--set")
 ]
+
+
+PLACE = re.compile(r"[A-Z]\w*(?:\.(\w+)(?:\[(\d+)\])?|\((\w+)=[^()]*\)): (.*)")
+"""TableConfig(folds=1): …, Auto.heads[1]: …"""
+
+
+def as_option(message: str, given: Mapping[str, Any]) -> str:
+    """Return a message about the argument of a class with the option of the command line in its place, if there is one.
+
+    Args:
+        message: the message of an error.
+        given: values of the options by the names of their parameters; None for options left out.
+
+    Example:
+        >>> as_option("TableConfig(folds=1): folds must be at least 2", {"folds": 1})
+        '--folds 1: must be at least 2'
+        >>> as_option("Auto.heads[1]: no recipe is called 'x'", {"head": ["linear", "x"]})
+        "--head x: no recipe is called 'x'"
+    """
+    found = PLACE.fullmatch(message)
+    if found is None:
+        return message
+    argument = found[1] or found[3]
+    name = argument if argument in given else argument.removesuffix("s")
+    value = given.get(name)
+    if value is None:
+        return message
+    if isinstance(value, list | tuple):
+        value = value[int(found[2])] if found[2] else ""
+    option = f"--{name.replace('_', '-')} {value}".rstrip()
+    return f"{option}: {found[4].removeprefix(f'{argument} ')}"
 
 
 def setting(text: str, example: str) -> tuple[str, Any]:

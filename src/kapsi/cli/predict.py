@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, new_file, note, notes, say, show_data, show_json
+from kapsi.cli.common import announce_recovery, new_file, note, notes, readable, say, show_data, show_json
 from kapsi.cli.options import OUTPUT, Json, Run, TableFile, option
 from kapsi.errors import FileError, SpecError
-from kapsi.files import temporary_folder
+from kapsi.text import counted
 
 if TYPE_CHECKING:
     from kapsi.tables import Decisions, LoadedRun
@@ -48,7 +46,6 @@ Recall: TypeAlias = Annotated[
     option(OUTPUT, "LABEL=SHARE", "Predict a class so often that this share of its rows is found."),
 ]
 Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
-SPOOLED = 2**20  # bytes read from standard input at once
 
 
 def predict(
@@ -87,7 +84,7 @@ def predict(
     if output != "-":
         _check_output(loaded, run, table, output, overwrite)
     with contextlib.ExitStack() as stack:
-        path = stack.enter_context(_spooled()) if table == "-" else table
+        path = stack.enter_context(readable(table))
         write: Callable[[dict[str, Any]], None]
         write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
         model = reading.with_reading(loaded.model, path, options)
@@ -97,9 +94,9 @@ def predict(
     if json:
         show_json({"run": run, "output": output, "rows": rows, "notes": messages})
     elif output == "-":
-        note(f"{rows:,} predictions are written" if rows > 1 else "1 prediction is written")
+        note(f"{counted(rows, 'prediction')} {'is' if rows == 1 else 'are'} written")
     else:
-        say(f"predictions: {output} ({rows:,} rows{f', in {model.unit}' if model.unit else ''})")
+        say(f"predictions: {output} ({counted(rows, 'row')}{f', in {model.unit}' if model.unit else ''})")
 
 
 def _decisions(interval: float | None, cost: list[str] | None, recall: str | None) -> Decisions:
@@ -130,21 +127,3 @@ def _check_output(loaded: LoadedRun, run: str, table: str, output: str, overwrit
     if target in [os.path.realpath(os.path.join(run, name)) for name in (*loaded.manifest["files"], "run.json")]:
         raise FileError(f"{output}: is a file of the run itself; give another --output")
     new_file(output, overwrite)
-
-
-@contextlib.contextmanager
-def _spooled() -> Iterator[Path]:
-    """Copy standard input to a temporary file, with a suffix by its first bytes: its layout is found before it is read."""
-    source = getattr(sys.stdin, "buffer", None)
-    if source is None:
-        raise FileError("standard input: there is none; give the name of a table instead of -")
-    with temporary_folder() as folder:
-        data = source.read(SPOOLED)
-        suffixes = {b"PAR1": ".parquet", b"\x1f\x8b": ".csv.gz", b"\x28\xb5\x2f\xfd": ".csv.zst"}
-        suffix = next((suffix for mark, suffix in suffixes.items() if data.startswith(mark)), ".csv")
-        path = folder / f"standard input{suffix}"
-        with open(path, "wb") as file:
-            while data:
-                file.write(data)
-                data = source.read(SPOOLED)
-        yield path

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from kapsi.data.formulas import NUMBER, Formula, check_names, parse, quoted
 from kapsi.errors import FormulaError, check_integer, nearest, unknown
+from kapsi.text import counted
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -260,8 +261,8 @@ class FunctionProblem:
         deviation = float(np.std(y / largest)) * largest if largest else 0.0
         if not deviation:
             raise FormulaError(
-                f"function {self.name}: the target does not vary over {len(y)} rows, but noise is a fraction of its variation; "
-                "draw more rows, or no noise"
+                f"function {self.name}: the target does not vary over {counted(len(y), 'row')}, but noise is a fraction "
+                "of its variation; draw more rows, or no noise"
             )
         return deviation
 

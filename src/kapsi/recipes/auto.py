@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import KapsiError, SpecError
-from kapsi.function import catalogue, option
+from kapsi.function import catalogue, option, short_form
 from kapsi.modules import Model
 from kapsi.recipes.base import (
     CrossFit,
@@ -102,9 +102,9 @@ class Auto(Recipe, name="auto"):
     heads: tuple[Recipe, ...] = ()
 
     def check(self) -> None:
-        for head in self.heads:
+        for i, head in enumerate(self.heads):
             if not isinstance(head, HeadRecipe):
-                raise SpecError(f"Auto(heads=…): {head} is not a head; choose from {', '.join(_names())}")
+                raise SpecError(f"Auto.heads[{i}]: {short_form(head)} is not a head; choose from {', '.join(_names())}")
         if len(set(self.heads)) < len(self.heads):
             raise SpecError("Auto(heads=…): a head is given twice; leave one out")
 

@@ -17,6 +17,7 @@ from kapsi.errors import TableError
 from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.recipes.widened import widened
+from kapsi.text import counted
 from kapsi.training.losses import Loss
 
 __all__ = [
@@ -110,7 +111,7 @@ class RecipeData:
         seed = (self.seed + repetition) % 2**32
         splits = Splits(self.y.numpy(), bool(self.classes), seed, groups, times).take(np.arange(len(self.y)))
         if splits.most < 2:
-            raise TableError(f"folds: {len(self.x)} rows are too few for two folds; give more rows")
+            raise TableError(f"folds: {counted(len(self.x), 'row')} cannot be divided into two folds; give more rows")
         pairs = splits.folds(min(k, splits.most))
         return [(torch.from_numpy(train), torch.from_numpy(test)) for train, test in pairs]
 

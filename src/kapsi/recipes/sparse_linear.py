@@ -20,6 +20,7 @@ from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losse
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.linear_in_parameters import LinearProblem, assign, columns_of, one_layer, sample
 from kapsi.spec import HeadSpec
+from kapsi.text import counted
 
 __all__ = ["SparseLinearHead"]
 
@@ -57,7 +58,7 @@ class SparseLinearHead(HeadRecipe, name="sparse_linear"):
 
     def reason_against(self, data: RecipeData) -> str | None:
         if data.x.shape[1] <= FEW_INPUTS:
-            return f"{data.x.shape[1]} inputs; sparse_linear chooses among more than {FEW_INPUTS}"
+            return f"{counted(data.x.shape[1], 'input')}; sparse_linear chooses among more than {FEW_INPUTS}"
         return LinearHead().reason_against(data)
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:

@@ -76,9 +76,11 @@ class TableConfig(Spec):
         if isinstance(self.target, tuple) and len(self.target) == 1:
             object.__setattr__(self, "target", self.target[0])
         if len(set(self.metrics)) < len(self.metrics):
-            raise SpecError("TableConfig: a metric is given twice; leave one out")
+            raise SpecError("TableConfig(metrics=…): a metric is given twice; leave one out")
         if self.validation is not None and self.folds is not None:
-            raise SpecError("TableConfig: folds have no effect on given validation rows; leave folds or validation out")
+            raise SpecError(
+                f"TableConfig(folds={self.folds}): has no effect on given validation rows; leave folds or validation out"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.calibrate import calibrate
-from kapsi.data.tabular import TableProblem
+from kapsi.data.tabular import TableProblem, unseen_notes
 from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
@@ -31,7 +31,17 @@ from kapsi.tables.recipe_rows import fit_recipe, table_model
 from kapsi.tables.recipe_watch import RunWatch
 from kapsi.tables.row_space import RowSpace, reduces
 from kapsi.tables.run_folder import complete_run, log_epochs, log_part, write_run
-from kapsi.tables.scores import MoreScores, Scores, baselines, better_baselines, copies, more_scores, scores_of
+from kapsi.tables.scores import (
+    MoreScores,
+    Scores,
+    baselines,
+    better_baselines,
+    copies,
+    more_scores,
+    note_on_r2,
+    scores_of,
+)
+from kapsi.text import counted
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
@@ -44,6 +54,8 @@ from kapsi.training.solvers import Solver
 __all__ = ["FitReport", "find_complete", "fit_problem", "fit_table"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+_Rows: TypeAlias = tuple[str, Ints, Ints]
+"""Name, training rows and held-out rows of a part."""
 
 MIN_CHECKPOINT_SECONDS = 10.0
 """Seconds of training before an interrupted run leaves checkpoints; shorter work is repeated as fast."""
@@ -198,7 +210,7 @@ def fit_problem(
     """
     group = Group() if group is None else group
     problem = problem if config.recipe is not None else problem.without_texts()
-    parts = parts_of(problem, config)
+    parts = _check_weights(problem, config, parts_of(problem, config))
     added = (*notes_on_model(problem, config), *copies(problem, parts))
     problem, config = replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
@@ -226,7 +238,7 @@ def fit_problem(
                 part_scores = _add_scores(problem, config, test, predictions, scores, metrics)
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
-        fitted = fitted._replace(notes=(*fitted.notes, *better_baselines(scores)))
+        fitted = fitted._replace(notes=(*fitted.notes, *_notes_on_scores(problem, parts, fitted, scores)))
         if run is not None:
             fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
             log_epochs(run.folder, logs, fitted.epochs)
@@ -308,20 +320,23 @@ def find_complete(
     return None if manifest is None else (where, manifest)
 
 
-def parts_of(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, Ints]]:
+def parts_of(problem: TableProblem, config: RunConfig) -> list[_Rows]:
     """Return name, training rows and test rows of each fit; the last fit is the saved one."""
     count, k, seed = len(problem.y), config.table.folds, config.training.seed
     classes = problem.classes is not None
     if k is not None and k > (count if classes else count // 2):
         least = "one row" if classes else "two rows (R² needs them)"
-        raise TableError(f"{problem.name}: {k} folds of {count} rows; each fold needs at least {least}, give fewer")
+        raise TableError(
+            f"{problem.name}: {k} folds of {counted(count, 'row')}; each fold needs at least {least}, give fewer"
+        )
     if count < 4:
-        raise TableError(f"{problem.name}: {count} rows with a target are too few; at least 4 are needed")
+        raise TableError(f"{problem.name}: {counted(count, 'row')} with a target; at least 4 are needed")
     if problem.held is not None:
         parts = np.flatnonzero(~problem.held), np.flatnonzero(problem.held)
         if min(map(len, parts)) < 2:
             raise TableError(
-                f"{problem.name}: {len(parts[1])} of {count} rows are validation rows; give two at least of each"
+                f"{problem.name}: {counted(len(parts[0]), 'training row')} and {counted(len(parts[1]), 'validation row')}; "
+                "at least two of each are needed"
             )
         return [("training part", *parts)]
     ways = problem.splits(seed)
@@ -332,6 +347,39 @@ def parts_of(problem: TableProblem, config: RunConfig) -> list[tuple[str, Ints, 
     return [*folds, ("all rows", rows, rows[:0])]
 
 
+def _check_weights(problem: TableProblem, config: RunConfig, parts: list[_Rows]) -> list[_Rows]:
+    """Return the parts; refuse one whose training rows, or held-out rows, all have the weight 0."""
+    if problem.weight is None:
+        return parts
+    for part, train, test in parts:
+        for kind, rows in (("training", train), ("held-out", test)):
+            if len(rows) and not problem.weight[rows].any():
+                raise TableError(
+                    f"{problem.name}: the weight {config.table.weight!r} is 0 in all {counted(len(rows), f'{kind} row')} of the "
+                    f"{part}; leave rows of weight 0 out of the table, or change --folds, --time or --group"
+                )
+    return parts
+
+
+def _notes_on_scores(
+    problem: TableProblem, parts: list[_Rows], fitted: FittedPart, scores: dict[str, list[Scores]]
+) -> list[str]:
+    """Return notes on better baselines, on held-out rows without R², and on values that only given validation rows have."""
+    notes = better_baselines(scores, problem.task)
+    for name, _, test in parts if problem.task == "regression" else ():
+        if len(test):
+            notes += note_on_r2(problem.y[test], f"held-out rows of {name}" if len(parts) > 1 else "validation rows")
+    if problem.held is None:
+        return notes
+    notes += unseen_notes(fitted.model.preprocessing.unseen(problem.features.take(np.flatnonzero(problem.held))))
+    if problem.classes is not None:
+        new = np.setdiff1d(problem.y[problem.held], problem.y[~problem.held])
+        if len(new):
+            labels = ", ".join(repr(problem.classes[code]) for code in new[:10])
+            notes.append(f"classes of {problem.target!r} without a training row: {labels}; no model predicts them")
+    return notes
+
+
 def _default_folder(problem: TableProblem) -> Path:
     return Path("runs") / Path(problem.name).stem
 
@@ -339,6 +387,8 @@ def _default_folder(problem: TableProblem) -> Path:
 def _run_folder(problem: TableProblem, output: str | Path | None, group: Group, resume: bool) -> Path:
     """Return the run folder, chosen by the first process, which may create the folder before others look."""
     if output is not None:
+        if not str(output).strip():
+            raise RunError(f"--output: expected the name of a run folder, got {str(output)!r}")
         return Path(output)
     where = ""
     if group.first:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kapsi.data.tabular import Preprocessing, TableProblem, TargetScale
 from kapsi.errors import TableError
+from kapsi.text import counted
 from kapsi.training.losses import Loss
 
 ENCODING_FOLDS = 5
@@ -53,12 +54,17 @@ class TrainingRows:
         x, y = preprocessing.cross_fitted(problem.features, rows, outputs, folds), problem.y[rows]
         if x.shape[1] == 0:
             raise TableError(
-                f"{problem.name}: no inputs are left in a part of {len(rows)} rows; give more rows or fewer folds"
+                f"{problem.name}: no inputs are left in a part of {counted(len(rows), 'row')}; give more rows or fewer folds"
             )
-        if problem.classes is not None:
-            return cls(rows, preprocessing, x, y, None, weight)
-        scale = TargetScale.fit(y.astype(np.float64), weight)
-        return cls(rows, preprocessing, x, scale.apply(y), scale, weight)
+        scale = None if problem.classes is not None else TargetScale.fit(y.astype(np.float64), weight)
+        prepared = cls(rows, preprocessing, x, y if scale is None else scale.apply(y), scale, weight)
+        # Rows of weight 0 decide nothing, but could fill a fold.
+        return prepared if weight is None or weight.all() else prepared.take(np.flatnonzero(weight))
+
+    def take(self, selection: npt.NDArray[Any]) -> TrainingRows:
+        """Return a selection of the rows, by positions among them."""
+        weight = None if self.weight is None else self.weight[selection]
+        return replace(self, rows=self.rows[selection], x=self.x[selection], y=self.y[selection], weight=weight)
 
     def for_loss(self, problem: TableProblem, loss: Loss | str) -> TrainingRows:
         """Return the rows with the target as a loss requires it: divided by its mean for a logarithmic link, else unchanged.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kapsi.data.tabular import Table, Unseen, unseen_notes
 from kapsi.errors import TableError, shown
+from kapsi.text import counted
 
 __all__ = ["Ranges", "Tally"]
 
@@ -162,12 +163,13 @@ class Tally:
             most = sorted(self.columns, key=lambda name: -self.columns[name])
             named = ", ".join(f"column {name!r}: {self.columns[name]:,}" for name in most[:MOST_NAMED])
             more = f", and {len(most) - MOST_NAMED} more columns" if len(most) > MOST_NAMED else ""
-            where = f"{self.inputs:,} of {self.rows:,} rows are outside of the range of the training rows"
+            verb = "is" if self.inputs == 1 else "are"
+            where = f"{self.inputs:,} of {counted(self.rows, 'row')} {verb} outside of the range of the training rows"
             notes.append(f"{where} ({named}{more}); predictions there are extrapolated")
         if self.predictions and self.ranges is not None and self.ranges.target is not None:
             limits = [f"{low:.6g} to {high:.6g}" for low, high in self.ranges.targets.tolist()[:MOST_NAMED]]
-            where = (
-                f"{self.predictions:,} of {self.rows:,} predictions are outside of the range of the training targets"
-            )
+            verb = "is" if self.predictions == 1 else "are"
+            count = f"{self.predictions:,} of {counted(self.rows, 'prediction')}"
+            where = f"{count} {verb} outside of the range of the training targets"
             notes.append(f"{where}, {', '.join(limits)}{', …' if len(self.ranges.targets) > MOST_NAMED else ''}")
         return notes

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kapsi.data.tabular import Reading, TableProblem
-from kapsi.errors import SpecError
+from kapsi.errors import DataError, SpecError
 from kapsi.recipes.base import Recipe, RecipeData, RecipeResult, Watch
 from kapsi.tables.configuration import check_loss
 from kapsi.tables.model import TableModel
@@ -53,6 +53,9 @@ def fit_recipe(
     check_loss(problem, training.loss)
     train = train.for_loss(problem, training.loss)
     data = recipe_data(problem, train, training)
+    if data.weight is not None and not bool(data.weight.all()):  # rows of weight 0 would fill folds
+        rows = data.weight.nonzero()[:, 0]
+        data, train = data.take(rows), train.take(rows.numpy())
     note = ""
     if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
         y = problem.y[train.rows].astype(np.float64)
@@ -115,7 +118,14 @@ def _row_weights(
                     f"training.class_weights: {len(factors)} weights for {classes} classes; give one for each"
                 )
         weight = factors[y] if weight is None else weight * factors[y]
-    return None if weight is None else weight / weight.mean()
+    if weight is None:
+        return None
+    if not bool(weight.any()):
+        raise DataError(
+            "training.class_weights: all training rows have the weight 0; give a class with rows a weight above 0"
+        )
+    weight = weight / weight.max()  # sums of huge weights overflow
+    return weight / weight.mean()
 
 
 def table_model(

@@ -13,16 +13,22 @@ import torch
 
 from kapsi.data.tabular import TableProblem, TargetScale
 from kapsi.tables.preparation import TrainingRows
+from kapsi.text import counted
 from kapsi.training.losses import MSE, CrossEntropy
 from kapsi.training.metrics import Metric
 
-__all__ = ["MoreScores", "Scores", "baselines", "scores_of", "summarize"]
+__all__ = ["MoreScores", "Scores", "baselines", "better_baselines", "note_on_r2", "scores_of", "summarize"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 MOST_COMPARED = 2**24  # values
 MAX_FLOAT64 = float(np.finfo(np.float64).max)
 METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
+SHOWN = {"accuracy": "accuracy", "log loss": "log loss", "r2": "R²", "rmse": "RMSE"}
+"""Names of the metrics for readers."""
+
+VISIBLE = 5e-5
+"""Least difference of two scores that shows in four digits, relative to the second if that is larger than 1."""
 
 
 class Scores(NamedTuple):
@@ -46,6 +52,9 @@ def scores_of(outputs: Floats, y: npt.NDArray[Any], weight: Floats | None = None
 
     Weights (rows,), if any, count a row that many times.
     """
+    if weight is not None and not weight.all():  # rows of weight 0 do not count, whatever their values
+        counted_rows = weight > 0
+        outputs, y, weight = outputs[counted_rows], y[counted_rows], weight[counted_rows]
     if y.ndim == 2:  # the mean over the targets
         targets = [regression_scores(outputs[:, i], y[:, i], weight) for i in range(y.shape[1])]
         return Scores(*(float(np.mean(values)) for values in zip(*targets, strict=True)))
@@ -118,21 +127,42 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
     return {"most frequent class": prior, "logistic regression": probabilities}
 
 
-def better_baselines(scores: Mapping[str, Sequence[Scores]]) -> list[str]:
-    """Return a note for each baseline with better scores than kapsi in accuracy or R².
+def better_baselines(scores: Mapping[str, Sequence[Scores]], task: str) -> list[str]:
+    """Return a note for each baseline with a higher accuracy or R², or a lower log loss or RMSE, than kapsi.
 
     Example:
-        >>> better_baselines({"kapsi": [Scores(0.8, 1.0)], "mean": [Scores(0.0, 2.0)], "ridge": [Scores(0.9, 0.7)]})
-        ['ridge is better than the model on the held-out rows']
+        >>> scores = {"kapsi": [Scores(0.8, 1.0)], "mean": [Scores(0.0, 2.0)], "ridge": [Scores(0.9, 0.7)]}
+        >>> better_baselines(scores, "regression")
+        ['ridge has a higher R² and a lower RMSE than the model on the held-out rows']
     """
     if "kapsi" not in scores:
         return []
-    own = summarize(scores["kapsi"])[0][0]
-    return [
-        f"{name} is better than the model on the held-out rows"
-        for name, values in scores.items()
-        if name != "kapsi" and summarize(values)[0][0] > own
-    ]
+    main, loss = (mean for mean, _ in summarize(scores["kapsi"]))
+    higher, lower = (SHOWN[name] for name in METRICS[task])
+    notes = []
+    for name, values in scores.items():
+        other, other_loss = (mean for mean, _ in summarize(values))
+        better = [f"a higher {higher}"] * (other - main > VISIBLE * max(1.0, abs(main)))
+        better += [f"a lower {lower}"] * (loss - other_loss > VISIBLE * loss)
+        if name != "kapsi" and better:
+            notes.append(f"{name} has {' and '.join(better)} than the model on the held-out rows")
+    return notes
+
+
+def note_on_r2(y: npt.NDArray[Any], rows: str) -> list[str]:
+    """Return a note if a target is the same in all scored rows, as in a single row.
+
+    Args:
+        y: the targets of the scored rows, (rows,) or (rows, targets).
+        rows: name of these rows.
+
+    Example:
+        >>> note_on_r2(np.array([2.0, 2.0]), "scored rows")
+        ['the target is the same in all scored rows: R² has no meaning (1 for exact predictions, else 0)']
+    """
+    if not (y == y[:1]).all(0).any():
+        return []
+    return [f"the target is the same in all {rows}: R² has no meaning (1 for exact predictions, else 0)"]
 
 
 def copies(
@@ -155,7 +185,8 @@ def copies(
     total = sum(len(test) for _, _, test in parts)
     if not count:
         return []
-    return [f"{count:,} of {total:,} validation rows are copies of training rows, so the scores may be too good"]
+    copies = "is a copy of a training row" if count == 1 else "are copies of training rows"
+    return [f"{count:,} of {counted(total, 'validation row')} {copies}, so the scores may be too good"]
 
 
 def summarize(scores: Sequence[Scores]) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -26,6 +26,9 @@ QUICK = 1
 MOST_ROWS = 5_000
 """Most rows of the comparison."""
 
+EXACT_INTEGERS = 2.0**53
+"""Float64 values beyond it are all whole."""
+
 FACTORS = 0.5, 2.0
 """Bounds of the correction of the mean after a logarithm."""
 
@@ -90,11 +93,13 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
 
 def _options(y: Floats) -> list[tuple[Transform, Loss]]:
     """Return transformations and losses to try beside the plain target."""
-    whole, least = bool((y == np.floor(y)).all()), float(y.min())
+    least, most = float(y.min()), float(y.max())
+    whole = most < EXACT_INTEGERS and bool((y == np.floor(y)).all())
+    y = np.ldexp(y, -_exponent(y))  # cubes of huge values overflow
     center, spread = float(y.mean()), float(y.std()) or 1.0
     skewness = float((((y - center) / spread) ** 3).mean())
     options: list[tuple[Transform, Loss]] = []
-    if whole and least >= 0 and y.max() > 1:
+    if whole and least >= 0 and most > 1:
         options.append(("log_link", Poisson()))
     if skewness > SKEWED and least > 0:
         options += [("log", MSE()), ("log_link", Gamma())]
@@ -108,8 +113,8 @@ def _options(y: Floats) -> list[tuple[Transform, Loss]]:
 def _errors(
     data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats
 ) -> tuple[Tensor, float]:
-    """Return the squared errors of the best quick head on held-out rows, and the correction of the mean."""
-    best, factor = None, 1.0
+    """Return squared errors of the best quick head on held-out rows, divided by a power of two, and the correction of the mean."""
+    best, factor, exponent = None, 1.0, _exponent(y)
     for kind in catalogue("recipe"):
         if not issubclass(kind, HeadRecipe):
             continue
@@ -122,7 +127,7 @@ def _errors(
             if data.loss.log_link:  # outputs are logarithms of means
                 low, high = data.y.mean().log() - 10, high.log() + 1
             predicted = scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
-            wanted = y[known.numpy()]
+            predicted, wanted = np.ldexp(predicted, -exponent), np.ldexp(y[known.numpy()], -exponent)
             ratio = 1.0
             if scale.transform == "log":
                 ratio = float(np.clip(wanted.sum() / predicted.sum(), *FACTORS))
@@ -130,6 +135,11 @@ def _errors(
             if best is None or float(errors.mean()) < float(best.mean()):
                 best, factor = errors, ratio
     return cast(Tensor, best), factor
+
+
+def _exponent(y: Floats) -> int:
+    """Return the power of two above all targets; dividing by it is exact, and squares no longer overflow."""
+    return int(np.frexp(np.abs(y).max())[1])
 
 
 def _percent(before: Tensor, after: Tensor) -> str:

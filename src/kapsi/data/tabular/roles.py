@@ -25,6 +25,7 @@ from kapsi.data.tabular.units import to_unit
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
 FAR = 5.0
 LEAST_ROWS = 10
+LARGE_WEIGHT = 1e100
 
 
 def index_columns(table: Table) -> dict[str, str]:
@@ -81,7 +82,7 @@ def order_notes(features: Table, y: npt.NDArray[np.generic], classes: bool) -> l
     for names, values in features.blocks():
         order = np.argsort(values, axis=1, kind="stable")
         ordered = np.take_along_axis(values, order, axis=1)
-        steps = np.diff(ordered, axis=1) > 0
+        steps = ordered[:, 1:] > ordered[:, :-1]  # differences of huge values overflow
         if count < len(y):
             equal = np.flatnonzero((steps.sum(1) == count - 1) & ~np.isnan(ordered[:, -1]))
             notes += [_given(names[i]) for i in equal if _same_steps(y[order[i]], steps[i], classes)]
@@ -118,15 +119,15 @@ def _given(name: str) -> str:
 def _same_steps(y: npt.NDArray[np.generic], steps: npt.NDArray[np.bool_], classes: bool) -> bool:
     """Return whether the target, in the order of a column, changes with the column only, in one direction unless classes."""
     values = y.astype(np.float64)
-    changes = np.diff(values)
-    one_way = classes or bool((changes >= 0).all() or (changes <= 0).all())
-    return one_way and np.array_equal(changes != 0, steps)
+    before, after = values[:-1], values[1:]
+    one_way = classes or bool((after >= before).all() or (after <= before).all())
+    return one_way and np.array_equal(after != before, steps)
 
 
 def _monotone(y: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return whether the values of each row of y, (orders, rows), rise or fall all the way."""
-    steps = np.diff(y.astype(np.float64), axis=1)
-    return np.asarray((steps > 0).all(1) | (steps < 0).all(1))
+    before, after = y[:, :-1].astype(np.float64), y[:, 1:].astype(np.float64)
+    return np.asarray((after > before).all(1) | (after < before).all(1))
 
 
 def _runs(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
@@ -215,7 +216,8 @@ def weights_of(table: Table, name: str | None, rows: Ints) -> Floats | None:
         )
     if not weights.any():
         reject(table.name, f"the weight {short(name)} is 0 in every row; give a row with more")
-    return weights
+    # Only ratios count, and sums of huge weights overflow.
+    return weights / weights.max() if weights.max() > LARGE_WEIGHT else weights
 
 
 def groups_of(table: Table, name: str | None, rows: Ints) -> Ints | None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kapsi.data.tabular.types import Ints
 from kapsi.errors import TableError
+from kapsi.text import counted
 
 __all__ = ["Splits", "folds", "split"]
 
@@ -39,7 +40,7 @@ def folds(y: npt.NDArray[Any], k: int, *, classes: bool, seed: int) -> list[Ints
     from sklearn.model_selection import KFold, StratifiedKFold
 
     if not 2 <= k <= len(y):
-        raise TableError(f"folds: {k} folds of {len(y)} rows; give 2 folds or more, at most one per row")
+        raise TableError(f"folds: {k} folds of {counted(len(y), 'row')}; give 2 folds or more, at most one per row")
     stratify = classes and np.unique(y, return_counts=True)[1].max() >= k
     splitter = (StratifiedKFold if stratify else KFold)(k, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
@@ -72,7 +73,7 @@ def split(y: npt.NDArray[Any], fraction: float, *, classes: bool, seed: int) -> 
     count = min(max(1, round(fraction * len(y))), len(rows) - groups)
     if count < 1:
         reason = "each class keeps one training row" if classes else "one training row is needed"
-        raise TableError(f"split: {len(y)} rows leave none to hold out: {reason}; give more rows")
+        raise TableError(f"split: none of {counted(len(y), 'row')} can be held out: {reason}; give more rows")
     stratify = codes[rows] if groups <= count else None
     _, held = train_test_split(rows, test_size=count, stratify=stratify, random_state=seed)
     kept = np.ones(len(y), dtype=np.bool_)
@@ -130,8 +131,8 @@ class Splits:
             [([1], [2, 3]), ([1, 2, 3], [0])]
         """
         if k > self.most:
-            kind = "groups" if self.groups is not None else "times" if self.times is not None else "rows"
-            raise TableError(f"folds: {k} folds of {self.most} {kind}; give fewer folds")
+            kind = "group" if self.groups is not None else "time" if self.times is not None else "row"
+            raise TableError(f"folds: {counted(k, 'fold')} of {counted(self.most, kind)}; give fewer folds")
         if self.times is not None:
             limits = _limits(self.times, k)
             return [

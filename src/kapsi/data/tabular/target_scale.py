@@ -75,7 +75,9 @@ class TargetScale:
             return cls(tuple(centers.tolist()), tuple(scales.tolist()))
         y = np.asarray(y, dtype=np.float64)
         if transform == "log_link":
-            return cls(0.0, float(np.average(y, weights=weight)), transform)
+            exponent = np.frexp(y.max())[1]  # powers of two scale exactly; sums of huge values overflow
+            mean = np.average(np.ldexp(y, -exponent), weights=weight)
+            return cls(0.0, float(np.ldexp(mean, exponent)), transform)
         if transform == "yeo_johnson":
             unit = center_and_scale(y, weight)[1]
             power = _likely_power(y / unit)

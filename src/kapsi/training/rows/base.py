@@ -26,6 +26,7 @@ RowLabel: TypeAlias = Callable[[int], str]
 CHECKED_AT_ONCE = 2**22
 """Number of values checked at a time, so that temporary arrays stay small."""
 
+LARGE_WEIGHT = 1e100
 MAX_SCALE = 1e300
 """Largest inverse of a mean weight."""
 
@@ -515,6 +516,8 @@ def weighed(
         else:
             _check_class_weights(class_weights, size, where)
             factors = np.array(class_weights, dtype=np.float64)
+            if factors.max() > LARGE_WEIGHT:  # only ratios count, and sums of huge weights overflow
+                factors = factors / factors.max()
     total = float(totals[1].sum() if factors is None else (factors * totals[1]).sum())
     if not total > 0 or not np.isfinite(total) or rows / total > MAX_SCALE:
         if not total > 0 and binding.loss.skips_missing:
