@@ -357,7 +357,7 @@ def test_predictions_outside_of_several_targets_are_counted_and_marked(run):
     put("n.csv", f"a\n20\n{A.max() + 5}\n")
     _, out, err = run("predict", "r", "n.csv", "--output", "-", "--outside")
     assert [row["prediction_outside"] for row in csv.DictReader(io.StringIO(out))] == ["false", "true"]
-    assert re.search(r"1 of 2 predictions are outside .* targets, [\d.]+ to [\d.]+, -[\d.]+ to -[\d.]+\n", err)
+    assert re.search(r"1 of 2 predictions is outside .* targets, [\d.]+ to [\d.]+, -[\d.]+ to -[\d.]+\n", err)
 
 
 def test_the_examples_of_the_documentation_run_as_written(run):

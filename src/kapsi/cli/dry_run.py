@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kapsi.cli.common import notes, say, show_json, table
 from kapsi.cli.info import amount
+from kapsi.text import counted
 
 if TYPE_CHECKING:
     from kapsi.data.tabular import TableProblem
@@ -41,7 +42,7 @@ def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
     else:
         say(f"widths {', '.join(map(str, plan.widths))}: {plan.parameters:,} parameters")
     what = f"{problem.task} of {problem.target!r}" if isinstance(problem.target, str) else f"{plan.outputs} targets"
-    say(f"{what}: {len(problem.y):,} rows, {plan.inputs:,} inputs, {plan.outputs:,} outputs")
+    say(f"{what}: {counted(len(problem.y), 'row')}, {counted(plan.inputs, 'input')}, {counted(plan.outputs, 'output')}")
     say(f"memory: about {amount(plan.bytes)}B besides the table and the libraries")
     parts = f"{plan.parts} fit{'s' * (plan.parts > 1)}"
     if plan.recipe is not None:
