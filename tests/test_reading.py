@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kapsi.data.tabular import Reading, Table, make_problem, read_table
+from kapsi.data.tabular import Reading, Table, make_problem, read_batches, read_table
 from kapsi.errors import SpecError, TableError
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
@@ -513,3 +513,11 @@ def test_two_groups_are_enough(tmp_path):
     (tmp_path / "t.csv").write_text(csv_of(a=X, g=["u", "v"] * 20, y=Y))
     report = fit_table(tmp_path / "t.csv", RunConfig(TableConfig("y", group="g")), tmp_path / "run")
     assert report.scored_rows == 20
+
+
+def test_no_row_of_a_repaired_file_is_lost(tmp_path) -> None:
+    """Rows are written again a thousand at a time."""
+    (tmp_path / "t.csv").write_text("a,b,\n" + "".join(f"{i},{i % 7},\n" for i in range(3_500)))
+    assert read_table(tmp_path / "t.csv").columns["a"].values.tolist() == list(range(3_500))
+    found = read_batches(tmp_path / "t.csv", Reading(), {"a": "numeric"})
+    assert [value for batch in found for value in batch.table.columns["a"].values] == list(range(3_500))

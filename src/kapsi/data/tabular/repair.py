@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator
 
 from kapsi.data.tabular.dialect import Dialect, ragged
@@ -26,7 +27,7 @@ class RepairedRows(io.RawIOBase):
         while size < 0 or len(self.buffer) < size:
             part = io.StringIO(newline="")
             writer = csv.writer(part, delimiter=self.dialect.separator, lineterminator="\n")
-            rows = [row for row, _ in zip(self.rows, range(1000), strict=False)]
+            rows = list(itertools.islice(self.rows, 1000))
             if not rows:
                 break
             writer.writerows(rows)
