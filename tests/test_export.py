@@ -462,8 +462,11 @@ def test_labels_without_a_form_in_json_are_refused(runs, tmp_path) -> None:
 def test_a_folder_for_the_hub_is_a_run_without_rows(runs, tmp_path) -> None:
     run = runs.load("linear", "label")
     run.save_pretrained(tmp_path / "hub")
-    names = ["README.md", "config.json", "config.yaml", "model.safetensors", "preprocessing.json", "run.json"]
-    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == names
+    names = {path.name for path in (tmp_path / "hub").iterdir()}
+    assert names >= {"README.md", "config.json", "config.yaml", "model.safetensors", "preprocessing.json", "run.json"}
+    assert not names & {"predictions.csv", "metrics.jsonl"}
+    # Everything that makes the model is downloaded from the Hub.
+    assert names - {"README.md", "config.json"} <= {*exports.PRETRAINED}
     again, frame = kp.LoadedRun.from_pretrained(tmp_path / "hub"), new_rows(50)
     assert np.array_equal(again.predict_proba(frame), run.predict_proba(frame))
     assert again.model.config == run.model.config

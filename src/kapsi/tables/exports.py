@@ -13,6 +13,7 @@ from kapsi.files import atomic, check_place, plain, resolve, show, write_json
 from kapsi.model_file import save
 from kapsi.spec import parse_yaml, to_dict, to_yaml
 from kapsi.tables.configuration import RunConfig, TableConfig
+from kapsi.tables.intervals import FILES
 from kapsi.tables.model import TableModel
 from kapsi.training.run_folder import NewRun
 
@@ -21,7 +22,7 @@ __all__ = ["FORMATS", "export_model", "pretrained_folder", "write_model"]
 MOST_INDENTED = 1_000
 """Most columns of a preprocessing.json for human readers."""
 
-PRETRAINED = ("run.json", "config.yaml", "preprocessing.json", "model.safetensors", "estimator.json")
+PRETRAINED = ("run.json", "config.yaml", "preprocessing.json", "model.safetensors", "estimator.json", *FILES)
 """Files of a folder that make its model; nothing else is downloaded."""
 
 
