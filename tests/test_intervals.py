@@ -318,3 +318,30 @@ def test_a_run_of_0_1_has_no_intervals(kapsi) -> None:
     runs = sorted(path.parent for path in folder.rglob("run.json"))
     assert runs
     assert kp.load_run(runs[0]).model.intervals is None
+
+
+# ------------------------------------------------------------------------------------------------ estimators
+
+
+def test_the_regressor_has_intervals_on_request() -> None:
+    x, y = noisy(400, 0)
+    new, truth = noisy(4000, 1)
+    regressor = kp.RPNRegressor(heads=["linear"], intervals=True).fit(x, y)
+    bounds = regressor.predict_interval(new, 0.8)
+    assert bounds.shape == (4000, 2)
+    assert abs(np.mean((bounds[:, 0] <= truth) & (truth <= bounds[:, 1])) - 0.8) < 0.06
+    several = kp.RPNRegressor(heads=["linear"], intervals=True).fit(x, np.stack([y, -y], 1))
+    assert several.predict_interval(new[:3]).shape == (3, 2, 2)
+    with pytest.raises(kp.SpecError, match="set intervals=True, and fit again"):
+        kp.RPNRegressor(heads=["linear"]).fit(x, y).predict_interval(new)
+
+
+def test_the_classifier_has_sets_on_request() -> None:
+    x, y = noisy(400, 0)
+    classifier = kp.RPNClassifier(heads=["linear"], intervals=True).fit(x, y > 0)
+    new, truth = noisy(4000, 1)
+    sets = classifier.predict_set(new, 0.9)
+    assert abs(sets[np.arange(4000), (truth > 0).astype(int)].mean() - 0.9) < 0.06
+    assert bool((sets.sum(1) >= 1).all())
+    with pytest.raises(kp.SpecError, match="needs the held-out rows of a recipe"):
+        kp.RPNClassifier(spec=kp.Identity(), intervals=True).fit(x, y > 0)

@@ -37,6 +37,7 @@ from kapsi.recipes.base import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
 from kapsi.tables.configuration import RunConfig, TableConfig, check_loss, outputs_of, resolve_run
 from kapsi.tables.fitting import fit_rows
+from kapsi.tables.intervals import Intervals, fit_intervals
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
@@ -89,6 +90,7 @@ class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
     warm_start: bool
     device: Any
     random_state: Any
+    intervals: bool
 
     model_: Model
     recipe_: Recipe | None
@@ -126,6 +128,10 @@ class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
                 raise SpecError(f"{name}: {option}={value!r} has an effect only with {other}")
         if self.spec is not None and not (isinstance(self.recipe, str) and self.recipe == "auto"):
             raise SpecError(f"{name}: recipe and spec are both given; leave one out")
+        if not isinstance(self.intervals, bool | np.bool_):
+            raise SpecError(f"{name}: intervals: expected True or False, got {shown(self.intervals)}")
+        if self.intervals and self.spec is not None:
+            raise SpecError(f"{name}: intervals=True needs the held-out rows of a recipe; leave it or spec out")
         if self._on_all_rows and self.validation_fraction is not None:
             raise SpecError(f"{name}: validation_fraction has no effect without early_stopping; leave it out")
         if isinstance(self.heads, list | tuple) and not self.heads:
@@ -289,8 +295,23 @@ class RPNEstimator(ExportMixin, BaseEstimator):  # type: ignore[misc]
         self.recipe_ = self._recipe()
         training = training_of(None, seed, {"loss": self.loss})
         table, result = fit_recipe(problem, train, self.recipe_, training)
+        if self.intervals:
+            predicted = table.decoded(result.held_out)
+            known = np.flatnonzero(~np.isnan(predicted.reshape(len(predicted), -1)).any(1))
+            table = replace(
+                table, intervals=fit_intervals(problem, table, train.rows[known], predicted[known], seed=seed)
+            )
         self._table, self.leaderboard_ = table, result.leaderboard
         self.notes_ += result.notes
+
+    def _intervals(self) -> Intervals:
+        """Return the errors of held-out rows."""
+        check_is_fitted(self)
+        if self._table.intervals is None:
+            raise SpecError(
+                f"{type(self).__name__}: was fitted without the errors of held-out rows; set intervals=True, and fit again"
+            )
+        return self._table.intervals
 
     def _recipe(self) -> Recipe:
         return recipe_of(self.recipe, {name: getattr(self, name) for name in RECIPE_OPTIONS})

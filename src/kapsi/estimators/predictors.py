@@ -15,6 +15,7 @@ from kapsi.data.tabular.types import Floats
 from kapsi.errors import DataError, SpecError
 from kapsi.estimators.base import RPNEstimator, in_parts
 from kapsi.estimators.labels import Target, labels_of, plain
+from kapsi.tables.intervals import bounds_of_rows
 
 __all__ = ["RPNClassifier", "RPNRegressor"]
 
@@ -46,6 +47,7 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         device: device of the model, such as `cuda`; None for the CPU.
         random_state: seed, 0 to 2³² − 1; a `RandomState`; None for another seed in each fit. NumPy's and torch's global states
             are neither read nor changed.
+        intervals: keep the errors of held-out rows, for `predict_set`; needs a recipe.
 
     Attributes:
         model_: the fitted `kapsi.Model`; its inputs are the encoded rows, its outputs logits.
@@ -86,6 +88,7 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         class_weight: Any = None,
         device: Any = None,
         random_state: Any = 0,
+        intervals: bool = False,
     ) -> None:
         self.recipe = recipe
         self.prefer = prefer
@@ -103,6 +106,7 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         self.class_weight = class_weight
         self.device = device
         self.random_state = random_state
+        self.intervals = intervals
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Fit the model.
@@ -145,6 +149,19 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
     def predict_log_proba(self, X: Any) -> Floats:
         """Return the logarithm of the probability of each class, `(rows, classes)`, finite where a probability is 0."""
         return self._outputs(X).log_softmax(1).numpy()
+
+    def predict_set(self, X: Any, level: float = 0.9) -> npt.NDArray[np.bool_]:
+        """Return which classes are in the conformal set of each row, `(rows, classes)`; see `kapsi.recipes.Conformal`.
+
+        Args:
+            X: rows.
+            level: share of new rows whose class is in the set, above 0 and below 1.
+
+        Raises:
+            KapsiError: a fit without `intervals=True`, or too few rows for the level.
+        """
+        probabilities = self._outputs(X).softmax(1)
+        return self._intervals().conformal.sets(probabilities, level).numpy()
 
     def decision_function(self, X: Any) -> Floats:
         """Return the logits, `(rows, classes)`; for two classes their difference, `(rows,)`, positive for the second."""
@@ -197,6 +214,7 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
     Args:
         recipe, prefer, budget, heads, spec, solver, l2, max_epochs, training: see `RPNClassifier`.
         early_stopping, validation_fraction, warm_start, device, random_state: see `RPNClassifier`.
+        intervals: keep the errors of held-out rows, for `predict_interval`; needs a recipe.
         loss: the loss; `auto` is `mse`.
 
     Attributes:
@@ -229,6 +247,7 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
         warm_start: bool = False,
         device: Any = None,
         random_state: Any = 0,
+        intervals: bool = False,
     ) -> None:
         self.recipe = recipe
         self.prefer = prefer
@@ -245,6 +264,7 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
         self.warm_start = warm_start
         self.device = device
         self.random_state = random_state
+        self.intervals = intervals
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Fit the model.
@@ -279,6 +299,22 @@ class RPNRegressor(MultiOutputMixin, RegressorMixin, RPNEstimator):  # type: ign
         outputs = self._outputs(X)
         predicted = self._table.decoded(outputs)
         return predicted.reshape(len(predicted), *self._target_shape)
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> Floats:
+        """Return lower and upper bounds of the target, `(rows, 2)`, or `(rows, targets, 2)` for targets of two axes.
+
+        Args:
+            X: rows.
+            level: share of new rows whose target is inside, above 0 and below 1; see `kapsi.recipes.Conformal`.
+
+        Raises:
+            KapsiError: a fit without `intervals=True`, or too few rows for the level.
+        """
+        x = self._inputs(X)
+        self._intervals()
+        outputs = self._table.decoded(self._table.raw_outputs(x, type(self).__name__))
+        bounds = bounds_of_rows(self._table, x, outputs, level)
+        return bounds.reshape(len(bounds), *self._target_shape, 2)
 
     def _target(self, y: Any, known: npt.NDArray[Any] | None) -> Target:
         y = np.asarray(validate_data(self, X="no_validation", y=y, multi_output=True, y_numeric=True), dtype=np.float64)

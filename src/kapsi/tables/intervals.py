@@ -201,7 +201,8 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
     if decisions.interval is None:
         return columns
     if model.classes is None:
-        bounds = bounds_of_rows(model, features, outputs, decisions.interval)
+        x = model.preprocessing.transform(features)
+        bounds = bounds_of_rows(model, x, outputs, decisions.interval, known_intervals(model).groups(features))
         names = [f"prediction_{name}" for name in model.targets] if isinstance(model.target, tuple) else ["prediction"]
         for i, name in enumerate(names):
             columns |= {f"{name}_lower": bounds[:, i, 0].tolist(), f"{name}_upper": bounds[:, i, 1].tolist()}
@@ -213,14 +214,23 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
     return columns
 
 
-def bounds_of_rows(model: TableModel, features: Table, outputs: Floats, level: float) -> Floats:
-    """Return lower and upper bounds in the unit of the target, `(rows, targets, 2)`; not negative if no training target was."""
+def bounds_of_rows(
+    model: TableModel, x: Floats, outputs: Floats, level: float, groups: Sequence[str] | None = None
+) -> Floats:
+    """Return lower and upper bounds in the unit of the target, `(rows, targets, 2)`; not negative if no training target was.
+
+    Args:
+        model: the fitted model.
+        x: inputs, `(rows, m)`.
+        outputs: predictions in the unit of the target, `(rows,)` or `(rows, targets)`.
+        level: see `Conformal.intervals`.
+        groups: name of the group of each row.
+    """
     known, scale = known_intervals(model), model.scale
     if scale is None:
         raise SpecError("intervals are for real values, and the target has classes; use sets of classes")
     values = torch.from_numpy(scale.predicted(outputs)).reshape(len(outputs), -1)
-    x = torch.from_numpy(model.preprocessing.transform(features))
-    pairs = known.conformal.intervals(x, values, level, known.groups(features)).numpy()
+    pairs = known.conformal.intervals(torch.from_numpy(x), values, level, groups).numpy()
     restored = [scale.restore(pairs[..., side].reshape(np.shape(outputs))) for side in range(2)]
     bounds = np.stack([part.reshape(len(outputs), -1) for part in restored], -1)
     if model.ranges is not None and len(model.ranges.targets):

@@ -214,7 +214,8 @@ class LoadedRun(NamedTuple):
             KapsiError: a classification, or too few held-out rows for the level.
         """
         features = self._features(frame, "predict_interval")
-        bounds = bounds_of_rows(self.model, features, self.model.outputs(features), level)
+        x, groups = self.model.preprocessing.transform(features), known_intervals(self.model).groups(features)
+        bounds = bounds_of_rows(self.model, x, self.model.outputs(features), level, groups)
         return bounds if isinstance(self.model.target, tuple) else bounds[:, 0]
 
     def predict_set(self, frame: Any, level: float = 0.9) -> npt.NDArray[np.bool_]:
