@@ -248,3 +248,16 @@ def test_deep_trees_find_interactions_without_a_first_gain() -> None:
     outputs = deep.cross_fit(data, data.folds(2)).outputs
     assert float((outputs.argmax(1) == y).double().mean()) > 0.95
     assert BoostedPairsHead.offered() == (BoostedPairsHead(),)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_diagonal_of_the_curvature_of_classes_is_that_of_its_factor(smoothing) -> None:
+    loss, outputs = (
+        kp.CrossEntropy(label_smoothing=smoothing),
+        torch.linspace(-2, 2, 15, dtype=torch.float64).view(5, 3),
+    )
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    gradient, root = loss.curvature(outputs, labels)
+    short, diagonal = loss.diagonal_curvature(outputs, labels)
+    torch.testing.assert_close(short, gradient)
+    torch.testing.assert_close(diagonal, root.square().sum(1))

@@ -333,6 +333,8 @@ class _NormalScores(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        if self.knots.is_meta:  # PyTorch would import SymPy
+            return
         count = self.knots.shape[1]
         values = torch.linspace(-3, 3, count, dtype=torch.float64, device=self.knots.device)
         self.knots.copy_(values.expand_as(self.knots))

@@ -14,7 +14,7 @@ from kapsi.features import Features, add
 from kapsi.fusion import Mean, Sum
 from kapsi.hooks import has_global_hooks
 from kapsi.modules.head import Head
-from kapsi.modules.store import Seed, Store, as_generator, memory
+from kapsi.modules.store import Seed, Store, allocate, as_generator, memory
 from kapsi.process import pipeline
 from kapsi.spec import LayerSpec
 from kapsi.weights import DenseWeights, Weights
@@ -82,7 +82,7 @@ class Layer(nn.Module):
                 except SpecError as error:
                     raise SpecError(f"heads[{i}]: {error}") from None
             with memory(f"heads[{i}]: Head({in_features} → {out_features})"):
-                head.to_empty(device=target)
+                allocate(head, target)
         self.heads = nn.ModuleList(heads)
         self.fusion = Store(spec.fusion.params(len(heads), out_features), None, device, dtype)
         self.output = pipeline(spec.output, out_features, device, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -19,7 +19,7 @@ from kapsi.function import short_form
 from kapsi.hooks import original
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
-from kapsi.modules.store import Seed, Store, as_generator
+from kapsi.modules.store import Seed, Store, allocate, as_generator
 from kapsi.spec import STANDARDIZING, HeadSpec, ModelSpec
 from kapsi.text import text_table
 
@@ -65,6 +65,13 @@ class Model(nn.Module):
             except SpecError as error:
                 raise SpecError(f"layers[{i}].{error}") from None
         self.layers = nn.ModuleList(layers)
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> Self:
+        """Allocate the tensors without values on a device, for instance of a model on the meta device."""
+        if not recurse:
+            return super().to_empty(device=device, recurse=False)
+        allocate(self, device)  # type: ignore[arg-type]
+        return self
 
     @property
     def in_features(self) -> int:

@@ -15,7 +15,7 @@ from kapsi.errors import SpecError, check_integer, unknown
 from kapsi.function import MAX_TENSOR, Initializer, Param, Params, Submodule, flatten
 from kapsi.migrate import migrate_tensor
 
-__all__ = ["Seed", "Store", "as_generator", "memory"]
+__all__ = ["Seed", "Store", "allocate", "as_generator", "memory"]
 
 Seed = int | Generator | None
 """Source of random values: a seed, a generator, or None for torch's default generator."""
@@ -30,6 +30,14 @@ def as_generator(seed: Seed) -> Generator | None:
         return torch.Generator().manual_seed(number)
     except (RuntimeError, ValueError, OverflowError):
         raise SpecError(f"seed: expected an integer of at most 64 bits, got {seed}") from None
+
+
+def allocate(module: nn.Module, device: torch.device | str | None) -> None:
+    """Allocate the tensors of a module, as on the meta device, without values.
+
+    As `nn.Module.to_empty`, which imports PyTorch's symbolic shapes and SymPy, a second of time.
+    """
+    module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 @contextmanager

@@ -97,14 +97,10 @@ def derivatives(outputs: Tensor, data: RecipeData) -> tuple[Tensor, Tensor]:
     Outputs of classes are defined up to a constant: the curvature of n of them counts n / (n − 1) times.
     """
     size = max(1, CHUNK // outputs.shape[1] ** 2)
-    gradients, curvatures = [], []
-    for out, y in zip(outputs.split(size), data.y.split(size), strict=True):
-        gradient, root = data.loss.curvature(out, y)
-        gradients.append(gradient)
-        curvatures.append(root.square().sum(1))
+    pairs = [data.loss.diagonal_curvature(*each) for each in zip(outputs.split(size), data.y.split(size), strict=True)]
+    gradient, curvature = pairs[0] if len(pairs) == 1 else map(torch.cat, zip(*pairs, strict=True))
     n = outputs.shape[1]
-    factor = n / (n - 1) if data.loss.shift_invariant and n > 1 else 1.0
-    return torch.cat(gradients), torch.cat(curvatures) * factor
+    return gradient, curvature * (n / (n - 1)) if data.loss.shift_invariant and n > 1 else curvature
 
 
 def constant_outputs(data: RecipeData) -> Tensor:

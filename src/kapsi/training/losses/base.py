@@ -98,6 +98,11 @@ class Loss(Function, role="loss"):
         """
         raise SpecError(f"{self.name} has no curvature; {losses_with('curvature')} have")
 
+    def diagonal_curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient and the diagonal of H in `curvature`, `(rows, n)` each; override to save the factor."""
+        gradient, root = self.curvature(output, target)
+        return gradient, root.square().sum(1)
+
     @property
     def has_curvature(self) -> bool:
         """Whether `curvature` is defined."""

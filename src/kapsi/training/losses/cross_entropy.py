@@ -44,9 +44,16 @@ class CrossEntropy(Loss, name="cross_entropy"):
         return output.log_softmax(1)
 
     def curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        p, s = output.softmax(1), self.label_smoothing
-        n = output.shape[1]
-        wanted = F.one_hot(target.long(), n).to(p.dtype) * (1 - s) + s / n
+        p = output.softmax(1)
         root = p.sqrt()
         # diag(p) − ppᵀ = (diag(√p) − √p pᵀ)ᵀ(diag(√p) − √p pᵀ)
-        return p - wanted, root.diag_embed() - root[:, :, None] * p[:, None, :]
+        return self._gradient(p, target), root.diag_embed() - root[:, :, None] * p[:, None, :]
+
+    def diagonal_curvature(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        p = output.softmax(1)
+        return self._gradient(p, target), p - p.square()
+
+    def _gradient(self, p: Tensor, target: Tensor) -> Tensor:
+        """Return p minus the target distribution."""
+        s, index = self.label_smoothing, target.long()[:, None]
+        return (p - s / p.shape[1] if s else p).scatter_add(1, index, p.new_full((1, 1), s - 1).expand_as(index))
