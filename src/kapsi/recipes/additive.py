@@ -50,6 +50,7 @@ class AdditiveHead(LinearInParameters, name="additive"):
 
     complexity: ClassVar[int] = 1
     explainable: ClassVar[bool] = True
+    blind: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
     penalties: ClassVar[tuple[float, ...]] = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 

@@ -29,6 +29,7 @@ class LinearHead(LinearInParameters, name="linear"):
 
     complexity: ClassVar[int] = 0
     explainable: ClassVar[bool] = True
+    bounded: ClassVar[bool] = False
 
     def model(self, data: RecipeData, seed: int = 0) -> Model:
         return one_layer(HeadSpec(Identity(), bias=True), data, seed)[0]

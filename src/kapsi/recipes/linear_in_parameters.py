@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from kapsi.recipes.solve import (
     CONSTANT,
     Basis,
     DesignRows,
+    correlated_ridge_path,
     leave_one_out,
     newton_path,
     orthogonal_basis,
@@ -33,6 +36,9 @@ __all__ = ["LinearInParameters"]
 
 MAX_PHI = 2**26
 """Values of κ(x) of all rows that are kept in memory: 512 MiB."""
+
+MOST_KEPT = 2**23
+"""Values of the coordinates of all rows that are kept for other folds and for the fit: 64 MiB for each head."""
 
 MANY_ROWS = 200
 """DesignRows for each column above which penalties matter little: a third of them is tried."""
@@ -80,6 +86,11 @@ class LinearInParameters(HeadRecipe):
     normalized: ClassVar[bool] = True
     """Whether Q is scaled to the trace of the covariance; otherwise l2 multiplies Q as it is."""
 
+    bounded: ClassVar[bool] = True
+    """Whether κ is constant beyond the range of the training rows."""
+    blind: ClassVar[bool] = True
+    """Whether κ and Q do not depend on the targets, apart from one option: folds share both."""
+
     @abstractmethod
     def model(self, data: RecipeData, seed: int = 0) -> Model:
         """Return a model of one layer in float64: κ calibrated on the rows, ψ dense, a bias; heads without remainders."""
@@ -116,14 +127,15 @@ class LinearInParameters(HeadRecipe):
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
         recipe = self.resolved(data, seed)
-        problem = LinearProblem(recipe, data, seed)
+        problem = LinearProblem.of(recipe, data, seed)
         if recipe.l2 is None and data.loss.closed_form:
-            recipe = replace(recipe, l2=problem.best(recipe.path(problem))[1])
+            orthogonal = problem if problem.orthogonal else LinearProblem(recipe, data, seed, True)
+            recipe = replace(recipe, l2=orthogonal.best(recipe.path(problem))[1])
         elif recipe.l2 is None:
             recipe = recipe.cross_fit(data, data.folds(5, 0), seed).recipe  # type: ignore[assignment]
-            problem = LinearProblem(recipe, data, seed)
+            problem = LinearProblem.of(recipe, data, seed)
         assign(problem.model, *problem.solution(recipe.l2 or 0.0))
-        return problem.model
+        return copy.deepcopy(problem.model)
 
     def resolved(self, data: RecipeData, seed: int = 0) -> Self:
         """Return the recipe with all options but `l2` chosen.
@@ -134,7 +146,7 @@ class LinearInParameters(HeadRecipe):
         if len(candidates) == 1:
             return candidates[0]
         data = sample(data)
-        return min(candidates, key=lambda each: LinearProblem(each, data, seed).best(self.penalties)[0])
+        return min(candidates, key=lambda each: LinearProblem(each, data, seed, True).best(self.penalties)[0])
 
     def path(self, problem: LinearProblem) -> tuple[float, ...]:
         """Return the penalties to try."""
@@ -153,7 +165,7 @@ class LinearInParameters(HeadRecipe):
         size = len(data.x) * self.width(*data.x.shape)
         candidates = self.candidates(data) if size <= SMALL else (self.resolved(data, seed),)
         crossed = min((_Crossed.of(each, data, folds, seed) for each in candidates), key=lambda each: each.loss)
-        return CrossFit(crossed.outputs(data, folds), crossed.recipe, time.perf_counter() - start)
+        return CrossFit(crossed.outputs, crossed.recipe, time.perf_counter() - start)
 
 
 def sample(data: RecipeData) -> RecipeData:
@@ -169,17 +181,30 @@ class LinearProblem:
         recipe: the recipe.
         data: the rows.
         seed: the seed of the model.
+        orthogonal: whether coordinates are uncorrelated, which pays for many penalties; None: if Q is normalized.
     """
 
-    def __init__(self, recipe: LinearInParameters, data: RecipeData, seed: int) -> None:
-        self.data = data
+    def __init__(self, recipe: LinearInParameters, data: RecipeData, seed: int, orthogonal: bool | None = None) -> None:
+        self.data, self.orthogonal = data, recipe.normalized if orthogonal is None else orthogonal
         self.model, penalty = recipe.design(data, seed)
         count = len(data.x)
         weight = data.x.new_ones(count) if data.weight is None else data.weight
         share = weight / weight.sum()
         chunks = columns_of(self.model, data.x)
-        self.basis: Basis = orthogonal_basis(chunks, share, penalty, recipe.normalized)
+        self.basis: Basis = orthogonal_basis(chunks, share, penalty, recipe.normalized, self.orthogonal)
         self.rows = DesignRows(chunks, self.basis, share)
+
+    @classmethod
+    def of(cls, recipe: LinearInParameters, data: RecipeData, seed: int) -> LinearProblem:
+        """Return the problem of a recipe; that of the same rows is computed once for all folds and the fit."""
+        known = _PROBLEMS.setdefault(data, {})
+        key = replace(recipe, l2=None), seed
+        if key not in known:
+            problem = cls(recipe, data, seed)
+            if problem.rows.stored is None or problem.rows.stored.numel() > MOST_KEPT:
+                return problem
+            known[key] = problem
+        return known[key]
 
     @property
     def largest(self) -> float:
@@ -202,66 +227,107 @@ class LinearProblem:
 
     def path(self, penalties: Sequence[float], tolerance: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the coefficients `(D, n)` and the bias `(n,)` for each penalty in turn; the tolerance is for the last."""
-        data = self.data
-        if data.loss.closed_form:
-            thetas: Iterator[Tensor] = iter(ridge_path(self.rows, data.y, penalties))
-        else:
-            thetas = newton_path(self.rows, data.y, data.loss, data.outputs, penalties, tolerance, ROUGH)
-        for theta in thetas:
+        for theta in self.thetas(penalties, tolerance):
             yield self.basis.coefficients(theta[:-1], theta[-1])
+
+    def thetas(self, penalties: Sequence[float], tolerance: float, part: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield the coefficients in the coordinates of the basis, `(r + 1, n)`, for all rows or a part of them."""
+        data, rows = self.data, self.rows
+        y = data.y
+        if part is not None:
+            rows, y = rows.take(part, columns_of(self.model, data.x[part])), y[part]
+        if not data.loss.closed_form:
+            return newton_path(rows, y, data.loss, data.outputs, penalties, tolerance, ROUGH)
+        if part is None and self.orthogonal:
+            return iter(ridge_path(rows, y, penalties))
+        return correlated_ridge_path(rows, y, penalties)
+
+    def held_out(self, train: Tensor, test: Tensor, bounded: bool) -> Callable[[Tensor], Tensor]:
+        """Return a map from coefficients in the coordinates of the basis to outputs for some of the rows.
+
+        Args:
+            train, test: training rows and held-out rows.
+            bounded: whether inputs are kept within the range of the training rows.
+        """
+        x = self.data.x[test]
+        inside = x.clamp(*self.data.x[train].aminmax(dim=0)) if bounded else x
+        if self.rows.stored is None:
+            return self.outputs_of(inside)
+        moved = (inside != x).any(1).nonzero()[:, 0]
+        z = self.rows.stored[test]
+        if len(moved):
+            z[moved] = torch.cat([self.rows.coordinates(phi) for phi in columns_of(self.model, inside[moved])()])
+        return lambda theta: z @ theta
+
+    def outputs_of(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a map from coefficients in the coordinates of the basis to outputs for further rows."""
+        chunks = columns_of(self.model, x)
+
+        def outputs(theta: Tensor) -> Tensor:
+            matrix, bias = self.basis.coefficients(theta[:-1], theta[-1])
+            return torch.cat([phi @ matrix + bias for phi in chunks()])
+
+        return outputs
+
+
+_PROBLEMS: WeakKeyDictionary[RecipeData, dict[tuple[LinearInParameters, int], LinearProblem]] = WeakKeyDictionary()
 
 
 class _Crossed(NamedTuple):
-    """A recipe with the best penalty, and its models of all folds."""
+    """A recipe with the best penalty, its loss, and its outputs for held-out rows, NaN for other rows."""
 
     loss: float
     recipe: LinearInParameters
-    fits: list[tuple[Model, Tensor, Tensor]]
+    outputs: Tensor
 
     @classmethod
     def of(cls, recipe: LinearInParameters, data: RecipeData, folds: Sequence[Fold], seed: int) -> _Crossed:
         """Return the result for the penalty with the least loss of all held-out rows."""
-        losses: list[dict[float, float]] = []
-        fits: list[tuple[Model, dict[float, tuple[Tensor, Tensor]]]] = []
-        for train, test in folds:
-            problem = LinearProblem(recipe, data.take(train), seed)
-            penalties = recipe.path(problem)
-            value: dict[float, float] = {}
-            fit: dict[float, tuple[Tensor, Tensor]] = {}
-            least, useless = math.inf, 0
-            held_out = columns_of(problem.model, data.x[test])
-            y, weight = data.y[test], None if data.weight is None else data.weight[test]
-            for penalty, pair in zip(penalties, problem.path(penalties, ROUGH), strict=True):
-                value[penalty], fit[penalty] = _loss(held_out, pair, y, weight, data), pair
-                if value[penalty] < least * (1 - SLIGHT):
-                    least, useless = value[penalty], 0
-                elif (useless := useless + 1) >= WORSE:
-                    break
-            losses.append(value)
-            fits.append((problem.model, fit))
-        common = [penalty for penalty in losses[0] if all(penalty in value for value in losses)]
-        totals = [sum(value[penalty] for value in losses) for penalty in common]
+        whole = LinearProblem.of(recipe, data, seed) if recipe.blind else None
+        parts = [_held_out_path(recipe, data, fold, seed, whole) for fold in folds]
+        common = [penalty for penalty in parts[0] if all(penalty in part for part in parts)]
+        totals = [sum(part[penalty][0] for part in parts) for penalty in common]
         best = min(range(len(common)), key=totals.__getitem__)
-        chosen = [(model, *fit[common[best]]) for model, fit in fits]
-        return cls(totals[best], replace(recipe, l2=common[best]), chosen)
-
-    def outputs(self, data: RecipeData, folds: Sequence[Fold]) -> Tensor:
-        """Return the outputs for held-out rows, NaN for rows in no held-out part."""
         outputs = data.x.new_full((len(data.x), data.outputs), torch.nan)
-        for (_, test), (model, matrix, bias) in zip(folds, self.fits, strict=True):
-            outputs[test] = torch.cat([phi @ matrix + bias for phi in columns_of(model, data.x[test])()])
-        return outputs
+        for (_, test), part in zip(folds, parts, strict=True):
+            outputs[test] = part[common[best]][1]
+        return cls(totals[best], replace(recipe, l2=common[best]), outputs)
 
 
-def _loss(
-    chunks: Callable[[], Iterator[Tensor]],
-    fit: tuple[Tensor, Tensor],
-    y: Tensor,
-    weight: Tensor | None,
-    data: RecipeData,
-) -> float:
+def _held_out_path(
+    recipe: LinearInParameters, data: RecipeData, fold: Fold, seed: int, whole: LinearProblem | None
+) -> dict[float, tuple[float, Tensor]]:
+    """Return loss and outputs of the held-out rows of a fold by penalty, from strong ones to the first that are too weak.
+
+    Args:
+        recipe: the recipe.
+        data: the rows.
+        fold: training rows and held-out rows.
+        seed: the seed of the model.
+        whole: the problem of all rows, whose coordinates are used; None for those of the training rows.
+    """
+    train, test = fold
+    problem = whole or LinearProblem(recipe, data.take(train), seed)
+    outputs_of = whole.held_out(train, test, recipe.bounded) if whole else problem.outputs_of(data.x[test])
+    penalties = recipe.path(problem)
+    y, weight = data.y[test], None if data.weight is None else data.weight[test]
+    results: dict[float, tuple[float, Tensor]] = {}
+    least, useless = math.inf, 0
+    for penalty, theta in zip(
+        penalties, problem.thetas(penalties, ROUGH, None if whole is None else train), strict=True
+    ):
+        outputs = outputs_of(theta)
+        value = _loss(outputs, y, weight, data)
+        results[penalty] = value, outputs
+        if value < least * (1 - SLIGHT):
+            least, useless = value, 0
+        elif (useless := useless + 1) >= WORSE:
+            break
+    return results
+
+
+def _loss(outputs: Tensor, y: Tensor, weight: Tensor | None, data: RecipeData) -> float:
     """Return the summed loss of held-out rows, infinite if not finite."""
-    outputs = torch.cat([phi @ fit[0] + fit[1] for phi in chunks()])
     losses = row_losses(outputs, y, data.loss)
     total = float(losses.sum() if weight is None else weight @ losses)
     return total if total == total else float("inf")

@@ -45,7 +45,10 @@ CLEAR = 3.0
 ALONE = 0.3
 """Weight of differences along one input, next to mixed ones: effects of one input belong to its own function."""
 
-AGAIN = 2
+OF_PAIRS = 3
+"""Most rounds of `evidence` with pairs."""
+
+AGAIN = 1
 """Rounds of `evidence` after pairs were left out."""
 
 USED = 0.3
@@ -70,6 +73,7 @@ class PairsHead(LinearInParameters, name="pairs"):
 
     complexity: ClassVar[int] = 3
     explainable: ClassVar[bool] = True
+    blind: ClassVar[bool] = False
     normalized: ClassVar[bool] = False
     penalties: ClassVar[tuple[float, ...]] = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 
@@ -126,7 +130,7 @@ class PairsHead(LinearInParameters, name="pairs"):
             moments = second_moments(model, data)
             strength = F.pad(strength, (0, len(chosen)), value=torch.nan)
             blocks = singles + _pair_blocks(groups, alone.columns, first)
-            strength = evidence(moments, blocks, self.rounds, strength)
+            strength = evidence(moments, blocks, min(self.rounds, OF_PAIRS), strength)
             clear = free_parameters(moments, blocks, strength) > USED
             if not bool(clear[-len(chosen) :].all()):
                 groups, columns, kept = _clear(alone, groups, clear)

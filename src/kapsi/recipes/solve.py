@@ -6,6 +6,7 @@ penalized. Q is normalized by default, so λ has no unit: its trace equals that 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, TypeAlias
 
@@ -15,7 +16,15 @@ from torch import Tensor
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.losses.base import Loss
 
-__all__ = ["Basis", "DesignRows", "leave_one_out", "newton_path", "orthogonal_basis", "ridge_path"]
+__all__ = [
+    "Basis",
+    "DesignRows",
+    "correlated_ridge_path",
+    "leave_one_out",
+    "newton_path",
+    "orthogonal_basis",
+    "ridge_path",
+]
 
 Chunks: TypeAlias = Callable[[], Iterator[Tensor]]
 """Returns a new iterator over the columns Φ of all rows, a chunk of rows `(b, D)` at a time."""
@@ -63,6 +72,7 @@ def orthogonal_basis(
     share: Tensor,
     penalty: Tensor | Callable[[Tensor], Tensor] | None = None,
     normalized: bool = True,
+    orthogonal: bool = True,
 ) -> Basis:
     """Return the coordinates for rows and a penalty, from one eigen-decomposition of the smaller side.
 
@@ -74,6 +84,7 @@ def orthogonal_basis(
         penalty: Q, a diagonal `(D,)` or a positive definite matrix `(D, D)`, or a function of the standard deviations `(D,)`
             that returns it; None for the variances of the columns.
         normalized: whether Q is scaled to the trace of the covariance.
+        orthogonal: whether coordinates are uncorrelated; otherwise the decomposition, most of the time, is left out.
     """
     mean, moments, rows = _moments(chunks, share)
     deviation = (moments.diagonal() if rows is None else share @ rows.square()).clamp_min(0).sqrt()
@@ -96,6 +107,10 @@ def orthogonal_basis(
     def apply(matrix: Tensor) -> Tensor:
         return matrix * root if root.dim() == 1 else matrix @ root
 
+    if not orthogonal:
+        transform = root if root.dim() == 2 else root.diag()
+        second = moments @ transform if rows is None else rows.T @ (share[:, None] * (rows @ transform))
+        return Basis(mean, transform, (transform * second).sum(0))
     if rows is None:
         matrix = apply(apply(moments).T).T if root.dim() == 2 else moments * root * root[:, None]
         spectrum, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
@@ -152,10 +167,23 @@ class DesignRows:
         self.width = len(basis.spectrum) + 1
         self.stored: Tensor | None = None
         if len(share) * self.width <= MAX_STORED:
-            parts = [self._coordinates(phi) for phi in chunks()]
+            parts = [self.coordinates(phi) for phi in chunks()]
             self.stored = parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _coordinates(self, phi: Tensor) -> Tensor:
+    def take(self, index: Tensor, chunks: Chunks) -> DesignRows:
+        """Return some rows in the same coordinates, which are correlated then; shares have sum 1.
+
+        Args:
+            index: indices of the rows.
+            chunks: columns of these rows, for coordinates that are not stored.
+        """
+        part = copy.copy(self)
+        part.source, part.stored = chunks, None if self.stored is None else self.stored[index]
+        part.share = self.share[index] / self.share[index].sum()
+        return part
+
+    def coordinates(self, phi: Tensor) -> Tensor:
+        """Return the coordinates of rows with columns Φ, `(rows, width)`."""
         z = phi.new_ones(len(phi), self.width)
         torch.mm(phi - self.basis.mean, self.basis.transform, out=z[:, :-1])
         return z
@@ -163,7 +191,7 @@ class DesignRows:
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield positions and coordinates of chunks of rows."""
         begin, size = 0, max(1, CHUNK // self.width)
-        pieces = map(self._coordinates, self.source()) if self.stored is None else iter(self.stored.split(size))
+        pieces = map(self.coordinates, self.source()) if self.stored is None else iter(self.stored.split(size))
         for z in pieces:
             yield slice(begin, begin + len(z)), z
             begin += len(z)
@@ -197,25 +225,38 @@ def ridge_path(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Tenso
     return torch.cat([inverse[:, :, None] * target[:-1], target[-1:].expand(len(penalties), 1, -1)], 1)
 
 
+def correlated_ridge_path(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
+    """Yield the same as `ridge_path` for a part of the rows of a basis, by a factorization for each penalty."""
+    target, gram = rows.gradient(rows.share[:, None] * y), y.new_zeros(rows.width, rows.width)
+    for at, z in rows.chunks():
+        gram.addmm_(z.T, rows.share[at, None] * z)
+    for penalty in penalties:
+        matrix = gram.clone()
+        matrix.diagonal()[:-1] += penalty
+        lower, failed = torch.linalg.cholesky_ex(matrix)
+        yield torch.linalg.pinv(matrix, hermitian=True) @ target if int(failed) else torch.cholesky_solve(target, lower)
+
+
 def leave_one_out(rows: DesignRows, y: Tensor, penalties: Sequence[float]) -> Tensor:
     """Return the exact leave-one-out mean squared error for each penalty, `(L,)`.
 
     The error of a row predicted from all others is e/(1 − h), with residual e and leverage h. A row whose prediction the
     others do not determine makes the error infinite.
     """
-    path = ridge_path(rows, y, penalties)
-    spectrum = rows.basis.spectrum
-    total = y.new_zeros(len(penalties))
+    path = ridge_path(rows, y, penalties).permute(1, 0, 2).flatten(1)
+    spectrum, count = rows.basis.spectrum, len(penalties)
+    shrunk = y.new_tensor(penalties)[:, None]
+    shrunk = (shrunk / (spectrum + shrunk)).T.contiguous()
+    total = y.new_zeros(count)
     for at, z in rows.chunks():
-        share = rows.share[at]
-        squares = z[:, :-1].square() * (share[:, None] / spectrum)
+        share = rows.share[at, None]
+        squares = z[:, :-1].square() * (share / spectrum)
         # 1 − h without cancellation: the part outside of the column space, plus the shrinkage.
-        beyond = (1 - share - squares.sum(1)).clamp_min(0)
-        for i, penalty in enumerate(penalties):
-            rest = beyond + squares @ (penalty / (spectrum + penalty))
-            determined = rest > 1e-13
-            error = ((y[at] - z @ path[i]) / rest.masked_fill(~determined, 1)[:, None]).square().mean(1)
-            total[i] += torch.where(determined, share * error, torch.where(share > 0, torch.inf, 0)).sum()
+        rest = (1 - share - squares.sum(1, keepdim=True)).clamp_min(0) + squares @ shrunk
+        determined = rest > 1e-13
+        error = (y[at, None] - (z @ path).view(len(z), count, -1)).square().mean(2)
+        error = error / rest.masked_fill(~determined, 1).square()
+        total += torch.where(determined, share * error, torch.where(share > 0, torch.inf, 0)).sum(0)
     return total
 
 
