@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.recipes import Auto, ConstantHead, RecipeData
+from kapsi.recipes import AdditiveHead, Auto, ConstantHead, LinearHead, RecipeData, Watch
+from kapsi.recipes.auto import _AutoSearch
 from kapsi.recipes.selection import select_heads
 
 
@@ -128,3 +129,35 @@ def test_a_busy_machine_leaves_out_no_head(monkeypatch) -> None:
     busy = Auto(heads=("linear", "additive")).build(data).leaderboard
     assert [(row.head, row.loss, row.weight) for row in busy] == [(row.head, row.loss, row.weight) for row in quiet]
     assert all("budget" not in row.note for row in busy)
+
+
+def test_heads_that_are_behind_on_the_first_rows_are_left_out() -> None:
+    """Those stay that are among the best, or make a sum better; the simplest always do."""
+    data = RecipeData(Y, Y, kp.MSE(), 0, torch.ones(1, dtype=torch.bool))
+    search = _AutoSearch(Auto(), data, 0, Watch())
+    shared = normal(500, 1, seed=1)
+    outputs = {
+        "best": Y + 0.5 * shared,
+        "as good": Y + 0.5 * normal(500, 1, seed=2),
+        "opposite": Y - 0.7 * shared,
+        "behind": Y + 1.2 * shared,
+        "far behind": Y + 3.0 * shared,
+        "constant": 0 * Y,
+    }
+    heads = dict.fromkeys(outputs, LinearHead())
+    complex_heads = {name: ConstantHead() if name == "constant" else AdditiveHead() for name in outputs}
+    rows = torch.arange(500)
+    fold = [(rows[250:], rows[:250])]
+    assert search._contenders(outputs, complex_heads, data, fold) == ["best", "as good", "opposite", "constant"]
+    assert search._contenders(outputs, heads, data, fold) == list(outputs)  # all are simple
+    few = {name: outputs[name] for name in ("best", "far behind")}
+    assert search._contenders(few, complex_heads, data, fold) == list(few)
+
+
+def test_stages_hold_out_every_row_once_or_in_each_repetition() -> None:
+    for rows, stages in ((100, (100, 100)), (500, (100, 400))):
+        part = RecipeData(Y[:rows], Y[:rows], kp.MSE(), 0, torch.ones(1, dtype=torch.bool))
+        plan = _AutoSearch(Auto(), part, 0, Watch())._folds(part)
+        held_out = [torch.cat([test for _, test in folds]) for folds in plan]
+        assert tuple(map(len, held_out)) == stages
+        assert sorted(torch.cat(held_out).tolist()) == sorted(list(range(rows)) * (2 if rows == 100 else 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, cast
 
@@ -46,6 +46,9 @@ ESTIMATED = 0.5
 SECONDS = 12.0, 60.0
 """Least and most of the default budget up to 5 million numbers of inputs: a second for each hundred rows and output."""
 
+TRIED = 0.7
+"""Part of the time of a comparison of all heads on all folds; some heads are left out after the first one."""
+
 COMPARISON = 0.7
 """Part of the budget for the comparison; the rest is for the fits of the chosen heads."""
 
@@ -62,15 +65,16 @@ SMALL = 3
 """Largest complexity of a head with `prefer="small"`: no trees, centers or networks."""
 
 
-LEAST_GAIN = 0.995
-"""Part of the loss of the best head on one fold that a costly head has to get below, alone or beside it."""
+RACED = 4
+"""Number of heads above which some are left out after the first fold."""
+
+CONTENDERS, CLOSE = 7, 2.0
+"""Most heads close to the best on the first held-out rows that stay, next to those with weights there, and the difference that is
+close, in standard errors; half of it where these are all rows."""
 
 MARGIN, MARGIN_ROWS = 0.1, 10.0
 """Part of the range of the targets by which predictions may leave it, and its addition times the number of rows: few rows do not
 show the range."""
-
-TRIAL_ROWS = 300
-"""Rows from which costly heads are tried on one fold first."""
 
 
 @dataclass(frozen=True)
@@ -177,17 +181,7 @@ class _AutoSearch:
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
         y, weight, known = _stacked(rows, plan)
-        entries: list[_Compared] = []
-        for name, head in heads.items():
-            # CPU seconds where they are fewer: other programs on the machine leave the choice of heads as it is.
-            spent = min(time.perf_counter() - start, time.process_time() - used)
-            if spent > self.budget and len(entries) > 1:
-                self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
-                continue
-            self.watch.on_head(name)
-            entry = self._entry(name, head, rows, plan, known, entries)
-            if entry is not None:
-                entries.append(entry)
+        entries = self._entries(heads, rows, plan, known, (start, used))
         outputs = [_bounded(entry.outputs, rows) for entry in entries]
         complexity = [entry.recipe.complexity for entry in entries]
         tie = TIES[self.auto.prefer]
@@ -282,10 +276,8 @@ class _AutoSearch:
         """Return the estimated seconds of the comparison."""
         folds, repeats = self._counts(rows)
         inner = int(rows * (folds - 1) / folds)
-        # About half of the heads that are tried on one fold first are left out then.
-        tried = (0.5 if head.separate_folds and rows >= TRIAL_ROWS else 1.0 for head in heads.values())
-        costs = (folds * repeats * head.cost(self.data, inner) for head in heads.values())
-        return ESTIMATED * sum(part * cost for part, cost in zip(tried, costs, strict=True))
+        stages = repeats * folds if self.auto.heads else TRIED * repeats * folds
+        return ESTIMATED * stages * sum(head.cost(self.data, inner) for head in heads.values())
 
     def _rows_of_fit(self, head: HeadRecipe, heads: int) -> int:
         """Return the number of rows for the fit of one of some heads."""
@@ -300,65 +292,109 @@ class _AutoSearch:
         return 3 if few else 5, 2 if rows < FEW_ROWS and not few else 1
 
     def _folds(self, rows: RecipeData) -> list[Sequence[Fold]]:
+        """Return the folds of each stage: repetitions, or the first fold and the others."""
         folds, repeats = self._counts(len(rows.x))
-        return [rows.folds(min(folds, len(rows.x)), repetition) for repetition in range(repeats)]
+        stages: list[Sequence[Fold]] = [
+            rows.folds(min(folds, len(rows.x)), repetition) for repetition in range(repeats)
+        ]
+        return stages if repeats > 1 or len(stages[0]) < 3 else [stages[0][:1], stages[0][1:]]
 
-    def _entry(
+    def _entries(
         self,
-        name: str,
-        head: HeadRecipe,
+        heads: Mapping[str, HeadRecipe],
         rows: RecipeData,
         plan: Sequence[Sequence[Fold]],
         known: Tensor,
-        others: Sequence[_Compared],
-    ) -> _Compared | None:
-        """Return a head with its outputs for held-out rows; None, with a note, if it fails."""
-        crossed = self.watch.kept(name)
+        start: tuple[float, float],
+    ) -> list[_Compared]:
+        """Return the heads with their outputs for all held-out rows; heads that do not contribute to the first ones are left out.
+
+        Args:
+            heads: the heads by name.
+            rows: the rows of the comparison.
+            plan: the folds of each stage.
+            known: positions of the held-out rows in the outputs of all stages.
+            start: time and CPU time of the start, in seconds.
+        """
+        chosen = dict(heads)
+        parts: dict[str, list[CrossFit]] = {name: [] for name in heads}
+        for number, folds in enumerate(plan):
+            for count, name in enumerate(list(chosen)):
+                # CPU seconds where they are fewer: other programs on the machine leave the choice of heads as it is.
+                spent = min(time.perf_counter() - start[0], time.process_time() - start[1])
+                part = None
+                if spent > self.budget and count > 1:
+                    self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
+                else:
+                    part = self._part(name, chosen[name], rows, folds, number)
+                if part is None:
+                    del chosen[name]
+                    continue
+                parts[name].append(part)
+                # The choice of a single fold is a noisy one.
+                chosen[name] = part.recipe if len(folds) > 1 else chosen[name].narrowed(part.recipe)
+            if number < len(plan) - 1:
+                contenders = self._contenders({name: parts[name][0].outputs for name in chosen}, chosen, rows, folds)
+                dropped = set(chosen) - set(contenders)
+                where = "fold" if len(folds) == 1 else "folds"
+                self.skipped |= {name: f"left out: no gain on the first {where}" for name in chosen if name in dropped}
+                chosen = {name: chosen[name] for name in contenders}
+        entries = []
+        for name, recipe in chosen.items():
+            outputs = torch.cat([part.outputs for part in parts[name]])[known]
+            entries.append(_Compared(name, recipe, outputs, sum(part.seconds for part in parts[name])))
+        return entries
+
+    def _part(
+        self, name: str, head: HeadRecipe, rows: RecipeData, folds: Sequence[Fold], number: int
+    ) -> CrossFit | None:
+        """Return a head with its outputs for the held-out rows of a stage; None, with a note, if it fails."""
+        self.watch.on_head(name)
+        key = f"{name}, stage {number}"
+        crossed = self.watch.kept(key)
         if crossed is None:
-            parts, recipe, seconds = [], head, 0.0
             try:
-                if (
-                    len(rows.x) >= TRIAL_ROWS
-                    and head.separate_folds
-                    and self._adds_nothing(head, rows, plan[0], known, others)
-                ):
-                    self.skipped[name] = "left out: no gain on the first fold"
-                    return None
-                for folds in plan:
-                    with _quiet():
-                        part = recipe.cross_fit(rows, folds, self.seed)
-                    parts.append(part.outputs)
-                    recipe, seconds = part.recipe, seconds + part.seconds
+                with _quiet():
+                    crossed = head.cross_fit(rows, folds, self.seed)
             except (KapsiError, RuntimeError, ValueError) as error:
                 if len(self.auto.heads) == 1:
                     raise
                 self.skipped[name] = f"failed: {str(error).splitlines()[0]}"
                 return None
-            crossed = CrossFit(torch.cat(parts), recipe, seconds)
-            self.watch.keep(name, crossed)
-        outputs = crossed.outputs[known]
-        if not bool(outputs.isfinite().all()):
+            self.watch.keep(key, crossed)
+        held_out = torch.cat([test for _, test in folds])
+        if not bool(crossed.outputs[held_out].isfinite().all()):
             self.skipped[name] = "failed: outputs are not finite"
             return None
-        return _Compared(name, crossed.recipe, outputs, crossed.seconds)
+        return crossed
 
-    def _adds_nothing(
-        self, head: HeadRecipe, rows: RecipeData, folds: Sequence[Fold], known: Tensor, others: Sequence[_Compared]
-    ) -> bool:
-        """Return whether a head, fitted without the first fold, improves neither on the best other head nor beside it."""
-        test = folds[0][1]
-        with _quiet():
-            outputs = head.cross_fit(rows, folds[:1], self.seed).outputs[test]
-        at = torch.searchsorted(known[known < len(rows.x)].contiguous(), test)
-        y = rows.y[test]
-        weight = torch.ones(len(y), dtype=outputs.dtype) if rows.weight is None else rows.weight[test]
+    def _contenders(
+        self, outputs: Mapping[str, Tensor], heads: Mapping[str, HeadRecipe], rows: RecipeData, folds: Sequence[Fold]
+    ) -> list[str]:
+        """Return the names of heads with a weight in a sum for some held-out rows, of the best alone, and of the simplest."""
+        names = list(outputs)
+        if self.auto.heads or self.auto.prefer == "small" or len(names) <= RACED:
+            return names
+        test = torch.cat([test for _, test in folds])
+        y, weight = rows.y[test], None if rows.weight is None else rows.weight[test]
+        values = [_bounded(outputs[name][test], rows) for name in names]
+        complexity = [heads[name].complexity for name in names]
+        selected = select_heads(values, y, weight, rows.loss, complexity)
+        share = torch.ones(len(y), dtype=values[0].dtype) if weight is None else weight
+        share = share / share.sum()
+        losses = [row_losses(value, y, rows.loss) for value in values]
+        order = sorted(range(len(names)), key=lambda i: float(share @ losses[i]))
 
-        def loss(out: Tensor) -> float:
-            return float(weight @ row_losses(out, y, rows.loss))
+        slack = CLOSE if len(folds) == 1 else CLOSE / 2
 
-        best = min((_bounded(other.outputs[at], rows) for other in others), key=loss)
-        out = _bounded(outputs, rows)
-        return min(loss(out), *(loss((1 - w) * best + w * out) for w in (0.15, 0.3, 0.5))) >= LEAST_GAIN * loss(best)
+        def close(i: int) -> bool:
+            worse = losses[i] - losses[order[0]]
+            mean = share @ worse
+            return float(mean) <= slack * float((share.square() @ (worse - mean).square()).sqrt())
+
+        best = [i for i in order[:CONTENDERS] if close(i)]
+        simple = [i for i, rank in enumerate(complexity) if rank <= 0]
+        return [name for i, name in enumerate(names) if selected.weights[i] > 0 or i in best or i in simple]
 
     def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""

@@ -224,7 +224,6 @@ class HeadRecipe(Recipe):
         superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
         least_budget: seconds that the default budget has at least if the recipe suits the rows.
         reads_text: whether the head takes all inputs, terms of texts among them, and needs texts; others take `x`.
-        separate_folds: whether the time of a cross-fit grows with the number of folds, so that a trial on one is worthwhile.
     """
 
     complexity: ClassVar[int] = 9
@@ -232,7 +231,6 @@ class HeadRecipe(Recipe):
     closed_form: ClassVar[bool] = False
     superseded: ClassVar[bool] = False
     least_budget: ClassVar[float] = 0.0
-    separate_folds: ClassVar[bool] = False
     reads_text: ClassVar[bool] = False
 
     @classmethod
@@ -247,6 +245,10 @@ class HeadRecipe(Recipe):
     def reason_against(self, data: RecipeData) -> str | None:
         """Return why the recipe does not suit these rows, such as a loss it has no solver for; None if it does."""
         return None
+
+    def narrowed(self, trial: Self) -> Self:
+        """Return the recipe with the options of a trial on one fold that need no further trials."""
+        return self
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         """Return an estimate of the CPU seconds of one fit."""

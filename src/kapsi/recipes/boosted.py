@@ -59,7 +59,6 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
     """
 
     complexity: ClassVar[int] = 6
-    separate_folds: ClassVar[bool] = True
 
     trees: int | None = option(None, minimum=1, maximum=10_000)
     most_trees: int = option(300, minimum=1, maximum=10_000)

@@ -60,7 +60,6 @@ class ForestHead(HeadRecipe, name="extra_trees"):
     """
 
     complexity: ClassVar[int] = 6
-    separate_folds: ClassVar[bool] = True
 
     trees: int = option(100, minimum=1, maximum=10_000)
     min_leaf: int = option(2, minimum=1, maximum=1_000_000)

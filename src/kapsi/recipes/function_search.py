@@ -221,7 +221,6 @@ class FunctionSearch(HeadRecipe, name="function_search"):
 
     complexity: ClassVar[int] = 7
     least_budget: ClassVar[float] = 60.0
-    separate_folds: ClassVar[bool] = True
     examples = ({}, {"candidates": ({"name": "tanh", "mlp": {"widths": [None, 3, None], "activation": "tanh"}},)})
 
     candidates: tuple[FunctionCandidate, ...] = (KAN, PRODUCT)

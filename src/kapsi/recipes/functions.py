@@ -79,7 +79,6 @@ class FunctionsHead(HeadRecipe, name="functions"):
 
     complexity: ClassVar[int] = 7
     least_budget: ClassVar[float] = 60.0
-    separate_folds: ClassVar[bool] = True
     examples = ({}, {"networks": ("kan",), "starts": 1})
 
     networks: tuple[Kind, ...] = ("kan", "product")
@@ -113,6 +112,9 @@ class FunctionsHead(HeadRecipe, name="functions"):
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         epochs = sum(NETWORKS[kind].config.epochs + REFIT for kind in self.networks) * self.starts
         return epochs * seconds_of_epoch(5 * 13 * (inputs + outputs) + 100, rows, outputs)
+
+    def narrowed(self, trial: FunctionsHead) -> FunctionsHead:
+        return replace(self, networks=trial.networks)
 
     def check(self) -> None:
         if not self.networks or len(set(self.networks)) < len(self.networks):

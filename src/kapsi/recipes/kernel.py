@@ -68,6 +68,9 @@ class KernelHead(LinearInParameters, name="kernel"):
     def candidates(self, data: RecipeData) -> tuple[KernelHead, ...]:
         return (self.resolved(data),)
 
+    def narrowed(self, trial: KernelHead) -> KernelHead:
+        return replace(self, sharpness=trial.sharpness)
+
     def resolved(self, data: RecipeData, seed: int = 0) -> KernelHead:
         """Return the recipe with the sharpness chosen: the leave-one-out error of squares is followed downhill."""
         if self.sharpness is not None:

@@ -98,7 +98,6 @@ class TextProductsHead(TextNaiveBayesHead, name="text_products"):
     complexity: ClassVar[int] = 5
     explainable: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
-    separate_folds: ClassVar[bool] = True
 
     rank: int = option(4, minimum=1, maximum=256)
     steps: int | None = option(None, minimum=0, maximum=10_000)
