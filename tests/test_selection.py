@@ -90,7 +90,7 @@ def test_another_repetition_is_another_partition_and_the_same_one_is_the_same() 
 
 
 def test_one_row_has_no_folds() -> None:
-    with pytest.raises(kp.TableError, match="too few"):
+    with pytest.raises(kp.TableError, match="cannot be divided"):
         data_of(1).folds(5)
 
 
