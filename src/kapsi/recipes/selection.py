@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,14 @@ NEAR_BEST = 3
 LEAST_GAIN = 1e-4
 """Relative decrease of the loss that justifies another step."""
 
-SMOOTH = 10.0
+SMOOTH = 3.0
 """Rows that speak for a scale of 1, in the choice of the scale of logits."""
+
+UNKNOWN = 1.0
+"""Rows of unknown class in the same choice: few rows that are all classified correctly do not show that none ever is wrong."""
+
+SCALES = tuple(2 ** (i / 10) for i in range(-50, 11))
+"""Scales of logits."""
 
 
 class Selected(NamedTuple):
@@ -148,12 +154,15 @@ def _fewer(losses: _Losses, weights: list[float], complexity: Sequence[int], tie
 
 
 def _scale(losses: _Losses, weights: list[float]) -> float:
-    """Return the scale of the logits with the least loss, among 1/2 to 2, with the weight of some rows for 1."""
+    """Return the scale of the logits with the least loss, with some rows for the scale 1 and some of unknown class."""
     rows = float(1 / losses.weight.square().sum())
+    total = sum(w * out for w, out in zip(weights, losses.outputs, strict=True) if w)
     best, value = 1.0, math.inf
-    for i in range(-20, 21):
-        scale = 2 ** (i / 20)
-        loss = losses.mean(losses.of([scale * w for w in weights])) + SMOOTH / rows * math.log(scale) ** 2
+    for scale in SCALES:
+        outputs = scale * cast(Tensor, total)
+        unknown = losses.mean(-outputs.log_softmax(1).mean(1))
+        loss = losses.mean(row_losses(outputs, losses.y, losses.loss))
+        loss += (SMOOTH * math.log(scale) ** 2 + UNKNOWN * unknown) / rows
         if loss < value:
             best, value = scale, loss
     return best
