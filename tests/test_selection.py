@@ -56,10 +56,19 @@ def test_too_large_logits_are_scaled_down() -> None:
     logits = normal(400, 2, seed=1)
     logits[torch.arange(400), labels] += 1
     (weight,) = select_heads([3 * logits], labels, None, kp.CrossEntropy(), [0]).weights
-    grid = torch.linspace(0.5, 2, 200, dtype=torch.float64)
+    grid = torch.linspace(0.1, 2, 400, dtype=torch.float64)
     losses = [float(torch.nn.functional.cross_entropy(3 * scale * logits, labels)) for scale in grid]
-    assert 0.5 <= weight < 1
-    assert weight == pytest.approx(float(grid[int(np.argmin(losses))]), abs=0.1)
+    assert weight == pytest.approx(float(grid[int(np.argmin(losses))]), abs=0.05)
+
+
+def test_few_rows_that_are_all_right_do_not_make_certain() -> None:
+    labels = (torch.arange(6) % 2).long()
+    logits = 20.0 * torch.nn.functional.one_hot(labels, 2).double()
+    (weight,) = select_heads([logits], labels, None, kp.CrossEntropy(), [0]).weights
+    assert 0.5 < float((weight * logits).softmax(1).amax(1).min()) < 0.99
+    many = labels.repeat(1000)
+    (weight,) = select_heads([logits.repeat(1000, 1)], many, None, kp.CrossEntropy(), [0]).weights
+    assert float((weight * logits).softmax(1).amax(1).min()) > 0.999
 
 
 def data_of(rows: int, **parts: torch.Tensor) -> RecipeData:

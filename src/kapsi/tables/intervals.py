@@ -166,7 +166,7 @@ def fit_intervals(
             raise SpecError("fit_intervals: the model of a regression has no scale")
         y = torch.from_numpy(model.scale.apply(problem.y[rows].astype(np.float64))).reshape(len(rows), -1)
         values = torch.from_numpy(model.scale.predicted(predicted)).reshape(y.shape)
-        x = torch.from_numpy(model.preprocessing.transform(problem.features, rows))
+        x = _dense(model.preprocessing.transform(problem.features, rows))
     low, high = x.aminmax(dim=0)
     data = RecipeData(
         x=x,
@@ -215,13 +215,13 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
 
 
 def bounds_of_rows(
-    model: TableModel, x: Floats, outputs: Floats, level: float, groups: Sequence[str] | None = None
+    model: TableModel, x: Any, outputs: Floats, level: float, groups: Sequence[str] | None = None
 ) -> Floats:
     """Return lower and upper bounds in the unit of the target, `(rows, targets, 2)`; not negative if no training target was.
 
     Args:
         model: the fitted model.
-        x: inputs, `(rows, m)`.
+        x: inputs, `(rows, m)`, or CSR.
         outputs: predictions in the unit of the target, `(rows,)` or `(rows, targets)`.
         level: see `Conformal.intervals`.
         groups: name of the group of each row.
@@ -230,13 +230,18 @@ def bounds_of_rows(
     if scale is None:
         raise SpecError("intervals are for real values, and the target has classes; use sets of classes")
     values = torch.from_numpy(scale.predicted(outputs)).reshape(len(outputs), -1)
-    pairs = known.conformal.intervals(torch.from_numpy(x), values, level, groups).numpy()
+    pairs = known.conformal.intervals(_dense(x), values, level, groups).numpy()
     restored = [scale.restore(pairs[..., side].reshape(np.shape(outputs))) for side in range(2)]
     bounds = np.stack([part.reshape(len(outputs), -1) for part in restored], -1)
     if model.ranges is not None and len(model.ranges.targets):
         positive = model.ranges.targets[:, 0] >= 0
         bounds[:, positive] = np.maximum(bounds[:, positive], 0.0)
     return bounds
+
+
+def _dense(x: Any) -> torch.Tensor:
+    """Return inputs as a tensor; of sparse rows none, so that the spread depends on the prediction alone."""
+    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.zeros(x.shape[0], 0, dtype=torch.float64)
 
 
 def known_intervals(model: TableModel) -> Intervals:
