@@ -63,12 +63,12 @@ def test_too_large_logits_are_scaled_down() -> None:
 
 def test_few_rows_that_are_all_right_do_not_make_certain() -> None:
     labels = (torch.arange(6) % 2).long()
-    logits = 20.0 * torch.nn.functional.one_hot(labels, 2).double()
+    logits = 6.0 * torch.nn.functional.one_hot(labels, 2).double()
     (weight,) = select_heads([logits], labels, None, kp.CrossEntropy(), [0]).weights
     assert 0.5 < float((weight * logits).softmax(1).amax(1).min()) < 0.99
     many = labels.repeat(1000)
     (weight,) = select_heads([logits.repeat(1000, 1)], many, None, kp.CrossEntropy(), [0]).weights
-    assert float((weight * logits).softmax(1).amax(1).min()) > 0.999
+    assert float((weight * logits).softmax(1).amax(1).min()) > 0.997
 
 
 def data_of(rows: int, **parts: torch.Tensor) -> RecipeData:
