@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import kapsi as kp
-from kapsi.recipes import KernelHead, LinearHead, QuadraticHead, RecipeData, linear_in_parameters, solve
+from kapsi.recipes import KernelHead, LinearHead, QuadraticHead, RecipeData, TextLinearHead, linear_in_parameters, solve
 from kapsi.recipes.solve import DesignRows, leave_one_out, newton_path, orthogonal_basis, ridge_path
 
 PENALTIES = (10.0, 0.1, 1e-3, 1e-5)
@@ -351,3 +351,20 @@ def test_a_single_distinct_row_gives_the_mean() -> None:
     data = RecipeData(torch.ones(6, 2).double(), torch.arange(6.0).double()[:, None], kp.MSE(), 0, torch.ones(2).bool())
     for recipe in (LinearHead(), QuadraticHead(), KernelHead(), KernelHead(inputs="normal_scores")):
         assert recipe.fit(data)(data.x).detach().flatten().tolist() == pytest.approx([2.5] * 6, abs=1e-6)
+
+
+def test_folds_with_different_spectra_share_a_path_of_penalties() -> None:
+    # The largest eigenvalue of the folds with the first row is 10⁸ times that of the fold without it.
+    generator = torch.Generator().manual_seed(0)
+    x = 1e-4 * torch.randn(60, 2, dtype=torch.float64, generator=generator)
+    x[0] = 1.0
+    y = torch.randint(2, (60,), generator=generator)
+    data = RecipeData(x, y, kp.CrossEntropy(), 2, torch.ones(2, dtype=torch.bool))
+    crossed = QuadraticHead().cross_fit(data, data.folds(5))
+    assert bool(crossed.outputs.isfinite().all())
+
+
+def test_a_recipe_that_does_not_suit_the_rows_says_why() -> None:
+    data = table(rows=20, inputs=1, outputs=1)
+    with pytest.raises(kp.SpecError, match="text_linear: does not suit these rows: there are no texts"):
+        TextLinearHead().build(data)

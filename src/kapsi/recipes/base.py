@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kapsi.data.tabular.split import Splits
-from kapsi.errors import TableError
+from kapsi.errors import SpecError, TableError
 from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.recipes.widened import widened
@@ -290,6 +290,8 @@ class HeadRecipe(Recipe):
         return RecipePlan({self.label(): seconds}, {}, len(data.x), seconds)
 
     def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
+        if reason := self.reason_against(data):
+            raise SpecError(f"recipe {self.label()}: does not suit these rows: {reason}")
         start = time.perf_counter()
         crossed = self.cross_fit(data, data.folds(5), seed)
         model = crossed.recipe.fit_to_all(data, seed)

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 from weakref import WeakKeyDictionary
@@ -284,7 +284,15 @@ class _Crossed(NamedTuple):
     def of(cls, recipe: LinearInParameters, data: RecipeData, folds: Sequence[Fold], seed: int) -> _Crossed:
         """Return the result for the penalty with the least loss of all held-out rows."""
         whole = LinearProblem.of(recipe, data, seed) if recipe.blind else None
-        parts = [_held_out_path(recipe, data, fold, seed, whole) for fold in folds]
+        # One path for all folds: the strongest useful penalty differs between them.
+        penalties: tuple[float, ...] = ()
+        parts = []
+        for fold in folds:
+            problem = whole or LinearProblem(recipe, data.take(fold[0]), seed)
+            penalties = penalties or recipe.path(problem)
+            outputs_of = whole.held_out(*fold, recipe.bounded) if whole else problem.outputs_of(data.x[fold[1]])
+            thetas = problem.thetas(penalties, ROUGH, fold[0] if whole else None)
+            parts.append(_held_out_path(data, fold[1], outputs_of, zip(penalties, thetas, strict=True)))
         common = [penalty for penalty in parts[0] if all(penalty in part for part in parts)]
         totals = [sum(part[penalty][0] for part in parts) for penalty in common]
         best = min(range(len(common)), key=totals.__getitem__)
@@ -295,27 +303,20 @@ class _Crossed(NamedTuple):
 
 
 def _held_out_path(
-    recipe: LinearInParameters, data: RecipeData, fold: Fold, seed: int, whole: LinearProblem | None
+    data: RecipeData, test: Tensor, outputs_of: Callable[[Tensor], Tensor], path: Iterable[tuple[float, Tensor]]
 ) -> dict[float, tuple[float, Tensor]]:
     """Return loss and outputs of the held-out rows of a fold by penalty, from strong ones to the first that are too weak.
 
     Args:
-        recipe: the recipe.
         data: the rows.
-        fold: training rows and held-out rows.
-        seed: the seed of the model.
-        whole: the problem of all rows, whose coordinates are used; None for those of the training rows.
+        test: the held-out rows.
+        outputs_of: maps coefficients to their outputs.
+        path: penalties with the coefficients of the training rows.
     """
-    train, test = fold
-    problem = whole or LinearProblem(recipe, data.take(train), seed)
-    outputs_of = whole.held_out(train, test, recipe.bounded) if whole else problem.outputs_of(data.x[test])
-    penalties = recipe.path(problem)
     y, weight = data.y[test], None if data.weight is None else data.weight[test]
     results: dict[float, tuple[float, Tensor]] = {}
     least, useless = math.inf, 0
-    for penalty, theta in zip(
-        penalties, problem.thetas(penalties, ROUGH, None if whole is None else train), strict=True
-    ):
+    for penalty, theta in path:
         outputs = outputs_of(theta)
         value = _loss(outputs, y, weight, data)
         results[penalty] = value, outputs
