@@ -1,4 +1,4 @@
-"""Files as people have them: what is read, guessed, asked and refused. Each row of the table in docs/tables.md is a case here."""
+"""Reading rules for tables. Each row of the table in docs/tables.md is a case here."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ CASES = {
     "`#` lines between the rows": ("a,y\n1,2\n# more\n3,4\n", {}, [1.0, 3.0]),
     "other lines before the header": ("Report\nof 2024\na,b,y\n1,2,3\n4,5,6\n7,8,9\n", {}, "--skip 2 leaves out"),
     "`--skip 2`": ("Report\nof 2024\na,y\n1,2\n4,5\n", {"skip": 2}, [1.0, 4.0]),
-    "names that are numbers": ("5.1,3.5,x\n4.9,3.0,x\n4.7,3.2,z\n", {}, "--no-header"),
+    "numbers as column names": ("5.1,3.5,x\n4.9,3.0,x\n4.7,3.2,z\n", {}, "--no-header"),
     "`--no-header`": ("5.1,3.5\n4.9,3.0\n", {"header": False}, [5.1, 4.9]),
     "rows with too few or too many values": ("a,y\n1,2\n3,4,5\n", {}, "line 3 has 3 values, the header has 2"),
     "a quote that is never closed": ('a,y\n1,"x\n2,y\n3,z\n', {}, "never closed"),
@@ -207,12 +207,12 @@ OTHER = {
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
     '`"12.5"` as text in Parquet',
-    "`12KB`, `[1.5 2]`, `2 days 1h` and other quantities in over 50 texts",
+    "`12KB`, `[1.5 2]`, `2 days 1h` and other quantities, over 50 distinct",
     "the unit of a table for prediction",
     "numbers without a unit for `20%`, `300K` or times of the day",
     "the unit of a target",
     "`--unit COLUMN=UNIT`",
-    "workbooks of Excel, JSON, web pages, pickles and other files with the name of a table",
+    "Excel workbooks, JSON, web pages, pickles and other formats under the name of a table",
     "numbers with two decimal marks in a column",
     "one `unknown` among `0` and `1` as a target",
     "several targets with classes",
@@ -220,13 +220,13 @@ OTHER = {
     "a category that was not in the training rows, an empty value",
     "a target with almost as many classes as rows",
     "−9999 in several rows, far from all other values",
-    "whole numbers that are all distinct, inputs in the order of the target or equal to it but for names",
+    "distinct integers in all rows; inputs in the order of the target, or equal to the target up to names",
     "non-negative integers as a target, over 20 distinct",
 }
 
 
 def test_the_documentation_has_each_case():
-    text = DOCS.read_text(encoding="utf-8").split("## What is read")[1].split("\n## ")[0]
+    text = DOCS.read_text(encoding="utf-8").split("## Reading rules")[1].split("\n## ")[0]
     rows = {line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")}
     rows = {row.replace("\\|", "|") for row in rows if not row.startswith(("input", "---"))}
     assert rows == {*CASES, *OTHER}

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from kapsi.tables import RunConfig
 
 MOST_COLUMNS = 50
+"""Maximum number of columns shown."""
 
 
 def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
-    """Write columns, heads, sizes, memory and seconds of a fit, or its JSON object."""
+    """Write columns, heads, sizes, memory and estimated seconds of a fit, as tables or as one JSON object."""
     from kapsi.tables import plan_fit
 
     plan = plan_fit(problem, config)

@@ -11,7 +11,7 @@ from kapsi.errors import FileError
 
 EXAMPLES = """\
 kapsi export runs/table --format onnx --output table.onnx
-kapsi export runs/table --format huggingface --output card
+kapsi export runs/table --format huggingface --output table-model
 """
 
 Format: TypeAlias = Annotated[

@@ -35,7 +35,7 @@ EXAMPLE = "layers.0.heads.0.expansion.degree=3"
 Edits: TypeAlias = list[tuple[str, Any]]
 
 Weight: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "The weights of the rows.")]
-Group: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "Groups of rows that a split does not divide.")]
+Group: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "Groups of rows, never divided by a split.")]
 Time: TypeAlias = Annotated[str | None, option(DATA, "COLUMN", "Order of the rows: held-out rows are the latest.")]
 Validation: TypeAlias = Annotated[
     str | None, option(DATA, "FILE", "A table of the held-out rows, instead of a part of TABLE.")
@@ -53,17 +53,18 @@ ClassWeight: TypeAlias = Annotated[
 ]
 Prefer: TypeAlias = Annotated[
     Literal["accuracy", "explainable", "small", "fast"] | None,
-    option(MODEL, None, "Heads of the automatic model.  \\[default: accuracy]"),
+    option(MODEL, None, "Heads that the automatic model compares.  \\[default: accuracy]"),
 ]
 Budget: TypeAlias = Annotated[
-    float | None, option(MODEL, "S", "Seconds for the automatic model of each part of the rows.", min=0.1)
+    float | None,
+    option(MODEL, "S", "Estimated seconds for the automatic model, for each fold and the final fit.", min=0.1),
 ]
 HeadNames: TypeAlias = Annotated[
     list[str] | None,
     option(MODEL, "NAME", "A head to choose from: linear, additive, … May be repeated.", "--head"),
 ]
 Target: TypeAlias = Annotated[
-    list[str], option(DATA, "COLUMN", "The column to learn. Several columns of numbers: repeat.")
+    list[str], option(DATA, "COLUMN", "The column to predict. Repeat for several columns of numbers.")
 ]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
@@ -107,7 +108,8 @@ Strategy: TypeAlias = Annotated[
     Literal["ddp", "fsdp"] | None, option(CLUSTER, None, "Distribution of the model: replicated or sharded.")
 ]
 IntervalBy: TypeAlias = Annotated[
-    str | None, option(TRAINING, "COLUMN", "A column of categories: intervals of predictions cover in each of them.")
+    str | None,
+    option(TRAINING, "COLUMN", "A column of categories: prediction intervals have their coverage in each category."),
 ]
 DryRun: TypeAlias = Annotated[
     bool, option(OUTPUT, None, "Fit nothing; show columns, heads, sizes, memory and seconds.", "--dry-run")

@@ -1,4 +1,4 @@
-"""A command whose options may also come from environment variables and from a file, and are refused if repeated."""
+"""Commands with options from the command line, the environment or a file; a repeated option of one value is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECTIONS = ("table", "model", "training", "recipe")
 
 
 class Once(TyperCommand):
-    """A command: `--folds 5`, `KAPSI_FIT_FOLDS=5` or `folds: 5` in the file of `--config`, the first of them that is given."""
+    """A command that reads options from `--folds 5`, `KAPSI_FIT_FOLDS=5` or `folds: 5` in the file of `--config`, in this order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -27,11 +27,11 @@ class Once(TyperCommand):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the environment variables of this command."""
+        """Prefix of the environment variables of the command."""
         return f"KAPSI_{str(self.name).upper()}_"
 
     def named_options(self) -> dict[str, Any]:
-        """Return the options by name, without dashes at the beginning."""
+        """Return the options by name, without leading dashes."""
         options = (parameter for parameter in self.params if parameter.param_type_name == "option")
         return {option.opts[0].lstrip("-"): option for option in options}
 
@@ -72,7 +72,7 @@ class Once(TyperCommand):
 
 
 def _read_defaults(context: typer.Context, path: str | None) -> None:
-    """Take the options of a file as defaults of the command."""
+    """Set the defaults of a command to the options of a file."""
     if path is None or context.resilient_parsing:
         return
     from kapsi.spec import parse_yaml, read_text
@@ -99,7 +99,7 @@ def _read_defaults(context: typer.Context, path: str | None) -> None:
 
 
 def _words(value: Any, parameter: Any, place: str) -> Any:
-    """Return the value of an option in a file as the command line would give it."""
+    """Return the value of an option in a file as words of the command line."""
     several = getattr(parameter, "multiple", False) or parameter.nargs == -1
     if isinstance(value, Mapping) and several:
         value = [f"{key}={_word(part, f'{place}.{key}')}" for key, part in value.items()]
@@ -140,7 +140,7 @@ Config: TypeAlias = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="A YAML file with options of this command by name, or the config.yaml of a run. The command line comes first.",
+        help="A YAML file with options of this command by name, or the config.yaml of a run. The command line has precedence.",
         is_eager=True,
         expose_value=False,
         callback=_read_defaults,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 kapsi predict runs/table new.csv --output predictions.csv --keep id
+kapsi predict runs/table new.csv --output predictions.csv --interval 0.9
 cat new.csv | kapsi predict runs/table - --output - > predictions.csv
 """
 
@@ -25,7 +26,7 @@ Predictions: TypeAlias = Annotated[
     str, option(OUTPUT, "FILE", "The CSV (also .csv.gz) or Parquet file to write; - for CSV to standard output.")
 ]
 Keep: TypeAlias = Annotated[
-    list[str] | None, option(OUTPUT, "COLUMN", "A column of the table to write beside. May be repeated.")
+    list[str] | None, option(OUTPUT, "COLUMN", "A column of the table to copy to the output. May be repeated.")
 ]
 Outside: TypeAlias = Annotated[
     bool,
@@ -33,9 +34,7 @@ Outside: TypeAlias = Annotated[
 ]
 Interval: TypeAlias = Annotated[
     float | None,
-    option(
-        OUTPUT, "SHARE", "Add the interval, or the set of classes, that holds the target of this share of new rows."
-    ),
+    option(OUTPUT, "SHARE", "Add prediction intervals, or sets of classes, with this coverage, such as 0.9."),
 ]
 Cost: TypeAlias = Annotated[
     list[str] | None,
@@ -43,7 +42,11 @@ Cost: TypeAlias = Annotated[
 ]
 Recall: TypeAlias = Annotated[
     str | None,
-    option(OUTPUT, "LABEL=SHARE", "Predict a class so often that this share of its rows is found."),
+    option(
+        OUTPUT,
+        "LABEL=SHARE",
+        "Predict a class above the threshold that finds this share of its rows, such as yes=0.95.",
+    ),
 ]
 Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
 

@@ -18,7 +18,7 @@ PANEL = "Reading the table"
 
 
 Missing: TypeAlias = Annotated[
-    list[str] | None, option(PANEL, "WORD", "A word for missing values, besides the known ones. May be repeated.")
+    list[str] | None, option(PANEL, "WORD", "A further word for missing values. May be repeated.")
 ]
 Decimal: TypeAlias = Annotated[Literal[".", ","] | None, option(PANEL, "MARK", "The decimal mark, . or ,")]
 Thousands: TypeAlias = Annotated[

@@ -29,12 +29,12 @@ def runs(
         list[str] | None,
         typer.Argument(
             metavar="[list|compare|delete] [FOLDER|RUN]...",
-            help="list: the runs of a folder, by default runs. compare: scores and configurations of several runs. "
-            "delete: runs with all their files.",
+            help="list: list the runs of a folder, by default the folder runs. compare: compare scores and options of runs. "
+            "delete: delete runs with all their files.",
             show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, option(OUTPUT, None, "Delete without a question.", "--yes")] = False,
+    yes: Annotated[bool, option(OUTPUT, None, "Delete without confirmation.", "--yes")] = False,
     json: Json = False,
 ) -> None:
     """List the runs of a folder, compare runs, or delete them."""
@@ -77,7 +77,7 @@ def _list(folder: Path, json: bool, named: bool) -> None:
 
 
 def _line(path: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a run; run.json was not verified, and may hold anything."""
+    """Return the cells of a run; `manifest` is untrusted, because listing does not verify checksums."""
     if not manifest:
         return (path.name, *["-"] * 6, "damaged")
     model = _scores(manifest).get("kapsi", {})
@@ -146,7 +146,7 @@ def _plain(config: Any) -> Any:
 
 
 def _flat(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the options of a configuration by path, such as training.epochs."""
+    """Yield the options of a configuration with their paths, such as training.epochs."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _flat(value, f"{name}.{key}" if name else str(key))
@@ -163,7 +163,7 @@ def _cell(value: Any, longest: int = 40) -> str:
 
 
 def _differences(paths: Sequence[str], manifests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return notes on what makes scores incomparable."""
+    """Yield notes on differences that make scores incomparable."""
     reasons = {
         "table_sha256": "tables with different content",
         "target": "different targets",
@@ -187,7 +187,7 @@ def _delete(paths: Sequence[str], yes: bool, json: bool) -> None:
         check_deletable(path)
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise SpecError("runs delete: without a terminal there is no question; give --yes to delete")
+            raise SpecError("runs delete: confirmation needs a terminal; give --yes to delete without")
         say(f"delete {', '.join(paths)}?", err=True)
         if not typer.confirm("", default=False, err=True, prompt_suffix=""):
             raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Conformal intervals and sets from outputs for held-out rows."""
+"""Conformal prediction intervals and sets from the outputs for held-out rows."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from kapsi.training.losses import MSE
 __all__ = ["Conformal", "Quantiles"]
 
 MOST_LEVELS = 1_000
-"""Most quantiles of a table."""
+"""Maximum number of quantiles in a table."""
 
 SPREAD_ROWS = 20_000
-"""Most rows of the fit of the spread."""
+"""Maximum number of rows for the fit of the spread."""
 
 SPREAD_INPUTS = 60
-"""Most inputs of the spread, besides the prediction itself; with more, it depends on the prediction alone."""
+"""Inputs up to which the spread depends on them; with more inputs, on the prediction alone."""
 
 LEAST_ROWS = 60
-"""Rows from which the spread may depend on the inputs."""
+"""Minimum number of held-out rows for a fit of the spread; with fewer, it is constant."""
 
 LEAST_GAIN = 0.98
-"""Part of the squared error of a constant that the spread has to get below on held-out rows."""
+"""Largest squared error of the fitted spread on held-out rows, relative to that of a constant."""
 
 FLOOR = 0.1
-"""Part of the median error that is added to each error before the logarithm."""
+"""Share of the median error, added to each error before the logarithm."""
 
 BOUND = 3.0
 """Largest absolute logarithm of the spread, relative to its mean."""
 
 
 class Quantiles(NamedTuple):
-    """Scores by their level: a share `levels[i]` of new rows has a score of at most `scores[i]`.
+    """Quantiles of scores: a share `levels[i]` of new rows has a score of at most `scores[i]`.
 
     Attributes:
         levels: increasing, below 1.
@@ -67,12 +67,12 @@ class Quantiles(NamedTuple):
         levels = weight.cumsum(0) / (weight.sum() + weight.mean())
         if len(ordered) > MOST_LEVELS:
             at = torch.linspace(0, len(ordered) - 1, MOST_LEVELS, dtype=torch.float64).round().long()
-            # Between two kept levels the larger score counts, so that coverage is never lower.
+            # Between two of these levels, `at` returns the higher quantile, so the coverage is never too low.
             levels, ordered = levels[at], ordered[at]
         return cls(_short(levels), _short(ordered))
 
     def at(self, level: float) -> float:
-        """Return the score of a level; infinite if so few rows do not show it."""
+        """Return the smallest known quantile of at least a level; infinity if there are too few rows for the level."""
         for known, score in zip(self.levels, self.scores, strict=True):
             if known >= level - 1e-9:
                 return score
@@ -86,18 +86,19 @@ def _short(values: Tensor) -> tuple[float, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Intervals and sets that cover the target of a share of new rows, from outputs for rows held out of their fit.
+    """Compute prediction intervals and sets with a given coverage, from the outputs for held-out rows.
 
-    Numbers: the score of a row is |y − f(x)|/s(x), and the interval f(x) ± q s(x), q the quantile of the scores. The spread s
-    is an additive function of inputs and prediction, fitted to log |y − f(x)|; a constant if that is no better on held-out
-    rows. Classes: the score of a row is 1 − p_y(x), and the set has the classes with p ≥ 1 − q, at least the most probable one.
+    Real targets: the score of a row is |y − f(x)|/s(x), and the interval f(x) ± q s(x), q the quantile of the scores. The
+    spread s is an additive function of inputs and prediction, fitted to log |y − f(x)|, or a constant if the function is no
+    better on held-out rows. Classes: the score of a row is 1 − p_y(x), and the set has the classes with p ≥ 1 − q, at least
+    the most probable class.
 
-    The coverage holds on average over rows that are drawn as the rows of the fit (exchangeable), not for each row.
+    The coverage holds on average over rows exchangeable with the rows of the fit, not for each row.
 
     Args:
-        tables: quantiles for each output by group; "" for all rows.
-        spread: log s(x) from inputs and prediction; None for a constant.
-        classes: tables by true class, for thresholds; empty for numbers.
+        tables: quantiles of each output, by name of the group; "" for all rows.
+        spread: model of log s(x), from inputs and prediction, or prediction alone; None for a constant.
+        classes: quantiles by true class, for thresholds; empty for real targets.
 
     Source: Lei et al., Distribution-free predictive inference for regression, JASA 113 (2018); Sadinle, Lei and Wasserman, Least
     ambiguous set-valued classifiers with bounded error levels, JASA 114 (2019).
@@ -118,13 +119,13 @@ class Conformal:
 
     @classmethod
     def of(cls, data: RecipeData, predicted: Tensor, groups: Sequence[str] | None = None, seed: int = 0) -> Conformal:
-        """Return intervals or sets for the rows of a fit.
+        """Return the intervals or sets of a model from its outputs for held-out rows.
 
         Args:
             data: the rows.
-            predicted: probabilities of the classes, or predictions of `data.y`, for the rows while they were held out, `(rows, n)`;
-                NaN for rows that never were.
-            groups: name of the group of each row, for coverage in each group.
+            predicted: probabilities of the classes, or predictions of `data.y`, `(rows, n)`, by models fitted without the row;
+                NaN for rows that were never held out.
+            groups: name of the group of each row, for coverage within each group.
             seed: seed of the spread.
 
         Raises:
@@ -164,7 +165,7 @@ class Conformal:
         Args:
             x, values: see `sizes`.
             level: share of new rows whose target is inside, above 0 and below 1.
-            groups: name of the group of each row; unknown names count as all rows.
+            groups: name of the group of each row; unknown groups have the quantiles of all rows.
 
         Raises:
             DataError: too few rows were held out for the level.
@@ -186,7 +187,11 @@ class Conformal:
         return inside | (probabilities == probabilities.amax(1, keepdim=True))
 
     def threshold(self, label: int, recall: float) -> float:
-        """Return the probability from which a class has to be predicted, so that this share of its rows is found.
+        """Return the lowest probability of a class for which the class is predicted, for a given recall.
+
+        Args:
+            label: code of the class.
+            recall: share of the rows of the class to be found, above 0 and below 1.
 
         Raises:
             DataError: too few rows of the class were held out for the share.
@@ -194,7 +199,7 @@ class Conformal:
         return 1 - _score(self.classes[label], recall, "recall")
 
     def _quantiles(self, level: float, groups: Sequence[str] | None, rows: int) -> Tensor:
-        """Return q for each row and output, `(rows, n)`, or `(1, n)` without groups."""
+        """Return the quantile q for each row and output, `(rows, n)`, or `(1, n)` without groups."""
         check_level(level)
 
         def row(tables: tuple[Quantiles, ...]) -> list[float]:
@@ -207,7 +212,7 @@ class Conformal:
 
 
 def check_level(level: float) -> None:
-    """Raise a `SpecError` for a level outside of 0 to 1."""
+    """Raise a `SpecError` for a level outside (0, 1)."""
     if not isinstance(level, int | float) or not 0 < level < 1:
         raise SpecError(f"level={level!r}: expected a number above 0 and below 1, such as 0.9")
 
@@ -237,7 +242,7 @@ def _by_group(scores: Tensor, weight: Tensor | None, names: Sequence[str] | None
 
 
 def _spread(rows: RecipeData, values: Tensor, errors: Tensor, seed: int) -> tuple[Model | None, Tensor]:
-    """Return the model of log s(x), None for a constant, and s(x) for the held-out rows by models fitted without them."""
+    """Return the model of log s(x), None for a constant, and s(x) of each row by a model fitted without the row."""
     constant = None, torch.ones_like(errors)
     if len(errors) < LEAST_ROWS:
         return constant

@@ -1,4 +1,4 @@
-"""Intervals, sets and thresholds of a fitted table, and the files of a run that hold them."""
+"""Intervals, sets and thresholds of a model of a table, and their files in a run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Decisions", "Intervals", "fit_intervals"]
 
 MOST_ROWS = 50_000
-"""Most held-out rows that are used."""
+"""Maximum number of held-out rows for the quantiles; more are sampled."""
 
 FILES = ("intervals.json", "spread.safetensors")
 """Files of a run; the second one only if the width of intervals depends on the inputs."""
@@ -35,13 +35,15 @@ FILES = ("intervals.json", "spread.safetensors")
 
 @dataclass(frozen=True)
 class Decisions:
-    """How probabilities become labels, and what is added to predictions.
+    """Options of predictions: coverage of intervals, and rules for labels.
 
     Args:
-        interval: share of new rows whose target is to be inside of an interval, or of a set of classes; None for neither.
-        costs: cost of missing a row of a class, by label; 1 for others. The label with the largest p · cost is predicted.
-        recall: a label and the share of its rows to be found: predicted where its probability reaches a threshold, which
-            held-out rows show.
+        interval: share of new rows whose target is inside the interval, or the set of classes, above 0 and below 1; None for
+            neither.
+        costs: cost of missing a row of a class, by label, above 0; 1 for other labels. The label with the largest p · cost is
+            predicted.
+        recall: a label and the share of its rows to be found, above 0 and below 1; the label is predicted if its probability
+            reaches a threshold set on held-out rows.
     """
 
     interval: float | None = None
@@ -54,11 +56,11 @@ class Decisions:
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """What held-out rows show about the errors of a model.
+    """Errors of a model on held-out rows, for prediction intervals and sets.
 
     Args:
         conformal: quantiles of the errors.
-        by: name of the column with the groups in which intervals cover; None for all rows together.
+        by: name of the column of groups, for coverage within each group; None for all rows together.
     """
 
     conformal: Conformal
@@ -78,7 +80,7 @@ class Intervals:
 
     @classmethod
     def read(cls, contents: Mapping[str, bytes], outputs: int, columns: Sequence[str]) -> Intervals | None:
-        """Return the intervals of a run from its files, None for a run without.
+        """Return the intervals of a run from its files, None if it has none.
 
         Args:
             contents: content of the files by name.
@@ -113,7 +115,7 @@ def _table(data: Any) -> Quantiles:
 
 
 def group_names(column: Column) -> list[str]:
-    """Return the value of each row as text, empty if missing."""
+    """Return the group of each row as a string, empty if the value is missing."""
     if column.kind == "text":
         codes, words = column.coded()
         return ["" if code < 0 else words[code] for code in codes.tolist()]
@@ -135,8 +137,8 @@ def fit_intervals(
         problem: features and target.
         model: the fitted model.
         rows: the held-out rows.
-        predicted: their probabilities `(rows, classes)`, or predictions `(rows,)` or `(rows, targets)` in the unit of the target.
-        by: name of a column of categories with the groups in which intervals cover.
+        predicted: probabilities `(rows, classes)`, or predictions `(rows,)` or `(rows, targets)` in the unit of the target.
+        by: name of a column of categories, for coverage within each category.
         seed: seed of the spread.
 
     Raises:
@@ -181,16 +183,16 @@ def fit_intervals(
 
 
 def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisions) -> dict[str, list[Any]]:
-    """Return the columns that decisions add to predictions, or replace.
+    """Return the columns of predictions that decisions add or replace.
 
     Args:
         model: the fitted model.
         features: rows, checked.
-        outputs: their probabilities, or predictions in the unit of the target.
-        decisions: what was requested.
+        outputs: probabilities of the rows, or predictions in the unit of the target.
+        decisions: the options.
 
     Raises:
-        SpecError: a request that does not suit the model.
+        SpecError: an option that does not suit the model.
         DataError: too few rows were held out.
     """
     if model.classes is None and (decisions.costs or decisions.recall):
@@ -240,7 +242,7 @@ def bounds_of_rows(
 
 
 def _dense(x: Any) -> torch.Tensor:
-    """Return inputs as a tensor; of sparse rows none, so that the spread depends on the prediction alone."""
+    """Return the inputs as a tensor; without columns for sparse rows, so that the spread depends on the prediction alone."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.zeros(x.shape[0], 0, dtype=torch.float64)
 
 
