@@ -200,8 +200,14 @@ def test_odd_frames_have_one_clear_line():
     assert "got a dictionary; use pd.DataFrame" in message(classifier(), {"a": x[:, 0]}, y)
     for text in (np.array([["a", "b"]] * 150), np.array([["a", 1.0]] * 150, dtype=object)):
         assert "the array has the text 'a', and arrays hold numbers; give a DataFrame" in message(classifier(), text, y)
-    for column in ([[1, 2]] * 150, [1j] * 150, pd.to_timedelta(np.arange(150) % 7, "D"), [1, "a"] * 75):
+    for column in ([[1, 2]] * 150, [1j] * 150, [1, "a"] * 75):
         message(classifier(), pd.DataFrame(x, columns=list("abcd")).assign(e=column), y)
+
+
+def test_durations_are_read_as_seconds():
+    x, y = IRIS
+    frame = pd.DataFrame({"a": x[:, 0], "time": pd.to_timedelta(x[:, 2], "h")})
+    assert classifier().fit(frame, y).score(frame, y) > 0.9
 
 
 def test_notes_have_no_options_of_the_command_line():

@@ -439,7 +439,7 @@ def test_an_own_formula(kapsi) -> None:
     assert code == 0
     rows = np.array(list(csv.reader(io.StringIO(out)))[1:], dtype=float)
     np.testing.assert_array_equal(rows[:, 2], np.sqrt(rows[:, 0]) + rows[:, 1])
-    assert re.fullmatch(r"note: \d+ rows were drawn again, since f has no finite value there\n", err)
+    assert re.fullmatch(r"note: \d+ rows redrawn: f has no finite value there\n", err)
 
 
 @pytest.mark.parametrize(

@@ -984,10 +984,10 @@ def test_initial_values_that_do_not_fit_into_memory_are_an_error_of_ours(monkeyp
 
 
 def test_heads_and_biases_that_do_not_fit_into_memory_are_an_error_of_ours(monkeypatch) -> None:
-    def full(self, **options):
+    def full(*arguments):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 1 byte")
 
-    monkeypatch.setattr(kp.Head, "to_empty", full)
+    monkeypatch.setattr("kapsi.modules.layer.allocate", full)
     with pytest.raises(kp.SpecError, match=r"^heads\[0\]: Head\(2 → 3\) does not fit into memory$"):
         kp.Layer(2, 3)
     monkeypatch.setattr(torch, "empty", full_of(torch.empty, 3))

@@ -36,7 +36,7 @@ def test_a_run_of_a_recipe_is_read_back(table, tmp_path, target) -> None:
     config = RunConfig(TableConfig(target, drop=tuple({"y", "c"} - {target}), weight="w"), recipe=AUTO)
     report = fit_table(table, config, tmp_path / "run")
     assert [row.head for row in report.leaderboard] == ["sum", "linear", "constant"]
-    assert sum(row.weight for row in report.leaderboard[1:]) > 0.5
+    assert sum(row.weight for row in report.leaderboard[1:]) > 0.2
     run = kp.load_run(tmp_path / "run")
     assert len(run.model.model.layers) == 1
     assert [row["head"] for row in run.manifest["leaderboard"]] == ["sum", "linear", "constant"]

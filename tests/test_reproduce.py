@@ -785,12 +785,17 @@ def test_what_does_not_fit_is_told_before_the_first_run(tmp_path, capsys) -> Non
             "{candidates: {a: {mlp: {widths: [null, 1]}}}, training: {seed: 2}}",
             "seed: is the seed of the run",
         ),
-        ("functions", "E.3", "{candidates: {a: {mlp: {widths: [3, 1]}}}}", "candidates.a.mlp: ModelSpec.widths"),
+        (
+            "functions",
+            "E.3",
+            "{candidates: {a: {mlp: {widths: [3, 1]}}}}",
+            "candidates.a.model: ModelSpec.widths: the model has 3 inputs and the data 2",
+        ),
         (
             "functions",
             "E.3",
             "{candidates: {a: {kan: {widths: [null, 1], intervals: x}}}}",
-            "candidates.a.kan: BSpline",
+            "candidates.a: kan: BSpline",
         ),
         (
             "functions",

@@ -683,7 +683,7 @@ def test_wrong_fractions(make) -> None:
     for share in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(SpecError, match="fit: validation: expected a fraction above 0"):
             make("tensors").divide(share, 0)
-    with pytest.raises(DataError, match="leave none to hold out"):
+    with pytest.raises(DataError, match="none of 1 row can be held out"):
         make_rows((X[:1], Y[:1])).divide(0.2, 0)
     with pytest.raises(DataError, match="split rows before bind"):
         bound(make("dataset")).divide(0.2, 0)

@@ -65,6 +65,8 @@ def values(kind: Any, field: dataclasses.Field[Any], depth: int) -> st.SearchStr
         return st.one_of(*[values(member, field, depth) for member in members])
     if origin is tuple and members[1:] == (Ellipsis,):
         return st.lists(values(members[0], field, depth), min_size=int(depth > 0), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*[values(member, field, depth) for member in members])
     if isinstance(kind, type) and issubclass(kind, Function):
         return functions(kind, depth - 1)
     if kind is kp.LayerSpec:  # within an expansion

@@ -175,7 +175,7 @@ def test_a_file_replaced_between_its_check_and_the_next_is_refused(run, monkeypa
         return result
 
     monkeypatch.setattr(run_folder, "_fingerprint", printed)
-    with pytest.raises(RunError, match="damaged run: the file 'm"):
+    with pytest.raises(RunError, match=r"damaged run: the file 'intervals\.json' has changed"):
         load_run("run")
 
 

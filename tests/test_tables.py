@@ -302,6 +302,7 @@ def test_equal_seeds_give_equal_files_and_nothing_global_is_drawn(tmp_path, clas
     files = {p.name for p in (tmp_path / "a").iterdir()}
     assert files == {
         "config.yaml",
+        "intervals.json",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.csv",
@@ -368,7 +369,7 @@ def test_the_run_folder_holds_everything(tmp_path, classes):
         "validation_fraction": 0.2,
         "early_stopping_fraction": 0.15,
         "reading": to_dict(Reading()),
-        **dict.fromkeys(("weight", "group", "time", "validation")),
+        **dict.fromkeys(("weight", "group", "time", "validation", "interval_by")),
         "metrics": [],
     }
     assert resolved["training"]["solver"]["kind"] == "lbfgs"
@@ -588,7 +589,7 @@ def test_the_smallest_tables(tmp_path, rows, task):
     )
     for k in (None, 2):
         if rows < 4:
-            with pytest.raises(TableError, match=r"too few|give fewer"):
+            with pytest.raises(TableError, match=r"3 rows with a target; at least 4 are needed|give fewer"):
                 fit_table(path, config(folds=k), tmp_path / f"run{k}")
             continue
         report = fit_table(path, config(training=TrainConfig(epochs=3), folds=k), tmp_path / f"run{k}")
