@@ -139,6 +139,25 @@ def test_dashes_are_what_they_were_in_the_fit(tmp_path):
     assert set(same(tmp_path / "n.csv", {"c": "categorical"}, categories={"c": ("FR",)})["c"]) == {None}
 
 
+def test_dashes_without_a_fit(tmp_path):
+    """A dash beside other signs is a category in all rows; a dash that was missing in earlier rows is refused."""
+    kinds = {"a": "categorical"}
+    path = table(tmp_path / "t.csv", a=[*["+"] * 300, *["-"] * 300])
+    assert set(same(path, kinds)["a"]) == {"+", "-"}
+    path = table(tmp_path / "t.csv", a=[*["-"] * 300, *["u"] * 300])
+    assert set(same(path, kinds)["a"]) == {None, "u"}
+    path = table(tmp_path / "t.csv", a=[*["-"] * 300, *["+"] * 300])
+    assert set(as_whole(path, kinds)["a"]) == {"+", "-"}
+    with pytest.raises(TableError, match="a dash or dot is a category here, and missing in earlier rows"):
+        in_batches(path, kinds)
+    assert set(same(path, {"a": "text"})["a"]) == {None, "+"}
+
+
+def test_byte_order_mark_before_the_first_row(tmp_path):
+    path = table(tmp_path / "t.csv", a=["\ufeffu", *["u"] * 300])
+    assert set(same(path, {"a": "categorical"})["a"]) == {"u"}
+
+
 def test_late_letters_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(("a,b\n" + "x" * 3000 + ",1\n").encode() * 100 + "é,1\n".encode("latin-1"))

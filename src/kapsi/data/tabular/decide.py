@@ -33,6 +33,7 @@ MISSING_WORDS = (
 WEAK_WORDS = ("-", "--", "–", "—", ".", "..", "...")
 """Missing beside numbers, dates and words; an ordinary category beside other signs such as +."""
 INTEGER = r"^[+-]?\d+$"
+DASH, CATEGORY = "a dash or dot", "a category"
 ZERO_FIRST = r"^[+-]?0\d+$"
 MOSTLY, NEARLY, MANY = 0.5, 0.9, 20
 SEVERAL_WORDS = 3
@@ -380,6 +381,7 @@ class Words:
         weak: mask of dashes and dots.
         known: the other strings without blanks around, an Arrow array.
         name: name of the column.
+        form: how the strings are written, for a comparison with further rows.
     """
 
     codes: npt.NDArray[Any]
@@ -388,6 +390,7 @@ class Words:
     weak: npt.NDArray[np.bool_]
     known: Any
     name: str
+    form: Mapping[str, str]
 
     @classmethod
     def of(cls, column: Any, decider: Decider, name: str) -> Words:
@@ -416,13 +419,17 @@ class Words:
             weak = pc.and_(weak, pc.invert(seen))
         masks = [np.array(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
         masks[1] &= ~masks[0]
-        # A word of the user for missing values is no category; a dash beside + is a category.
+        # A dash beside + is a category, unless the user or a fit states otherwise; in a text of many words it is missing.
         signs = pc.invert(pc.match_substring_regex(trimmed, r"[\pL\pN]")).to_numpy(zero_copy_only=False)
-        signed = fitted is None and (np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any()
-        if decider.typed or signed:
+        signed = bool((np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any())
+        form = {}
+        if fitted is None and not decider.typed and decider.kinds.get(name) != "text":
+            signed = signed or decider._before(name, DASH) == CATEGORY
+            form = {DASH: CATEGORY if signed else "missing"} if signed or masks[1].any() else {}
+        if decider.typed or form.get(DASH) == CATEGORY:
             masks[1][:] = False
         known = trimmed.filter(pa.array(~(masks[0] | masks[1])))
-        return cls(codes, every, masks[0], masks[1], known, name)
+        return cls(codes, every, masks[0], masks[1], known, name, form)
 
     @property
     def rows(self) -> int:
@@ -502,7 +509,7 @@ class Words:
         place = {word: i for i, word in enumerate(words)}
         position = np.full(len(self.all) + 1, -1, dtype=np.int64)
         position[:-1][~(self.missing | self.weak)] = [place[word] for word in strings]
-        return Column("text", codes=position[self.codes], words=words, reason=reason, free=free)
+        return Column("text", codes=position[self.codes], words=words, reason=reason, free=free, form=self.form)
 
 
 def number_form(decimal: str = "", thousands: str = "", sign: str = "", *, flags: bool = False) -> dict[str, str]:

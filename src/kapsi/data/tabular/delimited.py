@@ -100,7 +100,10 @@ class TextFile:
             self.dialect = find_dialect(text, self.complete, self.reading, self.where, self.default)
         except csv.Error as error:
             raise table_error(self.where, f"not readable as CSV ({error})") from None
-        self.start = len((mark + text[: self.dialect.start]).encode())
+        # Arrow drops a byte order mark before the first row; drop the mark in every way of reading.
+        first = text[self.dialect.start :]
+        marks = len(first) - len(first.lstrip("\ufeff"))
+        self.start = len((mark + text[: self.dialect.start + marks]).encode())
 
     def stream(self) -> TextStream:
         """Open the rows as UTF-8."""
