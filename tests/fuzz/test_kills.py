@@ -18,7 +18,7 @@ from kapsi.data.tabular import write_table
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(main.__code__.co_filename).parents[2]), "OMP_NUM_THREADS": "1"}
 LONG = ("fit", "t.csv", "--target", "y", "--folds", "2", "--set", "training.solver=adamw", "--set", "training.epochs=6")
 QUICK = ("fit", "t.csv", "--target", "y", "--set", "training.l2=0.01", "--overwrite")
-HEADS = ("linear", "additive", "kernel", "boosted_trees")
+HEADS = ("linear", "additive", "kernel")
 AUTO = ("fit", "t.csv", "--target", "y", "--folds", "2", *(word for head in HEADS for word in ("--head", head)))
 
 # A process with everything loaded forks a child per kill, so a kill lands within the work.
@@ -152,7 +152,8 @@ def test_resume_the_automatic_model(kills) -> None:
     assert sorted(os.listdir()) == ["run", "t.csv", "warm", "whole"]
 
 
-@KILLS
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [30])
 def test_replace_by_the_automatic_model(kills) -> None:
     """A run replaced by another, killed, terminated and interrupted: after each a whole run is there."""
     Path("check.json").write_text(json.dumps([["info", "run"], ["evaluate", "run", "t.csv"]]))
