@@ -32,7 +32,7 @@ STORED = {
     "rank-sweep": 28,
     "depth-width": 40,
     "mnist-ablation": 726,
-    "mnist-processing": 68,
+    "mnist-processing": 204,
     "mnist-rank": 15,
     "mnist-digits": 2,
     "learning-curves": 30,
