@@ -159,7 +159,7 @@ def test_a_huge_class_weight(kapsi, options) -> None:
 
 
 @pytest.mark.parametrize("size", [1e300, 1e39, 1e-300, 1.7e308], ids=str)
-@pytest.mark.parametrize("shape", ["line", "skewed"])
+@pytest.mark.parametrize("shape", ["line", pytest.param("skewed", marks=pytest.mark.slow)])
 def test_targets_of_any_size(kapsi, size, shape) -> None:
     y = LINE / np.abs(LINE).max() if shape == "line" else np.exp(LINE) / np.exp(LINE).max()
     table(a=X[:, 0], b=X[:, 1], y=size * y)

@@ -364,7 +364,9 @@ def _started(*words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("module", ["typer", "torch", "torch.nn", "pyarrow", "sklearn.linear_model"])
+@pytest.mark.parametrize(
+    "module", ["typer", "torch", "torch.nn", "pyarrow", pytest.param("sklearn.linear_model", marks=pytest.mark.slow)]
+)
 def test_signals_while_modules_are_imported(number, code, module) -> None:
     """The signal arrives in the middle of the import of a module: one exit code, no traceback, nothing left."""
     program = (

@@ -116,7 +116,7 @@ def line_of(capsys, *words: str) -> str:
     return err[0]
 
 
-@pytest.mark.parametrize("room", [0, 4, 8, 16, 24, 32, 40])
+@pytest.mark.parametrize("room", [0, 8, 24, *(pytest.param(room, marks=pytest.mark.slow) for room in (4, 16, 32, 40))])
 def test_a_full_disk_during_a_fit(small, capsys, room) -> None:
     """With some kilobytes left: the old run, or a new one, whole."""
     write_table("big.csv", {f"x{i}": np.random.default_rng(i).normal(size=60).tolist() for i in range(40)})
@@ -192,7 +192,9 @@ def test_an_edited_leaderboard(capsys, board) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocessing.json", "config.yaml", "run.json"])
-@pytest.mark.parametrize("damage", ["empty", "half", "missing", "folder"])
+@pytest.mark.parametrize(
+    "damage", ["half", "missing", *(pytest.param(word, marks=pytest.mark.slow) for word in ("empty", "folder"))]
+)
 def test_a_damaged_file(capsys, name, damage) -> None:
     assert main([*FIT]) == 0
     path = Path("run", name)

@@ -143,7 +143,8 @@ def test_resume(kills) -> None:
     assert sorted(os.listdir()) == ["run", "t.csv", "warm", "whole"]
 
 
-@KILLS
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [30])
 def test_resume_the_automatic_model(kills) -> None:
     """Killed, terminated and interrupted while it resumes: model, configuration and predictions of the undisturbed run."""
     hit = killed((*AUTO, "--resume"), "run", kills, signals=(signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
