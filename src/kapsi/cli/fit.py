@@ -296,13 +296,15 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
     Raises:
         SpecError: an unknown class, no number, or a regression.
     """
+    from kapsi.data.tabular.types import label_text
+
     if problem.classes is None:
         raise SpecError(
             "--class-weight: the target has real values, no classes; leave it out, or use --task classification"
         )
     if words == ["balanced"]:
         return "balanced"
-    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in problem.classes]
+    labels = list(map(label_text, problem.classes))
     weights = dict.fromkeys(labels, 1.0)
     given: dict[str, float] = {}
     for word in words:

@@ -108,18 +108,16 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
 
 
 def _compare(paths: Sequence[str], json: bool) -> None:
+    from kapsi.spec import to_dict
     from kapsi.tables import load_run
-    from kapsi.tables.run_folder import load_config
 
     if len(paths) < 2:
         raise SpecError(f"runs compare: expected two runs or more, got {len(paths)}")
     if len(set(paths)) < len(paths):
         raise SpecError("runs compare: a run is given twice; leave one out")
     loaded = [load_run(path) for path in paths]
-    manifests = [run.manifest for run in loaded]
-    configs = [load_config(path) for path in paths]
-    options = [dict(_flat(_plain(config))) for config in configs]
-    manifests = [{**m, "target": config.table.target} for m, config in zip(manifests, configs, strict=True)]
+    manifests = [{**run.manifest, "target": run.model.target} for run in loaded]
+    options = [dict(_flat(to_dict(run.model.config))) for run in loaded]
     names = list(dict.fromkeys(name for part in options for name in part))
     differing = [name for name in names if len({str(part.get(name)) for part in options}) > 1]
     if json:
@@ -137,12 +135,6 @@ def _compare(paths: Sequence[str], json: bool) -> None:
         rows.append((name, *(f"{m[name]:,}" if name in m else "-" for m in manifests)))
     rows += [(name, *(_cell(part.get(name)) for part in options)) for name in differing]
     table(rows, right=range(1, len(paths) + 1))
-
-
-def _plain(config: Any) -> Any:
-    from kapsi.spec import to_dict
-
-    return to_dict(config)
 
 
 def _flat(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Column, Table, TableProblem
-from kapsi.data.tabular.types import Floats
+from kapsi.data.tabular.types import Floats, label_text
 from kapsi.errors import RunError, SpecError, TableError
 from kapsi.files import write_json
 from kapsi.model_file import load_bytes, save
@@ -211,7 +211,7 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
         return columns
     known = known_intervals(model)
     inside = known.conformal.sets(torch.from_numpy(outputs), decisions.interval, known.groups(features)).numpy()
-    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in model.classes]
+    labels = list(map(label_text, model.classes))
     columns["prediction_set"] = ["|".join(labels[code] for code in np.flatnonzero(row)) for row in inside]
     return columns
 
@@ -261,7 +261,7 @@ def known_intervals(model: TableModel) -> Intervals:
 
 def _decided(model: TableModel, outputs: Floats, decisions: Decisions) -> npt.NDArray[np.int64]:
     """Return the code of the class of each row."""
-    labels = [str(label).lower() if isinstance(label, bool) else str(label) for label in model.classes or ()]
+    labels = list(map(label_text, model.classes or ()))
 
     def code(label: str, option: str) -> int:
         if label not in labels:

@@ -23,6 +23,7 @@ from kapsi.data.tabular import (
     target_of,
 )
 from kapsi.data.tabular.roles import weights_of
+from kapsi.data.tabular.types import label_text
 from kapsi.data.tabular.units import shared_unit
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
@@ -216,8 +217,7 @@ class TableModel:
             return {"prediction": outputs.tolist()}
         columns: dict[str, list[Any]] = {"prediction": [self.classes[code] for code in outputs.argmax(1)]}
         for code, label in enumerate(self.classes):
-            name = str(label).lower() if isinstance(label, bool) else label  # as in CSV files
-            columns[f"probability_{name}"] = outputs[:, code].tolist()
+            columns[f"probability_{label_text(label)}"] = outputs[:, code].tolist()
         return columns
 
     def scores(self, table: Table) -> tuple[Scores, int, list[str]]:

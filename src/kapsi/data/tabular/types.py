@@ -42,6 +42,11 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}...{text[-10:]}"
 
 
+def label_text(label: Label) -> str:
+    """Return a label of a class as it is written in CSV files: `true` and `false` for booleans."""
+    return str(label).lower() if isinstance(label, bool) else str(label)
+
+
 def listed(values: Iterable[object], most: int = 10) -> str:
     """Return values as a list for a message, shortened to `most`."""
     shown = [short(value) for value in values]
