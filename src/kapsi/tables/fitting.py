@@ -209,10 +209,7 @@ def fit_problem(
         KapsiError: the table or an option does not fit; nothing is written.
     """
     group = Group() if group is None else group
-    problem = problem if config.recipe is not None else problem.without_texts()
-    parts = _check_weights(problem, config, parts_of(problem, config))
-    added = (*notes_on_model(problem, config), *copies(problem, parts))
-    problem, config = replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config)
+    problem, config, parts = prepared(problem, config)
     where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
     outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
@@ -264,6 +261,14 @@ def fit_problem(
         fitted.leaderboard,
         fitted.model.unit,
     )
+
+
+def prepared(problem: TableProblem, config: RunConfig) -> tuple[TableProblem, RunConfig, list[_Rows]]:
+    """Return the problem with all notes, the resolved configuration, and the rows of each fit, for a fit or its plan."""
+    problem = problem if config.recipe is not None else problem.without_texts()
+    parts = _check_weights(problem, config, _parts(problem, config))
+    added = (*notes_on_model(problem, config), *copies(problem, parts))
+    return replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config), parts
 
 
 def _add_scores(
@@ -320,7 +325,7 @@ def find_complete(
     return None if manifest is None else (where, manifest)
 
 
-def parts_of(problem: TableProblem, config: RunConfig) -> list[_Rows]:
+def _parts(problem: TableProblem, config: RunConfig) -> list[_Rows]:
     """Return name, training rows and test rows of each fit; the last fit is the saved one."""
     count, k, seed = len(problem.y), config.table.folds, config.training.seed
     classes = problem.classes is not None

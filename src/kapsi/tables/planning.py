@@ -9,8 +9,8 @@ from kapsi.data.tabular.preprocess import KIND_OF
 from kapsi.explain import explain
 from kapsi.modules import Model
 from kapsi.recipes import RecipePlan
-from kapsi.tables.configuration import RunConfig, outputs_of, resolve_run
-from kapsi.tables.fitting import parts_of
+from kapsi.tables.configuration import RunConfig, outputs_of
+from kapsi.tables.fitting import prepared
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import recipe_data
 
@@ -74,8 +74,7 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
     Raises:
         KapsiError: the table or an option does not fit.
     """
-    parts = parts_of(problem, config)
-    config = resolve_run(problem, config)
+    problem, config, parts = prepared(problem, config)
     train = TrainingRows.of(problem, parts[-1][1], config.training.seed).for_loss(problem, config.training.loss)
     features, count, (rows, inputs) = problem.features.columns, outputs_of(problem), train.x.shape
     columns = tuple(
