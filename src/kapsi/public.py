@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kapsi import expansion, features, hidden_layers, plots, recipes, reconciliation, remainder, weights, zoo
+from kapsi import expansion, features, hidden_layers, interpret, plots, recipes, reconciliation, remainder, weights, zoo
 from kapsi.calibrate import calibrate
 from kapsi.contraction import contract
 from kapsi.errors import DataError, FileError, KapsiError, RunError, ScaleWarning, SpecError, TableError
@@ -179,6 +179,7 @@ __all__ = [
     "fit",
     "from_dict",
     "functions",
+    "interpret",
     "load",
     "load_run",
     "load_spec",

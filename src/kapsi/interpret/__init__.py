@@ -1,0 +1,23 @@
+"""What a fitted model does: effects of columns, importances, contributions of rows, formulas, dependency graphs.
+
+One file a topic, loaded at first use: `kapsi fit` and `import kapsi` need none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+HOMES: dict[str, str] = {}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a public name at first use."""
+    if name in HOMES:
+        return getattr(importlib.import_module(f"kapsi.interpret.{HOMES[name]}"), name)
+    raise AttributeError(f"module 'kapsi.interpret' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(HOMES)
