@@ -308,12 +308,13 @@ def from_dict(data: Any, kind: type[Any] | None = None, where: str = "") -> Any:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str, *, scalar_anchors: bool = False) -> Any:
     """Return the plain data of YAML or JSON text; strict: no tags, anchors, merge keys or repeated keys.
 
     Args:
         text: one document.
         where: prefix of error messages, such as the name of the file.
+        scalar_anchors: allow anchors of single values, which cannot expand to more than the text.
 
     Raises:
         SpecError: the text is not YAML in this sense.
@@ -323,7 +324,7 @@ def parse_yaml(text: str, where: str) -> Any:
     if len(text) > MAX_TEXT:
         raise SpecError(f"{where}: {len(text):,} characters; a specification has at most {MAX_TEXT:,}")
     try:
-        _refuse_tricks(yaml, text, where)
+        _refuse_tricks(yaml, text, where, scalar_anchors)
         loader = yaml.SafeLoader(text)
         try:
             loader.yaml_implicit_resolvers = _resolvers(yaml)
@@ -355,9 +356,9 @@ def to_yaml(data: Any, *, unicode: bool = False) -> str:
     return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=unicode))
 
 
-def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
+def _refuse_tricks(yaml: Any, text: str, where: str, scalar_anchors: bool) -> None:
     """Refuse anchors (a few lines can expand to terabytes) and repeated keys (the first value would be lost)."""
-    node = yaml.compose(text, Loader=_plain_loader(yaml))
+    node = yaml.compose(text, Loader=_plain_loader(yaml, scalar_anchors))
     pending = [node] if node is not None else []
     while pending:
         node = pending.pop()
@@ -375,14 +376,15 @@ def _refuse_tricks(yaml: Any, text: str, where: str) -> None:
             pending.extend(node.value)
 
 
-def _plain_loader(yaml: Any) -> type:
+def _plain_loader(yaml: Any, scalar_anchors: bool) -> type:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             event = self.peek_event()
             trick = None
-            if event.anchor is not None:
+            single = isinstance(event, yaml.ScalarEvent | yaml.AliasEvent)
+            if event.anchor is not None and not (scalar_anchors and single):
                 trick = "anchors (&name) and aliases (*name) are not allowed"
-            elif event.tag is not None:
+            elif not isinstance(event, yaml.AliasEvent) and event.tag is not None:
                 trick = "tags (!name) are not allowed"
             if trick is not None:
                 raise yaml.composer.ComposerError(None, None, trick, event.start_mark)

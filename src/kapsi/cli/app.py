@@ -42,14 +42,18 @@ app = typer.Typer(
 
 
 def _register() -> list[str]:
-    """Register the command of each module, the function named like the module; return the names."""
+    """Register the command of each module, the function named like the module; return the names.
+
+    A module named like a keyword of Python has an underscore more than its command.
+    """
     names = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         command = getattr(importlib.import_module(f"kapsi.cli.{module.name}"), module.name, None)
         if inspect.isfunction(command):
             examples = f"Examples:\n{sys.modules[command.__module__].EXAMPLES}"
-            app.command(cls=Once, epilog=examples)(_loading(command))
-            names.append(module.name)
+            name = module.name.removesuffix("_")
+            app.command(name, cls=Once, epilog=examples)(_loading(command))
+            names.append(name)
     return names
 
 
