@@ -307,6 +307,7 @@ def test_equal_seeds_give_equal_files_and_nothing_global_is_drawn(tmp_path, clas
         "model.safetensors",
         "predictions.csv",
         "preprocessing.json",
+        "rows.parquet",
         "run.json",
     }
     for name in files - {"run.json"}:

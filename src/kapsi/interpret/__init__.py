@@ -8,7 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-HOMES: dict[str, str] = {}
+HOMES: dict[str, str] = {
+    "Contributions": "attribution",
+    "Effect": "effect",
+    "Importance": "importance",
+    "PairEffect": "importance",
+    "contributions": "attribution",
+    "effects": "effect",
+    "importances": "importance",
+    "interactions": "importance",
+}
 """The module of each public name."""
 
 

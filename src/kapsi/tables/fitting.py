@@ -25,6 +25,7 @@ from kapsi.recipes import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
 from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
 from kapsi.tables.intervals import fit_intervals
+from kapsi.tables.kept_rows import keep_rows
 from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import fit_recipe, table_model
@@ -239,6 +240,7 @@ def fit_problem(
         if run is not None:
             fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
             log_epochs(run.folder, logs, fitted.epochs)
+            keep_rows(run.folder, problem, fitted.model, train.rows, outputs, fold_of, config.training.seed)
             write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)
             run.on_sealed = None if checkpoints is None else checkpoints.finish_all
     if checkpoints is not None and group.first:

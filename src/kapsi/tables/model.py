@@ -61,6 +61,7 @@ class TableModel:
         units: unit of each target, see `Column`; empty for plain numbers and classes.
         config: the configuration of the run; None for other models.
         intervals: errors of held-out rows; None in runs of 0.1.
+        kept: content of the file of rows that the run keeps, empty without; see `LoadedRun.rows`.
     """
 
     model: Model
@@ -75,6 +76,7 @@ class TableModel:
     weight: str | None = None
     units: tuple[str, ...] = ()
     config: RunConfig | None = None
+    kept: bytes = b""
 
     @property
     def unit(self) -> str:

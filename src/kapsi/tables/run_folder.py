@@ -25,6 +25,8 @@ from kapsi.spec import from_dict, parse_yaml, read_text
 from kapsi.tables.configuration import RunConfig
 from kapsi.tables.exports import export_model, pretrained_folder, write_model
 from kapsi.tables.intervals import FILES, Intervals, bounds_of_rows, known_intervals
+from kapsi.tables.kept_rows import FILE as KEPT
+from kapsi.tables.kept_rows import KeptRows
 from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.ranges import Ranges
 from kapsi.tables.scores import METRICS, Floats, MoreScores, Scores, summarize
@@ -148,6 +150,15 @@ class LoadedRun(NamedTuple):
     model: TableModel
     manifest: dict[str, Any]
 
+    @property
+    def rows(self) -> KeptRows | None:
+        """At most 1,010 rows of the table of the fit, the background of `kapsi.interpret`; None for runs without.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        return KeptRows.read(self.model.kept, self.model) if self.model.kept else None
+
     def predict(self, frame: Any) -> npt.NDArray[Any]:
         """Return the predictions for the rows of a frame, (rows,): labels, or real values in the unit of the target.
 
@@ -258,7 +269,7 @@ def load_run(path: str | Path) -> LoadedRun:
         >>> run.predict({"x": [1.5, 2.5]}).round(1)
         array([4., 6.])
     """
-    manifest, contents = read_run(path, (*PARTS, *FILES))
+    manifest, contents = read_run(path, (*PARTS, *FILES, KEPT))
     for name in PARTS:
         if name not in contents:
             raise RunError(f"{path}: damaged run: the file {name!r} is missing; restore it from a copy, or fit again")
@@ -279,7 +290,14 @@ def load_run(path: str | Path) -> LoadedRun:
             raise TableError(f"preprocessing.json: expected a unit for each target, got {shown(data['units'])}")
         names = [column.name for column in preprocessing.columns]
         intervals = Intervals.read(contents, 1 if classes else len(fitted.targets), names)
-        fitted = replace(fitted, weight=config.table.weight, units=units, config=config, intervals=intervals)
+        fitted = replace(
+            fitted,
+            weight=config.table.weight,
+            units=units,
+            config=config,
+            intervals=intervals,
+            kept=contents.get(KEPT, b""),
+        )
         sizes = (len(preprocessing.names()), len(classes or fitted.targets))
         spec = model.spec if config.model is None else config.model.sized(*sizes)
         ends = model.spec.widths[0], model.spec.widths[-1]
