@@ -231,7 +231,7 @@ def _axis(column: ColumnView) -> tuple[Floats, tuple[str, ...], Any, Floats]:
     v = v[~np.isnan(v)]
     points = grid(v if len(v) else np.zeros(1), PAIR_GRID - 1)
     middles = (points[1:] + points[:-1]) / 2
-    weight: Floats = np.bincount(np.searchsorted(middles, v), minlength=len(points)) + 1e-9
+    weight: Any = np.bincount(np.searchsorted(middles, v), minlength=len(points)) + 1e-9
     return points, (), points, weight
 
 
