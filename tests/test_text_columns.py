@@ -285,7 +285,7 @@ def pairs_of_words(rows: int = 600) -> RecipeData:
     x = Preprocessing.fit(table).transform(table)
     labels, ones = torch.from_numpy(y[:, 0] ^ y[:, 1]), torch.ones(1, dtype=torch.bool)
     dense = torch.from_numpy(x[:, :1].toarray())
-    return RecipeData(dense, labels, kp.CrossEntropy(), 2, ones, text=x[:, 1:], text_alone=True)
+    return RecipeData(dense, labels, kp.CrossEntropy(), 2, ones, text=x[:, 1:], others=False)
 
 
 def test_products_of_words_are_learned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
@@ -64,7 +65,12 @@ HeadNames: TypeAlias = Annotated[
     option(MODEL, "NAME", "A head to choose from: linear, additive, … May be repeated.", "--head"),
 ]
 Target: TypeAlias = Annotated[
-    list[str], option(DATA, "COLUMN", "The column to predict. Repeat for several columns of numbers.")
+    list[str] | None,
+    option(
+        DATA,
+        "COLUMN",
+        "The column to predict. Repeat for several columns of numbers.  \\[default for a folder of images: label]",
+    ),
 ]
 Task: TypeAlias = Annotated[
     Literal["auto", "classification", "regression"],
@@ -118,7 +124,7 @@ DryRun: TypeAlias = Annotated[
 
 def fit(
     table: TableFile,
-    target: Target,
+    target: Target = None,
     task: Task = "auto",
     output: RunFolder = None,
     spec: SpecFile = None,
@@ -155,6 +161,7 @@ def fit(
     numeric: reading.Numeric = None,
     categorical: reading.Categorical = None,
     text: reading.Text = None,
+    image: reading.Image = None,
     date: reading.Date = None,
     unit: reading.Unit = None,
     dry_run: DryRun = False,
@@ -176,7 +183,7 @@ def fit(
         "interval_by": interval_by,
     }
     table_config = TableConfig(
-        tuple(target), task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles
+        targets_of(target, table), task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles
     )
     for name in log or ():
         check_choice("--log", name, LOGS)
@@ -210,6 +217,15 @@ def fit(
             )
         if processes.first:
             show_report(report, json)
+
+
+def targets_of(target: list[str] | None, table: str) -> tuple[str, ...]:
+    """Return the targets; by default the classes of a folder of images."""
+    from kapsi.data.tabular.image_folder import LABEL
+
+    if not target and not os.path.isdir(table):
+        raise SpecError("Missing option '--target'.")
+    return tuple(target or (LABEL,))
 
 
 class Configuration(NamedTuple):

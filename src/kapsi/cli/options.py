@@ -21,7 +21,10 @@ def option(panel: str, metavar: str | None, text: str, *names: str, **details: A
 
 Run: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help="A run folder of kapsi fit.", show_default=False)]
 TableFile: TypeAlias = Annotated[
-    str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file with a header.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TABLE", help="A CSV or Parquet file with a header, or a folder of images.", show_default=False
+    ),
 ]
 Output: TypeAlias = Annotated[str, option(OUTPUT, "FILE", "The CSV or Parquet file to write.")]
 Overwrite: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an old run.", "--overwrite")]

@@ -47,6 +47,10 @@ Text: TypeAlias = Annotated[
     list[str] | None,
     option(PANEL, "COLUMN", "A column of text to read word by word. May be repeated."),
 ]
+Image: TypeAlias = Annotated[
+    list[str] | None,
+    option(PANEL, "COLUMN", "A column of images: bytes, or paths within the folder of the table. May be repeated."),
+]
 Date: TypeAlias = Annotated[list[str] | None, option(PANEL, "COLUMN", "A column of dates or times. May be repeated.")]
 
 Unit: TypeAlias = Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 
 from kapsi.data.tabular import DateColumn, NumberColumn
 from kapsi.data.tabular.encoders import Categories
+from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.export.interface import FittedTable, interface
 from kapsi.spec import to_yaml
@@ -116,6 +117,8 @@ def _summary(column: object, interval: tuple[float, float] | None) -> tuple[str,
         return f"numbers{unit}", f"mean {column.mean:.4g}, standard deviation {column.scale:.4g}{inside}"
     if isinstance(column, TextColumn):
         return "text", f"{column.rows:,} texts, {len(column.counts):,} unigrams and bigrams"
+    if isinstance(column, ImageColumn):
+        return "images", f"{column.rows:,} images, {column.height} × {column.width} pixels"
     return "text", ""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from kapsi.data.tabular import DateColumn, Label, NumberColumn, Preprocessing, Reading, TargetScale
 from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
 from kapsi.data.tabular.encoders import Categories, places
+from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.export.numeric import MISSING
 from kapsi.modules import Model
@@ -75,6 +76,9 @@ def interface(model: FittedTable) -> dict[str, Any]:
             columns.append({"name": column.name, "kind": "date", "unit": "seconds since 1970-01-01 00:00 UTC"})
         elif isinstance(column, TextColumn):
             columns.append({"name": column.name, "kind": "text"})
+        elif isinstance(column, ImageColumn):
+            size = {"height": column.height, "width": column.width, "channels": column.channels}
+            columns.append({"name": column.name, "kind": "image"} | size)
         else:
             columns.append({"name": column.name, "kind": "category", "codes": codes_of(column, model.reading)})
     return {

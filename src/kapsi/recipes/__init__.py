@@ -22,6 +22,8 @@ from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.forest import ForestHead
 from kapsi.recipes.function_search import FunctionCandidate, FunctionSearch, SuccessiveHalving
 from kapsi.recipes.functions import FunctionsHead
+from kapsi.recipes.image_linear import ImageLinearHead
+from kapsi.recipes.image_products import ImageProductsHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
 from kapsi.recipes.mixture import mixture
@@ -47,6 +49,8 @@ __all__ = [
     "FunctionSearch",
     "FunctionsHead",
     "HeadRecipe",
+    "ImageLinearHead",
+    "ImageProductsHead",
     "KernelHead",
     "LeaderboardRow",
     "LinearHead",

@@ -176,7 +176,7 @@ class _AutoSearch:
     def result(self) -> RecipeResult:
         start, used = time.perf_counter(), time.process_time()
         heads = self._suited()
-        self.least_budget = max(head.least_budget for head in heads.values())
+        self.least_budget = max(head.least_budget(self.data) for head in heads.values())
         compared = self._compared(heads)
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
@@ -204,11 +204,11 @@ class _AutoSearch:
     def plan(self) -> RecipePlan:
         """Return the heads of the comparison and the estimated seconds, without a fit."""
         heads = self._suited()
-        self.least_budget = max(head.least_budget for head in heads.values())
+        self.least_budget = max(head.least_budget(self.data) for head in heads.values())
         compared = self._compared(heads)
         rows = len(self.data.x) if compared is None else len(compared)
-        width, outputs = self.data.x.shape[1], self.data.outputs
-        fits = {name: head.seconds(self._rows_of_fit(head, 1), width, outputs) for name, head in heads.items()}
+        share = (1 - COMPARISON) * self.budget
+        fits = {name: head.fit_cost(self.data, self._rows_of_fit(head, share)) for name, head in heads.items()}
         seconds = {name: self._cost({name: head}, rows) + ESTIMATED * fits[name] for name, head in heads.items()}
         return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget))
 
@@ -220,7 +220,7 @@ class _AutoSearch:
         rows, millions = len(self.data.x), self.data.x.numel() / 1e6
         by_rows = max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100))
         millions += 0 if self.data.text is None else self.data.text.nnz / 1e6 * max(1, self.data.outputs - 1)
-        return min(MOST_SECONDS, max(by_rows, PER_MILLION * millions, self.least_budget))
+        return max(min(MOST_SECONDS, max(by_rows, PER_MILLION * millions)), self.least_budget)
 
     def _suited(self) -> dict[str, HeadRecipe]:
         """Return the heads that suit the rows, by name in the leaderboard."""
@@ -239,10 +239,12 @@ class _AutoSearch:
         return heads
 
     def _reads(self, head: HeadRecipe) -> bool:
-        """Return whether there are inputs that a head is for: texts, or others."""
+        """Return whether there are inputs that a head is for: texts, images, or others."""
         if head.reads_text:
             return self.data.text is not None
-        return not self.data.text_alone or isinstance(head, ConstantHead)
+        if head.reads_images:
+            return self.data.pixels is not None
+        return self.data.others or isinstance(head, ConstantHead)
 
     def _compared(self, heads: dict[str, HeadRecipe]) -> Tensor | None:
         """Return the rows of the comparison, None for all; leave out the costliest heads if few rows are too many."""
@@ -279,10 +281,10 @@ class _AutoSearch:
         stages = repeats * folds if self.auto.heads else TRIED * repeats * folds
         return ESTIMATED * stages * sum(head.cost(self.data, inner) for head in heads.values())
 
-    def _rows_of_fit(self, head: HeadRecipe, heads: int) -> int:
-        """Return the number of rows for the fit of one of some heads."""
+    def _rows_of_fit(self, head: HeadRecipe, seconds: float) -> int:
+        """Return the number of rows of a fit that takes some seconds at most."""
         rows = len(self.data.x)
-        while rows > LEAST_ROWS and head.cost(self.data, rows) > (1 - COMPARISON) * self.budget / heads:
+        while rows > LEAST_ROWS and head.fit_cost(self.data, rows) > seconds:
             rows = max(LEAST_ROWS, rows // 2)
         return rows
 
@@ -399,20 +401,36 @@ class _AutoSearch:
     def _fitted(self, entries: Sequence[_Compared], weights: Sequence[float]) -> tuple[Model, list[float]]:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
         models, seconds = [], []
-        chosen = sum(weight > 0 for weight in weights)
+        chosen = [entry.recipe for entry, weight in zip(entries, weights, strict=True) if weight > 0]
+        shares = self._shares(chosen)
         for entry, weight in zip(entries, weights, strict=True):
             start = time.perf_counter()
             if weight:
                 self.watch.on_head(entry.name)
-                rows = self._rows_of_fit(entry.recipe, chosen)
+                recipe = entry.recipe.within(self.data, share := next(shares))
+                rows = self._rows_of_fit(recipe, share)
                 data = self.data if rows == len(self.data.x) else self.data.take(self._sample(rows))
                 if data is not self.data:
                     self.fitted_on[entry.name] = f"fitted on {len(data.x):,} rows"
                 with _quiet():
-                    models.append((entry.recipe.fit_to_all(data, self.seed), weight))
+                    models.append((recipe.fit_to_all(data, self.seed), weight))
             seconds.append(time.perf_counter() - start)
         bounds = None if self.data.classes else bounds_of(self.data)
         return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds
+
+    def _shares(self, heads: Sequence[HeadRecipe]) -> Iterator[float]:
+        """Yield the seconds for the fit of each of some heads: equal parts of the budget for fits, more for heads of images.
+
+        What other heads leave of their parts is for these.
+        """
+        part = (1 - COMPARISON) * self.budget
+        costs = [head.fit_cost(self.data, len(self.data.x)) for head in heads]
+        left = part - sum(
+            min(cost, part / len(heads)) for head, cost in zip(heads, costs, strict=True) if not head.reads_images
+        )
+        images = sum(cost for head, cost in zip(heads, costs, strict=True) if head.reads_images)
+        for head, cost in zip(heads, costs, strict=True):
+            yield left * cost / images if head.reads_images else part / len(heads)
 
     def _held_out(self, total: Tensor, plan: Sequence[Sequence[Fold]], compared: Tensor | None) -> Tensor:
         """Return the outputs of the sum for each row, the mean over repetitions; NaN where no fold held the row out."""

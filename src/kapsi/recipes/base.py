@@ -53,7 +53,9 @@ class RecipeData:
         times: times of the rows, `(rows,)`: held-out rows are later than training rows.
         seed: seed of the folds.
         text: TF-IDF of the terms of texts, inputs behind those of `x`, (rows, t) SciPy CSR in float64; None without texts.
-        text_alone: whether `x` has nothing but the lengths of texts.
+        pixels: pixels of images, inputs behind all others, `(rows, p)` uint8; None without images.
+        shapes: (channels, height, width) of the images of a row, in order.
+        others: whether `x` has more than the lengths of texts and the brightness of images.
 
     Example:
         >>> import torch, kapsi as kp
@@ -74,15 +76,21 @@ class RecipeData:
     times: Tensor | None = None
     seed: int = 0
     text: Any = None
-    text_alone: bool = False
+    pixels: Tensor | None = None
+    shapes: tuple[tuple[int, int, int], ...] = ()
+    others: bool = True
 
     @property
     def inputs(self) -> int:
-        """Number of inputs m of a model: those of `x`, and terms."""
-        return self.x.shape[1] + (0 if self.text is None else self.text.shape[1])
+        """Number of inputs m of a model: those of `x`, terms, and pixels."""
+        return self.x.shape[1] + sum(part.shape[1] for part in (self.text, self.pixels) if part is not None)
+
+    def images(self) -> Tensor:
+        """Return the pixels of images, `(rows, p)`; without columns if there are none."""
+        return self.x.new_empty(len(self.x), 0, dtype=torch.uint8) if self.pixels is None else self.pixels
 
     def rows(self) -> Any:
-        """Return all inputs, (rows, m) SciPy CSR."""
+        """Return all inputs but pixels, (rows, m) SciPy CSR."""
         from scipy.sparse import csr_matrix, hstack
 
         dense = csr_matrix(self.x.numpy())
@@ -95,7 +103,7 @@ class RecipeData:
 
     def take(self, rows: Tensor) -> Self:
         """Return a selection of the rows."""
-        parts = {name: getattr(self, name) for name in ("weight", "groups", "times")}
+        parts = {name: getattr(self, name) for name in ("weight", "groups", "times", "pixels")}
         taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
         text = None if self.text is None else self.text[rows.numpy()]
         return replace(self, x=self.x[rows], y=self.y[rows], text=text, **taken)
@@ -222,16 +230,16 @@ class HeadRecipe(Recipe):
         explainable: whether the head is a sum of functions of one or two inputs.
         closed_form: whether a fit is a solution of linear equations, or a few Newton steps.
         superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
-        least_budget: seconds that the default budget has at least if the recipe suits the rows.
-        reads_text: whether the head takes all inputs, terms of texts among them, and needs texts; others take `x`.
+        reads_text: whether the head takes `x` and the terms of texts, which it needs; others take `x`.
+        reads_images: whether the head takes all inputs, and needs images.
     """
 
     complexity: ClassVar[int] = 9
     explainable: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     superseded: ClassVar[bool] = False
-    least_budget: ClassVar[float] = 0.0
     reads_text: ClassVar[bool] = False
+    reads_images: ClassVar[bool] = False
 
     @classmethod
     def offered(cls) -> tuple[HeadRecipe, ...]:
@@ -258,9 +266,21 @@ class HeadRecipe(Recipe):
         """Return an estimate of the CPU seconds of one fit to some of the rows."""
         return self.seconds(rows, data.x.shape[1], data.outputs)
 
+    def least_budget(self, data: RecipeData) -> float:
+        """Return the seconds that the default budget has at least if the recipe suits the rows."""
+        return 0.0
+
+    def fit_cost(self, data: RecipeData, rows: int) -> float:
+        """Return an estimate of the CPU seconds of the fit of the chosen head, which may take longer than one of a comparison."""
+        return self.cost(data, rows)
+
+    def within(self, data: RecipeData, seconds: float) -> Self:
+        """Return the recipe with a fit that takes some seconds at most, if an option can bring that about."""
+        return self
+
     def fit_to_all(self, data: RecipeData, seed: int = 0) -> Model:
-        """Return `fit` as a model of all inputs, also of terms that the head does not read."""
-        model = self.fit(data, seed)
+        """Return `fit` as a model of all inputs, also of terms and pixels that the head does not read."""
+        model = self.fit(data if self.reads_images else replace(data, pixels=None, shapes=()), seed)
         return model if model.in_features == data.inputs else widened(model, data.inputs)
 
     @abstractmethod

@@ -78,7 +78,6 @@ class FunctionsHead(HeadRecipe, name="functions"):
     """
 
     complexity: ClassVar[int] = 7
-    least_budget: ClassVar[float] = 60.0
     examples = ({}, {"networks": ("kan",), "starts": 1})
 
     networks: tuple[Kind, ...] = ("kan", "product")
@@ -88,6 +87,9 @@ class FunctionsHead(HeadRecipe, name="functions"):
     max_inputs: ClassVar[int] = 9
     max_rows: ClassVar[int] = 5_000
     max_outputs: ClassVar[int] = 3
+
+    def least_budget(self, data: RecipeData) -> float:
+        return 60.0
 
     def reason_against(self, data: RecipeData) -> str | None:
         rows, inputs = data.x.shape

@@ -232,6 +232,7 @@ class TableModel:
         others = (*self.targets, self.weight)
         rest = Table(table.name, {name: c for name, c in table.columns.items() if name not in others})
         features, notes = self.preprocessing.check(rest)
+        notes += [note for column in self.preprocessing.images for note in features.columns[column.name].notes]
         if not known.all():
             notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {self.target!r}")
         rows = np.flatnonzero(known)

@@ -78,7 +78,9 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
     train = TrainingRows.of(problem, parts[-1][1], config.training.seed).for_loss(problem, config.training.loss)
     features, count, (rows, inputs) = problem.features.columns, outputs_of(problem), train.x.shape
     columns = tuple(
-        PlannedColumn(e.name, KIND_OF[type(e)], len(e.names()), int(features[e.name].missing.sum()))
+        PlannedColumn(
+            e.name, KIND_OF[type(e)], len(e.names()) + getattr(e, "count", 0), int(features[e.name].missing.sum())
+        )
         for e in train.preprocessing.columns
     )
     plan, parameters, memory = None, 0, COPIES * train.x.nbytes

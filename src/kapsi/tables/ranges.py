@@ -134,7 +134,14 @@ class Tally:
         for name, count in (unseen or {}).items():
             before = self.unseen.get(name, Unseen())
             example = before.example or count.example
-            self.unseen[name] = Unseen(before.unseen + count.unseen, before.empty + count.empty, example)
+            damaged = tuple((self.rows + row, reason) for row, reason in count.damaged)
+            self.unseen[name] = Unseen(
+                before.unseen + count.unseen,
+                before.empty + count.empty,
+                example,
+                count.averaged,
+                before.damaged + damaged,
+            )
         inside = np.zeros(len(outputs), dtype=np.bool_)
         self.rows += len(outputs)
         if self.ranges is None:

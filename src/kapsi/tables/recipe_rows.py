@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ def fit_recipe(
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
     result = recipe.build(data, training.seed, watch)
     texts = [text.note() for text in train.preprocessing.texts]
+    texts += [image.note() for image in train.preprocessing.images]
     result = result._replace(notes=(*texts, *filter(None, [note]), *result.notes))
     return FittedRecipe(table_model(problem, train, result.model), result)
 
@@ -77,10 +78,8 @@ def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfi
     classes = len(problem.classes or ())
     ways = problem.splits(training.seed)
     groups, times = (None if part is None else torch.from_numpy(part[train.rows]) for part in (ways.groups, ways.times))
-    names = tuple(train.preprocessing.dense_names())
-    inputs, text = train.x, None
-    if train.preprocessing.texts:
-        inputs, text = train.x[:, : len(names)].toarray(), train.x[:, len(names) :]
+    names, images = tuple(train.preprocessing.dense_names()), train.preprocessing.images
+    inputs, text, pixels = _parts(train, len(names))
     x, y = torch.from_numpy(inputs), torch.from_numpy(train.y)
     low, high = x.aminmax(dim=0)
     weight = None if train.weight is None else torch.from_numpy(train.weight)
@@ -96,8 +95,22 @@ def recipe_data(problem: TableProblem, train: TrainingRows, training: TrainConfi
         times=times,
         seed=training.seed,
         text=text,
-        text_alone=len(train.preprocessing.texts) == len(train.preprocessing.columns),
+        pixels=pixels,
+        shapes=tuple(column.shape for column in images),
+        others=len(train.preprocessing.texts) + len(images) < len(train.preprocessing.columns),
     )
+
+
+def _parts(train: TrainingRows, dense: int) -> tuple[Any, Any, torch.Tensor | None]:
+    """Return dense inputs in float64, terms of texts, and pixels of images as uint8."""
+    if not train.preprocessing.texts and not train.preprocessing.images:
+        return train.x, None, None
+    end = train.x.shape[1] - sum(column.count for column in train.preprocessing.images)
+    inputs, terms, pixels = train.x[:, :dense], train.x[:, dense:end], train.x[:, end:]
+    if train.preprocessing.texts:
+        inputs, pixels = inputs.toarray(), pixels.toarray()
+    whole = torch.from_numpy(pixels).to(torch.uint8) if train.preprocessing.images else None
+    return inputs.astype(np.float64), terms if train.preprocessing.texts else None, whole
 
 
 def _row_weights(

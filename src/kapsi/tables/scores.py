@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,9 @@ __all__ = ["MoreScores", "Scores", "baselines", "better_baselines", "note_on_r2"
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 MOST_COMPARED = 2**24  # values
+IMAGE_ROWS = 5_000
+"""Most rows of the linear baseline of images."""
+
 MAX_FLOAT64 = float(np.finfo(np.float64).max)
 METRICS = {"classification": ("accuracy", "log loss"), "regression": ("r2", "rmse")}
 SHOWN = {"accuracy": "accuracy", "log loss": "log loss", "r2": "R²", "rmse": "RMSE"}
@@ -100,31 +104,47 @@ def baselines(problem: TableProblem, train: TrainingRows, test: npt.NDArray[np.i
     """Return the predictions of a constant and of a linear model for test rows, as `scores_of` takes them.
 
     The constant is the class frequencies or the mean; the linear model is scikit-learn's logistic or ridge regression with
-    the default penalty.
+    the default penalty, of images with intensities from 0 to 1 and at most 5,000 rows.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
     from threadpoolctl import threadpool_limits
 
-    x_test = train.preprocessing.transform(problem.features, test)
+    part, x_test, more = _of_linear(train, train.preprocessing.transform(problem.features, test))
     if train.scale is not None:
-        given = problem.y[train.rows].astype(np.float64)
-        scale = TargetScale.fit(given, train.weight)
-        y = scale.apply(given)
+        scale = TargetScale.fit(problem.y[train.rows].astype(np.float64), train.weight)
+        y = scale.apply(problem.y[part.rows].astype(np.float64))
         with threadpool_limits(1):
-            linear = scale.invert(Ridge().fit(train.x, y, train.weight).predict(x_test))
+            linear = scale.invert(Ridge().fit(part.x, y, part.weight).predict(x_test))
         constant = np.full((len(test), *y.shape[1:]), scale.center)
-        return {"mean": constant, "ridge regression": linear}
+        return {"mean": constant, f"ridge regression{more}": linear}
     counts = np.bincount(train.y, train.weight, minlength=len(problem.classes or ()))
     frequencies = counts / counts.sum()
     prior = np.tile(frequencies, (len(test), 1))
     probabilities = prior.copy()
-    if len(np.unique(train.y)) > 1:
+    if len(np.unique(part.y)) > 1:
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")  # on convergence and many classes
-            logistic = LogisticRegression(max_iter=1000).fit(train.x, train.y, train.weight)
+            logistic = LogisticRegression(max_iter=100 if more else 1000).fit(part.x, part.y, part.weight)
         probabilities[:] = 0
         probabilities[:, logistic.classes_] = logistic.predict_proba(x_test)
-    return {"most frequent class": prior, "logistic regression": probabilities}
+    return {"most frequent class": prior, f"logistic regression{more}": probabilities}
+
+
+def _of_linear(train: TrainingRows, x_test: Any) -> tuple[TrainingRows, Any, str]:
+    """Return the rows of the linear model, inputs of test rows, and a note for its name."""
+    if not (images := train.preprocessing.images):
+        return train, x_test, ""
+    whole = np.arange(train.x.shape[1]) >= train.x.shape[1] - sum(column.count for column in images)
+    factors = np.where(whole, 1 / 255, 1).astype(np.float32)
+    rows = np.linspace(0, len(train.y) - 1, min(len(train.y), IMAGE_ROWS)).astype(np.int64)
+    part = train.take(rows)
+    more = f" of {len(rows):,} rows" if len(rows) < len(train.y) else ""
+    return replace(part, x=_times(part.x, factors)), _times(x_test, factors), more
+
+
+def _times(x: Any, factors: npt.NDArray[np.float32]) -> Any:
+    """Return rows, an array or CSR, with columns times factors."""
+    return x * factors if isinstance(x, np.ndarray) else x.multiply(factors).tocsr()
 
 
 def better_baselines(scores: Mapping[str, Sequence[Scores]], task: str) -> list[str]:
@@ -173,9 +193,9 @@ def copies(
         return []
     columns = [values.T for _, values in problem.features.blocks()]
     columns += [
-        (c.coded()[0] if c.kind == "text" else c.numbers)[:, np.newaxis]
+        (c.numbers if c.kind == "date" else c.coded()[0])[:, np.newaxis]
         for c in problem.features.columns.values()
-        if c.kind in ("text", "date")
+        if c.kind in ("text", "date", "image")
     ]
     rows = np.column_stack([*columns, problem.y]).astype(np.float64)
     rows = np.ascontiguousarray(np.nan_to_num(rows, copy=False, nan=-1e308))

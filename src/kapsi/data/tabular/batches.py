@@ -12,6 +12,7 @@ import numpy as np
 
 from kapsi.data.tabular.decide import Decider
 from kapsi.data.tabular.delimited import WIDE, TextFile
+from kapsi.data.tabular.image_folder import FILE, LABEL, folder_batches
 from kapsi.data.tabular.read import by_name
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.repair import RepairedRows
@@ -24,7 +25,7 @@ __all__ = ["TableBatch", "read_batches"]
 
 ROWS = 65_536
 TEXT_ROWS = 2_048
-"""Rows of a batch of a Parquet file with texts: 2 GB of texts of a megabyte."""
+"""Rows of a batch of a Parquet file with texts or images: 2 GB of values of a megabyte."""
 MOST_CELLS = 2**22
 BLOCK = 2**22
 """Rows and cells of a batch of a Parquet file, bytes of a batch of a text file."""
@@ -70,6 +71,9 @@ def read_batches(
         TableError: the file is not a table, or a column to keep is absent.
     """
     path = Path(path)
+    if path.is_dir():
+        yield from _folder(path, kinds, keep)
+        return
     check_regular(path)
     suffix, compression = table_suffix(path)
     parts = (
@@ -122,8 +126,8 @@ def _parquet(
             # Columns of equal names cannot be told apart by name.
             unique = len(set(names)) == len(names) == len(file.schema.names)
             columns = [file.schema_arrow.names[i] for i in wanted] if unique else None
-            decider = Decider(reading, dict(kinds), typed=True, forms={})
-            most = TEXT_ROWS if "text" in kinds.values() else ROWS
+            decider = Decider(reading, dict(kinds), typed=True, forms={}, folder=path.parent)
+            most = TEXT_ROWS if {"text", "image"} & set(kinds.values()) else ROWS
             rows = max(1, min(most, MOST_CELLS // max(1, len(wanted))))
             for part in file.iter_batches(rows, columns=columns):
                 part.validate(full=True)
@@ -133,6 +137,20 @@ def _parquet(
                 yield TableBatch(table, {names[i]: part.column(place[i]) for i in kept}, _others(names, wanted))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise table_error(path.name, f"not readable as Parquet ({error})") from None
+
+
+def _folder(path: Path, kinds: Mapping[str, str], keep: Sequence[str]) -> Iterator[TableBatch]:
+    """Yield the rows of a folder of images."""
+    for table, files in folder_batches(path):
+        values = {name: column.values.tolist() for name, column in table.columns.items() if name == LABEL}
+        values[FILE] = files
+        names = [*table.columns, FILE]
+        for name in keep:
+            if name not in values:
+                reject(path.name, f"--keep {short(name)}: is no column; choose from {listed(values)}")
+        used = {name: column for name, column in table.columns.items() if name in kinds}
+        ignored = [name for name in names if name not in used and name not in keep and name != FILE]
+        yield TableBatch(Table(table.name, used), {name: values[name] for name in keep}, ignored)
 
 
 def _others(names: Sequence[str], wanted: Sequence[int]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from kapsi.data.tabular.dates import read_dates, read_durations, read_times
 from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED, Numbers, Numerals, is_number, read_numbers
+from kapsi.data.tabular.pictures import may_be_images, read_images
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import (
     BLANKS,
@@ -47,13 +49,14 @@ class Decider:
 
     Args:
         reading: options of the user.
-        kinds: kind of some columns by name: "numeric", "categorical", "text" or "date".
+        kinds: kind of some columns by name: "numeric", "categorical", "text", "image" or "date".
         decimal: the decimal mark of the file, None if unknown.
         typed: whether the file has types, as Parquet: texts stay texts, except for dates and numbers with a decimal mark.
         grouped: whether points may stand between thousands without other evidence in the file.
         options: whether the user can give options of reading; not for data frames.
         categories: categories of a fit by column; they are not missing, dashes that are none of them are.
         forms: how the values of earlier rows are written, by column; None for a table that is decided at once.
+        folder: the folder of the table, for paths of images; None without.
     """
 
     reading: Reading
@@ -64,6 +67,7 @@ class Decider:
     options: bool = True
     categories: Mapping[str, Collection[str]] = field(default_factory=dict)
     forms: dict[str, dict[str, str]] | None = None
+    folder: Path | None = None
 
     @property
     def settled(self) -> str | None:
@@ -118,6 +122,10 @@ class Decider:
         import pyarrow.compute as pc
 
         kind, wanted = column.type, self.kinds.get(name)
+        if wanted == "image" or may_be_images(kind):
+            images = self.images(name, [column])
+            if images is not None:
+                return images
         if pa.types.is_dictionary(kind) and not _is_string(kind.value_type):
             return self._decided(name, pc.cast(column, kind.value_type))
         if pa.types.is_dictionary(kind) or _is_string(kind):
@@ -175,6 +183,11 @@ class Decider:
             return Column("real", values, reason="durations, in seconds", unit=SECONDS)
         allowed = "numbers, booleans, text, dates and times"
         return unusable(len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out")
+
+    def images(self, name: str, parts: Iterable[Any]) -> Column | None:
+        """Return Arrow arrays as a column of images, see `read_images`."""
+        drop = f", or leave the column out with --drop {short(name)}" if self.options else ""
+        return read_images(name, parts, self.folder, drop, requested=self.kinds.get(name) == "image")
 
     def _codes(self, words: Words) -> Column:
         """Return whole numbers of more digits than float64 as text."""

@@ -118,7 +118,8 @@ class TextFile:
     ) -> Decider:
         """Return the decisions for the columns; `decimal` is the decimal mark of a file without evidence."""
         mark, grouped = self.dialect.decimal or decimal, self.dialect.separator == ";"
-        return Decider(self.reading, kinds, mark, grouped=grouped, categories=categories or {})
+        known = categories or {}
+        return Decider(self.reading, kinds, mark, grouped=grouped, categories=known, folder=self.path.parent)
 
     def with_mark(self, decider: Decider) -> Decider:
         """Return the decider with the decimal mark of all rows."""
@@ -178,7 +179,9 @@ class TextFile:
         import pyarrow as pa
 
         strings = {
-            i for i, name in zip(which, names, strict=True) if decider.kinds.get(name) in ("categorical", "text")
+            i
+            for i, name in zip(which, names, strict=True)
+            if decider.kinds.get(name) in ("categorical", "text", "image")
         }
         strings |= set(words or ())
         # Arrow takes points for decimal points.

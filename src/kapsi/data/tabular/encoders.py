@@ -38,12 +38,14 @@ class Unseen(NamedTuple):
         empty: number of missing values in a column that had none in the training rows.
         example: an unseen category.
         averaged: whether the mean of all rows stands for the values, as in a target encoding.
+        damaged: rows of images that cannot be read, from 1, with the reasons.
     """
 
     unseen: int = 0
     empty: int = 0
     example: str = ""
     averaged: bool = False
+    damaged: tuple[tuple[int, str], ...] = ()
 
 
 def center_and_scale(values: Floats, weight: Floats | None = None) -> tuple[float, float]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from kapsi.data.tabular.decide import Decider
+from kapsi.data.tabular.pictures import image_column
 from kapsi.data.tabular.reading import Reading
-from kapsi.data.tabular.types import Table, reject, table_error
+from kapsi.data.tabular.types import Column, Table, reject, table_error
 
 __all__ = ["table_of"]
 
@@ -30,13 +33,53 @@ def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, rea
         [('a', 'real'), ('b', 'text')]
     """
     decider = Decider(reading or Reading(), dict(kinds or {}), typed=True, options=False)
+    frame, images = _without_images(frame)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]
     if not names or not table.num_rows or len(set(names)) < len(names):
         problem = "has no rows or no columns" if len(set(names)) == len(names) else "has repeated names"
         reject(where, f"the frame {problem}; give rows of the columns of the model, with different names")
     columns = zip(names, table.columns, strict=True)
-    return Table(where, {name: decider.column(name, column.combine_chunks()) for name, column in columns})
+    return Table(
+        where,
+        {
+            name: images[name] if name in images else decider.column(name, column.combine_chunks())
+            for name, column in columns
+        },
+    )
+
+
+def _without_images(frame: Any) -> tuple[Any, dict[str, Column]]:
+    """Return a frame of pandas, or a mapping, with row numbers in place of arrays of pixels and images of Pillow, and these."""
+    if isinstance(frame, Mapping):
+        parts = dict(frame)
+    elif hasattr(frame, "iloc") and hasattr(frame, "columns"):
+        parts = {name: frame[name] for name, dtype in frame.dtypes.items() if getattr(dtype, "kind", "") == "O"}
+    else:
+        return frame, {}
+    found = {name: list(values) for name, values in parts.items() if _are_pictures(values)}
+    images = {str(name): image_column(str(name), map(_picture, values)) for name, values in found.items()}
+    if not found:
+        return frame, {}
+    numbers = {name: np.arange(len(values)) for name, values in found.items()}
+    return ({**frame, **numbers} if isinstance(frame, Mapping) else frame.assign(**numbers)), images
+
+
+def _are_pictures(values: Any) -> bool:
+    """Return whether the first known value of a column is an image: an array of two dimensions and more, or one of Pillow."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__iter__") or getattr(values, "ndim", 1) == 0:
+        return False
+    if getattr(getattr(values, "dtype", None), "kind", "O") != "O" and np.ndim(values) < 3:
+        return False
+    first = next((value for value in values if value is not None and not isinstance(value, float)), None)
+    return hasattr(first, "getexif") or (not hasattr(first, "iloc") and getattr(first, "ndim", 0) in (2, 3))
+
+
+def _picture(value: Any) -> Any:
+    """Return an image as an array or image of Pillow, None if it is missing."""
+    if value is None or isinstance(value, float):
+        return None
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def _arrow(frame: Any, where: str) -> Any:

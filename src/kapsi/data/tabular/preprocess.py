@@ -21,6 +21,8 @@ from kapsi.data.tabular.encoders import (
     fields,
     standardized,
 )
+from kapsi.data.tabular.image_column import ImageColumn
+from kapsi.data.tabular.pictures import damage_of
 from kapsi.data.tabular.target_encoding import Outputs, TargetColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import (
@@ -37,13 +39,14 @@ from kapsi.errors import nearest
 
 __all__ = ["Preprocessing", "unseen_notes"]
 
-Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn | TextColumn
+Encoder: TypeAlias = NumberColumn | CategoryColumn | DateColumn | TargetColumn | TextColumn | ImageColumn
 ENCODERS: dict[str, type[Encoder]] = {
     "number": NumberColumn,
     "category": CategoryColumn,
     "date": DateColumn,
     "target": TargetColumn,
     "text": TextColumn,
+    "image": ImageColumn,
 }
 KIND_OF = {encoder: kind for kind, encoder in ENCODERS.items()}
 
@@ -53,9 +56,9 @@ Folds: TypeAlias = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Encoders of all feature columns: standardized numbers, one-hot categories, parts of dates, TF-IDF of texts.
+    """Encoders of all feature columns: standardized numbers, one-hot categories, parts of dates, TF-IDF of texts, pixels.
 
-    The inputs of terms of texts are sparse, and behind all others.
+    The inputs of terms of texts are sparse, and behind those of other columns; the pixels of images are last.
 
     Args:
         columns: one entry for each feature column, in order.
@@ -101,6 +104,8 @@ class Preprocessing:
 
     @staticmethod
     def _encoder(name: str, column: Column, where: str, target: Outputs | None, weight: Floats | None) -> Encoder:
+        if column.kind == "image":
+            return ImageColumn.fit(name, column, weight)
         if column.kind == "text" and column.free:
             return TextColumn.fit(name, column, 2 if target is None else len(target.names), weight)
         if column.kind == "text" and target is not None and len(column.coded()[1]) > MAX_CATEGORIES:
@@ -116,8 +121,15 @@ class Preprocessing:
         """The encoders of texts."""
         return tuple(column for column in self.columns if isinstance(column, TextColumn))
 
+    @property
+    def images(self) -> tuple[ImageColumn, ...]:
+        """The encoders of images."""
+        return tuple(column for column in self.columns if isinstance(column, ImageColumn))
+
     def transform(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> Any:
         """Return the inputs of a selection of rows, or of all rows: (rows, len(names())) float64, finite; CSR with texts.
+
+        With images they are float32, whose pixels take half of the memory.
 
         Raises:
             TableError: see `check`.
@@ -125,7 +137,7 @@ class Preprocessing:
         return _joined(*self._encoded(features, rows))
 
     def _encoded(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None) -> tuple[Floats, list[Any]]:
-        """Return the inputs without those of terms, and those of terms for each text."""
+        """Return the inputs without those of terms and pixels, and those: of each text CSR, then of each image uint8."""
         features, _ = self.check(features)
         widths, ends, plain = self._layout
         inputs = np.empty((features.rows if rows is None else len(rows), int(ends[-1])), dtype=np.float64)
@@ -139,6 +151,7 @@ class Preprocessing:
             filled = np.where(np.isnan(values), means, values)
             inputs[:, [ends[plain[names[i]]] - 1 for i in known]] = clipped(standardized(filled, means, scales)).T
         terms: list[Any] = []
+        pixels: list[Any] = []
         if len(plain) == len(self.columns):
             return inputs, terms
         for column, end, width in zip(self.columns, ends, widths, strict=True):
@@ -146,12 +159,12 @@ class Preprocessing:
                 continue
             part = features.columns[column.name]
             part = part if rows is None else part.take(rows)
-            if isinstance(column, TextColumn):
-                inputs[:, end - width : end], sparse = column.encode(part)
-                terms.append(sparse)
+            if isinstance(column, TextColumn | ImageColumn):
+                inputs[:, end - width : end], others = column.encode(part)
+                (terms if isinstance(column, TextColumn) else pixels).append(others)
             else:
                 inputs[:, end - width : end] = column.transform(part)
-        return inputs, terms
+        return inputs, [*terms, *pixels]
 
     @functools.cached_property
     def _layout(self) -> tuple[list[int], list[int], dict[str, int]]:
@@ -228,7 +241,7 @@ class Preprocessing:
         for names, values in features.blocks():
             gaps -= {names[i] for i in np.flatnonzero(~np.isnan(values).any(1))}
         counts = {c.name: c.unseen(features.columns[c.name]) for c in self.columns if c.name in gaps}
-        return {name: count for name, count in counts.items() if count.unseen or count.empty}
+        return {name: count for name, count in counts.items() if count.unseen or count.empty or count.damaged}
 
     def kinds(self) -> dict[str, str]:
         """Return the kind of each column for `read_table`."""
@@ -239,16 +252,18 @@ class Preprocessing:
         return {column.name: column.categories for column in self.columns if isinstance(column, Categories)}
 
     def names(self) -> list[str]:
-        """Return the names of the inputs, those of terms last."""
-        return [*self.dense_names(), *(term for column in self.texts for term in column.terms())]
+        """Return the names of the inputs, those of terms and pixels last."""
+        terms = (term for column in self.texts for term in column.terms())
+        return [*self.dense_names(), *terms, *(pixel for column in self.images for pixel in column.pixels())]
 
     def described(self) -> list[str]:
-        """Return the names of the inputs, and the number of terms of each text."""
+        """Return the names of the inputs, and the numbers of terms of each text and of pixels of each image."""
         counts = [f"{len(column.counts):,} unigrams and bigrams of {column.name}" for column in self.texts]
+        counts += [f"{column.count:,} pixels of {column.name}" for column in self.images]
         return [*self.dense_names(), *counts]
 
     def dense_names(self) -> list[str]:
-        """Return the names of the inputs without those of terms."""
+        """Return the names of the inputs without those of terms and pixels."""
         return [name for column in self.columns for name in column.names()]
 
     def check(self, table: Table, others: Sequence[str] = ()) -> tuple[Table, list[str]]:
@@ -315,13 +330,15 @@ class Preprocessing:
         return cls(tuple(columns))
 
 
-def _joined(inputs: Floats, terms: Sequence[Any]) -> Any:
-    """Return inputs beside sparse ones, CSR; without sparse ones as they are."""
-    if not terms:
+def _joined(inputs: Floats, others: Sequence[Any]) -> Any:
+    """Return inputs beside those of texts and images: CSR with texts, float32 with images alone."""
+    if not others:
         return inputs
+    if all(isinstance(part, np.ndarray) for part in others):
+        return np.concatenate([inputs, *others], axis=1, dtype=np.float32, casting="same_kind")
     from scipy.sparse import csr_matrix, hstack
 
-    return hstack([csr_matrix(inputs), *terms], format="csr")
+    return hstack([csr_matrix(part) for part in (inputs, *others)], format="csr", dtype=np.float64)
 
 
 def _column(entry: object, where: str) -> Encoder:
@@ -347,6 +364,10 @@ def unseen_notes(counts: Mapping[str, Unseen]) -> list[str]:
             parts.append(f"{count.unseen:,} {verb} not in the training rows (such as {short(count.example)})")
         if count.empty:
             parts.append(f"{count.empty:,} {'are' if count.empty > 1 else 'is'} empty")
+        if count.damaged:
+            notes.append(damage_of(name, count.damaged))
+        if not parts:
+            continue
         one = count.unseen + count.empty == 1
         effect = f"{'it has' if one else 'they have'} no effect"
         effect = f"the mean of all rows stands for {'it' if one else 'them'}" if count.averaged else effect

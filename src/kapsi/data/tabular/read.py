@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from kapsi.data.tabular.decide import Decider, unusable
 from kapsi.data.tabular.delimited import read_text
+from kapsi.data.tabular.image_folder import read_folder
+from kapsi.data.tabular.pictures import may_be_images
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.source import PARQUET_SUFFIXES, check_regular, reading_file, table_suffix
 from kapsi.data.tabular.types import Column, Table, listed, reject, short, table_error
 from kapsi.errors import nearest
 
 __all__ = ["check_options", "read_table"]
+
+IMAGE_ROWS = 256
+"""Encoded images in memory together."""
 
 TEXT_OPTIONS = ("decimal", "thousands", "separator", "skip", "comment", "encoding", "header")
 
@@ -27,14 +33,14 @@ def read_table(
     decimal: str | None = None,
     categories: Mapping[str, Collection[str]] | None = None,
 ) -> Table:
-    """Read a text file (.csv, .tsv, .txt, .dat, .data; also .gz, .zip, .zst) or a Parquet file and type its columns.
+    """Read a text file (.csv, .tsv, .txt, .dat, .data; also .gz, .zip, .zst), a Parquet file or a folder of images.
 
     An unusable column, for example of lists or with a repeated name, is an error only in a call with this column.
 
     Args:
         path: the file.
         reading: options; others are guessed from the file.
-        kinds: kind of some columns by name, "numeric", "categorical", "text" or "date", in addition to the options.
+        kinds: kind of some columns by name, "numeric", "categorical", "text", "image" or "date", in addition to the options.
         decimal: decimal mark of a text file without numbers to show the mark.
         categories: categories of a fit by column; these words are not missing values.
 
@@ -52,6 +58,9 @@ def read_table(
     """
     path = Path(path)
     reading = Reading() if reading is None else reading
+    if path.is_dir():
+        check_options(path, _given_options(reading))
+        return read_folder(path)
     check_regular(path)
     suffix, compression = table_suffix(path)
     given = dict(reading.kinds())
@@ -59,10 +68,10 @@ def read_table(
     notes: tuple[str, ...] = ()
     if suffix in PARQUET_SUFFIXES:
         if kinds is None:
-            check_options(path, [name for name in TEXT_OPTIONS if getattr(reading, name) != getattr(Reading(), name)])
+            check_options(path, _given_options(reading))
         if compression is not None:
             reject(str(path), "a Parquet file is compressed already; decompress it first")
-        names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True))
+        names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True, folder=path.parent))
     else:
         parts = read_text(path, suffix, compression, reading, wanted, decimal, categories)
         names, columns, digest, notes, decimal = parts
@@ -91,10 +100,17 @@ def by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:
 
 
 def check_options(path: Path, given: Iterable[str]) -> None:
-    """Refuse options of text files, by name, for a Parquet file."""
+    """Refuse options of text files, by name, for a Parquet file or a folder."""
     names = [name for name in given if name in TEXT_OPTIONS]
+    if names and path.is_dir():
+        reject(path.name, f"{names[0]} has no effect on a folder of images; leave it out")
     if names and table_suffix(path)[0] in PARQUET_SUFFIXES:
         reject(path.name, f"{names[0]} has no effect on a Parquet file; leave it out")
+
+
+def _given_options(reading: Reading) -> list[str]:
+    """Return the options of text files that differ from the defaults."""
+    return [name for name in TEXT_OPTIONS if getattr(reading, name) != getattr(Reading(), name)]
 
 
 def _read_parquet(path: Path, decider: Decider) -> tuple[list[str], list[Column], str]:
@@ -107,10 +123,35 @@ def _read_parquet(path: Path, decider: Decider) -> tuple[list[str], list[Column]
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:
-        raw = pq.ParquetFile(path).read()
+        file = pq.ParquetFile(path)
+        names = list(file.schema_arrow.names)
+        images = _image_columns(path, file, decider) if len(set(names)) == len(names) else {}
+        raw = file.read([name for name in names if name not in images] if images else None)
         raw.validate(full=True)
-        names = list(raw.column_names)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise table_error(path.name, f"not readable as Parquet ({error})") from None
-    columns = zip(names, raw.columns, strict=True)
-    return names, [decider.column(name, column.combine_chunks()) for name, column in columns], digest
+    if not images:
+        columns = zip(names, raw.columns, strict=True)
+        return names, [decider.column(name, column.combine_chunks()) for name, column in columns], digest
+    return (
+        names,
+        [images[name] if name in images else decider.column(name, raw.column(name).combine_chunks()) for name in names],
+        digest,
+    )
+
+
+def _image_columns(path: Path, file: Any, decider: Decider) -> dict[str, Column]:
+    """Return the columns of images of a Parquet file; encoded ones are in memory a few at a time."""
+
+    def parts(name: str) -> Iterator[Any]:
+        for batch in file.iter_batches(IMAGE_ROWS, columns=[name]):
+            batch.validate(full=True)
+            yield batch.column(name)
+
+    found: dict[str, Column] = {}
+    for field in file.schema_arrow:
+        if may_be_images(field.type) and file.metadata.num_rows:
+            images = decider.images(field.name, parts(field.name))
+            if images is not None:
+                found[field.name] = images
+    return found

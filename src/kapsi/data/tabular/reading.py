@@ -12,7 +12,7 @@ from kapsi.function import Spec, option
 
 __all__ = ["Reading"]
 
-KIND_OPTIONS = ("numeric", "categorical", "text", "date")
+KIND_OPTIONS = ("numeric", "categorical", "text", "image", "date")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Reading(Spec):
         numeric: columns of numbers; another value is an error.
         categorical: columns of categories, also if all values are numbers.
         text: columns of text to read word by word.
+        image: columns of images: bytes, or paths within the folder of the table.
         date: columns of dates and times.
         unit: `COLUMN=UNIT`, the unit of the numbers of a column without signs: `rate=%`, `price=$`; `rate=1` for fractions.
 
@@ -54,6 +55,7 @@ class Reading(Spec):
     numeric: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
+    image: tuple[str, ...] = ()
     date: tuple[str, ...] = ()
     unit: tuple[str, ...] = ()
 

@@ -187,7 +187,11 @@ def _joined(name: str, first: Column, validation: Table) -> tuple[Column, str]:
     if first.problem or second.problem:
         problem = first.problem or f" of {validation.name}{second.problem}"
         return Column("unusable", codes=np.full(len(first) + len(second), -1), problem=problem), ""
-    if first.kind == "text":
+    if "image" in (first.kind, second.kind):
+        if first.kind != second.kind:
+            reject(validation.name, f"column {short(name)} has images in one of the tables only; give images in both")
+        values = np.concatenate([first.values, second.values])
+    elif first.kind == "text":
         values = np.concatenate([first.values, as_text(second, first.coded()[1]).values])
     else:
         factor, note = to_unit(second, first.unit, name, validation.name)
@@ -198,8 +202,8 @@ def _joined(name: str, first: Column, validation: Table) -> tuple[Column, str]:
 
 
 def kinds_of(table: Table) -> dict[str, str]:
-    """Return the kind of each column of text, numbers and dates, for `read_table` of another file."""
-    kinds = {"text": "categorical", "integer": "numeric", "real": "numeric", "date": "date"}
+    """Return the kind of each column of text, images, numbers and dates, for `read_table` of another file."""
+    kinds = {"text": "categorical", "image": "image", "integer": "numeric", "real": "numeric", "date": "date"}
     return {name: kinds[column.kind] for name, column in table.columns.items() if column.kind in kinds}
 
 
@@ -226,7 +230,8 @@ def groups_of(table: Table, name: str | None, rows: Ints) -> Ints | None:
         return None
     if table.columns[name].missing.all():
         reject(table.name, f"the group {short(name)} has no values; choose another column")
-    codes, words = as_words(table.columns[name], ())
+    column = table.columns[name]
+    codes, words = column.coded() if column.kind == "image" else as_words(column, ())
     codes = np.asarray(codes[rows], dtype=np.int64)
     return np.where(codes < 0, len(words) + np.arange(len(codes)), codes)
 
@@ -235,8 +240,8 @@ def times_of(table: Table, name: str | None, rows: Ints) -> Floats | None:
     """Return the times of rows, dates or numbers."""
     if name is None:
         return None
-    if table.columns[name].kind == "text":
-        reject(table.name, f"the time {short(name)} is text; give a column of dates or numbers")
+    if table.columns[name].kind in ("text", "image"):
+        reject(table.name, f"the time {short(name)} is {table.columns[name].kind}; give a column of dates or numbers")
     times = as_numbers(table.columns[name], name, table.name)[rows]
     if np.isnan(times).any():
         reject(

@@ -101,19 +101,23 @@ class TableProblem:
     units: tuple[str, ...] = ()
 
     def without_texts(self) -> Self:
-        """Return the problem without columns that are read word by word, with a note.
+        """Return the problem without texts that are read word by word, and without images, with a note.
 
         Raises:
             TableError: no other column is left.
         """
-        texts = [name for name, column in self.features.columns.items() if column.free]
+        every = self.features.columns.items()
+        texts = [name for name, column in every if column.free or column.kind == "image"]
         if not texts:
             return self
+        images = self.features.columns[texts[0]].kind == "image"
+        what = "images" if images else "texts"
         advice = f"--categorical {short(texts[0])} takes whole values as categories"
+        advice = "leave --spec, --set and the options of training out" if images else advice
         columns = {name: column for name, column in self.features.columns.items() if name not in texts}
         if not columns:
-            reject(self.name, f"only the automatic model reads texts, and all columns are: {listed(texts)}; {advice}")
-        note = f"left out the texts {listed(texts)}: only the automatic model reads them; {advice}"
+            reject(self.name, f"only the automatic model reads {what}, and all columns are: {listed(texts)}; {advice}")
+        note = f"left out the {what} {listed(texts)}: only the automatic model reads them; {advice}"
         return replace(self, features=Table(self.features.name, columns), notes=(*self.notes, note))
 
     def splits(self, seed: int) -> Splits:
@@ -228,6 +232,8 @@ def _target(
 ) -> tuple[str, Ints | Floats, tuple[Label, ...] | None]:
     """Return task, values and classes of a target."""
     where, column = table.name, table.columns[name]
+    if column.kind == "image":
+        reject(where, f"the target {short(name)} has images; give numbers or classes")
     if column.kind == "date":
         reject(where, f"the target {short(name)} has dates; give numbers or classes, such as days since a date")
     if column.kind != "text":
@@ -392,7 +398,9 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
 def _empty(features: Table) -> set[str]:
     """Return the names of the columns without any value."""
     columns = features.columns
-    empty = {name for name, column in columns.items() if column.kind in ("text", "date") and column.missing.all()}
+    empty = {
+        name for name, column in columns.items() if column.kind in ("text", "date", "image") and column.missing.all()
+    }
     for names, values in features.blocks():
         empty |= {names[i] for i in np.flatnonzero(np.isnan(values).all(1))}
     return empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Objects: TypeAlias = npt.NDArray[np.object_]
 Label: TypeAlias = str | int | bool
-Kind: TypeAlias = Literal["integer", "real", "boolean", "date", "text", "unusable"]
+Kind: TypeAlias = Literal["integer", "real", "boolean", "date", "text", "image", "unusable"]
 MAX_CATEGORIES = 50
 REQUESTED = "as requested"
 """Reason of a column of a kind that an option gives."""
@@ -58,8 +59,9 @@ class Column:
     """A typed column with the reason for its type.
 
     Args:
-        kind: "integer", "real", "boolean", "date" (seconds since 1970, UTC), "text", or "unusable".
-        values: (rows,) float64, missing as NaN; for text, (rows,) objects: str, missing as None.
+        kind: "integer", "real", "boolean", "date" (seconds since 1970, UTC), "text", "image", or "unusable".
+        values: (rows,) float64, missing as NaN; for text, (rows,) objects: str, missing as None; for images, see
+            `pictures.image_column`.
         codes: for text, instead of values: index of each value in `words`, -1 for missing, (rows,).
         words: distinct strings, sorted.
         reason: why the column has this type, in a few words.
@@ -109,6 +111,8 @@ class Column:
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
         """The mask of missing values, (rows,)."""
+        if self.kind == "image":
+            return np.array([not isinstance(value, np.ndarray) for value in self.values], dtype=np.bool_)
         if self.kind in ("text", "unusable"):
             return np.asarray(self.coded()[0] < 0)
         return np.isnan(self.numbers)
@@ -116,12 +120,17 @@ class Column:
     @property
     def numbers(self) -> Floats:
         """The values of a column that is no text, (rows,) float64."""
-        if self.kind in ("text", "unusable"):
+        if self.kind in ("text", "image", "unusable"):
             raise TableError(f"a column of kind {self.kind} has no numbers; read its values instead")
         return self.values.astype(np.float64, copy=False)
 
     def coded(self) -> tuple[npt.NDArray[Any], Sequence[str]]:
-        """Return the code of each string of a text column (-1 for missing), and the sorted distinct strings."""
+        """Return the code of each string of a text column (-1 for missing), and the sorted distinct strings.
+
+        Images have the digests of their pixels as strings.
+        """
+        if self._codes is None and self.kind == "image":
+            return encode(np.array([_digest(value) for value in self.values], dtype=object))
         if self._codes is None:
             self._codes, self._words = encode(self.values)
         return self._codes, self._words
@@ -260,6 +269,13 @@ def numeric_blocks(columns: Mapping[str, Column]) -> Iterator[tuple[list[str], F
     for begin in range(0, len(names), size):
         part = names[begin : begin + size]
         yield part, np.stack([columns[name].numbers for name in part])
+
+
+def _digest(image: object) -> str | None:
+    """Return a digest of the pixels of an image, None for a missing one."""
+    if not isinstance(image, np.ndarray):
+        return None
+    return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ conversions

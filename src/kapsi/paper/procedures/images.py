@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from kapsi.data.hub import DATASETS
@@ -21,6 +20,7 @@ from kapsi.paper.procedures.ablation import PIXELS
 from kapsi.paper.procedures.classifier_kinds import Augmentation, EpochCallback, FittedClassifier, Labels
 from kapsi.paper.procedures.classifiers import NETWORKS, ClassifierSearch, divided, names_of, read
 from kapsi.paper.procedures.networks import EpochKind
+from kapsi.training.augmentation import flipped, mixed, shifted
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
@@ -211,51 +211,3 @@ def _recorder(curves: dict[str, list[float]], x: Pixels, y: Labels) -> EpochCall
             curves.setdefault(name, []).append(value)
 
     return on_epoch
-
-
-# ------------------------------------------------------------------------------------------------ augmentation
-
-
-def flipped(images: Tensor) -> Tensor:
-    """Return images, each flipped horizontally with probability ½.
-
-    Args:
-        images: (b, channels, height, width).
-    """
-    selected = torch.rand(len(images)) < 0.5
-    return torch.where(selected.reshape(-1, 1, 1, 1), images.flip(-1), images)
-
-
-def mixed(images: Tensor, share: float) -> Tensor:
-    """Return (1 − s) a + s b for each image a, with b another image of the batch and s uniform from 0 to `share`.
-
-    Args:
-        images: (b, channels, height, width).
-        share: largest s, 0 to 0.5.
-
-    Source: Zhang et al. (2018), mixup; without mixed targets, the larger share decides.
-    """
-    shares = share * torch.rand(len(images), dtype=images.dtype).reshape(-1, 1, 1, 1)
-    return torch.lerp(images, images[torch.randperm(len(images))], shares)
-
-
-def shifted(images: Tensor, pixels: int) -> Tensor:
-    """Return images, each shifted by up to `pixels` along each axis; new pixels get the value of the corner.
-
-    Args:
-        images: (b, channels, height, width).
-        pixels: largest shift, at least 1 and less than a side.
-    """
-    height, width = images.shape[-2:]
-    steps = 2 * pixels + 1
-    shifts = torch.randint(steps * steps, (len(images),))
-    corner = images[:, :, :1, :1]
-    out = corner.expand_as(images).clone()
-    for number in range(steps * steps):
-        rows = (shifts == number).nonzero().squeeze(1)
-        down, right = number // steps - pixels, number % steps - pixels
-        source = images[rows, :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)]
-        target = out[rows]
-        target[:, :, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = source
-        out[rows] = target
-    return out

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, SpecError
@@ -18,7 +17,6 @@ from kapsi.expansion import Identity
 from kapsi.function import Spec, option
 from kapsi.modules import Model, trained_count
 from kapsi.paper.procedures.classifier_kinds import (
-    Augmentation,
     ClassifierKind,
     ClassifierTask,
     FittedClassifier,
@@ -30,6 +28,7 @@ from kapsi.process import Process
 from kapsi.reconciliation.dense import ZeroReconciliation
 from kapsi.remainder import IdentityRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.training.augmentation import augmented
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit as fit_model
 from kapsi.training.engine import train
@@ -236,7 +235,8 @@ def _train(model: Model | SparseKAN, task: ClassifierTask, config: TrainConfig) 
     """Train a model to the last epoch, or with early stopping if there are validation rows."""
     data: Any = (task.x, task.y)
     if task.augment is not None:
-        data = _augmented(task.x, task.y, getattr(config.solver, "batch_size", None) or len(task.y), task.augment)
+        size = getattr(config.solver, "batch_size", None) or len(task.y)
+        data = augmented((torch.as_tensor(task.x), torch.as_tensor(task.y)), size, task.augment)
 
     loss = resolve_loss(config.loss, classes=True)
 
@@ -269,30 +269,3 @@ def _tensor(x: Any) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse CSR tensors are in beta
         return torch.sparse_csr_tensor(starts, indices, torch.as_tensor(x.data), x.shape, check_invariants=True)
-
-
-class _AugmentedRows(Dataset[Any]):
-    """Rows in memory with random changes, drawn for each batch."""
-
-    def __init__(self, x: Tensor, y: Tensor, augment: Augmentation) -> None:
-        self.x, self.y, self.augment = x, y, augment
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.augment(self.x[index : index + 1])[0], self.y[index]
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        batch = torch.tensor(indices)
-        return self.augment(self.x[batch]), self.y[batch]
-
-
-def _augmented(x: Any, y: Labels, size: int, augment: Augmentation) -> DataLoader[Any]:
-    rows = _AugmentedRows(torch.as_tensor(x), torch.as_tensor(y), augment)
-    # Rows arrive as whole batches. Order and changes come from the generator seeded by the engine for each step.
-    return DataLoader(rows, batch_size=size, shuffle=True, collate_fn=_whole_batch)
-
-
-def _whole_batch(batch: Any) -> Any:
-    return batch

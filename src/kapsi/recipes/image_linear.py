@@ -1,0 +1,160 @@
+"""The linear head of images, and what all heads of images share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kapsi.expansion import Expansion, Identity, SelectedInputs
+from kapsi.function import option
+from kapsi.modules import Head, Model
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+
+__all__ = ["ImageHead", "ImageLinearHead", "channel_scale", "of_images", "row_share"]
+
+PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)
+"""Candidates for l2, strong ones first."""
+
+STEPS = 20
+"""Steps of L-BFGS for each penalty, from the coefficients of the stronger one."""
+
+COMPARED = 12_000
+"""Most training rows of a comparison."""
+
+
+class ImageHead(HeadRecipe):
+    """Base of heads of images."""
+
+    reads_images: ClassVar[bool] = True
+
+    def reason_against(self, data: RecipeData) -> str | None:
+        return "there are no images" if data.pixels is None else None
+
+
+@dataclass(frozen=True)
+class ImageLinearHead(ImageHead, name="image_linear"):
+    """A linear function of the pixels of all images.
+
+    Minimizes the mean loss plus (l2/2)‖θ‖² by L-BFGS; pixels are standardized channel by channel.
+
+    Args:
+        l2: the penalty λ, 10⁻¹² to 10¹²; None: chosen by held-out rows.
+    """
+
+    complexity: ClassVar[int] = 1
+    explainable: ClassVar[bool] = True
+
+    l2: float | None = option(None, minimum=1e-12, maximum=1e12)
+
+    def cost(self, data: RecipeData, rows: int) -> float:
+        return self.fit_cost(data, min(rows, COMPARED))
+
+    def fit_cost(self, data: RecipeData, rows: int) -> float:
+        pixels = data.images().shape[1]
+        return 0.05 + 2e-10 * len(PENALTIES) * STEPS * rows * pixels * data.outputs
+
+    @torch.no_grad()
+    def fit(self, data: RecipeData, seed: int = 0) -> Model:
+        if self.l2 is None:
+            return self.cross_fit(data, data.folds(3), seed).recipe.fit(data, seed)
+        stronger = [penalty for penalty in PENALTIES if penalty > 1.1 * self.l2]
+        shift, scale = channel_scale(data)
+        *_, theta = self._path(data, shift, scale, (*stronger, self.l2))
+        model, head = of_images(Identity(), data, bias=True)
+        matrix = theta[:-1].double() / scale.double()[:, None]
+        head.psi["matrix"].copy_(matrix.T)
+        if head.bias is not None:
+            head.bias.copy_(theta[-1].double() - shift.double() @ matrix)
+        return model.eval()
+
+    @torch.no_grad()
+    def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
+        start = time.perf_counter()
+        penalties = PENALTIES if self.l2 is None else (self.l2,)
+        outputs = torch.full((len(penalties), len(data.x), data.outputs), torch.nan, dtype=torch.float64)
+        losses = torch.zeros(len(penalties), dtype=torch.float64)
+        generator = torch.Generator().manual_seed(seed)
+        for train, test in folds:
+            some = train[torch.randperm(len(train), generator=generator)[:COMPARED]]
+            part, held_out = data.take(some), data.take(test)
+            shift, scale = channel_scale(part)
+            for i, theta in enumerate(self._path(part, shift, scale, penalties)):
+                outputs[i, test] = _outputs(_design(held_out, shift, scale), theta).double()
+                losses[i] += row_share(held_out) @ row_losses(outputs[i, test], data.y[test], data.loss)
+        best = int(losses.argmin())
+        return CrossFit(outputs[best], replace(self, l2=penalties[best]), time.perf_counter() - start)
+
+    def _path(self, data: RecipeData, shift: Tensor, scale: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
+        """Yield the coefficients of standardized pixels and the bias for each penalty, `(p + 1, n)` float32."""
+        from scipy.optimize import minimize
+
+        x, share = _design(data, shift, scale), row_share(data)
+        shape = x.shape[1] + 1, data.outputs
+        vector = np.zeros(math.prod(shape))
+
+        def value(vector: Any, penalty: float) -> tuple[float, Any]:
+            theta = torch.from_numpy(vector).reshape(shape)
+            out = _outputs(x, theta.float()).double()
+            with torch.enable_grad():
+                total = share @ row_losses(out.requires_grad_(), data.y, data.loss)
+            slope = torch.autograd.grad(total, out)[0]
+            gradient = torch.cat([(x.T @ slope.float()).double(), slope.sum(0, keepdim=True)])
+            gradient[:-1] += penalty * theta[:-1]
+            return total.item() + 0.5 * penalty * theta[:-1].square().sum().item(), gradient.numpy().ravel()
+
+        for penalty in penalties:
+            options = {"maxiter": STEPS}
+            vector = minimize(value, vector, (penalty,), jac=True, method="L-BFGS-B", options=options).x
+            yield torch.from_numpy(vector).reshape(shape).float()
+
+
+def _design(data: RecipeData, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return standardized pixels, `(rows, p)` float32."""
+    return (data.images().float() - shift) / scale
+
+
+def _outputs(x: Tensor, theta: Tensor) -> Tensor:
+    return torch.addmm(theta[-1], x, theta[:-1])
+
+
+def channel_scale(data: RecipeData) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the channel of each pixel, `(p,)` float32; 1 instead of 0."""
+    shifts, scales, start = [], [], 0
+    for channels, height, width in data.shapes:
+        size = height * width
+        for _ in range(channels):
+            part = data.images()[:, start : start + size]
+            levels = torch.bincount(part.flatten().int(), minlength=256).double()
+            share, level = levels / levels.sum(), torch.arange(256, dtype=torch.float64)
+            mean = share @ level
+            deviation = (share @ (level - mean).square()).sqrt()
+            shifts.append(mean.float().expand(size))
+            scales.append((deviation if deviation > 0 else torch.ones_like(mean)).float().expand(size))
+            start += size
+    return torch.cat(shifts), torch.cat(scales)
+
+
+def row_share(data: RecipeData) -> Tensor:
+    """Return the weights of the rows with sum 1, `(rows,)`."""
+    weight = torch.ones(len(data.x), dtype=torch.float64) if data.weight is None else data.weight
+    return weight / weight.sum()
+
+
+def of_images(kappa: Expansion, data: RecipeData, *, bias: bool = False) -> tuple[Model, Head]:
+    """Return a model of one layer and one head whose κ takes the pixels, in float64 and without values of ψ, and the head."""
+    count = data.images().shape[1]
+    head = HeadSpec(SelectedInputs(kappa, count), bias=bias)
+    spec = ModelSpec((data.inputs, data.outputs), (LayerSpec((head,)),))
+    model = Model(spec, device="meta", dtype=torch.float64).to_empty(device="cpu")
+    only = model.check_layers("recipe")[0].check_heads("recipe")[0]
+    only.kappa["inputs"].fill_(data.inputs)
+    only.kappa["selection"].copy_(torch.arange(data.inputs - count, data.inputs))
+    return model, only
