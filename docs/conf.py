@@ -9,6 +9,9 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
+from docutils import nodes
+
 import kapsi
 from kapsi.listing import Entry, public_name, roles, title
 from kapsi.zoo import three_models
@@ -18,9 +21,11 @@ copyright = "2026, the kapsi developers"
 version = release = kapsi.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
+templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
-html_theme_options = {"show_prev_next": False, "navigation_with_keys": False}
-html_sidebars = {"**": []}
+html_theme_options = {"show_prev_next": False, "navigation_with_keys": False, "navbar_center": []}
+html_sidebars = {"**": ["sections"]}
+html_math_renderer = "mathml"
 html_show_sourcelink = False
 # The last ones are scikit-learn's, whose docstrings refer to its own pages.
 EXCLUDED = (
@@ -38,17 +43,33 @@ napoleon_use_ivar = True
 napoleon_custom_sections = [("Source", "params_style"), "Example"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.xref_missing"]
+nitpicky = True
+# Public names must resolve; types of other packages and internal base classes have no page.
+nitpick_ignore_regex = [("py:(class|obj|data|func|meth|exc)", r"(?!kapsi\.\w+$).*")]
 
 GENERATED = Path(__file__).parent / "_generated"
 
 
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     app.connect("builder-inited", lambda app: write_pages(GENERATED))
     app.connect(
         "builder-inited", lambda app: three_models.save(GENERATED / "three-models.svg")
     )  # which pages leave out
     app.connect("autodoc-process-signature", signature)
+
+
+def inline_formula(writer: Any, node: Any) -> None:
+    """Write a formula as MathML, which browsers render without a script."""
+    writer.body.append(latex2mathml.converter.convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def formula(writer: Any, node: Any) -> None:
+    """Write a formula on lines of its own as MathML; wide ones scroll."""
+    mathml = latex2mathml.converter.convert(node.astext(), display="block")
+    writer.body.append(f'<div class="math" style="overflow-x: auto" tabindex="0">{mathml}</div>')
+    raise nodes.SkipNode
 
 
 def signature(

@@ -1067,6 +1067,7 @@ assert main([*FIT, "--seed", "99"]) == 0
 """
 
 
+@pytest.mark.slow  # tests/fuzz/test_kills.py has a kill in each run
 def test_a_kill_at_any_moment_leaves_a_whole_run():
     done = subprocess.run([sys.executable, "-c", KILLS], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -80,7 +80,7 @@ def texts(draw, depth=3):
     return "".join(part + draw(blanks) for part in parts)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts())
 def test_text_means_what_python_reads_in_it(text) -> None:
     expected = python_values(text, {"x": X[:, 0], "y": X[:, 1]})[-1]
@@ -301,7 +301,7 @@ def test_an_error_names_the_column_and_what_is_allowed(text, message) -> None:
     assert "\n" not in str(error.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text(alphabet="xy0123456789.eE+-*/^~() \nsincoplgt_²λ,$'\\", max_size=30) | st.text(max_size=20))
 def test_any_text_is_a_formula_or_refused_in_one_line(text) -> None:
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +78,18 @@ def test_skorch_regressor_in_a_grid_search() -> None:
     search.fit(x.numpy(), y.numpy())
     assert search.best_index_ == 1
     assert search.best_score_ > 0.9
+
+
+def test_code_of_the_documentation(tmp_path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("skorch")
+    page = Path(__file__).parents[1] / "docs" / "other_trainers.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    names = runpy.run_path(str(script))
+    x, y = data()
+    assert names["Regression"]().training_step((x, y)).requires_grad
+    search = names["search"].fit(x.numpy(), y.numpy())
+    assert search.best_params_["module__spec"].layers[0].heads[0].expansion == kp.Taylor(2)
+    assert names["model"](x).shape == (256, 1)

@@ -19,7 +19,7 @@ from kapsi.paper import experiment as experiments
 from kapsi.paper.baselines import comparisons, difference
 from kapsi.paper.expected import Expected, Printed, load_expected
 from kapsi.paper.experiment import Budget, Experiment, Outcome, PaperComparison, load
-from kapsi.paper.overview import against_baselines, overview, readme
+from kapsi.paper.overview import against_baselines, overview, readme, short_overview
 from kapsi.paper.pictures import pictures
 from kapsi.paper.render import as_html, as_markdown, as_text
 from kapsi.paper.store import Result, ResultStore
@@ -641,3 +641,23 @@ def test_conditions_replace_the_statement_on_selection(tmp_path) -> None:
     table = build(experiment, EXPECTED, made(experiment, SCORES))
     assert "here: 100 rows, no model selection; the test rows are evaluated once" in as_text(table, 400)
     assert "; 100 rows, no model selection |" in overview([table])
+
+
+def test_the_short_overview_has_the_errors_and_accuracies_of_the_main_experiments(tmp_path) -> None:
+    results = made(tiny(tmp_path), SCORES)
+    table = build(tiny(tmp_path), EXPECTED, results)
+    assert "tiny" not in short_overview([table])  # only the paper's main experiments
+    experiment = replace(table.experiment, name="elementary")
+    methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
+    table = build(replace(experiment, methods=methods), EXPECTED, results)
+    assert short_overview([table], "r/").splitlines()[-1] == (
+        "| [elementary](r/elementary.md), 3 functions | median MSE 0.0013 | kapsi has the lower MSE on 2 of 3 "
+        "| kapsi has a lower MSE than MLP on 1 of 2 |"
+    )
+    accuracies = {("a", "kapsi"): [0.5, 0.7], ("a", "mlp"): [0.25], ("a", "recipe"): [0.5]}
+    experiment = replace(tiny(tmp_path, metric="accuracy", rows="[a]"), name="discrete")
+    methods = tuple(replace(method, baseline=method.name != "kapsi") for method in experiment.methods)
+    table = build(replace(experiment, methods=methods), EXPECTED, made(experiment, accuracies))
+    (line,) = short_overview([table], None).splitlines()[2:]
+    assert line.startswith("| discrete: a | 0.6000 | ")
+    assert line.endswith(f" | 0.5000 ({experiment.method('recipe').label}) |")

@@ -32,6 +32,7 @@ kapsi reproduce all --quick
 """
 
 BEGIN, END = "<!-- results of kapsi reproduce -->", "<!-- end of results -->"
+BEGIN_SHORT = "<!-- short results of kapsi reproduce -->"
 # Procedures that need --folder.
 _WITH_DATA = ("images", "text", "ablation")
 
@@ -377,7 +378,8 @@ def _summarize(
     """Write the page and the pictures of each experiment, and README.md about all experiments of the package."""
     from kapsi.paper.expected import load_expected
     from kapsi.paper.experiment import load_shipped, shipped
-    from kapsi.paper.overview import overview, readme
+    from kapsi.paper.overview import overview, readme, short_overview
+    from kapsi.spec import read_text
 
     if not os.path.isdir(output):
         raise FileError(f"{output}: no results folder; run kapsi reproduce first, or give its --output")
@@ -402,7 +404,9 @@ def _summarize(
     say(f"{Path(output) / 'README.md'}")
     if into is not None:
         link = _link(into, output)
-        _write(into, _between(into, overview(ordered, link, f"{link}README.md")))
+        short = BEGIN_SHORT in read_text(into, "Markdown file")
+        text = short_overview(ordered, link) if short else overview(ordered, link, f"{link}README.md")
+        _write(into, _between(into, text))
         say(into)
     _show_count(ordered)
 
@@ -453,10 +457,12 @@ def _between(path: str, text: str) -> str:
     from kapsi.spec import read_text
 
     content = read_text(path, "Markdown file")
-    before, begin, rest = content.partition(BEGIN)
+    before, begin, rest = content.partition(BEGIN_SHORT if BEGIN_SHORT in content else BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SpecError(f"--into {path}: has no lines {BEGIN} and {END}; put them where the overview belongs")
+        raise SpecError(
+            f"--into {path}: has no lines {BEGIN} (or {BEGIN_SHORT}) and {END}; put them where the overview belongs"
+        )
     page = f"{before}{begin}\n{text}{end}{after}"
     return page.replace("\n", "\r\n") if b"\r\n" in Path(path).read_bytes() else page
 

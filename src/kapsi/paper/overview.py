@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from urllib.parse import quote
 
 from kapsi.paper.baselines import BaselineComparison, comparisons, difference, range_text, searches
@@ -17,6 +18,9 @@ FEW_SEEDS = 3
 MAX_NAMED = 2
 """Rows of a comparison with a baseline that are named instead of counted."""
 
+
+MAIN = ("elementary", "composite", "feynman", "discrete", "tabular")
+"""Experiments of the short overview."""
 
 HEADINGS = (
     *("experiment", "rows", "MSE ≥ 100× lower than the paper", "MSE not higher", "score here (paper)"),
@@ -45,6 +49,50 @@ def overview(tables: Sequence[ResultTable], link: str | None = "", details: str 
         cells = [shown, f"{table.done} of {table.named}", *_against(table), *texts, size, spent]
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join([*text, "", *(_fairness_in_short(tables, details) if details else _fairness(tables))]) + "\n"
+
+
+def short_overview(tables: Sequence[ResultTable], link: str | None = "") -> str:
+    """Return a Markdown table of the main experiments: a line for each set of functions, data set or table.
+
+    Args:
+        tables: the tables of all experiments.
+        link: prefix of the links to the pages, as in "results/"; None for no links.
+    """
+    text = ["| | kapsi | RPN of the paper | baselines measured here |", "|---|---|---|---|"]
+    for table in (table for table in tables if table.experiment.name in MAIN and table.done):
+        name = table.experiment.name
+        page = name if link is None else f"[{name}]({quote(link)}{name}.md)"
+        rows = _accuracy_rows(table) if table.experiment.higher_is_better else [_error_row(table)]
+        text += [f"| {page}{label}{' | '.join(['', *map(escape_markdown, cells)])} |" for label, cells in rows]
+    return "\n".join(text) + "\n"
+
+
+def _error_row(table: ResultTable) -> tuple[str, list[str]]:
+    """Return the median error over the functions, and the numbers of functions with a lower error than others."""
+    errors = [line.result.mean for line in table.lines if line.result is not None]
+    pairs = printed_factors(table)
+    paper = f"kapsi has the lower MSE on {sum(factor > 1 for _, factor in pairs)} of {len(pairs)}"
+    others = [f"{c.baseline.label} on {c.better} of {len(c.lines)}" for c in comparisons(table)]
+    middle = f"median MSE {score_text('mse', median(errors))}"
+    return f", {table.named} functions", [middle, paper, f"kapsi has a lower MSE than {', '.join(others)}"]
+
+
+def _accuracy_rows(table: ResultTable) -> list[tuple[str, list[str]]]:
+    """Return a row for each data set: the accuracies of kapsi, the paper, and the best baseline."""
+    rows = []
+    for line in (line for line in table.lines if line.result is not None and line.result.count):
+        scores = {
+            method.label: line.statistics[method.name].mean
+            for method in table.methods
+            if method.baseline and method.name in line.statistics
+        }
+        best = max(scores, key=lambda label: scores[label]) if scores else ""
+        cells = [score_text("accuracy", value) for value in (line.result.mean, line.reference) if value is not None]
+        cells += [""] * (2 - len(cells))
+        rows.append(
+            (f": {line.row.name}", [*cells, f"{score_text('accuracy', scores[best])} ({best})" if best else ""])
+        )
+    return rows
 
 
 def against_baselines(table: ResultTable) -> str:
