@@ -256,6 +256,18 @@ def test_another_model_is_refused(tmp_path):
         )
 
 
+def test_checkpoints_are_removed_with_leftovers_of_killed_processes(tmp_path):
+    for name in ("step-000000000001.safetensors", "finished.txt"):
+        (folder := tmp_path / f"a/part/.{name}.new-12-host").mkdir(parents=True)
+        (folder / ".tmpx3Yz").write_text("half")
+    kp.Checkpoints(tmp_path / "a").remove()
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/.tmpx3Yz").write_text("of others")
+    kp.Checkpoints(tmp_path / "a").remove()
+    assert os.listdir(tmp_path / "a") == [".tmpx3Yz"]
+
+
 def test_checkpoints_are_not_overwritten_without_resume(tmp_path):
     run("adamw", tmp_path / "a", stop=8)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}

@@ -189,7 +189,7 @@ def test_subsets_that_are_none(cls, subsets, said) -> None:
 
 @pytest.mark.parametrize("cls", BOTH)
 def test_subsets_of_inputs_that_are_not_there(cls) -> None:
-    said = r"\(subsets=…\): \(0, 3\) names input 3; there are 3 inputs, numbered from 0 to 2"
+    said = r"\(subsets=…\): \(0, 3\) names input 3 of 3 inputs, numbered from 0 to 2"
     for call in (lambda: cls(subsets=((0, 3),)).factors(3), lambda: cls(subsets=((0, 3),))(torch.zeros(3), {})):
         with pytest.raises(kp.SpecError, match=said):
             call()

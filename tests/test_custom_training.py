@@ -313,7 +313,7 @@ def test_metrics_that_do_not_fit_are_refused():
         return (prediction > target).double().mean()
 
     for options, message in (
-        ({"metrics": "accuracy"}, "accuracy is a metric for classes, and mse predicts real values"),
+        ({"metrics": "accuracy"}, "metrics: accuracy scores classes, and the loss mse predicts real values"),
         ({"metrics": "rmsee"}, "no metric is called 'rmsee'; did you mean 'rmse'"),
         ({"metrics": ["mae", "mae"]}, "each metric may appear once"),
         ({"monitor": "mae"}, "monitor 'mae' is not a metric of this run; use loss, rmse, r2, or add it"),

@@ -198,7 +198,7 @@ def test_the_mean_of_huge_targets() -> None:
         (("--budget", "inf"), "kapsi: --budget inf: expected a finite number"),
         (("--seed", "-1"), "kapsi: --seed -1: must be at least 0"),
         (("--head", "linear", "--head", "foo"), "kapsi: --head foo: no recipe is called 'foo'"),
-        (("--head", "auto"), "kapsi: --head auto: auto is not a head; choose from additive, "),
+        (("--head", "auto"), "kapsi: --head auto: 'auto' is not allowed here; choose from additive, boosted_pairs, "),
         (("--head", "linear", "--head", "linear"), "kapsi: --head: a head is given twice"),
         (("--metric", "auc", "--metric", "auc"), "kapsi: --metric: a metric is given twice"),
         (("--metric", "foo"), "kapsi: --metric foo: no metric is called 'foo'"),

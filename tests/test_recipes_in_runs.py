@@ -44,6 +44,19 @@ def test_a_run_of_a_recipe_is_read_back(table, tmp_path, target) -> None:
     assert np.mean([score.main for score in report.scores["kapsi"]]) > 0.9
 
 
+@pytest.mark.parametrize("error", [RuntimeError("linalg.lstsq: singular\nat line 3"), ValueError(""), kp.DataError("no")])
+def test_a_requested_head_that_fails_is_named_in_one_line(table, tmp_path, monkeypatch, capsys, error) -> None:
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(LinearHead, "cross_fit", fail)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", str(table), "--target", "y", "--head", "linear"]) == 2
+    reason = str(error).split("\n")[0] or "ValueError"
+    said = f"kapsi: the head linear does not fit these rows: {reason}; leave it out\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_options_of_training_have_no_effect_with_a_recipe() -> None:
     with pytest.raises(kp.SpecError, match=r"training\.epochs has no effect with a recipe"):
         RunConfig(TableConfig("y"), training=kp.TrainConfig(epochs=3), recipe=AUTO)

@@ -839,7 +839,7 @@ def test_free_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_atomic_replaces_a_file_and_keeps_its_permissions(tmp_path: Path, disk: list[str]) -> None:
     path = tmp_path / "deep" / "model.csv"
     with atomic(str(path)) as temporary:
-        assert temporary.parent == path.parent
+        assert temporary.parent.parent == path.parent
         assert temporary.suffix == ".csv"
         assert not temporary.exists()
         temporary.write_text("one")
@@ -899,9 +899,20 @@ def test_atomic_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_atomic_removes_files_of_killed_processes(tmp_path: Path) -> None:
-    (tmp_path / f".a.csv.new-{dead_pid()}-{files._HOST}.csv").write_text("half")
+    (tmp_path / f".a.csv.new-{dead_pid()}-{files._HOST}.csv").write_text("half")  # of kapsi 0.2
+    (left := tmp_path / f".a.csv.new-{dead_pid()}-{files._HOST}").mkdir()
+    (left / ".tmpx3Yz").write_text("half")
     with atomic(tmp_path / "a.csv") as temporary:
         temporary.write_text("whole")
+    assert names(tmp_path) == ["a.csv"]
+
+
+def test_atomic_holds_temporary_files_of_other_libraries(tmp_path: Path) -> None:
+    """safetensors writes a file of its own beside the given path and renames it; a kill may come in between."""
+    with atomic(tmp_path / "a.csv") as temporary:
+        temporary.write_text("whole")
+        (temporary.parent / ".tmpx3Yz").write_text("half")
+        assert names(tmp_path) == [temporary.parent.name]
     assert names(tmp_path) == ["a.csv"]
 
 

@@ -213,6 +213,13 @@ def test_overwrite_replaces_the_target_of_a_link_and_keeps_the_link(run, capsys)
 LONG = ("fit", "t.csv", "--target", "y", "--folds", "2", "--set", "training.solver=adamw", "--set", "training.epochs=5")
 
 
+def test_a_kill_between_the_removals_of_checkpoints_and_their_folders() -> None:
+    kapsi(*LONG)
+    os.makedirs("runs/t.checkpoints/fold-1-of-2")
+    kapsi(*LONG, "--resume")
+    assert os.listdir("runs") == ["t"]
+
+
 @pytest.mark.parametrize("output", [("--output", "runs/t"), ()])
 def test_a_kill_between_the_last_rename_and_the_removal_of_checkpoints(output, capsys, monkeypatch) -> None:
     from kapsi.training.checkpoint import Checkpoints

@@ -253,7 +253,7 @@ def test_a_matrix_in_a_specification_is_plain_data() -> None:
         (lambda: kp.LinearExpansion(side="pre", matrix=()), "a square matrix, got rows of nothing"),
         (
             lambda: kp.Head(4, 1, kp.HeadSpec(kp.LinearExpansion(side="pre", matrix=MATRIX))),
-            "4 inputs need a matrix 4×4, got 3×3",
+            "expected a matrix 4×4 for 4 inputs, got 3×3",
         ),
         (lambda: kp.Fourier(0.0), "period must be at least 1e-06"),
         (lambda: kp.Fourier(1e300), "period must be at most 1000000000000000"),

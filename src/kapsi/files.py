@@ -30,22 +30,26 @@ live: set[Path] = set()  # paths being written by this process: process ids are 
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, with the same suffix; the temporary file replaces the file at the end.
+    """Yield a temporary path of the same name in a hidden folder beside; the temporary file replaces the file at the end.
 
     Missing parent folders are made, permissions of a replaced file are kept, and the target of a symbolic link is
-    replaced. After an exception in the ``with`` block nothing is replaced.
+    replaced. After an exception in the ``with`` block nothing is replaced. The hidden folder, deleted as a whole, also holds
+    temporary files of other libraries: safetensors writes one.
 
     Raises:
         FileError: the path is not a writable regular file, or cannot be replaced.
     """
     target = resolve(path)
-    temporary = beside(target, "new", target.suffix)
+    hidden = beside(target, "new")
+    temporary = hidden / target.name
     with plain(path, "write the file"):
         if os.path.lexists(target) and not (target.is_file() and os.access(target, os.W_OK)):
             raise FileError(f"{show(path)}: is not a writable regular file; give another path")
         clear(target)
-        folders = claim(path, target, temporary)
+        folders = claim(path, target, hidden)
     try:
+        with plain(path, "write the file"):
+            os.mkdir(hidden)
         yield temporary
         with plain(path, "write the file"):
             if target.exists():
@@ -54,8 +58,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
             os.replace(temporary, target)
             sync(target.parent)
     finally:
-        remove(temporary)
-        live.discard(temporary)
+        remove(hidden)
+        live.discard(hidden)
         unmake(folders)  # stays if not empty
 
 
@@ -178,11 +182,9 @@ def _stem(target: Path) -> str:
     return f"{name[: LONGEST // 4]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
 
 
-def beside(target: Path, kind: str, suffix: str = "") -> Path:
-    """Return the hidden sibling of a target for a temporary file, an old version or a lock."""
-    return (
-        target.parent / f".{_stem(target)}.{kind}{'' if kind in ('old', 'lock') else f'-{os.getpid()}-{_HOST}'}{suffix}"
-    )
+def beside(target: Path, kind: str) -> Path:
+    """Return the hidden sibling of a target for temporary files, an old version or a lock."""
+    return target.parent / f".{_stem(target)}.{kind}{'' if kind in ('old', 'lock') else f'-{os.getpid()}-{_HOST}'}"
 
 
 def claim(path: str | Path, target: Path, hidden: Path) -> list[Path]:

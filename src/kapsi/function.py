@@ -288,8 +288,14 @@ def registered_name(role: str, name: str) -> str | None:
     return None
 
 
-def lookup(role: str, name: str, where: str = "") -> type[Function]:
+def lookup(role: str, name: str, where: str = "", kind: type[Function] | None = None) -> type[Function]:
     """Return the function of a role by name or alias; an unknown name loads installed packages with the user's consent.
+
+    Args:
+        role: the role.
+        name: name or alias.
+        where: beginning of a message.
+        kind: the class whose subclasses a message lists; None for all of the role.
 
     Raises:
         SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
@@ -299,9 +305,10 @@ def lookup(role: str, name: str, where: str = "") -> type[Function]:
     failures = load_installed() if word is None else ()
     word = word or registered_name(role, name)
     if word is None:
-        hint = did_you_mean(name, [*known, *aliases])
+        listed = sorted(known) if kind is None else _names_of(kind)
+        hint = did_you_mean(name, [*listed, *aliases])
         package = "" if hint else ", or install the package that defines it"
-        allowed = "; ".join((f"{hint}choose from {', '.join(sorted(known))}{package}", *failures))
+        allowed = "; ".join((f"{hint}choose from {', '.join(listed)}{package}", *failures))
         raise UnknownFunction(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
     return known[word]
 
@@ -474,6 +481,11 @@ def _plain_data(value: Any, where: str) -> Any:
     return value
 
 
+def _names_of(kind: type[Function]) -> list[str]:
+    """Return the registered names of the functions of a class, in order."""
+    return sorted(name for name, function in ROLES[kind.role].items() if issubclass(function, kind))
+
+
 def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if isinstance(value, kind):
         return value
@@ -483,7 +495,8 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     data = {"kind": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping):
         if isinstance(value, Function):
-            problem = f"the {value.role} {type(value).__name__}"
+            choices = ", ".join(_names_of(kind)) if value.role == kind.role else ""
+            problem = f"the {value.role} {type(value).__name__}" + (f"; choose from {choices}" if choices else "")
         elif isinstance(value, type) and issubclass(value, Function):
             problem = f"the class {value.__name__}; call it: {value.__name__}()"
         else:
@@ -491,14 +504,13 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
         raise SpecError(f"{where}: expected {_article(kind.role)}, got {problem}")
     options = dict(data)
     name = options.pop("kind", kind.default_kind)
-    cls = lookup(kind.role, name, where) if isinstance(name, str) else None
+    cls = lookup(kind.role, name, where, kind) if isinstance(name, str) else None
     if cls is None or not issubclass(cls, kind):
         problem = f"{_article(kind.role)} needs a kind" if cls is None else f"{name!r} is not allowed here"
         owners = _owners(kind, options) if options and cls is None else []
         if 0 < len(owners) <= 3:
             problem += f"; {', '.join(options)} belongs to {' or '.join(owners)}"
-        allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
-        raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
+        raise SpecError(f"{where}: {problem}; choose from {', '.join(_names_of(kind))}")
     _check_definition(typing.cast(Any, cls))
     return typing.cast(Function, _build(cls, options, where))
 

@@ -342,21 +342,25 @@ class _NormalScores(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features, count = self.knots.shape
-        first = torch.arange(features, device=x.device) * count
-        knots, scores = self.knots.flatten(), self.scores.flatten()
         inside = torch.minimum(torch.maximum(x, self.knots[:, 0]), self.knots[:, -1])
+        # Features first: the knots of a feature stay in the cache.
+        inside = inside.reshape(-1, features).T
         # A binary search for the last knot at or below x, in operations that every exporter knows.
-        index = torch.zeros_like(x, dtype=torch.int64)
+        index = torch.zeros_like(inside, dtype=torch.int64)
         for bit in reversed(range((count - 1).bit_length())):
             candidate = (index + 2**bit).clamp_max(count - 2)
-            index = torch.where(knots[candidate + first] <= inside, candidate, index)
-        at = index + first
-        left, width = knots[at], knots[at + 1] - knots[at]
-        slope = (scores[at + 1] - scores[at]) / torch.where(width > 0, width, torch.inf)
-        return scores[at] + (inside - left) * slope
+            index = torch.where(self.knots.gather(1, candidate) <= inside, candidate, index)
+        left, low = self.knots.gather(1, index), self.scores.gather(1, index)
+        width = self.knots.gather(1, index + 1) - left
+        slope = (self.scores.gather(1, index + 1) - low) / torch.where(width > 0, width, torch.inf)
+        return (low + (inside - left) * slope).T.contiguous().reshape(x.shape)
 
     def extra_repr(self) -> str:
         return f"knots={self.knots.shape[1]}"
+
+
+NUMBERS_AT_ONCE = 2**22
+"""Numbers of columns whose ranks are computed together."""
 
 
 @dataclass(frozen=True)
@@ -384,22 +388,35 @@ def normal_scores(x: Tensor, knots: int) -> tuple[Tensor, Tensor]:
 
     The score of a value is Φ⁻¹((r − ½)/rows) for its mean rank r; a column with one value has score 0.
     """
-    pairs = []
-    for column in x.T:
-        values, counts = column.unique(return_counts=True)
-        ranks = counts.cumsum(0) - counts.to(x.dtype) / 2
-        if len(values) > knots:
-            # Half of the knots are evenly spaced in ranks, half in scores, for the tails.
-            even = torch.linspace(-1, 1, knots - knots // 2, dtype=x.dtype, device=x.device)
-            tails = torch.special.ndtr(-torch.special.ndtri(ranks[:1] / len(x)) * even)
-            middle = torch.linspace(0, 1, knots // 2, dtype=x.dtype, device=x.device)
-            wanted = torch.cat([middle, tails]).sort().values * len(x)
-            kept = torch.searchsorted(ranks, wanted).clamp_max(len(values) - 1)
-            kept[0], kept[-1] = 0, len(values) - 1
-            values, ranks = values[kept], ranks[kept]
-        index = torch.arange(knots, device=x.device).clamp_max(len(values) - 1)
-        pairs.append((values[index], torch.special.ndtri(ranks / len(x))[index]))
-    return torch.stack([pair[0] for pair in pairs]), torch.stack([pair[1] for pair in pairs])
+    wide = max(1, NUMBERS_AT_ONCE // max(len(x), 1))
+    pairs = [_normal_scores(columns, knots) for columns in x.T.split(wide)]
+    return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+
+
+def _normal_scores(columns: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+    """Return knots and scores of columns `(m, rows)`."""
+    rows, dtype, device = columns.shape[1], columns.dtype, columns.device
+    ordered = columns.sort(1).values
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    group = first.cumsum(1) - 1
+    last = group[:, -1:]
+    # Distinct values of each column and their mean ranks; unused places at the end have infinite ranks.
+    values = torch.zeros_like(ordered).scatter_(1, group, ordered)
+    counts = torch.zeros_like(group).scatter_add_(1, group, torch.ones_like(group))
+    ranks = counts.cumsum(1) - counts.to(dtype) / 2
+    ranks.masked_fill_(counts == 0, torch.inf)
+    index = torch.arange(knots, device=device).minimum(last)
+    if rows > knots:
+        # Half of the knots are evenly spaced in ranks, half in scores, for the tails.
+        even = torch.linspace(-1, 1, knots - knots // 2, dtype=dtype, device=device)
+        tails = torch.special.ndtr(-torch.special.ndtri(ranks[:, :1] / rows) * even)
+        middle = torch.linspace(0, 1, knots // 2, dtype=dtype, device=device).expand(len(columns), -1)
+        wanted = torch.cat([middle, tails], 1).sort(1).values * rows
+        kept = torch.searchsorted(ranks, wanted).minimum(last)
+        kept[:, 0], kept[:, -1:] = 0, last
+        index = torch.where(last < knots, index, kept)
+    return values.gather(1, index), torch.special.ndtri(ranks.gather(1, index) / rows)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from kapsi.function import Function, Param, Params, Tensors
 from kapsi.initial import output_rms, probe
 from kapsi.process import Activation
 from kapsi.reconciliation import LowRank, Reconciliation
+from kapsi.text import counted
 from kapsi.weights import DenseWeights
 
 __all__ = [
@@ -146,7 +147,8 @@ class IdentityRemainder(Remainder, name="identity"):
     def params(self, in_features: int, out_features: int) -> Params:
         if in_features != out_features:
             raise SpecError(
-                f"IdentityRemainder: needs as many outputs as inputs, got {in_features} inputs and {out_features} outputs; "
+                f"IdentityRemainder: needs as many outputs as inputs, got {counted(in_features, 'input')} and "
+                f"{counted(out_features, 'output')}; "
                 "use LinearRemainder"
             )
         return {}

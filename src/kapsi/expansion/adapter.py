@@ -18,6 +18,7 @@ from kapsi.errors import SpecError, unknown
 from kapsi.expansion.base import Expansion
 from kapsi.features import DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors
+from kapsi.text import counted
 
 __all__ = ["ModuleExpansion", "register_module"]
 
@@ -86,13 +87,13 @@ def _template(name: str, in_features: int) -> tuple[nn.Module, int]:
                 x = torch.empty(3, in_features)
                 rows, row = module(x), module(x[:1])
             except Exception as error:
-                raise SpecError(f"{where}: fails on {in_features} inputs: {_first_line(error)}") from error
+                raise SpecError(f"{where}: fails on {counted(in_features, 'input')}: {_first_line(error)}") from error
         if not all(isinstance(y, Tensor) and y.dim() == 2 for y in (rows, row)) or rows.shape != (3, row.shape[1]):
             raise SpecError(f"{where}: must work row by row, (rows, {in_features}) to (rows, D)")
         if x._version:
             raise SpecError(f"{where}: changes its inputs in place; set inplace=False")
         if not row.shape[1]:
-            raise SpecError(f"{where}: has no outputs for {in_features} inputs")
+            raise SpecError(f"{where}: has no outputs for {counted(in_features, 'input')}")
         _try_rows(module, where, in_features)
         TEMPLATES[name, in_features] = module, row.shape[1]
     return TEMPLATES[name, in_features]
@@ -104,7 +105,7 @@ def _build(name: str, in_features: int) -> nn.Module:
     try:
         module = FACTORIES[name](in_features)
     except Exception as error:
-        raise SpecError(f"{where}: its factory fails on {in_features} inputs: {_first_line(error)}") from error
+        raise SpecError(f"{where}: its factory fails on {counted(in_features, 'input')}: {_first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise SpecError(f"{where}: its factory must return a torch.nn.Module, returned {type(module).__name__}")
     for path, tensor in _tensors(module).items():
@@ -132,7 +133,7 @@ def _try_rows(template: nn.Module, where: str, in_features: int) -> None:
         except Exception as error:
             first = _first_line(error)
             hint = "; all its tensors must be parameters or buffers (register_buffer)" if "meta" in first else ""
-            raise SpecError(f"{where}: fails on {in_features} inputs: {first}{hint}") from error
+            raise SpecError(f"{where}: fails on {counted(in_features, 'input')}: {first}{hint}") from error
     if not torch.allclose(batched, separate, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise SpecError(
             f"{where}: must work row by row; outputs of a row depend on other rows, on randomness, or on earlier calls"

@@ -18,6 +18,7 @@ from kapsi.expansion.density import MAX_INPUT, SMOOTHING, deviation
 from kapsi.expansion.numerics import concat_basis, working_precision
 from kapsi.features import MAX_MATERIALIZED, DenseFeatures, Features
 from kapsi.function import Param, Params, Tensors, option
+from kapsi.text import counted
 
 __all__ = ["Combinatorial", "CombinatorialCategorical", "CombinatorialNormal"]
 
@@ -57,14 +58,14 @@ class Combinations(Expansion):
             columns = sum(self._columns(i) * self._number(in_features, i) for i in range(1, self.order + 1))
             if columns > MAX_MATERIALIZED:
                 raise SpecError(
-                    f"{name}(order={self.order}): {in_features:,} inputs make {columns:,} columns, at most "
+                    f"{name}(order={self.order}): {counted(in_features, 'input')} make {columns:,} columns, at most "
                     f"{MAX_MATERIALIZED:,} are materialized; choose a lower order, or name combinations in subsets"
                 )
             return 1, columns
         for subset in self.subsets:
             if max(subset, default=0) >= in_features:
                 raise SpecError(
-                    f"{name}(subsets=…): {subset} names input {max(subset)}; there are {in_features:,} inputs, "
+                    f"{name}(subsets=…): {subset} names input {max(subset)} of {counted(in_features, 'input')}, "
                     f"numbered from 0 to {in_features - 1}"
                 )
         columns = sum(self._columns(len(subset)) for subset in self.subsets)
@@ -241,8 +242,8 @@ class StateCombinations(Combinations):
     def factors(self, in_features: int) -> tuple[int, int]:
         if isinstance(self.states, tuple) and len(self.states) != in_features:
             raise SpecError(
-                f"{type(self).__name__}(states=…): {len(self.states):,} numbers of states for {in_features:,} inputs; give one "
-                "for each, or one for all"
+                f"{type(self).__name__}(states=…): {counted(len(self.states), 'number')} of states for "
+                f"{counted(in_features, 'input')}; give one for each, or one for all"
             )
         factors = super().factors(in_features)
         entries = self._entries(in_features)

@@ -16,6 +16,7 @@ from kapsi.expansion.base import ElementWise, Expansion, RowMap
 from kapsi.expansion.numerics import bounded_ratio, working_precision
 from kapsi.features import DenseFeatures, Features, features_of
 from kapsi.function import Param, Params, Tensors, option
+from kapsi.text import counted
 
 __all__ = ["Binarize", "Identity", "LinearExpansion", "Reciprocal"]
 
@@ -178,8 +179,8 @@ class LinearExpansion(Expansion, name="linear"):
         rows = in_features if self.matrix is None else len(self.matrix)
         if rows != in_features:
             raise SpecError(
-                f"LinearExpansion(matrix=…): {in_features} inputs need a matrix {in_features}×{in_features}, "
-                f"got {rows}×{rows}"
+                f"LinearExpansion(matrix=…): expected a matrix {in_features}×{in_features} for "
+                f"{counted(in_features, 'input')}, got {rows}×{rows}"
             )
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import KapsiError, SpecError
-from kapsi.function import catalogue, option, short_form
+from kapsi.errors import DataError, KapsiError, SpecError
+from kapsi.function import catalogue, option
 from kapsi.modules import Model
 from kapsi.recipes.base import (
     CrossFit,
@@ -103,12 +103,9 @@ class Auto(Recipe, name="auto"):
 
     prefer: Literal["accuracy", "explainable", "small", "fast"] = "accuracy"
     budget: float | None = option(None, minimum=0.1)
-    heads: tuple[Recipe, ...] = ()
+    heads: tuple[HeadRecipe, ...] = ()
 
     def check(self) -> None:
-        for i, head in enumerate(self.heads):
-            if not isinstance(head, HeadRecipe):
-                raise SpecError(f"Auto.heads[{i}]: {short_form(head)} is not a head; choose from {', '.join(_names())}")
         if len(set(self.heads)) < len(self.heads):
             raise SpecError("Auto(heads=…): a head is given twice; leave one out")
 
@@ -120,7 +117,7 @@ class Auto(Recipe, name="auto"):
 
     def candidates(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
-        heads = cast(list[HeadRecipe], list(self.heads)) or [h for kind in offered_kinds() for h in kind.offered()]
+        heads = list(self.heads) or [h for kind in offered_kinds() for h in kind.offered()]
         if not self.heads:
             heads = [head for head in heads if self._prefers(head)]
         others = [head for head in heads if not isinstance(head, ConstantHead)]
@@ -138,10 +135,6 @@ class Auto(Recipe, name="auto"):
 def offered_kinds() -> list[type[HeadRecipe]]:
     """Return the kinds of heads that the automatic model chooses from."""
     return [kind for kind in catalogue("recipe") if issubclass(kind, HeadRecipe)]
-
-
-def _names() -> list[str]:
-    return [kind.name for kind in offered_kinds()]
 
 
 class _Compared(NamedTuple):
@@ -356,18 +349,17 @@ class _AutoSearch:
         crossed = self.watch.kept(key)
         if crossed is None:
             try:
-                with _quiet():
+                with _named(name):
                     crossed = head.cross_fit(rows, folds, self.seed)
-            except (KapsiError, RuntimeError, ValueError) as error:
+                    held_out = torch.cat([test for _, test in folds])
+                    if not bool(crossed.outputs[held_out].isfinite().all()):
+                        raise DataError("outputs are not finite")
+            except HeadError as error:
                 if len(self.auto.heads) == 1:
                     raise
-                self.skipped[name] = f"failed: {str(error).splitlines()[0]}"
+                self.skipped[name] = f"failed: {error.reason}"
                 return None
             self.watch.keep(key, crossed)
-        held_out = torch.cat([test for _, test in folds])
-        if not bool(crossed.outputs[held_out].isfinite().all()):
-            self.skipped[name] = "failed: outputs are not finite"
-            return None
         return crossed
 
     def _contenders(
@@ -412,7 +404,7 @@ class _AutoSearch:
                 data = self.data if rows == len(self.data.x) else self.data.take(self._sample(rows))
                 if data is not self.data:
                     self.fitted_on[entry.name] = f"fitted on {len(data.x):,} rows"
-                with _quiet():
+                with _named(entry.name):
                     models.append((recipe.fit_to_all(data, self.seed), weight))
             seconds.append(time.perf_counter() - start)
         bounds = None if self.data.classes else bounds_of(self.data)
@@ -481,11 +473,27 @@ def bounds_of(data: RecipeData) -> tuple[Tensor, Tensor]:
     return low - margin * (high - low), high + margin * (high - low)
 
 
+class HeadError(DataError):
+    """A fit of a head failed.
+
+    Args:
+        name: name of the head in the leaderboard.
+        reason: the reason, in one line.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"the head {name} does not fit these rows: {reason}; leave it out")
+        self.reason = reason
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings of fits on a part of the rows: what matters is judged on held-out rows."""
+def _named(name: str) -> Iterator[None]:
+    """Raise failures of a fit as a `HeadError`; suppress its warnings: held-out rows judge it."""
     import warnings
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except (KapsiError, RuntimeError, ValueError) as error:
+        raise HeadError(name, (str(error).splitlines() or [type(error).__name__])[0]) from error

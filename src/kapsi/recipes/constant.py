@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kapsi.modules import Model
 from kapsi.recipes.base import HeadRecipe, RecipeData
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.recipes.linear_in_parameters import assign, one_layer
+from kapsi.spec import HeadSpec
 
 __all__ = ["ConstantHead"]
 
@@ -41,8 +42,7 @@ class ConstantHead(HeadRecipe, name="constant"):
     explainable: ClassVar[bool] = True
 
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
-        spec = ModelSpec((data.x.shape[1], data.outputs), (LayerSpec((HeadSpec(bias=True),)),))
-        model = Model(spec, seed=seed, dtype=torch.float64)
+        model, head = one_layer(HeadSpec(bias=True), data, seed)
         weight = torch.ones(len(data.x), dtype=torch.float64) if data.weight is None else data.weight
         if data.classes:
             counts = torch.zeros(data.classes, dtype=torch.float64).index_add_(0, data.y, weight) + LEAST_SHARE
@@ -53,12 +53,8 @@ class ConstantHead(HeadRecipe, name="constant"):
             if not data.loss.closed_form and data.loss.has_curvature:
                 bias = _newton(bias, data, weight)
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-            bias_of = model.check_layers("constant")[0].check_heads("constant")[0].bias
-            if bias_of is not None:
-                bias_of.copy_(bias)
-        return model.eval()
+            assign(model, bias.new_zeros(head.factors[0] * head.factors[1], data.outputs), bias)
+        return model
 
 
 def _newton(bias: Tensor, data: RecipeData, weight: Tensor) -> Tensor:

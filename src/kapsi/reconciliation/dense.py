@@ -13,6 +13,7 @@ from kapsi.derivatives import differentiated_forward
 from kapsi.errors import SpecError
 from kapsi.function import Param, Params, Submodule, Tensors, option
 from kapsi.reconciliation.base import ChangeOfBasis, Reconciliation, listed_divisors, random_mask, require_kept
+from kapsi.text import counted
 from kapsi.weights import ConstantWeights, DenseWeights, EyeWeights, KroneckerWeights, Weights
 
 __all__ = ["ConstantReconciliation", "Dense", "DropConnect", "Eye", "Masked", "OneReconciliation", "ZeroReconciliation"]
@@ -238,12 +239,13 @@ class Eye(Reconciliation, name="eye", aliases=("constant_eye",)):
         columns = factors[0] * factors[1]
         if self.blocks and columns % out_features:
             raise SpecError(
-                f"Eye(blocks=True): the {out_features:,} outputs must divide the {columns:,} columns of κ; "
+                f"Eye(blocks=True): the number of outputs must divide the {counted(columns, 'column')} of κ, got {out_features:,}; "
                 f"{listed_divisors(columns, out_features)}"
             )
         if not self.blocks and columns != out_features:
             raise SpecError(
-                f"Eye: needs as many outputs as κ has columns, got {out_features:,} outputs and {columns:,} columns; "
+                f"Eye: needs as many outputs as κ has columns, got {counted(out_features, 'output')} and "
+                f"{counted(columns, 'column')}; "
                 "Eye(blocks=True) adds up blocks of columns"
             )
         return {"value": Param((), (1.0,), trainable=False)}

@@ -321,10 +321,14 @@ def find_complete(
     A kill may come between the last step of a fit and the end of its process; to resume is no error then.
     """
     where = _default_folder(problem) if output is None else Path(output)
-    if os.path.lexists(_checkpoint_folder(where)):
+    left = Checkpoints(_checkpoint_folder(where))
+    if left.found() or left.finished():
         return None
     manifest = complete_run(where, problem, resolve_run(problem, config))
-    return None if manifest is None else (where, manifest)
+    if manifest is None:
+        return None
+    left.remove()  # a kill may come before the emptied folders are removed
+    return where, manifest
 
 
 def _parts(problem: TableProblem, config: RunConfig) -> list[_Rows]:

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import FileError, RunError, check_integer, check_number, refuse
-from kapsi.files import atomic, check_place, clear, one_line, plain, resolve, show
+from kapsi.files import atomic, check_place, clear, one_line, plain, remove, resolve, show
 
 FORMAT = "kapsi checkpoint"
 FORMAT_VERSION = 1
 NAME = re.compile(r"step-([0-9]{12})\.safetensors")
-TEMPORARY = re.compile(r"\.(step-[0-9]{12}\.safetensors)\.new-.*")
 FINISHED = "finished.txt"
 """Mark of finished work: a kill may come before the checkpoints are removed."""
+TEMPORARY = re.compile(rf"\.({NAME.pattern}|{re.escape(FINISHED)})\.new-.*")
 DELAY = 1.0
 """Seconds before the ends of short fits within a longer run are written."""
 
@@ -174,11 +174,10 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Delete all checkpoints and the emptied folders; other files stay."""
-        for folder, _, names in os.walk(self.folder, topdown=False):
-            for name in names:
+        for folder, folders, names in os.walk(self.folder, topdown=False):
+            for name in (*folders, *names):
                 if NAME.fullmatch(name) or TEMPORARY.fullmatch(name) or name == FINISHED:
-                    with suppress(OSError):
-                        (Path(folder) / name).unlink()
+                    remove(Path(folder) / name)
             with suppress(OSError):  # not empty
                 os.rmdir(folder)
 

@@ -73,7 +73,7 @@ class Metric(Function, role="metric"):
         if self.discrete is not None and self.discrete != (loss.classes or loss.discrete):
             kind, other = ("classes", "real values") if self.discrete else ("real values", "classes")
             raise SpecError(
-                f"metrics: {self.name} is a metric for {kind}, and {loss.name} predicts {other}; leave it out"
+                f"metrics: {self.name} scores {kind}, and the loss {loss.name} predicts {other}; leave it out"
             )
         if loss.skips_missing and not self.skips_missing:
             able = ", ".join(sorted(kind.name for kind in catalogue("metric") if cast(Any, kind).skips_missing))

@@ -274,7 +274,7 @@ def _with_header(
         line=len(taken),
         width=len(names),
         plain=plain,
-        decimal=reading.decimal or decimal_mark(word for row in rows for word in row),
+        decimal=reading.decimal or decimal_mark(itertools.chain.from_iterable(rows)),
         notes=notes,
     )
 

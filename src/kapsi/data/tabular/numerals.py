@@ -124,8 +124,7 @@ def decimal_mark(words: Iterable[str]) -> str | None:
     """
     import pyarrow as pa
 
-    marked = [word for word in words if "," in word or "." in word]
-    marks = decimal_marks(pa.array(marked, pa.large_string()))
+    marks = decimal_marks(pa.array(list(words), pa.large_string()))
     return marks.pop() if len(marks) == 1 else None
 
 
