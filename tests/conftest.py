@@ -40,3 +40,17 @@ def quick_heads(request, monkeypatch):
     if "intervals" not in request.node.path.name:
         # Half a second of each fit of numbers: the width of intervals is a constant elsewhere.
         monkeypatch.setattr(conformal, "LEAST_ROWS", math.inf)
+
+
+@pytest.fixture
+def kapsi(capsys):
+    """Run the command line; return its exit code, output and error output."""
+    from kapsi.cli import main
+
+    def run(*words):
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run

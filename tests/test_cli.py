@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 import kapsi as kp
-from kapsi.cli import common, main
+from kapsi.cli import common
 from kapsi.data.tabular import write_table
 from kapsi.training import engine, selection
 from kapsi.version import __version__
@@ -63,18 +63,6 @@ def place(tmp_path, monkeypatch):
     labels = np.where(x[:, 0] + 0.3 * x[:, 1] > 0, "yes", "no").tolist()
     write("t.csv", a=x[:, 0], b=x[:, 1], k=["u", "v", None, "w"] * 10, y=labels)
     write("n.csv", a=x[:, 0], b=x[:, 1], y=3 * x[:, 0] + x[:, 1])
-
-
-@pytest.fixture
-def kapsi(capsys):
-    """Run the command line and return its exit code, output and error output."""
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

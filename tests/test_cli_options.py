@@ -34,16 +34,6 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def kapsi(capsys):
-    def run(*words):
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def good(kapsi):
     def run(*words):
         code, out, err = kapsi(*words)

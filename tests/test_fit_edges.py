@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import kapsi as kp
-from kapsi.cli import main
 from kapsi.data.tabular import TargetScale, write_table
 from kapsi.tables.scores import Scores, better_baselines, note_on_r2, scores_of
 
@@ -21,19 +20,6 @@ LETTERS = np.where(LINE > 0, "p", "q").tolist()
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def kapsi(capsys):
-    """Run a command; return code, output and errors."""
-
-    def run(*words):
-        code = main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def table(**columns) -> str:

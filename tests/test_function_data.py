@@ -16,7 +16,6 @@ import sympy
 import torch
 from sympy.parsing.sympy_parser import parse_expr
 
-from kapsi.cli import main
 from kapsi.data.problems import (
     ALIASES,
     GROUPS,
@@ -359,16 +358,10 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 @pytest.fixture
-def kapsi(capsys, tmp_path, monkeypatch):
-    """Run the command line in a folder of its own and return its exit code, output and error output."""
+def kapsi(kapsi, tmp_path, monkeypatch):
+    """Run the command line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return kapsi
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_iris
 
-from kapsi.cli import main
 from kapsi.data import hub
 from kapsi.data.bundled import BUNDLED, bundled
 from kapsi.data.hub import DATASETS, find, read_split
@@ -365,8 +364,8 @@ def test_offline_by_the_users_wish_asks_nothing(monkeypatch) -> None:
     assert "imdb: is not available, and the hub is not used with --quick; set KAPSI_DATA to a folder" in refusal()
 
 
-def test_no_name_of_a_folder(capsys) -> None:
-    assert kapsi(capsys, "mnist", "--folder", "") == (
+def test_no_name_of_a_folder(kapsi) -> None:
+    assert kapsi("data", "mnist", "--folder", "") == (
         2,
         "",
         "kapsi: data: --folder: expected the name of a folder, got nothing\n",
@@ -454,14 +453,8 @@ def test_licenses_name_every_bundled_table() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def kapsi(capsys, *arguments) -> tuple[int, str, str]:
-    code = main(["data", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_the_command_checks_a_data_set(tmp_path, capsys) -> None:
-    code, out, err = kapsi(capsys, "imdb", "--folder", folder_of(tmp_path))
+def test_the_command_checks_a_data_set(tmp_path, kapsi) -> None:
+    code, out, err = kapsi("data", "imdb", "--folder", folder_of(tmp_path))
     assert code == 0
     assert out.splitlines()[:4] == [
         "class  train  test",
@@ -478,11 +471,11 @@ def test_the_command_checks_a_data_set(tmp_path, capsys) -> None:
 
 @pytest.mark.parametrize("name", list(BUNDLED))
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_the_command_writes_a_bundled_table(tmp_path, capsys, name, suffix) -> None:
+def test_the_command_writes_a_bundled_table(tmp_path, kapsi, name, suffix) -> None:
     from kapsi.data.tabular import read_table
 
     path = tmp_path / f"out{suffix}"
-    code, out, err = kapsi(capsys, name, "--output", path)
+    code, out, err = kapsi("data", name, "--output", path)
     table, target = bundled(name)
     assert (code, err) == (0, "")
     assert out == f"data: {path} ({table.rows:,} rows, target column {target}: {BUNDLED[name].title})\n"
@@ -491,12 +484,12 @@ def test_the_command_writes_a_bundled_table(tmp_path, capsys, name, suffix) -> N
     for key, column in table.columns.items():
         assert written.columns[key].kind == column.kind
         assert np.array_equal(written.columns[key].values, column.values)
-    assert kapsi(capsys, name, "--output", path)[0] == 2  # is there already
-    assert kapsi(capsys, name, "--output", path, "--overwrite")[0] == 0
+    assert kapsi("data", name, "--output", path)[0] == 2  # is there already
+    assert kapsi("data", name, "--output", path, "--overwrite")[0] == 0
 
 
-def test_the_command_shows_a_bundled_table(capsys) -> None:
-    code, out, _ = kapsi(capsys, "iris")
+def test_the_command_shows_a_bundled_table(kapsi) -> None:
+    code, out, _ = kapsi("data", "iris")
     assert code == 0
     assert out.splitlines()[:2] == [
         "sepal_length,sepal_width,petal_length,petal_width,species",
@@ -505,8 +498,8 @@ def test_the_command_shows_a_bundled_table(capsys) -> None:
     assert len(out.splitlines()) == 151
 
 
-def test_the_command_lists_the_data_sets(capsys) -> None:
-    code, out, _ = kapsi(capsys, "list")
+def test_the_command_lists_the_data_sets(kapsi) -> None:
+    code, out, _ = kapsi("data", "list")
     assert code == 0
     assert all(any(line.startswith(f"{name} ") for line in out.splitlines()) for name in [*BUNDLED, *DATASETS])
 
@@ -524,8 +517,8 @@ def test_the_command_lists_the_data_sets(capsys) -> None:
         (("minst",), "did you mean mnist?"),
     ],
 )
-def test_the_command_refuses_what_does_not_fit(capsys, arguments, message) -> None:
-    code, out, err = kapsi(capsys, *arguments)
+def test_the_command_refuses_what_does_not_fit(kapsi, arguments, message) -> None:
+    code, out, err = kapsi("data", *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

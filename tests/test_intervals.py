@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.cli import common, main
+from kapsi.cli import common
 from kapsi.data.tabular import TargetScale, write_table
 from kapsi.recipes import Conformal, Quantiles, RecipeData
 from kapsi.training.run_folder import _fingerprint
@@ -164,16 +164,6 @@ def test_values_of_a_transformed_target_are_restored(transform) -> None:
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(common, "DELAY", float("inf"))
-
-
-@pytest.fixture
-def kapsi(capsys):
-    def run(*words):
-        code = main([str(word) for word in words])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def table(name, n, seed, noise=1.0):

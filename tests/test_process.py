@@ -6,6 +6,7 @@ import torch
 from scipy.stats import norm
 
 import kapsi as kp
+from kapsi import process
 from kapsi.process import normal_scores
 
 
@@ -64,3 +65,23 @@ def test_models_with_values_from_data_are_saved(tmp_path) -> None:
     before[1].load_state_dict({"knots": knots, "scores": scores})
     kp.save(model, tmp_path / "model.kapsi")
     assert torch.equal(kp.load(tmp_path / "model.kapsi")(X), model(X))
+
+
+@pytest.mark.parametrize(
+    ("rows", "knots", "values"), [(1, 5, 9), (30, 4, 9), (300, 20, 1000), (300, 20, 7), (40, 60, 1000)]
+)
+def test_columns_have_the_knots_that_they_have_alone(rows, knots, values, monkeypatch) -> None:
+    x = torch.randint(values, (rows, 7), generator=torch.Generator().manual_seed(0)).double() ** 2
+    x[:, 3] = 2.0
+    alone = [normal_scores(column, knots) for column in x.split(1, 1)]
+    monkeypatch.setattr(process, "NUMBERS_AT_ONCE", 2 * rows)
+    for found, parts in zip(normal_scores(x, knots), zip(*alone, strict=True), strict=True):
+        assert torch.equal(found, torch.cat(parts))
+
+
+def test_scores_are_normal_quantiles_of_mean_ranks() -> None:
+    x = torch.tensor([[3.0], [1.0], [1.0], [2.0]], dtype=torch.float64)
+    knots, scores = normal_scores(x, 4)
+    assert knots.tolist() == [[1.0, 2.0, 3.0, 3.0]]
+    expected = torch.special.ndtri(torch.tensor([1.0, 2.5, 3.5, 3.5], dtype=torch.float64) / 4)
+    torch.testing.assert_close(scores[0], expected, rtol=1e-15, atol=0)

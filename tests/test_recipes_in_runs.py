@@ -44,7 +44,9 @@ def test_a_run_of_a_recipe_is_read_back(table, tmp_path, target) -> None:
     assert np.mean([score.main for score in report.scores["kapsi"]]) > 0.9
 
 
-@pytest.mark.parametrize("error", [RuntimeError("linalg.lstsq: singular\nat line 3"), ValueError(""), kp.DataError("no")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("linalg.lstsq: singular\nat line 3"), ValueError(""), kp.DataError("no")]
+)
 def test_a_requested_head_that_fails_is_named_in_one_line(table, tmp_path, monkeypatch, capsys, error) -> None:
     def fail(*_):
         raise error

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.recipes import LinearHead, RecipeData, SparseLinearHead
+from kapsi.recipes import LinearHead, RecipeData, SparseLinearHead, sparse_linear
 from kapsi.recipes.sparse_linear import ordered_inputs
 
 
@@ -35,6 +35,16 @@ def test_the_relevant_inputs_come_first(classes, relevant, ratio) -> None:
     full = LinearHead().cross_fit(data, data.folds(5)).outputs
     sparse_loss, full_loss = (float(data.loss.mean(outputs, data.y)) for outputs in (crossed.outputs, full))
     assert sparse_loss < ratio * full_loss
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_very_many_inputs_are_screened_by_their_correlations(classes, monkeypatch) -> None:
+    data = wide(classes)
+    every = ordered_inputs(data)[:2]
+    monkeypatch.setattr(sparse_linear, "SCREENED", 30)
+    order = ordered_inputs(data)
+    assert order[:2].tolist() == every.tolist()
+    assert len(order) == len(set(order.tolist())) == 200
 
 
 def test_coefficients_are_those_of_the_linear_head_with_these_inputs() -> None:

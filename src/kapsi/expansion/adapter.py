@@ -105,7 +105,9 @@ def _build(name: str, in_features: int) -> nn.Module:
     try:
         module = FACTORIES[name](in_features)
     except Exception as error:
-        raise SpecError(f"{where}: its factory fails on {counted(in_features, 'input')}: {_first_line(error)}") from error
+        raise SpecError(
+            f"{where}: its factory fails on {counted(in_features, 'input')}: {_first_line(error)}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise SpecError(f"{where}: its factory must return a torch.nn.Module, returned {type(module).__name__}")
     for path, tensor in _tensors(module).items():

@@ -93,7 +93,9 @@ class KernelHead(LinearInParameters, name="kernel"):
 
     def model(self, data: RecipeData, seed: int = 0) -> Model:
         width = self.width(*data.x.shape)
-        step = Clamp() if self.inputs == "standardized" else NormalScores()
+        # More knots than rows repeat the last one.
+        knots = max(2, min(NormalScores().knots, len(data.x)))
+        step = Clamp() if self.inputs == "standardized" else NormalScores(knots)
         spec = HeadSpec(KernelMap("rbf", centers=width), bias=True, before=(step, Affine()))
         model, head = one_layer(spec, data, seed)
         mean, scale = column_scale(data)

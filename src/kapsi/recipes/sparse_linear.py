@@ -33,6 +33,9 @@ FEW_INPUTS = 30
 DEPTH = 0.02
 """Weakest penalty of the path of the lasso, relative to the weakest one without any input."""
 
+SCREENED = 10_000
+"""Most inputs on the path: those with the largest correlations with the target."""
+
 MANY_CLASSES = 10
 """Classes above which the inputs are ordered by their correlations alone."""
 
@@ -42,7 +45,8 @@ class SparseLinearHead(HeadRecipe, name="sparse_linear"):
     """A linear function of few inputs: the first ones of the lasso's path, with the coefficients of a linear head.
 
     The lasso only orders the inputs, by squares (of classes: of zeros and ones for each class), so the coefficients are not
-    shrunk twice. Held-out rows choose the number of inputs and the penalty.
+    shrunk twice. Of more than 10,000 inputs it takes those with the largest correlations with the target. Held-out rows choose
+    the number of inputs and the penalty.
 
     Args:
         inputs: number of inputs; None: 1 to 80, chosen by held-out rows.
@@ -127,7 +131,12 @@ def ordered_inputs(data: RecipeData) -> Tensor:
     # Of a rare class even noise has large correlations: its weight is its standard deviation.
     importance = ((root.T.square() @ (y - root.T.square() @ y).square()).sqrt() if data.classes else y[:1] * 0 + 1)[0]
     x, y = (_unit(values, root) for values in (data.x, y))
-    entry = 1e-3 * ((x.T @ y).abs() * importance).amax(1)  # behind all that the path reaches
+    correlations = ((x.T @ y).abs() * importance).amax(1)
+    entry = 1e-3 * correlations  # behind all that the path reaches
+    screened = torch.arange(len(entry))
+    if len(entry) > SCREENED:
+        screened = correlations.topk(SCREENED).indices.sort().values
+        x = x[:, screened]
     for i in range(y.shape[1] if y.shape[1] <= MANY_CLASSES else 0):
         largest = float((x.T @ y[:, i]).abs().max())
         if largest > 1e-9:
@@ -137,7 +146,7 @@ def ordered_inputs(data: RecipeData) -> Tensor:
                 _, path, _ = lasso_path(x.numpy(), y[:, i].numpy(), alphas=alphas, tol=1e-2)
             active = torch.from_numpy(path != 0)
             alpha = largest * DEPTH ** (active.double().argmax(1) / (active.shape[1] - 1))
-            entry = torch.maximum(entry, importance[i] * alpha * active.any(1))
+            entry[screened] = torch.maximum(entry[screened], importance[i] * alpha * active.any(1))
     return entry.argsort(descending=True, stable=True)[: min(200, int((entry > 0).sum()) or 1)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,8 @@ class Preprocessing:
     def _encoded(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None) -> tuple[Floats, list[Any]]:
         """Return the inputs without those of terms and pixels, and those: of each text CSR, then of each image uint8."""
         features, _ = self.check(features)
+        if self._numbers is not None and not len(self._numbers[2]):
+            return self._plain_numbers(features, rows), []
         widths, ends, plain = self._layout
         inputs = np.empty((features.rows if rows is None else len(rows), int(ends[-1])), dtype=np.float64)
         for names, values in features.blocks(rows):
@@ -165,6 +167,17 @@ class Preprocessing:
             else:
                 inputs[:, end - width : end] = column.transform(part)
         return inputs, [*terms, *pixels]
+
+    def _plain_numbers(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None) -> Floats:
+        """Return the inputs of columns that are all numbers without marks of missing ones."""
+        means, scales, _ = cast(Any, self._numbers)
+        inputs = np.empty((features.rows if rows is None else len(rows), len(means)), dtype=np.float64)
+        end = 0
+        for names, values in features.blocks(rows):
+            begin, end = end, end + len(names)
+            mean, scale = means[begin:end, np.newaxis], scales[begin:end, np.newaxis]
+            inputs[:, begin:end] = clipped(standardized(np.where(np.isnan(values), mean, values), mean, scale)).T
+        return inputs
 
     @functools.cached_property
     def _layout(self) -> tuple[list[int], list[int], dict[str, int]]:
@@ -293,7 +306,10 @@ class Preprocessing:
         return Table(table.name, columns), notes
 
     def _accepted(self, table: Table) -> dict[str, Column]:
-        """Return the columns typed as fitted; finite numbers stay as they are."""
+        """Return the columns typed as fitted; finite numbers stay as they are. The table keeps them."""
+        last = table.__dict__.get("_accepted")
+        if last is not None and last[0] is self:
+            return cast(dict[str, Column], last[1])
         columns: dict[str, Column] = {}
         fitted = {c.name: c.unit for c in self.columns if isinstance(c, NumberColumn)}
         for names, values in table.blocks():
@@ -308,7 +324,9 @@ class Preprocessing:
                 if given.problem and not (isinstance(encoder, CategoryColumn) and given.coded()[1]):
                     table.use([encoder.name])
                 columns[encoder.name] = encoder.accept(given, table.name)
-        return {column.name: columns[column.name] for column in self.columns}
+        columns = {column.name: columns[column.name] for column in self.columns}
+        table.__dict__["_accepted"] = self, columns
+        return columns
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`."""
