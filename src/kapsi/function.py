@@ -288,29 +288,22 @@ def registered_name(role: str, name: str) -> str | None:
     return None
 
 
-def lookup(role: str, name: str, where: str = "", kind: type[Function] | None = None) -> type[Function]:
+def lookup(role: str, name: str, where: str = "", kind: type | None = None) -> type[Function]:
     """Return the function of a role by name or alias; an unknown name loads installed packages with the user's consent.
 
-    Args:
-        role: the role.
-        name: name or alias.
-        where: beginning of a message.
-        kind: the class whose subclasses a message lists; None for all of the role.
-
     Raises:
-        SpecError: an unknown name; the message lists the names, and packages that cannot be loaded.
+        SpecError: an unknown name; the message lists the names, of a kind if given, and packages that cannot be loaded.
     """
-    known, aliases = ROLES[role], ALIASES[role]
     word = registered_name(role, name)
     failures = load_installed() if word is None else ()
     word = word or registered_name(role, name)
     if word is None:
-        listed = sorted(known) if kind is None else _names_of(kind)
-        hint = did_you_mean(name, [*listed, *aliases])
+        known = sorted(n for n, c in ROLES[role].items() if kind is None or issubclass(c, kind))
+        hint = did_you_mean(name, [*known, *ALIASES[role]])
         package = "" if hint else ", or install the package that defines it"
-        allowed = "; ".join((f"{hint}choose from {', '.join(listed)}{package}", *failures))
+        allowed = "; ".join((f"{hint}choose from {', '.join(known)}{package}", *failures))
         raise UnknownFunction(f"{f'{where}: ' if where else ''}no {role} is called {name!r}; {allowed}")
-    return known[word]
+    return ROLES[role][word]
 
 
 # ------------------------------------------------------------------------------------------------ options and their types
@@ -481,11 +474,6 @@ def _plain_data(value: Any, where: str) -> Any:
     return value
 
 
-def _names_of(kind: type[Function]) -> list[str]:
-    """Return the registered names of the functions of a class, in order."""
-    return sorted(name for name, function in ROLES[kind.role].items() if issubclass(function, kind))
-
-
 def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     if isinstance(value, kind):
         return value
@@ -495,8 +483,7 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
     data = {"kind": value} if isinstance(value, str) else value
     if not isinstance(data, Mapping):
         if isinstance(value, Function):
-            choices = ", ".join(_names_of(kind)) if value.role == kind.role else ""
-            problem = f"the {value.role} {type(value).__name__}" + (f"; choose from {choices}" if choices else "")
+            problem = f"the {value.role} {type(value).__name__}"
         elif isinstance(value, type) and issubclass(value, Function):
             problem = f"the class {value.__name__}; call it: {value.__name__}()"
         else:
@@ -510,7 +497,8 @@ def _coerce_function(kind: type[Function], value: Any, where: str) -> Function:
         owners = _owners(kind, options) if options and cls is None else []
         if 0 < len(owners) <= 3:
             problem += f"; {', '.join(options)} belongs to {' or '.join(owners)}"
-        raise SpecError(f"{where}: {problem}; choose from {', '.join(_names_of(kind))}")
+        allowed = sorted(n for n, c in ROLES[kind.role].items() if issubclass(c, kind))
+        raise SpecError(f"{where}: {problem}; choose from {', '.join(allowed)}")
     _check_definition(typing.cast(Any, cls))
     return typing.cast(Function, _build(cls, options, where))
 
