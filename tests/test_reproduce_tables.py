@@ -644,20 +644,21 @@ def test_conditions_replace_the_statement_on_selection(tmp_path) -> None:
 
 
 def test_the_short_overview_has_the_errors_and_accuracies_of_the_main_experiments(tmp_path) -> None:
-    results = made(tiny(tmp_path), SCORES)
-    table = build(tiny(tmp_path), EXPECTED, results)
+    table = build(tiny(tmp_path), EXPECTED, made(tiny(tmp_path), SCORES))
     assert "tiny" not in short_overview([table])  # only the paper's main experiments
     experiment = replace(table.experiment, name="elementary")
     methods = tuple(replace(method, baseline=method.name == "mlp") for method in experiment.methods)
-    table = build(replace(experiment, methods=methods), EXPECTED, results)
+    experiment = replace(experiment, methods=methods)
+    table = build(experiment, EXPECTED, made(experiment, SCORES))
     assert short_overview([table], "r/").splitlines()[-1] == (
-        "| [elementary](r/elementary.md), 3 functions | median MSE 0.0013 | kapsi has the lower MSE on 2 of 3 "
-        "| kapsi has a lower MSE than MLP on 1 of 2 |"
+        "| [elementary](r/elementary.md), 3 functions | median MSE 0.00133 | kapsi has the lower MSE on 2 of 3 "
+        r"| kapsi has a lower MSE than MLP \<1\> on 1 of 2 |"
     )
     accuracies = {("a", "kapsi"): [0.5, 0.7], ("a", "mlp"): [0.25], ("a", "recipe"): [0.5]}
     experiment = replace(tiny(tmp_path, metric="accuracy", rows="[a]"), name="discrete")
     methods = tuple(replace(method, baseline=method.name != "kapsi") for method in experiment.methods)
-    table = build(replace(experiment, methods=methods), EXPECTED, made(experiment, accuracies))
+    experiment = replace(experiment, methods=methods)
+    table = build(experiment, EXPECTED, made(experiment, accuracies))
     (line,) = short_overview([table], None).splitlines()[2:]
     assert line.startswith("| discrete: a | 0.6000 | ")
     assert line.endswith(f" | 0.5000 ({experiment.method('recipe').label}) |")

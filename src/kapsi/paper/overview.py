@@ -80,7 +80,9 @@ def _error_row(table: ResultTable) -> tuple[str, list[str]]:
 def _accuracy_rows(table: ResultTable) -> list[tuple[str, list[str]]]:
     """Return a row for each data set: the accuracies of kapsi, the paper, and the best baseline."""
     rows = []
-    for line in (line for line in table.lines if line.result is not None and line.result.count):
+    for line in table.lines:
+        if line.result is None:
+            continue
         scores = {
             method.label: line.statistics[method.name].mean
             for method in table.methods
