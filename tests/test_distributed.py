@@ -506,7 +506,7 @@ call(torch.ones(3 + group.rank, 1)).sum().backward()
 """
 
 
-@EACH
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_script_without_close_ends_with_code_0(tmp_path, strategy) -> None:
     script = tmp_path / "script.py"
     script.write_text(FORGETFUL.format(strategy=strategy))

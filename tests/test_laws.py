@@ -292,6 +292,7 @@ def three_layers() -> kp.ModelSpec:
     )
 
 
+@pytest.mark.slow
 def test_model_of_three_layers_compiles_to_one_graph_and_exports() -> None:
     model = kp.Model(three_layers(), seed=0, dtype=torch.float64).eval()
     torch._dynamo.reset()

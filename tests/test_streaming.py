@@ -172,16 +172,28 @@ def test_standard_input_and_output() -> None:
     predict(written("n.csv"), "--keep", "id")
     expected = Path("o.csv").read_text()
     command = [sys.executable, "-m", "kapsi", "predict", "run", "-", "--keep", "id", "--output", "-"]
-    for data in (Path("n.csv").read_bytes(), gzip.compress(Path("n.csv").read_bytes())):
-        done = subprocess.run(command, env=ENVIRONMENT, input=data, capture_output=True)
-        assert done.stdout.decode() == expected
-        assert done.stderr.splitlines()[-1] == b"note: 50 predictions are written"
+    done = subprocess.run(
+        command, env=ENVIRONMENT, input=gzip.compress(Path("n.csv").read_bytes()), capture_output=True
+    )
+    assert done.stdout.decode() == expected
+    assert done.stderr.splitlines()[-1] == b"note: 50 predictions are written"
+
+
+def test_kinds_of_standard_input(monkeypatch, capsys) -> None:
+    def piped(data: bytes) -> int:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return main(["predict", "run", "-", "--keep", "id", "--output", "p.csv", "--overwrite"])
+
+    predict(written("n.csv"), "--keep", "id")
+    expected = Path("o.csv").read_text()
     pq.write_table(pa.table(columns(50, 1)), "n.parquet")
-    done = subprocess.run(command, env=ENVIRONMENT, input=Path("n.parquet").read_bytes(), capture_output=True)
-    assert list(csv.DictReader(io.StringIO(done.stdout.decode())))[7]["id"] == "00007"
+    for name in ("n.csv", "n.parquet"):
+        assert piped(Path(name).read_bytes()) == 0
+        assert Path("p.csv").read_text() == expected
     for data in (b"", b"a,b\n", b"\0\1\2"):
-        done = subprocess.run(command, env=ENVIRONMENT, input=data, capture_output=True)
-        assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+        capsys.readouterr()
+        assert piped(data) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_copies_of_standard_input_do_not_outlive_a_kill(monkeypatch) -> None:

@@ -177,6 +177,7 @@ def test_predict(kills) -> None:
     assert sorted(os.listdir()) == ["o.csv", "run", "t.csv", "warm.csv", "whole.csv"]
 
 
+@pytest.mark.slow  # tests/test_reproduce.py interrupts an experiment in each run
 @KILLS
 def test_reproduce(kills) -> None:
     """Experiments killed and run again: the same results as of an undisturbed run."""
