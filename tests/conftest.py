@@ -17,6 +17,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+# Reports of fits, half a second each, are written only by the tests of reports; also in other processes.
+for command in ("FIT", "DEMO"):
+    os.environ.setdefault(f"KAPSI_{command}_NO_REPORT", "1")
+
 # The machine's cores are for the workers of pytest-xdist; sums in another order would also make equal bits a matter of luck.
 torch.set_num_threads(1)
 

@@ -19,6 +19,7 @@ ORDER = [
     "errors",
     "arrays",
     "text",
+    "html",
     "migrate",
     "version",
     "files",

@@ -194,13 +194,43 @@ def show_complete(path: Path, manifest: dict[str, Any], task: str, json: bool = 
     say(f"{name}: {score} ({f'{folds} folds' if folds else rows})")
 
 
-def show_report(report: FitReport, json: bool = False) -> None:
-    """Write notes, scores and the run folder of a fit, or its JSON object."""
+def fit_page(path: Path, *, no_report: bool, open_: bool = False) -> Path | None:
+    """Write the page of a run at the end of a fit; a failure is a note, since the run is complete.
+
+    Returns:
+        The path of the page, None without.
+    """
+    if no_report:
+        return None
+    from kapsi.report import write_report
+
+    try:
+        page = write_report(path)
+    except Exception as error:  # whatever it is, the run is written
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        note(f"the run is complete, but its report could not be written ({reason}); kapsi report {path} tries again")
+        return None
+    if open_:
+        open_page(page)
+    return page
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the browser of the user; without a browser a note."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        note(f"no browser was found; open {page} yourself")
+
+
+def show_report(report: FitReport, json: bool = False, page: Path | None = None) -> None:
+    """Write notes, scores and the run folder of a fit, or its JSON object; and the path of its page, if there is one."""
     from kapsi.training.run_folder import peek
 
     notes(report.notes)
     if json:
-        show_json({**run_data(report.path, peek(report.path) or {}), "notes": report.notes})
+        written = {} if page is None else {"report": str(page)}
+        show_json({**run_data(report.path, peek(report.path) or {}), "notes": report.notes, **written})
         return
     if report.leaderboard:
         rows = leaderboard_rows(report.task, report.leaderboard)
@@ -210,6 +240,8 @@ def show_report(report: FitReport, json: bool = False) -> None:
     rows = score_rows(report.task, report.scores, report.metrics, report.unit)
     table(rows, right=range(1, len(rows[0])))
     say(f"run folder: {report.path} ({counted(report.parameters, 'parameter')}, {counted(report.rows, 'row')})")
+    if page is not None:
+        say(f"report: {page}")
     say(machine_line(report.task, report.scores["kapsi"], counted(report.scored_rows, "validation row")))
 
 

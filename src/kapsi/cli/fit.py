@@ -8,9 +8,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 from kapsi.cli import reading
-from kapsi.cli.common import announce_recovery, note, progress_bar, readable, show_complete, show_report
+from kapsi.cli.common import announce_recovery, fit_page, note, progress_bar, readable, show_complete, show_report
 from kapsi.cli.dry_run import show_plan
-from kapsi.cli.options import CLUSTER, DATA, MODEL, OUTPUT, TRAINING, Json, Overwrite, TableFile, option, setting
+from kapsi.cli.options import (
+    CLUSTER,
+    DATA,
+    MODEL,
+    OUTPUT,
+    TRAINING,
+    Json,
+    NoReport,
+    Open,
+    Overwrite,
+    TableFile,
+    option,
+    setting,
+)
 from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
@@ -167,9 +180,13 @@ def fit(
     dry_run: DryRun = False,
     json: Json = False,
     interval_by: IntervalBy = None,
+    no_report: NoReport = False,
+    open_: Open = False,
 ) -> None:
     """Fit a model to a table (- for standard input), score it, and write a run folder."""
     options = dict(locals())
+    if open_ and (no_report or dry_run):
+        raise SpecError(f"--open: needs the report; leave {'--no-report' if no_report else '--dry-run'} out")
     from kapsi.tables import TableConfig, find_complete, fit_problem
     from kapsi.training.checkpoint import Checkpoints
     from kapsi.training.launch import open_group
@@ -216,7 +233,7 @@ def fit(
                 group=processes,
             )
         if processes.first:
-            show_report(report, json)
+            show_report(report, json, fit_page(report.path, no_report=no_report, open_=open_))
 
 
 def targets_of(target: list[str] | None, table: str) -> tuple[str, ...]:

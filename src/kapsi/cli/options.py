@@ -28,6 +28,8 @@ TableFile: TypeAlias = Annotated[
 ]
 Output: TypeAlias = Annotated[str, option(OUTPUT, "FILE", "The CSV or Parquet file to write.")]
 Overwrite: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an old run.", "--overwrite")]
+Open: TypeAlias = Annotated[bool, option(OUTPUT, None, "Open the report in a browser.", "--open")]
+NoReport: TypeAlias = Annotated[bool, option(OUTPUT, None, "Write no report.html.", "--no-report")]
 Json: TypeAlias = Annotated[bool, option(OUTPUT, None, "Write one JSON object to standard output.", "--json")]
 Settings: TypeAlias = Annotated[
     list[str] | None, option(MODEL, "PATH=VALUE", "Set one option. May be repeated.", "--set")

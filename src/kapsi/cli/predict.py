@@ -14,11 +14,13 @@ from kapsi.errors import FileError, SpecError
 from kapsi.text import counted
 
 if TYPE_CHECKING:
+    from kapsi.data.tabular import Table
     from kapsi.tables import Decisions, LoadedRun
 
 EXAMPLES = """\
 kapsi predict runs/table new.csv --output predictions.csv --keep id
 kapsi predict runs/table new.csv --output predictions.csv --interval 0.9
+kapsi predict runs/table new.csv --output predictions.csv --explain
 cat new.csv | kapsi predict runs/table - --output - > predictions.csv
 """
 
@@ -48,6 +50,15 @@ Recall: TypeAlias = Annotated[
         "Predict a class above the threshold that finds this share of its rows, such as yes=0.95.",
     ),
 ]
+Explain: TypeAlias = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        None,
+        "Add the contribution of each column to the prediction, and their base: the mean prediction.",
+        "--explain",
+    ),
+]
 Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
 
 
@@ -71,6 +82,7 @@ def predict(
     interval: Interval = None,
     cost: Cost = None,
     recall: Recall = None,
+    explain: Explain = False,
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
 
@@ -92,7 +104,10 @@ def predict(
         write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
         model = reading.with_reading(loaded.model, path, options)
         decisions = _decisions(interval, cost, recall)
-        rows, messages = model.predict_file(path, write, keep=tuple(keep or ()), flags=outside, decisions=decisions)
+        contributions = _contributions(loaded) if explain else None
+        rows, messages = model.predict_file(
+            path, write, keep=tuple(keep or ()), flags=outside, decisions=decisions, explain=contributions
+        )
     notes(messages)
     if json:
         show_json({"run": run, "output": output, "rows": rows, "notes": messages})
@@ -100,6 +115,23 @@ def predict(
         note(f"{counted(rows, 'prediction')} {'is' if rows == 1 else 'are'} written")
     else:
         say(f"predictions: {output} ({counted(rows, 'row')}{f', in {model.unit}' if model.unit else ''})")
+
+
+def _contributions(loaded: LoadedRun) -> Callable[[Table], dict[str, list[float]]]:
+    """Return the contributions of rows, with a note on their scale."""
+    from kapsi.data.tabular.types import label_text
+    from kapsi.interpret.attribution import explainer_of
+
+    if not loaded.model.kept:
+        raise SpecError(
+            "--explain: the run keeps no rows as a background (before 0.2, or a very wide table); fit again"
+        )
+    if loaded.model.classes is not None:
+        several = "logits minus their mean"
+        labels = loaded.model.classes
+        scale = f"the log odds of {label_text(labels[1])}" if len(labels) == 2 else several
+        note(f"contributions are to {scale}: base + contributions give it, a softmax the probabilities")
+    return explainer_of(loaded)
 
 
 def _decisions(interval: float | None, cost: list[str] | None, recall: str | None) -> Decisions:

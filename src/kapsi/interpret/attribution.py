@@ -15,7 +15,7 @@ causal problem, AISTATS 2020, for interventions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -175,11 +175,19 @@ def contributions(
     return explainer.explain(view(model, rows, seed=seed, most=2**62).inputs)
 
 
-def explained_columns(explainer: Explainer, model: TableModel, table: Table) -> dict[str, list[float]]:
-    """Return base and contributions as columns of predictions, for rows typed as fitted.
+def explainer_of(run: LoadedRun, seed: int = 0) -> Callable[[Table], dict[str, list[float]]]:
+    """Return a function from rows, typed as fitted, to base and contributions as columns of predictions.
 
     With one output `base` and `contribution_COLUMN`, with several `base_OUTPUT` and `contribution_OUTPUT_COLUMN`.
+
+    Raises:
+        DataError: the run keeps no rows.
     """
+    explainer = Explainer.of(view(run, seed=seed, most=BACKGROUND), seed=seed)
+    return lambda table: _columns(explainer, run.model, table)
+
+
+def _columns(explainer: Explainer, model: TableModel, table: Table) -> dict[str, list[float]]:
     found = explainer.explain(of_table(model, table).inputs)
     columns: dict[str, list[float]] = {}
     for i, output in enumerate(found.outputs):

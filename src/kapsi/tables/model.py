@@ -165,6 +165,7 @@ class TableModel:
         keep: Sequence[str] = (),
         flags: bool = False,
         decisions: Decisions | None = None,
+        explain: Callable[[Table], dict[str, list[float]]] | None = None,
     ) -> tuple[int, list[str]]:
         """Predict the rows of a file in batches, in constant memory; return the number of rows and notes for the user.
 
@@ -175,6 +176,7 @@ class TableModel:
             flags: add the columns `inputs_outside` and `prediction_outside`, true where a row or its prediction is outside of
                 the ranges of the training rows.
             decisions: intervals, costs and recall; None for none.
+            explain: returns further columns for rows of the columns of the model; None for none.
 
         Raises:
             TableError: the file is not a table, columns are missing or have another type than in training, or a column to keep
@@ -191,6 +193,7 @@ class TableModel:
                 features, notes = self.preprocessing.check(batch.table, batch.ignored)
                 notes += batch.table.notes
                 predicted = self._predicted(features, tally, decisions, flags=flags)
+                predicted |= {} if explain is None else explain(features)
             except TableError as error:
                 if not tally.rows:
                     raise

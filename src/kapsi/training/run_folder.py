@@ -38,6 +38,8 @@ from kapsi.files import (
 FORMAT_VERSION = 2
 _FORMAT = "kapsi run"
 _MANIFEST = "run.json"
+REPORT = "report.html"
+"""A page about the run, written after it: no file of the run, never copied to the run that replaces it."""
 
 
 class NewRun:
@@ -230,7 +232,7 @@ def _check_deletable(path: str | Path, target: Path) -> None:
         what = "is not a run folder" if os.path.lexists(target) else "there is no such run folder"
         raise RunError(f"{show(path)}: {what}; kapsi runs lists the runs of a folder")
     files = manifest.get("files")
-    others = sorted(set(os.listdir(target)) - {_MANIFEST} - set(files if isinstance(files, dict) else ()))
+    others = sorted(set(os.listdir(target)) - {_MANIFEST, REPORT} - set(files if isinstance(files, dict) else ()))
     if others:
         listed = ", ".join(map(repr, others[:3])) + (", …" if len(others) > 3 else "")
         raise RunError(f"{show(path)}: has files that are not of the run: {listed}; move them, or delete the folder")
@@ -316,7 +318,7 @@ def _carry_over(old: Path, new: Path) -> None:
     """Copy files added by the user from the old run to the new one, except names in use."""
     files = (peek(old) or {}).get("files")
     listed = set(files) if isinstance(files, dict) else set()
-    for name in sorted(set(os.listdir(old)) - listed - set(os.listdir(new))):
+    for name in sorted(set(os.listdir(old)) - listed - set(os.listdir(new)) - {REPORT}):
         if (old / name).is_dir() and not (old / name).is_symlink():
             shutil.copytree(old / name, new / name, symlinks=True)
         else:

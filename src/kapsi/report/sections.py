@@ -1,0 +1,449 @@
+"""Sections of a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kapsi.data.tabular.types import Floats
+from kapsi.html import Markup, data_table, joined, tag
+from kapsi.report.charts import (
+    MOST_LINES,
+    bar,
+    calibration_chart,
+    effect_chart,
+    figure,
+    pair_chart,
+    scatter,
+    short,
+)
+from kapsi.report.facts import MOST_WORST, Facts
+from kapsi.tables.scores import METRICS, SHOWN
+from kapsi.text import counted
+
+MOST_POINTS, CALIBRATION_BINS, MOST_CONFUSED = 400, 10, 12
+LONGEST_VALUE = 40
+VISIBLE = 2e-3
+"""Share of the variance of a column whose chart is shown at once."""
+
+
+def section(title: str, *content: object, name: str, lead: object = "") -> Markup:
+    """Return a section with a heading; empty without content."""
+    kept = [part for part in content if part]
+    if not kept:
+        return Markup("")
+    first = [tag("p", lead, class_="lead")] if lead else []
+    return tag("section", tag("h2", title, id=name), *first, *kept, aria_labelledby=name)
+
+
+def wide(table: Markup, label: str) -> Markup:
+    """Return a table that scrolls within its frame on narrow screens."""
+    return tag("div", table, class_="scroll", role="region", aria_label=label, tabindex=0)
+
+
+def score(value: Any, std: Any = None) -> str:
+    """Return a score with four digits, and its standard deviation over folds."""
+    if not isinstance(value, int | float):
+        return "–"
+    text = f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
+    return text.replace("-", "−") + (f" ± {std:.2g}" if isinstance(std, int | float) else "")
+
+
+# ------------------------------------------------------------------------------------------------ first glance
+
+
+def glance(facts: Facts) -> Markup:
+    """Return the answer of a first glance: how good, compared with which baselines, and which columns matter."""
+    main, loss = METRICS[facts.model.task]
+    scores = _scores(facts.manifest)
+    own, several = scores.get("kapsi", {}), bool(facts.manifest.get("folds"))
+    others = {name: values for name, values in scores.items() if name != "kapsi"}
+    compared = [
+        tag("li", tag("span", name), tag("span", score(values.get(main)), class_="n"))
+        for name, values in others.items()
+    ]
+    rows = facts.manifest.get("scored_rows", 0)
+    where = f"{facts.manifest['folds']} folds, {rows:,} rows" if several else f"{counted(rows, 'held-out row')}"
+    cards = [
+        tag(
+            "div",
+            tag("h3", SHOWN[main]),
+            tag("p", score(own.get(main)), class_="big"),
+            tag("p", f"on {where}", class_="note"),
+            tag("ul", *compared, class_="pairs"),
+            class_="card",
+        ),
+        tag(
+            "div",
+            tag("h3", SHOWN[loss] + (facts.unit if loss == "rmse" else "")),
+            tag("p", _plain(own.get(loss)), class_="big"),
+            tag(
+                "p",
+                f"± {figure(own[f'{loss} std'])} over folds" if several and f"{loss} std" in own else f"on {where}",
+                class_="note",
+            ),
+            tag(
+                "ul",
+                *(tag("li", tag("span", n), tag("span", _plain(v.get(loss)), class_="n")) for n, v in others.items()),
+                class_="pairs",
+            ),
+            class_="card",
+        ),
+    ]
+    if facts.importances:
+        top = [
+            tag(
+                "li",
+                tag("span", short(one.column, 26)),
+                bar(one.share),
+                tag("span", f"{100 * one.share:.0f} %", class_="n"),
+            )
+            for one in facts.importances[:5]
+        ]
+        cards.append(tag("div", tag("h3", "Columns that matter"), tag("ul", *top, class_="pairs bars3"), class_="card"))
+    return section("At a glance", tag("div", *cards, class_="cards"), name="glance")
+
+
+def _plain(value: Any) -> str:
+    return figure(float(value)) if isinstance(value, int | float) else "–"
+
+
+def _scores(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found = manifest.get("scores")
+    return {str(k): v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+
+
+def care(facts: Facts) -> Markup:
+    """Return notes on data and fit, and warnings that follow from the numbers of rows."""
+    notes = [str(note) for note in facts.manifest.get("notes", ())] + facts.notes
+    scored = facts.manifest.get("scored_rows", 0)
+    if 0 < scored < 100:
+        notes.append(f"The scores are of {scored} rows only: expect other rows to differ.")
+    if facts.labels:
+        counts = np.bincount(facts.predictions.y, minlength=len(facts.labels))
+        rare = int(counts.argmin())
+        if counts.sum() and counts[rare] < 0.1 * counts.sum() / len(counts) * 2:
+            share = 100 * counts[rare] / counts.sum()
+            label = facts.labels[rare]
+            notes.append(f"Only {share:.1f} % of the held-out rows are of the class {label}: look at its recall below.")
+    content = (
+        tag("ul", *(tag("li", note) for note in notes), class_="notes")
+        if notes
+        else tag("p", "No warnings.", class_="note")
+    )
+    return section("To be careful about", content, name="care")
+
+
+def score_table(facts: Facts) -> Markup:
+    """Return the scores of the model beside those of the baselines, and those of each fold."""
+    scores = _scores(facts.manifest)
+    names = [name for name in scores.get("kapsi", {}) if not name.endswith(" std")]
+    several = bool(facts.manifest.get("folds"))
+    rows = [
+        (name, *(score(values.get(key), values.get(f"{key} std") if several else None) for key in names))
+        for name, values in scores.items()
+    ]
+    header = ("model", *(SHOWN.get(name, name) + (facts.unit if name == "rmse" else "") for name in names))
+    parts = [wide(data_table(header, rows, right=range(1, len(header)), class_="sortable"), "Scores beside baselines")]
+    if len(facts.folds) > 1:
+        models = list(scores)
+        main = METRICS[facts.model.task][0]
+        lines = [(part, *(score(by.get(m, {}).get(main)) for m in models)) for part, by in facts.folds.items()]
+        table = data_table(("part", *models), lines, right=range(1, len(models) + 1), class_="sortable")
+        parts.append(tag("details", tag("summary", f"{SHOWN[main]} of each fold"), wide(table, "Scores of each fold")))
+    lead = "Every score is of rows that the scored model was not fitted to."
+    return section("Scores", *parts, name="scores", lead=lead)
+
+
+# ------------------------------------------------------------------------------------------------ columns
+
+
+def effect_section(facts: Facts) -> Markup:
+    """Return importances and the charts of effects."""
+    if not facts.importances:
+        return Markup("")
+    measured = facts.importances[0].increase is not None
+    held = "held-out rows" if facts.importances[0].held_out else "rows of the fit"
+    loss = "rise of the log loss" if facts.labels else "loss of R²"
+    rows = [
+        (
+            one.column,
+            bar(one.share),
+            f"{100 * one.share:.1f} %",
+            *([score(one.increase)] if measured else []),
+        )
+        for one in facts.importances[:100]
+    ]
+    header = (
+        "column",
+        tag("span", "bar of the share", class_="hidden"),
+        "share of the variance",
+        *([f"{loss} if permuted ({held})"] if measured else []),
+    )
+    table = wide(
+        data_table(header, rows, right=range(2, len(header)), class_="sortable importances"), "Importance of columns"
+    )
+    outputs = next(iter(facts.effects.values())).outputs if facts.effects else ()
+    largest = max((float(np.abs(e.values).max()) for e in facts.effects.values()), default=0.0)
+    shares = {one.column: one.share for one in facts.importances}
+    charts, flat = [], []
+    for name, effect in facts.effects.items():
+        how = tag("span", "exact" if effect.exact else "on average")
+        caption = tag("figcaption", tag("strong", short(name, 40)), how)
+        chart = tag("figure", caption, effect_chart(effect, 0.15 * largest))
+        (charts if shares[name] >= VISIBLE or len(charts) < 2 else flat).append(chart)
+    unit = (
+        "log odds"
+        if len(facts.labels) == 2
+        else "logits"
+        if facts.labels
+        else facts.model.unit or "the unit of the target"
+    )
+    names = f" of the class {facts.labels[1]}" if len(facts.labels) == 2 else ""
+    lead = (
+        f"How the prediction changes with each column, in {unit}{names}, with mean 0. "
+        "Bars show the density of the rows, bands what other rows of the table would give (90 %). "
+        "“exact”: the model is a sum of this curve and a function of the other columns."
+    )
+    several = _legend(outputs) if len(outputs) > 1 else Markup("")
+    few = counted(len(flat), "column")
+    hidden = (
+        tag("details", tag("summary", f"{few} of nearly no effect"), tag("div", *flat, class_="grid")) if flat else ""
+    )
+    more = len(facts.importances) - len(facts.effects)
+    note = tag("p", f"{counted(more, 'further column')} without a chart.", class_="note") if more > 0 else ""
+    return section(
+        "Columns and their effects",
+        table,
+        several,
+        tag("div", *charts, class_="grid"),
+        hidden,
+        note,
+        name="effects",
+        lead=lead,
+    )
+
+
+def _legend(outputs: Sequence[str]) -> Markup:
+    shown = outputs[:MOST_LINES]
+    items = [tag("li", tag("span", "", class_=f"key c{i}"), short(name, 30)) for i, name in enumerate(shown)]
+    more = [tag("li", f"and {len(outputs) - len(shown)} more")] if len(outputs) > len(shown) else []
+    return tag("ul", *items, *more, class_="legend")
+
+
+def pair_section(facts: Facts) -> Markup:
+    """Return the strongest interactions of two columns."""
+    charts = [
+        tag(
+            "figure",
+            tag(
+                "figcaption",
+                tag("strong", f"{short(pair.columns[0], 20)} × {short(pair.columns[1], 20)}"),
+                tag("span", f"{100 * pair.share:.1f} % of the variance"),
+            ),
+            pair_chart(pair),
+        )
+        for pair in facts.pairs
+    ]
+    lead = "What two columns do together beyond the sum of their effects: blue raises the prediction, orange lowers it."
+    return section("Interactions", tag("div", *charts, class_="grid") if charts else "", name="pairs", lead=lead)
+
+
+def column_section(facts: Facts) -> Markup:
+    """Return the columns of the model."""
+    kinds = {"numeric": "number", "categorical": "category", "date": "date", "text": "text"}
+    rows = []
+    for encoder in facts.model.preprocessing.columns[:200]:
+        column = facts.kept.table.columns[encoder.name] if facts.kept is not None else None
+        values, lost = "", ""
+        if column is not None:
+            lost = f"{100 * float(column.missing.mean()):.1f} %"
+            if column.kind == "text":
+                values = f"{len(column.coded()[1]):,} distinct"
+            elif column.kind != "date" and not column.missing.all():
+                values = f"{figure(float(np.nanmin(column.numbers)))} to {figure(float(np.nanmax(column.numbers)))}"
+        unit = getattr(encoder, "unit", "")
+        rows.append((encoder.name, kinds.get(encoder.wanted, encoder.wanted), unit, values, lost))
+    header = ("column", "kind", "unit", "values of kept rows", "missing")
+    table = wide(data_table(header, rows, right=(4,), class_="sortable"), "Columns of the model")
+    count = len(facts.model.preprocessing.columns)
+    return tag("details", tag("summary", counted(count, "column")), table)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def error_section(facts: Facts) -> Markup:
+    """Return residuals, or calibration and confusion matrix, and the rows with the largest errors."""
+    if not len(facts.predictions.rows):
+        return Markup("")
+    charts = _class_charts(facts) if facts.labels else _residual_charts(facts)
+    confusion = _confusion(facts) if facts.labels else ""
+    return section(
+        "Errors on held-out rows", tag("div", *charts, class_="grid"), confusion, _worst(facts), name="errors"
+    )
+
+
+def _residual_charts(facts: Facts) -> list[Markup]:
+    known, name = facts.predictions, facts.model.targets[0]
+    chosen = np.random.default_rng(0).permutation(len(known.rows))[:MOST_POINTS]
+    y, predicted = known.y[chosen, 0], known.outputs[chosen, 0]
+    labels = [
+        f"row {row}\npredicted {figure(float(p))}, {name} {figure(float(t))}"
+        for row, p, t in zip(known.rows[chosen], predicted, y, strict=True)
+    ]
+    title = f"{name} against its prediction"
+    return [
+        tag(
+            "figure",
+            tag("figcaption", tag("strong", title)),
+            scatter(title, predicted, y, (f"prediction{facts.unit}", name), "diagonal", labels),
+        ),
+        tag(
+            "figure",
+            tag("figcaption", tag("strong", "Residuals")),
+            scatter(
+                "Residuals",
+                predicted,
+                y - predicted,
+                (f"prediction{facts.unit}", f"{name} − prediction"),
+                "zero",
+                labels,
+            ),
+        ),
+    ]
+
+
+def reliability(probability: Floats, hit: Any) -> tuple[Floats, Floats, list[int]]:
+    """Return mean probability, observed share and number of rows in bins of equal width, without empty ones."""
+    places = np.minimum((probability * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    counts = np.bincount(places, minlength=CALIBRATION_BINS)
+    used = counts > 0
+    predicted = np.bincount(places, probability, CALIBRATION_BINS)[used] / counts[used]
+    observed = np.bincount(places, hit, CALIBRATION_BINS)[used] / counts[used]
+    return predicted, observed, counts[used].tolist()
+
+
+def _class_charts(facts: Facts) -> list[Markup]:
+    known, charts = facts.predictions, []
+    shown = [1] if len(facts.labels) == 2 else range(min(len(facts.labels), 4))
+    for code in shown:
+        chart = calibration_chart(*reliability(known.outputs[:, code], known.y == code), facts.labels[code])
+        title = f"Calibration: {short(facts.labels[code], 24)}"
+        charts.append(tag("figure", tag("figcaption", tag("strong", title)), chart))
+    return charts
+
+
+def _confusion(facts: Facts) -> Markup:
+    labels = facts.labels[:MOST_CONFUSED]
+    n = len(facts.labels)
+    known = facts.predictions
+    counts = np.zeros((n, n), dtype=np.int64)
+    np.add.at(counts, (known.y, known.outputs.argmax(1)), 1)
+    rows = []
+    for i, label in enumerate(labels):
+        total = max(1, int(counts[i].sum()))
+        cells = [
+            tag("span", f"{int(counts[i, j]):,}", class_="cell", style=f"--s:{counts[i, j] / total:.2f}")
+            for j in range(len(labels))
+        ]
+        rows.append((short(label, 24), *cells, f"{100 * counts[i, i] / total:.1f} %"))
+    header = ("class of the row", *(f"predicted {short(label, 18)}" for label in labels), "recall")
+    table = data_table(header, rows, right=range(1, len(header)), class_="confusion")
+    return joined([tag("h3", "Confusion matrix"), wide(table, "Confusion matrix")])
+
+
+def _worst(facts: Facts) -> Markup:
+    known = facts.predictions
+    order = np.argsort(-known.errors, kind="stable")[:MOST_WORST]
+    kept = {} if facts.kept is None else {int(n): i for i, n in enumerate(facts.kept.numbers)}
+    names = [one.column for one in facts.importances[:6]]
+    rows = []
+    for i in order.tolist():
+        if facts.labels:
+            best = int(known.outputs[i].argmax())
+            cells = [facts.labels[known.y[i]], facts.labels[best], f"{known.outputs[i, known.y[i]]:.3f}"]
+        else:
+            cells = [figure(float(known.y[i, 0])), figure(float(known.outputs[i, 0])), figure(float(known.errors[i]))]
+        place = kept.get(int(known.rows[i]))
+        values = [
+            "–" if facts.kept is None or place is None else _value(facts.kept.table.columns[n], place) for n in names
+        ]
+        rows.append((f"{int(known.rows[i]):,}", *cells, *values))
+    last = "probability of its class" if facts.labels else "absolute error"
+    header = ("row", short(facts.model.targets[0], 24), "predicted", last, *(short(n, 24) for n in names))
+    right = (3,) if facts.labels else range(1, 4)
+    table = wide(data_table(header, rows, right=right, class_="sortable"), "Rows with the largest errors")
+    return joined([tag("h3", "Rows with the largest errors"), table])
+
+
+def _value(column: Any, place: int) -> str:
+    value = column.values[place]
+    if column.missing[place]:
+        return "(missing)"
+    if column.kind == "date":
+        return str(np.datetime64(int(value), "s"))
+    return short(str(value), LONGEST_VALUE) if column.kind == "text" else figure(float(value))
+
+
+# ------------------------------------------------------------------------------------------------ the fit
+
+
+def head_section(facts: Facts) -> Markup:
+    """Return the heads that the recipe compared."""
+    board = facts.manifest.get("leaderboard")
+    if not isinstance(board, list) or not board:
+        return Markup("")
+    rows, left = [], []
+    for entry in board:
+        if entry.get("loss") is None:
+            left.append(tag("li", tag("strong", entry.get("head")), f" – {entry.get('note') or 'left out'}"))
+            continue
+        weight = entry.get("weight")
+        rows.append(
+            (
+                entry.get("head"),
+                score(entry.get("score")),
+                _plain(entry.get("loss")),
+                f"{entry['seconds']:.2f}" if isinstance(entry.get("seconds"), int | float) else "–",
+                f"{weight:.2f}" if weight else "–",
+            )
+        )
+    header = ("head", SHOWN[METRICS[facts.model.task][0]], "loss", "seconds", "weight in the model")
+    table = wide(data_table(header, rows, right=range(1, 5), class_="sortable"), "Heads that were compared")
+    more = tag("details", tag("summary", f"{counted(len(left), 'head')} left out"), tag("ul", *left)) if left else ""
+    lead = "Kinds of models that were compared on held-out rows; the model is the weighted sum."
+    return section("Leaderboard", table, more, name="heads", lead=lead)
+
+
+def repeat_section(facts: Facts) -> Markup:
+    """Return columns and configuration, and the command and the Python lines that repeat the run."""
+    table, folder = str(facts.manifest.get("table", "table.csv")), str(facts.path)
+    config = f"{folder}/config.yaml"
+    command = f"kapsi fit {shlex.quote(table)} --config {shlex.quote(config)} --output {shlex.quote(folder + '-again')}"
+    python = (
+        "import kapsi as kp\n"
+        "from kapsi.tables import fit_table, load_config\n\n"
+        f"fit_table({table!r}, load_config({folder!r}), {folder + '-again'!r})  # the same fit\n"
+        f"run = kp.load_run({folder!r})\n"
+        "run.predict(frame)                 # predictions for a data frame\n"
+        "kp.interpret.effects(run)          # the curves of this page"
+    )
+    versions = facts.manifest.get("versions")
+    known = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else ""
+    return section(
+        "Columns, configuration, and the same run again",
+        tag("h3", "Command"),
+        tag("pre", tag("code", command), tabindex=0),
+        tag("h3", "Python"),
+        tag("pre", tag("code", python), tabindex=0),
+        column_section(facts),
+        tag(
+            "details", tag("summary", "Configuration (config.yaml)"), tag("pre", tag("code", facts.config), tabindex=0)
+        ),
+        tag("p", known, class_="note"),
+        name="repeat",
+    )

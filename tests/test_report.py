@@ -1,0 +1,245 @@
+"""Reports of runs, and contributions beside predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kapsi as kp
+import kapsi.report
+from kapsi.cli import common, main
+from kapsi.data.tabular import write_table
+from kapsi.html import Markup, data_table, tag
+from kapsi.recipes import Auto
+from kapsi.report import charts
+from kapsi.report.sections import reliability
+from kapsi.tables import RunConfig, TableConfig, fit_table
+
+EVIL = "<script>alert(1)</script>"
+FIT = ("fit", "t.csv", "--target", "y", "--head", "linear", "--output", "run")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "DELAY", float("inf"))
+    monkeypatch.delenv("KAPSI_FIT_NO_REPORT")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two runs: a classification with hostile names, and a regression with all kinds of columns."""
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=80)
+    label = np.where(x > 0, EVIL, "a & b")
+    odd = np.where(rng.random(80) > 0.5, "</style>" + EVIL, "</title>'\"")
+    write_table(folder / f"{'x<img onerror=1>'}.csv", {f'"{EVIL}': x, "k": odd, EVIL: label})
+    config = RunConfig(TableConfig(EVIL, folds=2), recipe=Auto(heads=("linear",)))
+    fit_table(folder / "x<img onerror=1>.csv", config, folder / "classes")
+    day = [f"2024-{1 + i % 12:02d}-01" for i in range(80)]
+    number = np.where(rng.random(80) < 0.2, np.nan, x)
+    write_table(folder / "t.csv", {"n": number, "k": odd, "day": day, "y": 3 * x + (odd == odd[0])})
+    fit_table(folder / "t.csv", RunConfig(TableConfig("y"), recipe=Auto(heads=("linear",))), folder / "numbers")
+    return folder
+
+
+class Outline(HTMLParser):
+    """Checks that elements are closed in order, and collects them."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.links, self.names = [], [], [], []
+
+    def handle_starttag(self, name, attributes):
+        self.seen.append(name)
+        given = dict(attributes)
+        self.links += [given[key] for key in ("src", "href") if key in given]
+        self.names += [given["id"]] if "id" in given else []
+        assert not any(key.startswith("on") for key in given)
+        if name != "meta":
+            self.open.append(name)
+
+    def handle_startendtag(self, name, attributes):
+        self.seen.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+
+def outline(page):
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+@pytest.mark.parametrize("name", ["classes", "numbers"])
+def test_a_report_is_one_page_without_requests_and_names_stay_text(folder, name) -> None:
+    page = kapsi.report.report_html(folder / name)
+    found = outline(page)
+    assert page.count("<script") == 1
+    assert found.seen.count("img") == 0
+    assert all(link.startswith("#") for link in found.links)
+    assert {link[1:] for link in found.links} <= set(found.names)
+    assert len(found.names) == len(set(found.names))
+    assert "url(" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert found.seen.count("h1") == found.seen.count("main") == found.seen.count("nav") == 1
+    assert len(page.encode()) < 3e6
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert page == kapsi.report.report_html(folder / name)
+
+
+def test_a_report_of_a_regression_has_its_scores_effects_and_rows(folder) -> None:
+    page = kapsi.report.report_html(folder / "numbers")
+    manifest = json.loads((folder / "numbers/run.json").read_text())
+    assert f"{manifest['scores']['kapsi']['r2']:.4f}" in page
+    assert f"{manifest['scores']['ridge regression']['r2']:.4f}".replace("-", "−") in page
+    for text in (
+        "Effect of n",
+        "Effect of day",
+        "Effect of k",
+        "Residuals",
+        "Rows with the largest errors",
+        "config.yaml",
+    ):
+        assert text in page
+    assert "16 rows only" in page  # a warning on few held-out rows
+
+
+def test_a_report_of_classes_has_calibration_and_confusion(folder) -> None:
+    page = kapsi.report.report_html(folder / "classes")
+    for text in ("Confusion matrix", "Calibration: ", "accuracy of each fold", "log odds of"):
+        assert text in page
+
+
+def test_runs_are_compared(folder) -> None:
+    page = kapsi.report.comparison_html([folder / "classes", folder / "numbers"])
+    outline(page)
+    assert "2 runs compared" in page
+    assert "The tables of the runs differ" in page
+
+
+def test_reliability_is_the_observed_share_in_bins() -> None:
+    predicted, observed, counts = reliability(np.array([0.05, 0.07, 0.95, 1.0]), np.array([0, 1, 1, 1]))
+    assert predicted == pytest.approx([0.06, 0.975])
+    assert observed == pytest.approx([0.5, 1.0])
+    assert counts == [2, 2]
+
+
+def test_html_escapes_all_but_markup() -> None:
+    assert tag("p", "<b>", tag("i", "&")) == "<p>&lt;b&gt;<i>&amp;</i></p>"
+    assert tag("a", title='"\x00') == '<a title="&quot;�"></a>'
+    assert tag("p", Markup("<b/>")) == "<p><b/></p>"
+    table = data_table(("a", "b"), [("<", 1)], right=(1,))
+    assert '<th scope="row">&lt;</th><td class="n">1</td>' in table
+
+
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (-3.0, 1e6), (1e-9, 2e-9), (5.0, 5.0)])
+def test_ticks_are_round_and_inside(ends) -> None:
+    found = charts.ticks(*ends)
+    assert 1 <= len(found) <= 6
+    assert all(ends[0] - 1e-9 <= value <= ends[1] * (1 + 1e-9) + 1e-12 for value in found)
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+def small(name="t.csv"):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    write_table(name, {"a": x[:, 0], "b": x[:, 1], "y": 3 * x[:, 0] + x[:, 1]})
+
+
+def test_a_fit_writes_its_report_unless_told_otherwise(capsys) -> None:
+    small()
+    assert main([*FIT]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "report: run/report.html"
+    assert lines[-1].startswith("r2: ")
+    assert Path("run/report.html").read_text().startswith("<!doctype html>")
+    assert main([*FIT, "--overwrite", "--no-report"]) == 0
+    assert not Path("run/report.html").exists()
+    capsys.readouterr()
+    assert main(["report", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"runs": ["run"], "report": "run/report.html"}
+    assert Path("run/report.html").exists()
+    assert kp.load_run("run").manifest["rows"] == 40  # the page is no file of the run
+    assert main(["runs", "delete", "run", "--yes"]) == 0
+    assert not Path("run").exists()
+
+
+def test_a_failing_report_is_a_note(capsys, monkeypatch) -> None:
+    small()
+
+    def fail(path):
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr(kapsi.report, "write_report", fail)
+    assert main([*FIT]) == 0
+    error = capsys.readouterr().err
+    assert "its report could not be written (ZeroDivisionError: by design); kapsi report run tries again" in error
+
+
+def test_open_opens_the_page(capsys, monkeypatch) -> None:
+    small()
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or False)
+    assert main([*FIT, "--open"]) == 0
+    assert opened == [Path("run/report.html").resolve().as_uri()]
+    assert "no browser was found" in capsys.readouterr().err
+    assert main([*FIT, "--overwrite", "--open", "--no-report"]) == 2
+    assert "--open: needs the report; leave --no-report out" in capsys.readouterr().err
+
+
+def test_several_runs_make_a_comparison(folder, capsys) -> None:
+    shutil.copytree(folder / "numbers", "first")
+    shutil.copytree(folder / "classes", "second")
+    assert main(["report", "first", "second"]) == 0
+    assert capsys.readouterr().out == "report: comparison.html\n"
+    assert main(["report", "first", "second"]) == 2
+    assert "comparison.html: exists already" in capsys.readouterr().err
+    assert main(["report", "first", "first"]) == 2
+    assert "a run is given twice" in capsys.readouterr().err
+
+
+def test_a_run_without_rows_has_a_report_without_effects(folder) -> None:
+    shutil.copytree(folder / "numbers", "old")
+    manifest = json.loads(Path("old/run.json").read_text())
+    del manifest["files"]["rows.parquet"]
+    Path("old/run.json").write_text(json.dumps(manifest))
+    page = kapsi.report.report_html("old")
+    assert "keeps no rows" in page
+    assert "Effect of" not in page
+
+
+def columns_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_are_explained(folder, capsys) -> None:
+    arguments = ["predict", str(folder / "numbers"), str(folder / "t.csv"), "--output"]
+    assert main([*arguments, "a.csv", "--explain", "--keep", "n"]) == 0
+    for row in columns_of("a.csv"):
+        parts = [float(value) for name, value in row.items() if name.startswith("contribution_")]
+        assert float(row["base"]) + sum(parts) == pytest.approx(float(row["prediction"]), abs=1e-9)
+    names = list(columns_of("a.csv")[0])
+    assert names == ["n", "prediction", "base", "contribution_n", "contribution_k", "contribution_day"]
+    arguments = ["predict", str(folder / "classes"), str(folder / "x<img onerror=1>.csv"), "--output"]
+    assert main([*arguments, "b.csv", "--explain"]) == 0
+    assert re.search(r"contributions are to the log odds of a & b|log odds of <script>", capsys.readouterr().err)
+    for row in columns_of("b.csv"):
+        parts = [float(value) for name, value in row.items() if name.startswith("contribution_")]
+        chances = [float(value) for name, value in row.items() if name.startswith("probability_")]
+        odds = np.log(chances[1] / chances[0])
+        assert float(row["base"]) + sum(parts) == pytest.approx(odds, abs=1e-6)
