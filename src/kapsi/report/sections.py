@@ -187,14 +187,7 @@ def effect_section(facts: Facts) -> Markup:
         data_table(header, rows, right=range(2, len(header)), class_="sortable importances"), "Importance of columns"
     )
     outputs = next(iter(facts.effects.values())).outputs if facts.effects else ()
-    largest = max((float(np.abs(e.values).max()) for e in facts.effects.values()), default=0.0)
-    shares = {one.column: one.share for one in facts.importances}
-    charts, flat = [], []
-    for name, effect in facts.effects.items():
-        how = tag("span", "exact" if effect.exact else "on average")
-        caption = tag("figcaption", tag("strong", short(name, 40)), how)
-        chart = tag("figure", caption, effect_chart(effect, 0.15 * largest))
-        (charts if shares[name] >= VISIBLE or len(charts) < 2 else flat).append(chart)
+    charts, flat = _effect_charts(facts)
     unit = (
         "log odds"
         if len(facts.labels) == 2
@@ -225,6 +218,20 @@ def effect_section(facts: Facts) -> Markup:
         name="effects",
         lead=lead,
     )
+
+
+def _effect_charts(facts: Facts) -> tuple[list[Markup], list[Markup]]:
+    """Return the charts of columns with a visible effect, and the others."""
+    largest = max((float(np.abs(e.values).max()) for e in facts.effects.values()), default=0.0)
+    shares = {one.column: one.share for one in facts.importances}
+    charts: list[Markup] = []
+    flat: list[Markup] = []
+    for name, effect in facts.effects.items():
+        how = tag("span", "exact" if effect.exact else "on average")
+        caption = tag("figcaption", tag("strong", short(name, 40)), how)
+        chart = tag("figure", caption, effect_chart(effect, 0.15 * largest))
+        (charts if shares[name] >= VISIBLE or len(charts) < 2 else flat).append(chart)
+    return charts, flat
 
 
 def _legend(outputs: Sequence[str]) -> Markup:
