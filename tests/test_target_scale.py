@@ -1,6 +1,7 @@
 """Transformations of a regression target, and the choice among them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,3 +93,11 @@ def test_a_skewed_target_that_is_linear_stays_plain() -> None:
     x = np.exp(X)
     y = x @ [1.0, 2.0] + np.random.default_rng(2).normal(size=400)
     assert choose_target(data_of(x, y), y, None, "y").scale.transform == "none"
+
+
+def test_rows_of_little_weight_have_little_say_in_the_choice() -> None:
+    x, random = X[:100], np.random.default_rng(2)
+    y = np.concatenate([np.exp(x @ [1.0, 0.5] + 0.1 * random.normal(size=100)), np.exp(x) @ [1.0, 2.0]])
+    weight = np.repeat([2.0, 1e-9], 100)
+    data = replace(data_of(np.concatenate([x, x]), y), weight=torch.from_numpy(weight))
+    assert choose_target(data, y, weight, "y").scale.transform in {"log", "log_link"}

@@ -51,8 +51,8 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
     """Return the transformation of a target, and the loss, whose models have the least squared error on held-out rows.
 
     Counts may take the Poisson loss, skewed positive targets a logarithm or the gamma loss, skewed targets with zeros the Tweedie
-    loss, others the transformation of Yeo and Johnson. Errors are those of predictions in the unit of the target; a change has
-    to be better than the plain target by more than one standard error, but for counts.
+    loss, others the transformation of Yeo and Johnson. Errors are those of predictions in the unit of the target, weighted as the
+    rows; a change has to be better than the plain target by more than one standard error, but for counts.
 
     Args:
         data: the rows, with a plain standardized target and the loss `mse`.
@@ -61,43 +61,53 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
         name: name of the target, for the note.
     """
     plain = TargetChoice(TargetScale.fit(y, weight), MSE(), "")
-    options = _options(y)
+    options = _options(y, weight)
     if not options:
         return plain
     rows = torch.arange(len(y)) if len(y) <= MOST_ROWS else data.folds(-(-len(y) // MOST_ROWS))[0][1]
     part, target = data.take(rows), y[rows.numpy()]
     folds = part.folds(5)
+    share = _shares(part, folds)
     errors, factors = {}, {}
     for transform, loss in (("none", MSE()), *options):
         scale = TargetScale.fit(target, None if weight is None else weight[rows.numpy()], transform)
         values = torch.from_numpy(scale.apply(target)).reshape(-1, 1)
         errors[transform, loss], factors[transform, loss] = _errors(
-            replace(part, y=values, loss=loss), folds, scale, target
+            replace(part, y=values, loss=loss), folds, scale, target, share
         )
     base = errors.pop(("none", MSE()))
-    best = min(errors, key=lambda key: float(errors[key].mean()))
+    best = min(errors, key=lambda key: float(share @ errors[key]))
     gain = base - errors[best]
-    error = float(gain.std(correction=0)) / len(gain) ** 0.5
+    mean = share @ gain
+    error = float((share.square() @ (gain - mean).square()).sqrt())
     transform, loss = best
-    if float(gain.mean()) <= (0.0 if isinstance(loss, Poisson) else error):
+    if float(mean) <= (0.0 if isinstance(loss, Poisson) else error):
         return plain
     scale = replace(TargetScale.fit(y, weight, transform))
     if transform == "log":
         scale = replace(scale, factor=factors[best])
     how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
-    note = (
-        f"the target {name!r} is fitted with {how}: {_percent(base, errors[best])} less squared error on held-out rows"
-    )
+    less = 100 * float(mean / (share @ base))
+    note = f"the target {name!r} is fitted with {how}: {less:.0f} % less squared error on held-out rows"
     return TargetChoice(scale, loss, note)
 
 
-def _options(y: Floats) -> list[tuple[Transform, Loss]]:
+def _shares(data: RecipeData, folds: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the weights of the rows with sum 1, `(rows,)`; 0 for rows that no fold holds out."""
+    held = torch.cat([test for _, test in folds])
+    share = torch.zeros(len(data.x), dtype=torch.float64)
+    share[held] = 1.0 if data.weight is None else data.weight[held]
+    return share / share.sum()
+
+
+def _options(y: Floats, weight: Floats | None) -> list[tuple[Transform, Loss]]:
     """Return transformations and losses to try beside the plain target."""
     least, most = float(y.min()), float(y.max())
     whole = most < EXACT_INTEGERS and bool((y == np.floor(y)).all())
     y = np.ldexp(y, -_exponent(y))  # cubes of huge values overflow
-    center, spread = float(y.mean()), float(y.std()) or 1.0
-    skewness = float((((y - center) / spread) ** 3).mean())
+    center = np.average(y, weights=weight)
+    spread = float(np.average((y - center) ** 2, weights=weight)) ** 0.5 or 1.0
+    skewness = float(np.average(((y - center) / spread) ** 3, weights=weight))
     options: list[tuple[Transform, Loss]] = []
     if whole and least >= 0 and most > 1:
         options.append(("log_link", Poisson()))
@@ -111,10 +121,17 @@ def _options(y: Floats) -> list[tuple[Transform, Loss]]:
 
 
 def _errors(
-    data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats
+    data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats, share: Tensor
 ) -> tuple[Tensor, float]:
-    """Return squared errors of the best quick head on held-out rows, divided by a power of two, and the correction of the mean."""
-    best, factor, exponent = None, 1.0, _exponent(y)
+    """Return squared errors of the best quick head on held-out rows, divided by a power of two, and the correction of the mean.
+
+    Args:
+        data, folds, scale: the rows, with transformed targets.
+        y: the targets in their unit.
+        share: weights of the rows; the errors of rows of weight 0 are 0.
+    """
+    best, factor, exponent, known = None, 1.0, _exponent(y), share > 0
+    weight, wanted = share[known].numpy(), np.ldexp(y[known.numpy()], -exponent)
     for kind in catalogue("recipe"):
         if not issubclass(kind, HeadRecipe):
             continue
@@ -122,17 +139,17 @@ def _errors(
             if not head.closed_form or not 0 <= head.complexity <= QUICK or head.reason_against(data) is not None:
                 continue
             outputs = head.cross_fit(data, folds).outputs
-            known = ~outputs.isnan().any(1)
             low, high = data.y.amin(), data.y.amax()
             if data.loss.log_link:  # outputs are logarithms of means
                 low, high = data.y.mean().log() - 10, high.log() + 1
             predicted = scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
-            predicted, wanted = np.ldexp(predicted, -exponent), np.ldexp(y[known.numpy()], -exponent)
+            predicted = np.ldexp(predicted, -exponent)
             ratio = 1.0
             if scale.transform == "log":
-                ratio = float(np.clip(wanted.sum() / predicted.sum(), *FACTORS))
-            errors = torch.from_numpy((ratio * predicted - wanted) ** 2)
-            if best is None or float(errors.mean()) < float(best.mean()):
+                ratio = float(np.clip((weight @ wanted) / (weight @ predicted), *FACTORS))
+            errors = torch.zeros_like(share)
+            errors[known] = torch.from_numpy((ratio * predicted - wanted) ** 2)
+            if best is None or float(share @ errors) < float(share @ best):
                 best, factor = errors, ratio
     return cast(Tensor, best), factor
 
@@ -140,7 +157,3 @@ def _errors(
 def _exponent(y: Floats) -> int:
     """Return the power of two above all targets; dividing by it is exact, and squares no longer overflow."""
     return int(np.frexp(np.abs(y).max())[1])
-
-
-def _percent(before: Tensor, after: Tensor) -> str:
-    return f"{100 * (1 - float(after.mean()) / float(before.mean())):.0f} %"
