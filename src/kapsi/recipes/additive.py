@@ -15,9 +15,9 @@ from kapsi.expansion.spline_knots import with_outer_knots
 from kapsi.function import option
 from kapsi.modules import Model
 from kapsi.recipes.base import RecipeData
-from kapsi.recipes.linear_in_parameters import LinearInParameters, columns_of
+from kapsi.recipes.linear_in_parameters import LinearInParameters, columns_of, one_layer
 from kapsi.recipes.smoothing import PenaltyBlocks, SecondMoments, evidence, penalty_matrix
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.spec import HeadSpec
 
 __all__ = ["AdditiveHead", "StepsHead"]
 
@@ -317,7 +317,6 @@ def shares(data: RecipeData) -> Tensor:
 
 def layout_model(kappa: Expansion, tensors: dict[str, Any], data: RecipeData, seed: int) -> Model:
     """Return a model of one head with an expansion and its tensors."""
-    widths = (data.x.shape[1], data.outputs)
-    model = Model(ModelSpec(widths, (LayerSpec((HeadSpec(kappa, bias=True),)),)), seed=seed, dtype=torch.float64)
-    model.check_layers("recipe")[0].check_heads("recipe")[0].assign("expansion", **tensors)
+    model, head = one_layer(HeadSpec(kappa, bias=True), data, seed)
+    head.assign("expansion", **tensors)
     return model
