@@ -1,6 +1,7 @@
 """Selection of heads on held-out rows, and the automatic model."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -170,3 +171,21 @@ def test_stages_hold_out_every_row_once_or_in_each_repetition() -> None:
         held_out = [torch.cat([test for _, test in folds]) for folds in plan]
         assert tuple(map(len, held_out)) == stages
         assert sorted(torch.cat(held_out).tolist()) == sorted(list(range(rows)) * (2 if rows == 100 else 1))
+
+
+def test_a_part_of_the_weights_is_equal_for_heads_close_to_the_best() -> None:
+    heads = [Y + scale * normal(500, 1, seed=seed) for seed, scale in ((1, 0.5), (2, 0.51), (3, 2.0))]
+    sharp = select_heads(heads, Y, None, kp.MSE(), [0, 1, 2]).weights
+    mixed = select_heads(heads, Y, None, kp.MSE(), [0, 1, 2], average=0.5).weights
+    assert mixed == pytest.approx([0.5 * w + 0.25 * near for w, near in zip(sharp, (1, 1, 0), strict=True)])
+
+
+def test_heads_left_out_of_a_repetition_are_candidates_with_their_first_outputs(monkeypatch) -> None:
+    data = RecipeData(Y[:60], Y[:60], kp.MSE(), 0, torch.ones(1, dtype=torch.bool))
+    monkeypatch.setattr(_AutoSearch, "_contenders", lambda *_: ["constant", "linear"])
+    search = _AutoSearch(Auto(heads=("linear", "additive")), data, 0, Watch())
+    plan = search._folds(data)
+    entries = search._entries(search._suited(), data, plan, torch.arange(120), (math.inf, math.inf))
+    outputs = {entry.name: entry.outputs.split(60) for entry in entries}
+    assert torch.equal(*outputs["additive"])
+    assert not torch.equal(*outputs["linear"])

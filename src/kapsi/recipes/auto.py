@@ -61,6 +61,9 @@ LEAST_ROWS = 2_000
 TIES = {"accuracy": 0.1, "explainable": 0.1, "small": 1.0, "fast": 0.5}
 """Standard errors of the paired difference of losses up to which fewer heads win."""
 
+AVERAGED = {"accuracy": 0.5, "explainable": 0.5, "small": 0.0, "fast": 0.0}
+"""Part of the weights that is equal for the heads close to the best, see `select_heads`."""
+
 SMALL = 3
 """Largest complexity of a head with `prefer="small"`: no trees, centers or networks."""
 
@@ -177,8 +180,8 @@ class _AutoSearch:
         entries = self._entries(heads, rows, plan, known, (start, used))
         outputs = [_bounded(entry.outputs, rows) for entry in entries]
         complexity = [entry.recipe.complexity for entry in entries]
-        tie = TIES[self.auto.prefer]
-        chosen = select_heads(outputs, y, weight, rows.loss, complexity, tie)
+        prefer = self.auto.prefer
+        chosen = select_heads(outputs, y, weight, rows.loss, complexity, TIES[prefer], AVERAGED[prefer])
         model, seconds = self._fitted(entries, chosen.weights)
         stacked = replace(rows, x=rows.x[:0], y=y, weight=weight)
         board = []
@@ -313,6 +316,7 @@ class _AutoSearch:
         """
         chosen = dict(heads)
         parts: dict[str, list[CrossFit]] = {name: [] for name in heads}
+        once: dict[str, HeadRecipe] = {}
         for number, folds in enumerate(plan):
             for count, name in enumerate(list(chosen)):
                 # CPU seconds where they are fewer: other programs on the machine leave the choice of heads as it is.
@@ -330,13 +334,16 @@ class _AutoSearch:
                 chosen[name] = part.recipe if len(folds) > 1 else chosen[name].narrowed(part.recipe)
             if number < len(plan) - 1:
                 contenders = self._contenders({name: parts[name][0].outputs for name in chosen}, chosen, rows, folds)
-                dropped = set(chosen) - set(contenders)
-                where = "fold" if len(folds) == 1 else "folds"
-                self.skipped |= {name: f"left out: no gain on the first {where}" for name in chosen if name in dropped}
+                others = {name: head for name, head in chosen.items() if name not in contenders}
+                if len(folds) > 1:  # their outputs for these rows stand for those of the other repetitions
+                    once |= others
+                else:
+                    self.skipped |= {name: "left out: no gain on the first fold" for name in others}
                 chosen = {name: chosen[name] for name in contenders}
         entries = []
-        for name, recipe in chosen.items():
-            outputs = torch.cat([part.outputs for part in parts[name]])[known]
+        for name, recipe in (chosen | once).items():
+            repeated = parts[name] + parts[name][-1:] * (len(plan) - len(parts[name]))
+            outputs = torch.cat([part.outputs for part in repeated])[known]
             entries.append(_Compared(name, recipe, outputs, sum(part.seconds for part in parts[name])))
         return entries
 

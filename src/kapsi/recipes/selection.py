@@ -20,6 +20,9 @@ STEPS = 30
 NEAR_BEST = 3
 """Most heads in the average that selection starts from."""
 
+SIMILAR, MOST_SIMILAR = 2.0, 5
+"""Standard errors between the best head and heads that the rows do not tell from it, and the number of such heads, at most."""
+
 LEAST_GAIN = 1e-4
 """Relative decrease of the loss that justifies another step."""
 
@@ -78,13 +81,20 @@ class _Losses:
 
 
 def select_heads(
-    outputs: Sequence[Tensor], y: Tensor, weight: Tensor | None, loss: Loss, complexity: Sequence[int], tie: float = 0.0
+    outputs: Sequence[Tensor],
+    y: Tensor,
+    weight: Tensor | None,
+    loss: Loss,
+    complexity: Sequence[int],
+    tie: float = 0.0,
+    average: float = 0.0,
 ) -> Selected:
     """Return weights of heads whose sum has a low loss on held-out rows.
 
     Greedy selection with replacement, starting from the average of up to three heads within one standard error of the best;
     then heads are left out, the most complex first, while the loss rises by no more than `tie` standard errors of the paired
-    difference. Logits get a common scale, drawn toward 1.
+    difference. A part of the weights is that of an average of similar heads: few rows favor heads by chance, such as those that
+    are too sure of rows that all heads get right. Logits get a common scale, drawn toward 1.
 
     Args:
         outputs: outputs of each head for the same rows, `(rows, n)`.
@@ -93,6 +103,7 @@ def select_heads(
         loss: the loss.
         complexity: order of simplicity of each head.
         tie: number of standard errors that count as a tie.
+        average: the part of the weights, 0 to 1, that is equal for the heads within two standard errors of the best, at most five.
 
     Source: Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models (2004).
 
@@ -115,6 +126,9 @@ def select_heads(
         if values[first] < best - LEAST_GAIN * abs(best):
             best, chosen = values[first], counts
     weights = _fewer(losses, _shares(chosen), complexity, tie)
+    if average:
+        equal = _shares(_near_best(losses, complexity, SIMILAR, MOST_SIMILAR)[0])
+        weights = [(1 - average) * w + average * e for w, e in zip(weights, equal, strict=True)]
     scale = _scale(losses, weights) if loss.classes else 1.0
     weights = [scale * w for w in weights]
     return Selected(tuple(weights), losses.mean(losses.of(weights)))
@@ -125,17 +139,23 @@ def _shares(counts: Sequence[int]) -> list[float]:
     return [count / total for count in counts]
 
 
-def _start(losses: _Losses, complexity: Sequence[int]) -> list[int]:
-    """Return a count of 1 for the best heads, at most three: those within one standard error of the best."""
+def _near_best(losses: _Losses, complexity: Sequence[int], errors: float, most: int) -> tuple[list[int], int]:
+    """Return a count of 1 for heads within some standard errors of the best, and the position of the best."""
     heads = len(losses.outputs)
     rows = [losses.of([float(i == j) for j in range(heads)]) for i in range(heads)]
     means = [losses.mean(values) for values in rows]
     order = sorted(range(heads), key=lambda i: (means[i], complexity[i]))
-    near = [i for i in order if means[i] - means[order[0]] <= losses.error(rows[i] - rows[order[0]])]
-    chosen = near[:NEAR_BEST] or order[:1]
-    best = [int(i == order[0]) for i in range(heads)]
-    average = [int(i in chosen) for i in range(heads)]
-    return average if losses.mean(losses.of(_shares(average))) <= means[order[0]] else best
+    best = order[0]
+    near = [i for i in order if means[i] - means[best] <= errors * losses.error(rows[i] - rows[best])]
+    chosen = near[:most] or [best]
+    return [int(i in chosen) for i in range(heads)], best
+
+
+def _start(losses: _Losses, complexity: Sequence[int]) -> list[int]:
+    """Return a count of 1 for the best heads, at most three: those within one standard error of the best."""
+    average, first = _near_best(losses, complexity, 1.0, NEAR_BEST)
+    best = [int(i == first) for i in range(len(average))]
+    return average if losses.mean(losses.of(_shares(average))) <= losses.mean(losses.of(_shares(best))) else best
 
 
 def _fewer(losses: _Losses, weights: list[float], complexity: Sequence[int], tie: float) -> list[float]:
