@@ -338,7 +338,7 @@ class _AutoSearch:
                 if len(folds) > 1:  # their outputs for these rows stand for those of the other repetitions
                     once |= others
                 else:
-                    self.skipped |= {name: "left out: no gain on the first fold" for name in others}
+                    self.skipped |= dict.fromkeys(others, "left out: no gain on the first fold")
                 chosen = {name: chosen[name] for name in contenders}
         entries = []
         for name, recipe in (chosen | once).items():

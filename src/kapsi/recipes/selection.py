@@ -103,7 +103,8 @@ def select_heads(
         loss: the loss.
         complexity: order of simplicity of each head.
         tie: number of standard errors that count as a tie.
-        average: the part of the weights, 0 to 1, that is equal for the heads within two standard errors of the best, at most five.
+        average: the part of the weights, 0 to 1, that is equal for the heads within two standard errors of the best and within
+            twice its loss, at most five.
 
     Source: Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models (2004).
 
@@ -140,13 +141,15 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def _near_best(losses: _Losses, complexity: Sequence[int], errors: float, most: int) -> tuple[list[int], int]:
-    """Return a count of 1 for heads within some standard errors of the best, and the position of the best."""
+    """Return a count of 1 for heads within some standard errors of the best, and within twice its loss, and its position."""
     heads = len(losses.outputs)
     rows = [losses.of([float(i == j) for j in range(heads)]) for i in range(heads)]
     means = [losses.mean(values) for values in rows]
     order = sorted(range(heads), key=lambda i: (means[i], complexity[i]))
     best = order[0]
-    near = [i for i in order if means[i] - means[best] <= errors * losses.error(rows[i] - rows[best])]
+    # Errors of a nearly exact head are those of few rows: standard errors are large beside them.
+    near = [i for i in order if means[i] - means[best] <= abs(means[best])]
+    near = [i for i in near if means[i] - means[best] <= errors * losses.error(rows[i] - rows[best])]
     chosen = near[:most] or [best]
     return [int(i in chosen) for i in range(heads)], best
 
