@@ -1,0 +1,37 @@
+"""Pictures: functions of the catalogue, and effects, errors and training of models.
+
+matplotlib is imported on demand; install with `pip install 'kapsi[plot]'`. No function opens a window.
+"""
+
+from kapsi.plots.catalogue import STYLE, Curves, Maps, _matplotlib, drawable, function, picture, save
+from kapsi.plots.models import (
+    calibration,
+    confusion_matrix,
+    effect,
+    importances,
+    learning_curves,
+    pair_effect,
+    precision_recall,
+    residuals,
+    roc,
+)
+
+__all__ = [
+    "STYLE",
+    "Curves",
+    "Maps",
+    "_matplotlib",
+    "calibration",
+    "confusion_matrix",
+    "drawable",
+    "effect",
+    "function",
+    "importances",
+    "learning_curves",
+    "pair_effect",
+    "picture",
+    "precision_recall",
+    "residuals",
+    "roc",
+    "save",
+]

@@ -1,0 +1,325 @@
+"""Pictures of models: effects of columns, errors on held-out rows, training. Each function returns the axes it drew on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kapsi.errors import DataError
+from kapsi.plots.catalogue import STYLE, _figure, _matplotlib
+from kapsi.training.records import Epoch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kapsi.interpret import Effect, Importance, PairEffect
+
+__all__ = [
+    "calibration",
+    "confusion_matrix",
+    "effect",
+    "importances",
+    "learning_curves",
+    "pair_effect",
+    "precision_recall",
+    "residuals",
+    "roc",
+]
+
+ACCENT, SOFT = "#2b5fc7", "#9aa5b1"
+MOST_LINES, MOST_LEVELS, MOST_POINTS = 6, 20, 2000
+
+
+def _drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.2)) -> Axes:
+    """Draw on given or new axes, in the style of kapsi."""
+    matplotlib = _matplotlib()
+    with matplotlib.rc_context(STYLE):
+        axes = _figure(matplotlib, 1, size)[0] if ax is None else ax
+        draw(axes)
+    return axes  # type: ignore[no-any-return]
+
+
+def effect(shown: Effect, ax: Axes | None = None) -> Axes:
+    """Draw the effect of a column: a line with band and density, or a dot for each category.
+
+    Args:
+        shown: an effect of `kp.interpret.effects`.
+        ax: axes to draw on; None for a new figure.
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> model = kp.Model(kp.rpn([2, 1], expansion=kp.Taylor(2)), seed=0)
+        >>> effects = kp.interpret.effects(model, torch.rand(50, 2))
+        >>> kp.plots.effect(effects["x1"]).get_xlabel()
+        'x1'
+    """
+    return _drawn(ax, lambda axes: _levels(axes, shown) if shown.levels else _curve(axes, shown))
+
+
+def _curve(axes: Any, shown: Effect) -> None:
+    x: Any = shown.points
+    bins: Any = shown.bins
+    if shown.kind == "date":
+        x, bins = ([_day(value) for value in part] for part in (shown.points, shown.bins))
+    for i, name in enumerate(shown.outputs[:MOST_LINES]):
+        color = ACCENT if len(shown.outputs) == 1 else f"C{i}"
+        axes.plot(x, shown.values[:, i], color=color, label=name)
+        axes.fill_between(x, shown.low[:, i], shown.high[:, i], color=color, alpha=0.15, linewidth=0)
+    density = axes.inset_axes([0, 0, 1, 0.12], sharex=axes)
+    density.stairs(shown.counts, bins, fill=True, color=SOFT, alpha=0.5)
+    density.axis("off")
+    axes.axhline(0, color=SOFT, linewidth=0.6, zorder=0)
+    unit = f" ({shown.unit})" if shown.unit else ""
+    axes.set(xlabel=f"{shown.column}{unit}", ylabel=shown.outputs[0] if len(shown.outputs) == 1 else "effect")
+    if len(shown.outputs) > 1:
+        axes.legend()
+
+
+def _day(seconds: float) -> datetime.datetime:
+    return datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=float(seconds))
+
+
+def _levels(axes: Any, shown: Effect) -> None:
+    order = np.argsort(-shown.counts, kind="stable")[:MOST_LEVELS]
+    order = order[np.argsort(shown.values[order, 0], kind="stable")]
+    place = np.arange(len(order))
+    for i, name in enumerate(shown.outputs[:MOST_LINES]):
+        color = ACCENT if len(shown.outputs) == 1 else f"C{i}"
+        axes.hlines(place, shown.low[order, i], shown.high[order, i], color=color, alpha=0.4)
+        axes.plot(shown.values[order, i], place, "o", color=color, label=name)
+    axes.axvline(0, color=SOFT, linewidth=0.6, zorder=0)
+    axes.set_yticks(place, [shown.levels[i] for i in order])
+    axes.set(xlabel=shown.outputs[0] if len(shown.outputs) == 1 else "effect", ylabel=shown.column)
+    if len(shown.outputs) > 1:
+        axes.legend()
+
+
+def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -> Axes:
+    """Draw the interaction of two columns as colors.
+
+    Args:
+        shown: an interaction of `kp.interpret.interactions`.
+        ax: axes to draw on; None for a new figure.
+        output: position of the output.
+    """
+
+    def draw(axes: Any) -> None:
+        values = shown.values[..., output].T
+        largest = float(np.abs(values).max()) or 1.0
+        mesh = axes.imshow(values, origin="lower", aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest)
+        for axis, points, levels in zip((axes.xaxis, axes.yaxis), shown.points, shown.levels, strict=True):
+            marks = np.unique(np.linspace(0, len(points) - 1, min(5, len(points))).round().astype(int))
+            axis.set_ticks(marks, [levels[i] if levels else f"{points[i]:.3g}" for i in marks])
+        axes.figure.colorbar(mesh, ax=axes, label=shown.outputs[output])
+        axes.set(xlabel=shown.columns[0], ylabel=shown.columns[1])
+
+    return _drawn(ax, draw)
+
+
+def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: int = 20) -> Axes:
+    """Draw the share of each column in the variance of the predictions as bars, the largest at the top.
+
+    Args:
+        shown: importances of `kp.interpret.importances`.
+        ax: axes to draw on; None for a new figure.
+        most: maximum number of columns.
+    """
+    bars = list(shown[:most])[::-1]
+
+    def draw(axes: Any) -> None:
+        axes.barh([one.column for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)
+        axes.set(xlabel="share of the variance of the predictions")
+
+    return _drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def residuals(y: npt.ArrayLike, predicted: npt.ArrayLike, ax: Axes | None = None) -> Axes:
+    """Draw target minus prediction against the prediction.
+
+    Args:
+        y: targets, (rows,).
+        predicted: predictions, (rows,).
+        ax: axes to draw on; None for a new figure.
+
+    Raises:
+        DataError: different numbers of rows.
+    """
+    target, p = _pair(y, predicted, "residuals")
+
+    def draw(axes: Any) -> None:
+        axes.scatter(p[:MOST_POINTS], (target - p)[:MOST_POINTS], s=8, color=ACCENT, alpha=0.5, linewidths=0)
+        axes.axhline(0, color=SOFT, linewidth=0.8)
+        axes.set(xlabel="prediction", ylabel="target − prediction")
+
+    return _drawn(ax, draw)
+
+
+def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None, *, bins: int = 10) -> Axes:
+    """Draw the observed share of a class against its predicted probability, in bins of equal width.
+
+    Args:
+        y: whether a row is of the class, (rows,).
+        probability: predicted probability of the class, (rows,).
+        ax: axes to draw on; None for a new figure.
+        bins: number of bins.
+
+    Raises:
+        DataError: different numbers of rows.
+    """
+    hit, p = _pair(y, probability, "calibration")
+    place = np.minimum((p * bins).astype(int), bins - 1)
+    counts = np.bincount(place, minlength=bins)
+    used = counts > 0
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.8, linestyle="--")
+        shares = [np.bincount(place, values, bins)[used] / counts[used] for values in (p, hit)]
+        axes.plot(*shares, "o-", color=ACCENT)
+        axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
+
+    return _drawn(ax, draw, (3.6, 3.4))
+
+
+def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None = None) -> Axes:
+    """Draw the number of rows of each class, by predicted class; shades are shares of the class.
+
+    Args:
+        y: labels, (rows,).
+        predicted: predicted labels, (rows,).
+        ax: axes to draw on; None for a new figure.
+
+    Raises:
+        DataError: different numbers of rows.
+    """
+    true, chosen = list(y), list(predicted)
+    if len(true) != len(chosen) or not true:
+        raise DataError(f"confusion_matrix: expected equally many labels, got {len(true)} and {len(chosen)}")
+    labels = sorted({*true, *chosen}, key=str)
+    code = {label: i for i, label in enumerate(labels)}
+    counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
+    np.add.at(counts, ([code[a] for a in true], [code[b] for b in chosen]), 1)
+
+    def draw(axes: Any) -> None:
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for (i, j), count in np.ndenumerate(counts):
+            axes.text(j, i, f"{count:,}", ha="center", va="center", color="white" if shares[i, j] > 0.6 else "black")
+        axes.set_xticks(range(len(labels)), list(map(str, labels)))
+        axes.set_yticks(range(len(labels)), list(map(str, labels)))
+        axes.set(xlabel="predicted class", ylabel="class")
+
+    side = 1.8 + 0.5 * len(labels)
+    return _drawn(ax, draw, (side, side))
+
+
+def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
+    """Draw the true positive rate against the false positive rate over all thresholds; the title has the area.
+
+    Args:
+        y: whether a row is of the class, (rows,).
+        probability: predicted probability of the class, (rows,).
+        ax: axes to draw on; None for a new figure.
+
+    Raises:
+        DataError: different numbers of rows, or rows of a single class.
+    """
+    true, false = _above_thresholds(y, probability, "roc")
+    x, height = false / false[-1], true / true[-1]
+    area = float(np.trapezoid(height, x))
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.8, linestyle="--")
+        axes.plot(x, height, color=ACCENT)
+        axes.set(xlabel="false positive rate", ylabel="true positive rate", title=f"AUC {area:.4f}")
+
+    return _drawn(ax, draw, (3.6, 3.4))
+
+
+def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
+    """Draw precision against recall over all thresholds; the title has the average precision.
+
+    Args:
+        y, probability, ax: see `roc`.
+
+    Raises:
+        DataError: different numbers of rows, or rows of a single class.
+    """
+    true, false = _above_thresholds(y, probability, "precision_recall")
+    precision, recall = true[1:] / (true[1:] + false[1:]), true[1:] / true[-1]
+    average = float(np.sum(np.diff(recall, prepend=0.0) * precision))
+
+    def draw(axes: Any) -> None:
+        axes.step(recall, precision, where="pre", color=ACCENT)
+        axes.axhline(true[-1] / (true[-1] + false[-1]), color=SOFT, linewidth=0.8, linestyle="--")
+        axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1.02), title=f"average precision {average:.4f}")
+
+    return _drawn(ax, draw, (3.6, 3.4))
+
+
+def _pair(y: npt.ArrayLike, other: npt.ArrayLike, where: str) -> tuple[Any, Any]:
+    first, second = np.ravel(np.asarray(y, dtype=np.float64)), np.ravel(np.asarray(other, dtype=np.float64))
+    if len(first) != len(second) or not len(first):
+        raise DataError(f"{where}: expected two arrays of equal length, got {len(first)} and {len(second)} values")
+    return first, second
+
+
+def _above_thresholds(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
+    """Return numbers of rows of the class and of other rows with at least each probability, from none to all."""
+    hit, p = _pair(y, probability, where)
+    if hit.min() == hit.max():
+        raise DataError(f"{where}: all rows are of one class; give rows of the class and others")
+    order = np.argsort(-p, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(p[order])), len(p) - 1)
+    true = np.cumsum(hit[order] > 0)[ends]
+    return np.append(0, true), np.append(0, ends + 1 - true)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def learning_curves(epochs: str | Path | Iterable[Epoch], ax: Axes | None = None) -> Axes:
+    """Draw the losses of training and validation over the epochs.
+
+    Args:
+        epochs: records of a fit, such as `kp.fit(…)` returns; or a run folder, whose last part is drawn.
+        ax: axes to draw on; None for a new figure.
+
+    Raises:
+        DataError: no epochs, as in a run of the automatic model.
+    """
+    if isinstance(epochs, str | Path):
+        from kapsi.training.run_folder import read_run
+
+        log = read_run(epochs, ("metrics.jsonl",))[1].get("metrics.jsonl", b"").decode(errors="replace")
+        entries = [entry for entry in map(json.loads, log.splitlines()) if entry.get("event") == "epoch"]
+        entries = [entry for entry in entries if entry["part"] == entries[-1]["part"]]
+        losses = [entry["loss"] for entry in entries]
+        validation = [entry.get("validation_loss") for entry in entries]
+    else:
+        records = list(epochs)
+        losses, validation = [one.loss for one in records], [one.validation_loss for one in records]
+    if not losses:
+        raise DataError(
+            "learning_curves: there are no epochs; a model in closed form, or the automatic model, has none"
+        )
+
+    def draw(axes: Any) -> None:
+        x = np.arange(1, len(losses) + 1)
+        axes.plot(x, losses, color=ACCENT, label="training")
+        if any(value is not None for value in validation):
+            axes.plot(x, [np.nan if v is None else v for v in validation], color="#d9730d", label="validation")
+            axes.legend()
+        if min(losses) > 0:
+            axes.set_yscale("log")
+        axes.set(xlabel="epoch", ylabel="loss")
+
+    return _drawn(ax, draw)

@@ -1,0 +1,85 @@
+"""Pictures of effects, errors and training: what the axes show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+import kapsi as kp
+from kapsi.training.records import Epoch
+
+pytest.importorskip("matplotlib")
+ROWS = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+MODEL = kp.Model(kp.rpn([2, 1], expansion=kp.Taylor(2)), seed=0)
+RNG = np.random.default_rng(0)
+Y, P = RNG.random(80) > 0.6, RNG.random(80).round(1)
+
+
+def test_an_effect_is_its_curve_with_its_band() -> None:
+    shown = kp.interpret.effects(MODEL, ROWS)["x2"]
+    axes = kp.plots.effect(shown)
+    assert axes.lines[0].get_ydata() == pytest.approx(shown.values[:, 0])
+    assert axes.get_xlabel() == "x2"
+    assert kp.plots.effect(shown, ax=axes) is axes
+
+
+def test_categories_are_dots_in_order() -> None:
+    one = np.array([[1.0], [-2.0], [0.5]])
+    counts = np.array([5, 4, 3])
+    shown = kp.interpret.Effect(
+        "k", "category", "", ("y",), np.arange(3.0), ("a", "b", "c"), one, one, one, counts, np.empty(0)
+    )
+    axes = kp.plots.effect(shown)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "c", "a"]
+    assert axes.lines[0].get_xdata().tolist() == [-2.0, 0.5, 1.0]
+
+
+def test_a_pair_effect_is_its_values() -> None:
+    (pair,) = kp.interpret.interactions(MODEL, ROWS)
+    axes = kp.plots.pair_effect(pair)
+    assert np.array_equal(axes.images[0].get_array(), pair.values[..., 0].T)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == pair.columns
+
+
+def test_importances_are_bars_with_the_largest_at_the_top() -> None:
+    shown = kp.interpret.importances(MODEL, ROWS)
+    bars = kp.plots.importances(shown).patches
+    assert [bar.get_width() for bar in bars] == [one.share for one in shown[::-1]]
+
+
+def test_residuals_are_target_minus_prediction() -> None:
+    (dots,) = kp.plots.residuals([1.0, 3.0], [2.0, 2.5]).collections
+    assert dots.get_offsets().tolist() == [[2.0, -1.0], [2.5, 0.5]]
+    with pytest.raises(kp.DataError, match="equal length, got 2 and 1"):
+        kp.plots.residuals([1.0, 3.0], [2.0])
+
+
+def test_calibration_has_observed_shares() -> None:
+    _, curve = kp.plots.calibration([0, 1, 1, 1], [0.05, 0.07, 0.95, 1.0]).lines
+    assert curve.get_xdata() == pytest.approx([0.06, 0.975])
+    assert curve.get_ydata() == pytest.approx([0.5, 1.0])
+
+
+def test_a_confusion_matrix_has_numbers_of_rows() -> None:
+    axes = kp.plots.confusion_matrix(["a", "a", "b"], ["a", "b", "b"])
+    assert [text.get_text() for text in axes.texts] == ["1", "1", "0", "1"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
+
+
+def test_areas_are_those_of_scikit_learn() -> None:
+    assert kp.plots.roc(Y, P).get_title() == f"AUC {roc_auc_score(Y, P):.4f}"
+    assert kp.plots.precision_recall(Y, P).get_title() == f"average precision {average_precision_score(Y, P):.4f}"
+    with pytest.raises(kp.DataError, match="all rows are of one class"):
+        kp.plots.roc([1, 1], [0.5, 0.6])
+
+
+def test_learning_curves_are_losses() -> None:
+    names = Epoch._fields
+    records = [Epoch(**{**dict.fromkeys(names, 0), "loss": loss, "validation_loss": 2 * loss}) for loss in (1.0, 0.5)]
+    training, validation = kp.plots.learning_curves(records).lines
+    assert training.get_ydata().tolist() == [1.0, 0.5]
+    assert validation.get_ydata().tolist() == [2.0, 1.0]
+    with pytest.raises(kp.DataError, match="no epochs"):
+        kp.plots.learning_curves([])
