@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,38 @@ def test_effects_of_friedman_1_are_the_true_components(tmp_path) -> None:
         true = terms.get(name, np.zeros_like)(x[:, i])
         error = effect.at(x[:, i])[:, 0] - (true - true.mean())
         assert abs(error).max() < 0.05 * y.std(), name
+
+
+def test_texts_and_images_have_importances_and_contributions(tmp_path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    words = ["good", "bad", "movie", "film", "plot", "actor"]
+    texts = [" ".join(rng.choice(words, 6)) for _ in range(80)]
+    label = ["yes" if text.count("good") > text.count("bad") else "no" for text in texts]
+    numbers = rng.random(80)
+    recipe = Auto(heads=("text_linear", "linear"))
+    pq.write_table(pa.table({"text": texts, "n": numbers, "y": label}), tmp_path / "texts.parquet")
+    fit_table(tmp_path / "texts.parquet", RunConfig(TableConfig("y"), recipe=recipe), tmp_path / "texts")
+    run = kp.load_run(tmp_path / "texts")
+    assert kp.interpret.importances(run)[0].column == "text"
+    assert list(kp.interpret.effects(run)) == ["n"]
+    found = kp.interpret.contributions(run, {"text": texts[:3], "n": numbers[:3]})
+    assert found.base + found.values.sum(1) == pytest.approx(found.predictions, abs=1e-9)
+
+    def png(level):
+        file = io.BytesIO()
+        image.fromarray(np.full((4, 4), level, dtype=np.uint8)).save(file, "PNG")
+        return file.getvalue()
+
+    levels = rng.integers(0, 255, 40)
+    pictures = [png(level) for level in levels]
+    pq.write_table(pa.table({"image": pictures, "y": levels > 100}), tmp_path / "images.parquet")
+    fit_table(
+        tmp_path / "images.parquet",
+        RunConfig(TableConfig("y"), recipe=Auto(heads=("image_linear",))),
+        tmp_path / "images",
+    )
+    kept = kp.load_run(tmp_path / "images").rows
+    shown = [picture.ravel()[0] for picture in kept.table.columns["image"].values]
+    assert shown == levels[kept.numbers - 1].tolist()

@@ -96,7 +96,7 @@ def effects(model: Any, rows: Any = None, *, columns: Sequence[str] | None = Non
     """Return the effect of each column on the prediction, by name.
 
     For regressions in the unit of the target; for two classes on the log odds of the second; for several classes on the logits
-    minus their mean. Texts have no effects of this kind.
+    minus their mean. Texts and images have no effects of this kind.
 
     Args:
         model: a run of `kp.load_run`, a fitted estimator, or a `kp.Model`.

@@ -199,8 +199,8 @@ def interactions(
 
 
 def interactions_of(seen: View, positions: Sequence[int], most: int = 4, seed: int = 0) -> list[PairEffect]:
-    """Return the strongest interactions among the first columns of a list, without texts."""
-    positions = [p for p in positions if seen.columns[p].kind != "text"][:PAIR_COLUMNS]
+    """Return the strongest interactions among the first columns of a list, without texts and images."""
+    positions = [p for p in positions if seen.columns[p].kind not in ("text", "image")][:PAIR_COLUMNS]
     rng = np.random.default_rng([seed, 2])
     rows = rng.permutation(seen.rows)[:PAIR_ROWS]
     if len(rows) < 2:

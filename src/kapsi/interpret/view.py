@@ -11,6 +11,7 @@ import torch
 
 from kapsi.data.tabular import Column, Table, TableProblem, table_of
 from kapsi.data.tabular.encoders import NumberColumn
+from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import Floats, Ints, label_text
 from kapsi.errors import DataError, check_integer
@@ -19,7 +20,7 @@ from kapsi.tables.model import TableModel
 from kapsi.tables.run_folder import LoadedRun
 from kapsi.training.prediction import predict
 
-Kind: TypeAlias = Literal["number", "category", "date", "text"]
+Kind: TypeAlias = Literal["number", "category", "date", "text", "image"]
 MOST_ROWS = 1000
 """Rows of a background; more are sampled."""
 
@@ -30,7 +31,7 @@ class ColumnView:
 
     Args:
         name: name of the column.
-        kind: `number`, `category` (also booleans), `date` or `text`.
+        kind: `number`, `category` (also booleans), `date`, `text` or `image`.
         inputs: positions among the inputs of the model.
         column: the values of the rows.
         encoder: maps values to inputs; None for an input of a model without a table.
@@ -177,6 +178,7 @@ def of_table(
     inputs = model.preprocessing.transform(table)
     columns, end = [], 0
     terms = len(model.preprocessing.dense_names())
+    pixels = terms + sum(len(text.counts) for text in model.preprocessing.texts)
     for encoder in model.preprocessing.columns:
         width, column = len(encoder.names()), table.columns[encoder.name]
         indices = np.arange(end, end + width)
@@ -186,6 +188,9 @@ def of_table(
             count = len(encoder.counts)
             indices, terms = np.append(indices, np.arange(terms, terms + count)), terms + count
             kind = "text"
+        elif isinstance(encoder, ImageColumn):
+            indices, pixels = np.append(indices, np.arange(pixels, pixels + encoder.count)), pixels + encoder.count
+            kind = "image"
         elif encoder.wanted != "numeric":
             kind = "date" if encoder.wanted == "date" else "category"
         columns.append(ColumnView(encoder.name, kind, indices, column, encoder, getattr(encoder, "unit", "")))

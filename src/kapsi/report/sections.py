@@ -261,14 +261,16 @@ def pair_section(facts: Facts) -> Markup:
 
 def column_section(facts: Facts) -> Markup:
     """Return the columns of the model."""
-    kinds = {"numeric": "number", "categorical": "category", "date": "date", "text": "text"}
+    kinds = {"numeric": "number", "categorical": "category"}
     rows = []
     for encoder in facts.model.preprocessing.columns[:200]:
         column = facts.kept.table.columns[encoder.name] if facts.kept is not None else None
         values, lost = "", ""
         if column is not None:
             lost = f"{100 * float(column.missing.mean()):.1f} %"
-            if column.kind == "text":
+            if column.kind == "image":
+                values = "images"
+            elif column.kind == "text":
                 values = f"{len(column.coded()[1]):,} distinct"
             elif column.kind != "date" and not column.missing.all():
                 values = f"{figure(float(np.nanmin(column.numbers)))} to {figure(float(np.nanmax(column.numbers)))}"
@@ -391,6 +393,8 @@ def _value(column: Any, place: int) -> str:
     value = column.values[place]
     if column.missing[place]:
         return "(missing)"
+    if column.kind == "image":
+        return "(image)"
     if column.kind == "date":
         return str(np.datetime64(int(value), "s"))
     return short(str(value), LONGEST_VALUE) if column.kind == "text" else figure(float(value))

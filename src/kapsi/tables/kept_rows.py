@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["KeptRows", "keep_rows", "row_errors"]
 
 FILE = "rows.parquet"
-MOST_ROWS, MOST_TEXTS, MOST_VALUES, MOST_COLUMNS = 1000, 200, 2**19, 2000
-"""Maximum rows of a table, of a table of texts; maximum values; tables of more columns keep no rows."""
+MOST_ROWS, MOST_LARGE, MOST_VALUES, MOST_COLUMNS = 1000, 200, 2**19, 2000
+"""Maximum rows of a table, of a table of texts or images; maximum values; tables of more columns keep no rows."""
 WORST = 10
 """Rows with the largest errors that are kept in addition."""
 
@@ -56,7 +56,9 @@ class KeptRows:
             columns: dict[str, Column] = {}
             for encoder in model.preprocessing.columns:
                 values = table[f"x:{encoder.name}"].combine_chunks()
-                if pa.types.is_string(values.type) or encoder.wanted not in ("numeric", "date"):
+                if encoder.wanted == "image":
+                    columns[encoder.name] = Column("image", _images(values.to_pylist()))
+                elif pa.types.is_string(values.type) or encoder.wanted not in ("numeric", "date"):
                     words = np.array(values.cast(pa.string()).to_pylist(), dtype=object)
                     columns[encoder.name] = Column("text", words, free=encoder.wanted == "text")
                 else:
@@ -74,6 +76,15 @@ class KeptRows:
     def take(self, rows: Ints) -> KeptRows:
         """Return a selection of the rows."""
         return KeptRows(self.table.take(rows), self.y[rows], self.held_out[rows], self.numbers[rows])
+
+
+def _images(entries: list[Any]) -> Any:
+    """Return images from their shapes and bytes, None for missing ones."""
+    images = np.empty(len(entries), dtype=object)
+    for i, entry in enumerate(entries):
+        if entry is not None:
+            images[i] = np.frombuffer(entry["pixels"], np.uint8).reshape(entry["shape"])
+    return images
 
 
 def _floats(values: Any) -> Floats:
@@ -100,7 +111,8 @@ def keep_rows(
     if not names or len(names) > MOST_COLUMNS:
         return
     count = len(problem.y)
-    most = MOST_TEXTS if any(problem.features.columns[name].free for name in names) else MOST_ROWS
+    large = any(encoder.wanted in ("text", "image") for encoder in model.preprocessing.columns)
+    most = MOST_LARGE if large else MOST_ROWS
     size = min(count, most, max(50, MOST_VALUES // len(names)))
     rows = np.random.default_rng(seed).permutation(count)[:size]
     scored = np.flatnonzero(fold_of >= 0)
@@ -118,6 +130,11 @@ def _stored(column: Column) -> Any:
     """Return the values of a column for a file."""
     if column.kind == "boolean":
         return [None if value != value else bool(value) for value in column.numbers.tolist()]
+    if column.kind == "image":
+        return [
+            {"shape": list(image.shape), "pixels": image.tobytes()} if isinstance(image, np.ndarray) else None
+            for image in column.values
+        ]
     return column.values
 
 
