@@ -14,9 +14,10 @@ import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import Column, Preprocessing, Table
 from kapsi.data.tabular.pictures import image_column
-from kapsi.recipes import Auto, ImageLinearHead, ImageProductsHead, RecipeData
+from kapsi.recipes import Auto, ImageLinearHead, ImagePatchesHead, ImageProductsHead, RecipeData
 from kapsi.recipes.base import held_out_scores
 from kapsi.recipes.image_linear import channel_scale
+from kapsi.recipes.image_patches import _PatchFeatures
 from kapsi.training.augmentation import moved, shifted
 
 SIDE = 8
@@ -50,6 +51,7 @@ def real(data: RecipeData) -> RecipeData:
 
 
 SMALL = ImageProductsHead(width=16, epochs=40)
+PATCHES = ImagePatchesHead(filters=8, size=3)
 
 
 def test_the_linear_head_is_ridge_regression() -> None:
@@ -72,7 +74,7 @@ def test_channels_have_scales_of_their_own() -> None:
     torch.testing.assert_close(scale, torch.tensor([125.0**0.5, 125.0**0.5, 1.0, 1.0]))
 
 
-@pytest.mark.parametrize("head", [ImageLinearHead(), SMALL], ids=["linear", "products"])
+@pytest.mark.parametrize("head", [ImageLinearHead(), SMALL, PATCHES], ids=["linear", "products", "patches"])
 def test_held_out_rows_are_learned(head) -> None:
     data = rows_of()
     assert held_out_scores(head.cross_fit(data, data.folds(2)[:1]).outputs, data)[1] > 0.95
@@ -87,6 +89,29 @@ def test_a_fit_is_determined_by_the_seed() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_fit_of_patches_has_the_outputs_of_its_path() -> None:
+    data = rows_of(60)
+    features = _PatchFeatures(PATCHES.kappa(data), data)
+    matrix, bias = features.coefficients(next(iter(features.path([1.0]))))
+    assert features.x.shape == (60, 2 * 8 * 4 * 4)
+    wanted = features.x.double() @ matrix + bias
+    torch.testing.assert_close(outputs(replace(PATCHES, l2=1.0).fit(data), data), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_filters_are_directions_of_the_patches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    stripes = torch.randn(300, 1, 1, 4, generator=generator).expand(300, 1, 4, 4)
+    kappa = kp.Patches(count=5, size=3, height=4)
+    x = stripes.reshape(300, 16)
+    head = kp.Head(16, 1, kp.HeadSpec(kappa))
+    found = kappa.calibrate(x, head.kappa)
+    filters = found["filters"]
+    torch.testing.assert_close(filters, filters[:, :, :1].expand_as(filters))  # constant along the stripes
+    torch.testing.assert_close(kappa.calibrate(x, head.kappa)["filters"], filters, atol=0, rtol=0)
+    with pytest.raises(kp.SpecError, match="15 inputs are no multiple of 4"):
+        kappa.factors(15)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

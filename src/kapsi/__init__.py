@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kapsi.expansion.kernel import *
     from kapsi.expansion.orthogonal import *
     from kapsi.expansion.pair_splines import *
+    from kapsi.expansion.patches import *
     from kapsi.expansion.potential import *
     from kapsi.expansion.radial import *
     from kapsi.expansion.selected import *

@@ -19,6 +19,7 @@ from kapsi.expansion.joint import *
 from kapsi.expansion.kernel import *
 from kapsi.expansion.orthogonal import *
 from kapsi.expansion.pair_splines import *
+from kapsi.expansion.patches import *
 from kapsi.expansion.potential import *
 from kapsi.expansion.radial import *
 from kapsi.expansion.selected import *

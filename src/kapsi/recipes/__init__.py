@@ -23,6 +23,7 @@ from kapsi.recipes.forest import ForestHead
 from kapsi.recipes.function_search import FunctionCandidate, FunctionSearch, SuccessiveHalving
 from kapsi.recipes.functions import FunctionsHead
 from kapsi.recipes.image_linear import ImageLinearHead
+from kapsi.recipes.image_patches import ImagePatchesHead
 from kapsi.recipes.image_products import ImageProductsHead
 from kapsi.recipes.kernel import KernelHead
 from kapsi.recipes.linear import LinearHead
@@ -50,6 +51,7 @@ __all__ = [
     "FunctionsHead",
     "HeadRecipe",
     "ImageLinearHead",
+    "ImagePatchesHead",
     "ImageProductsHead",
     "KernelHead",
     "LeaderboardRow",

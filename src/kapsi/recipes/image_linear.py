@@ -18,7 +18,7 @@ from kapsi.modules import Head, Model
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
-__all__ = ["ImageHead", "ImageLinearHead", "channel_scale", "of_images", "row_share"]
+__all__ = ["ImageHead", "ImageLinearHead", "channel_scale", "lbfgs_path", "of_images", "row_share"]
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)
 """Candidates for l2, strong ones first."""
@@ -67,7 +67,7 @@ class ImageLinearHead(ImageHead, name="image_linear"):
             return self.cross_fit(data, data.folds(3), seed).recipe.fit(data, seed)
         stronger = [penalty for penalty in PENALTIES if penalty > 1.1 * self.l2]
         shift, scale = channel_scale(data)
-        *_, theta = self._path(data, shift, scale, (*stronger, self.l2))
+        *_, theta = lbfgs_path(_design(data, shift, scale), data, (*stronger, self.l2))
         model, head = of_images(Identity(), data, bias=True)
         matrix = theta[:-1].double() / scale.double()[:, None]
         head.psi["matrix"].copy_(matrix.T)
@@ -86,34 +86,40 @@ class ImageLinearHead(ImageHead, name="image_linear"):
             some = train[torch.randperm(len(train), generator=generator)[:COMPARED]]
             part, held_out = data.take(some), data.take(test)
             shift, scale = channel_scale(part)
-            for i, theta in enumerate(self._path(part, shift, scale, penalties)):
+            for i, theta in enumerate(lbfgs_path(_design(part, shift, scale), part, penalties)):
                 outputs[i, test] = _outputs(_design(held_out, shift, scale), theta).double()
                 losses[i] += row_share(held_out) @ row_losses(outputs[i, test], data.y[test], data.loss)
         best = int(losses.argmin())
         return CrossFit(outputs[best], replace(self, l2=penalties[best]), time.perf_counter() - start)
 
-    def _path(self, data: RecipeData, shift: Tensor, scale: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
-        """Yield the coefficients of standardized pixels and the bias for each penalty, `(p + 1, n)` float32."""
-        from scipy.optimize import minimize
 
-        x, share = _design(data, shift, scale), row_share(data)
-        shape = x.shape[1] + 1, data.outputs
-        vector = np.zeros(math.prod(shape))
+def lbfgs_path(x: Tensor, data: RecipeData, penalties: Sequence[float]) -> Iterator[Tensor]:
+    """Yield the coefficients of a linear function and the bias for each penalty, `(p + 1, n)` float32, by L-BFGS.
 
-        def value(vector: Any, penalty: float) -> tuple[float, Any]:
-            theta = torch.from_numpy(vector).reshape(shape)
-            out = _outputs(x, theta.float()).double()
-            with torch.enable_grad():
-                total = share @ row_losses(out.requires_grad_(), data.y, data.loss)
-            slope = torch.autograd.grad(total, out)[0]
-            gradient = torch.cat([(x.T @ slope.float()).double(), slope.sum(0, keepdim=True)])
-            gradient[:-1] += penalty * theta[:-1]
-            return total.item() + 0.5 * penalty * theta[:-1].square().sum().item(), gradient.numpy().ravel()
+    Args:
+        x: inputs of the rows, `(rows, p)` float32.
+        data: the rows.
+        penalties: λ of the penalty (λ/2)‖θ‖², strong ones first; a fit starts from the last one.
+    """
+    from scipy.optimize import minimize
 
-        for penalty in penalties:
-            options = {"maxiter": STEPS}
-            vector = minimize(value, vector, (penalty,), jac=True, method="L-BFGS-B", options=options).x
-            yield torch.from_numpy(vector).reshape(shape).float()
+    share, shape = row_share(data), (x.shape[1] + 1, data.outputs)
+    vector = np.zeros(math.prod(shape))
+
+    def value(vector: Any, penalty: float) -> tuple[float, Any]:
+        theta = torch.from_numpy(vector).reshape(shape)
+        out = _outputs(x, theta.float()).double()
+        with torch.enable_grad():
+            total = share @ row_losses(out.requires_grad_(), data.y, data.loss)
+        slope = torch.autograd.grad(total, out)[0]
+        gradient = torch.cat([(x.T @ slope.float()).double(), slope.sum(0, keepdim=True)])
+        gradient[:-1] += penalty * theta[:-1]
+        return total.item() + 0.5 * penalty * theta[:-1].square().sum().item(), gradient.numpy().ravel()
+
+    for penalty in penalties:
+        options = {"maxiter": STEPS}
+        vector = minimize(value, vector, (penalty,), jac=True, method="L-BFGS-B", options=options).x
+        yield torch.from_numpy(vector).reshape(shape).float()
 
 
 def _design(data: RecipeData, shift: Tensor, scale: Tensor) -> Tensor:
