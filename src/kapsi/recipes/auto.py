@@ -223,7 +223,7 @@ class _AutoSearch:
         heads: dict[str, HeadRecipe] = {}
         for head in self.auto.candidates():
             name = head.label()
-            if not self.auto.heads and not self._reads(head):
+            if not self.auto.heads and not (self._reads(head) and head.competes(self.data)):
                 continue
             reason = head.reason_against(self.data)
             if reason is None:

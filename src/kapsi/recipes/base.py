@@ -270,6 +270,10 @@ class HeadRecipe(Recipe):
         """Return the seconds that the default budget has at least if the recipe suits the rows."""
         return 0.0
 
+    def competes(self, data: RecipeData) -> bool:
+        """Return whether `auto` compares the head on these rows without a request."""
+        return True
+
     def fit_cost(self, data: RecipeData, rows: int) -> float:
         """Return an estimate of the CPU seconds of the fit of the chosen head, which may take longer than one of a comparison."""
         return self.cost(data, rows)

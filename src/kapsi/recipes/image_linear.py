@@ -51,6 +51,8 @@ class ImageLinearHead(ImageHead, name="image_linear"):
 
     complexity: ClassVar[int] = 1
     explainable: ClassVar[bool] = True
+    closed_form: ClassVar[bool] = True
+    superseded: ClassVar[bool] = True
 
     l2: float | None = option(None, minimum=1e-12, maximum=1e12)
 

@@ -19,8 +19,8 @@ from kapsi.recipes.image_linear import ImageHead, lbfgs_path, of_images, row_sha
 
 __all__ = ["ImagePatchesHead"]
 
-PENALTIES = (1.0, 0.1, 0.01, 1e-3)
-"""Candidates for l2, strong ones first."""
+PENALTIES = (10.0, 3.0, 1.0, 0.3)
+"""Candidates for l2, strong ones first, in units of one over the square root of the number of rows."""
 
 RIDGE = 0.01
 """Addition to the eigenvalues of the features, relative to their mean, in the coordinates that are penalized."""
@@ -34,6 +34,9 @@ COMPARED = 10_000
 CHUNK = 100
 """Images whose features are computed at once: the responses of all their patches are in memory."""
 
+SMALL, MANY = 32, 20_000
+"""Side of gray images, and number of rows, from which on the network alone does as well, such as for digits."""
+
 LEAST_SIDE = 8
 """Pixels of the shorter side."""
 
@@ -43,10 +46,10 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
     """A linear function of pooled features of the patches of an image: ψ κ(x) + b, κ the expansion `patches`.
 
     The filters are set without the targets, by spherical k-means of whitened patches, so a fit is that of a linear model. Minimizes
-    the mean loss plus (l2/2)‖z‖² by L-BFGS, z the coefficients of features with unit covariance.
+    the mean loss plus (l2/(2√rows))‖z‖² by L-BFGS, z the coefficients of features with unit covariance.
 
     Args:
-        filters: number of filters, 1 to 4,096.
+        filters: number of filters, 1 to 4,096; None: 160 for colored images, 64 for gray ones.
         size: side of a patch, in pixels.
         cells: side of the grid that responses are averaged in; None: 2 for colored images, 4 for gray ones.
         l2: the penalty λ, 10⁻¹² to 10¹²; None: chosen by held-out rows.
@@ -56,7 +59,7 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
 
     complexity: ClassVar[int] = 4
 
-    filters: int = option(160, minimum=1, maximum=4_096)
+    filters: int | None = option(None, minimum=1, maximum=4_096)
     size: int = option(6, minimum=2, maximum=32)
     cells: int | None = option(None, minimum=1, maximum=16)
     l2: float | None = option(None, minimum=1e-12, maximum=1e12)
@@ -67,6 +70,9 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
         if min(data.shapes[0][1:]) < LEAST_SIDE:
             return f"image_patches is for images of at least {LEAST_SIDE} × {LEAST_SIDE} pixels"
         return None
+
+    def competes(self, data: RecipeData) -> bool:
+        return not data.shapes or data.shapes[0][0] > 1 or max(data.shapes[0]) > SMALL or len(data.x) <= MANY
 
     def least_budget(self, data: RecipeData) -> float:
         return 4 * self.fit_cost(data, len(data.x))
@@ -80,16 +86,17 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
 
     def _seconds(self, data: RecipeData, rows: int, held_out: int) -> float:
         kappa, (channels, height, width) = self.kappa(data), data.shapes[0]
-        patches = (height - self.size + 1) * (width - self.size + 1)
+        patches = math.prod(max(1, side - self.size + 1) for side in (height, width))
         columns = kappa.out_features(channels * height * width)
-        each = patches * self.filters * (2.5e-11 * channels * self.size**2 + 8e-9)
+        each = patches * kappa.count * (2.5e-11 * channels * self.size**2 + 8e-9)
         return (rows + held_out) * each + rows * columns * (5e-11 * columns + 1e-9 * data.outputs)
 
     def kappa(self, data: RecipeData) -> Patches:
         """Return κ for the images."""
         channels, height, _ = data.shapes[0]
         cells = self.cells or (2 if channels > 1 else 4)
-        return Patches(self.filters, self.size, cells, contrast=CONTRAST, channels=channels, height=height)
+        filters = self.filters or (160 if channels > 1 else 64)
+        return Patches(filters, self.size, cells, contrast=CONTRAST, channels=channels, height=height)
 
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:

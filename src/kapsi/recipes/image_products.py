@@ -39,7 +39,7 @@ EPOCHS, ROWS = 34, 60_000
 
 MOST_EPOCHS = 136
 
-COMPARED = 160_000
+COMPARED = 40_000
 """Rows times epochs of a fit in a comparison; its outputs decide on shifts and flips, and on the weight of the head."""
 
 KEPT, KEPT_OF_CLASS, FEW = 0.9, 0.5, 5
@@ -143,7 +143,7 @@ class ImageProductsHead(ImageHead, name="image_products"):
         return self.epochs or min(MOST_EPOCHS, max(1, round(EPOCHS * math.sqrt(ROWS / max(1, rows)))))
 
     def _compared(self, rows: int) -> int:
-        return max(2, min(self._epochs(rows), round(COMPARED / max(1, rows))))
+        return max(1, min(self._epochs(rows), round(COMPARED / max(1, rows))))
 
     def _batch(self, rows: int) -> int:
         return min(256, max(32, 2 ** round(math.log2(max(1, rows) / 32))))
