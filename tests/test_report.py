@@ -152,6 +152,16 @@ def test_ticks_are_round_and_inside(ends) -> None:
     assert all(ends[0] - 1e-9 <= value <= ends[1] * (1 + 1e-9) + 1e-12 for value in found)
 
 
+def test_notebooks_show_models_and_runs_with_names_as_text(folder) -> None:
+    run = kp.load_run(folder / "classes")
+    for shown in (run._repr_html_(), run.model.model._repr_html_()):
+        outline(shown)
+        assert "<table>" in shown
+        assert "<script" not in shown
+    assert "&lt;script&gt;" in run._repr_html_()
+    assert "layers.0.heads.0" in run.model.model._repr_html_()
+
+
 # ------------------------------------------------------------------------------------------------ command line
 
 

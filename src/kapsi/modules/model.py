@@ -17,11 +17,15 @@ from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
 from kapsi.function import short_form
 from kapsi.hooks import original
+from kapsi.html import data_table, joined, tag
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, allocate, as_generator
 from kapsi.spec import STANDARDIZING, HeadSpec, ModelSpec
 from kapsi.text import text_table
+
+NUMBERS = (1, 2, 3, 7, 8)
+"""Columns of numbers of a summary."""
 
 __all__ = ["ExpansionModule", "Model", "has_own_forward", "scale_last_layer", "trained_count"]
 
@@ -176,6 +180,15 @@ class Model(nn.Module):
 
     def summary(self) -> str:
         """Return a human-readable table: one line per head, and totals."""
+        rows, footer = self._summary()
+        return "\n".join((*text_table(rows, right=NUMBERS), footer))
+
+    def _repr_html_(self) -> str:
+        """Return the table of `summary` for notebooks."""
+        (header, *rows), footer = self._summary()
+        return joined([data_table(header, rows, right=NUMBERS), tag("p", footer)])
+
+    def _summary(self) -> tuple[list[tuple[str, ...]], str]:
         rows: list[tuple[str, ...]] = [
             ("", "in", "D", "out", "expansion", "reconciliation", "remainder", "parameters", "frozen")
         ]
@@ -191,12 +204,11 @@ class Model(nn.Module):
             rows.append(
                 (name, *sizes, *functions, f"{sum(p.numel() for p in tensors):,}", f"{frozen:,}" if frozen else "-")
             )
-        lines = text_table(rows, right=(1, 2, 3, 7, 8))
         total = sum(p.numel() for p in self.parameters())
         trained = trained_count(self)
         buffers = sum(b.numel() for b in self.buffers())
         footer = f"{total:,} parameters, {trained:,} trained; {buffers:,} values in buffers"
-        return "\n".join((*lines, footer))
+        return rows, footer
 
     def extra_repr(self) -> str:
         return f"widths={list(self.spec.widths)}"

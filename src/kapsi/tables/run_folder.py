@@ -19,6 +19,7 @@ import torch
 from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
 from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction, shown
 from kapsi.files import append_line, finite
+from kapsi.html import data_table, joined, tag
 from kapsi.migrate import migrate_run
 from kapsi.model_file import load_bytes
 from kapsi.spec import from_dict, parse_yaml, read_text
@@ -158,6 +159,26 @@ class LoadedRun(NamedTuple):
             RunError: the file is damaged.
         """
         return KeptRows.read(self.model.kept, self.model) if self.model.kept else None
+
+    def _repr_html_(self) -> str:
+        """Return the scores beside those of the baselines for notebooks."""
+        facts = self.manifest
+        scores = {name: part for name, part in facts.get("scores", {}).items() if isinstance(part, dict)}
+        names = [name for name in scores.get("kapsi", {}) if not name.endswith(" std")]
+        rows = [
+            (model, *("–" if part.get(name) is None else f"{part[name]:.4g}" for name in names))
+            for model, part in scores.items()
+        ]
+        title = (
+            f"{', '.join(self.model.targets)} from {facts.get('table')}: {self.model.task}, {facts.get('rows')} rows"
+        )
+        return joined(
+            [
+                tag("p", tag("strong", title)),
+                data_table(("", *names), rows, right=range(1, len(names) + 1)),
+                tag("p", "kapsi report writes a page with effects and errors; kp.interpret has them in Python."),
+            ]
+        )
 
     def predict(self, frame: Any) -> npt.NDArray[Any]:
         """Return the predictions for the rows of a frame, (rows,): labels, or real values in the unit of the target.
