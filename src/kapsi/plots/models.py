@@ -115,7 +115,7 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         mesh = axes.imshow(values, origin="lower", aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest)
         for axis, points, levels in zip((axes.xaxis, axes.yaxis), shown.points, shown.levels, strict=True):
             marks = np.unique(np.linspace(0, len(points) - 1, min(5, len(points))).round().astype(int))
-            axis.set_ticks(marks, [levels[i] if levels else f"{points[i]:.3g}" for i in marks])
+            axis.set_ticks(marks, [levels[i] if levels else f"{points[i]:.2g}" for i in marks])
         axes.figure.colorbar(mesh, ax=axes, label=shown.outputs[output])
         axes.set(xlabel=shown.columns[0], ylabel=shown.columns[1])
 

@@ -49,6 +49,7 @@ def score(value: Any, std: Any = None) -> str:
     if not isinstance(value, int | float):
         return "–"
     text = f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
+    text = "0.0000" if text == "-0.0000" else text
     return text.replace("-", "−") + (f" ± {std:.2g}" if isinstance(std, int | float) else "")
 
 
@@ -210,11 +211,12 @@ def effect_section(facts: Facts) -> Markup:
     note = tag("p", f"{counted(more, 'further column')} without a chart.", class_="note") if more > 0 else ""
     return section(
         "Columns and their effects",
-        table,
         several,
         tag("div", *charts, class_="grid"),
         hidden,
         note,
+        tag("h3", "Importance"),
+        table,
         name="effects",
         lead=lead,
     )
