@@ -42,7 +42,7 @@ def _drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, floa
     with matplotlib.rc_context(STYLE):
         axes = _figure(matplotlib, 1, size)[0] if ax is None else ax
         draw(axes)
-    return axes  # type: ignore[no-any-return]
+    return axes
 
 
 def effect(shown: Effect, ax: Axes | None = None) -> Axes:
