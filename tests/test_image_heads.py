@@ -114,6 +114,14 @@ def test_filters_are_directions_of_the_patches() -> None:
         kappa.factors(15)
 
 
+def test_parts_of_a_batch_of_images_change_nothing(monkeypatch) -> None:
+    kappa, x = kp.Patches(count=3, size=2, height=4), torch.rand(10, 16, dtype=torch.float64)
+    head = kp.Head(16, 1, kp.HeadSpec(kappa), dtype=torch.float64)
+    whole = kappa(x, head.kappa).dense()
+    monkeypatch.setattr("kapsi.expansion.patches.AT_ONCE", 200)
+    torch.testing.assert_close(kappa(x, head.kappa).dense(), whole)
+
+
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_flips_are_used_where_they_keep_the_class(mirrored) -> None:
     data = rows_of(mirrored=mirrored)

@@ -25,6 +25,9 @@ SAMPLED = 100_000
 WHITENING = 0.1
 """Addition to the variances of patches of unit variance before whitening."""
 
+AT_ONCE = 2**20
+"""Responses of filters in memory together, which fit into the cache: four times as fast as those of a hundred images."""
+
 STEPS = 10
 """Steps of spherical k-means."""
 
@@ -125,8 +128,18 @@ class Patches(Expansion, name="patches"):
 
     def __call__(self, x: Tensor, params: Tensors) -> Features:
         height, width, rows, columns = self._sides(x.shape[-1])
-        filters, offsets = working_precision(params["filters"]), working_precision(params["offsets"])
         images = working_precision(x).reshape(-1, self.channels, height, width)
+        most = max(1, AT_ONCE // (2 * self.count * (height - rows + 1) * (width - columns + 1)))
+        if torch.compiler.is_compiling() or len(images) <= most:
+            pooled = self._pooled(images, params, x.shape[-1])
+        else:
+            pooled = torch.cat([self._pooled(part, params, x.shape[-1]) for part in images.split(most)])
+        return DenseFeatures(pooled.reshape(*x.shape[:-1], self.out_features(x.shape[-1])).to(x.dtype))
+
+    def _pooled(self, images: Tensor, params: Tensors, in_features: int) -> Tensor:
+        """Return the features of images, `(b, 2·count, rows, columns)` of the grid."""
+        _, _, rows, columns = self._sides(in_features)
+        filters, offsets = working_precision(params["filters"]), working_precision(params["offsets"])
         responses = F.conv2d(images, filters)
         area = self.channels * rows * columns
         box = torch.full_like(filters[:1], 1 / area)
@@ -135,8 +148,7 @@ class Patches(Expansion, name="patches"):
         deviation = ((second - mean.square()).clamp_min(0) + self.contrast**2).sqrt()
         responses = (responses - mean * filters.sum((1, 2, 3))[:, None, None]) / deviation - offsets[:, None, None]
         both = torch.cat([responses - self.threshold, -responses - self.threshold], 1).relu()
-        pooled = F.adaptive_avg_pool2d(both, self._grid(x.shape[-1]))
-        return DenseFeatures(pooled.reshape(*x.shape[:-1], self.out_features(x.shape[-1])).to(x.dtype))
+        return F.adaptive_avg_pool2d(both, self._grid(in_features))
 
 
 def _directions(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -31,8 +31,8 @@ CONTRAST = 10.0
 COMPARED = 10_000
 """Most training rows of a comparison."""
 
-CHUNK = 100
-"""Images whose features are computed at once: the responses of all their patches are in memory."""
+CHUNK = 1_000
+"""Images converted at once."""
 
 SMALL, MANY = 32, 20_000
 """Side of gray images, and number of rows, from which on the network alone does as well, such as for digits."""
