@@ -367,6 +367,19 @@ def test_command_line(folder, tmp_path, capsys) -> None:
     assert "only the automatic model reads images" in capsys.readouterr().err
 
 
+def test_a_real_target_has_intervals_that_read_no_pixels(tmp_path) -> None:
+    from kapsi.tables import RunConfig, TableConfig, fit_table
+
+    images, y = bars(80)
+    path = write(tmp_path / "t.parquet", [encoded(image) for image in images], y + np.linspace(0, 0.1, 80))
+    fit_table(path, RunConfig(TableConfig("label"), recipe=kp.recipes.Auto(heads=("image_linear",))), tmp_path / "run")
+    run = kp.load_run(tmp_path / "run")
+    bounds = run.predict_interval(pd.read_parquet(path), 0.9)
+    assert (bounds[:, 0] < bounds[:, 1]).all()
+    spread = run.model.intervals.conformal.spread
+    assert spread is None or spread.in_features <= 1
+
+
 def test_a_flat_folder_is_predicted(folder, tmp_path, capsys) -> None:
     run, flat = str(tmp_path / "run"), tmp_path / "flat"
     flat.mkdir()

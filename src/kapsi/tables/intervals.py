@@ -242,8 +242,12 @@ def bounds_of_rows(
 
 
 def _dense(x: Any) -> torch.Tensor:
-    """Return the inputs as a tensor; without columns for sparse rows, so that the spread depends on the prediction alone."""
-    return torch.from_numpy(x) if isinstance(x, np.ndarray) else torch.zeros(x.shape[0], 0, dtype=torch.float64)
+    """Return the inputs as a tensor; without columns for sparse rows and for pixels, which are float32.
+
+    The spread depends on the prediction alone then.
+    """
+    dense = isinstance(x, np.ndarray) and x.dtype == np.float64
+    return torch.from_numpy(x) if dense else torch.zeros(x.shape[0], 0, dtype=torch.float64)
 
 
 def known_intervals(model: TableModel) -> Intervals:
