@@ -255,7 +255,7 @@ def six_lines(records: Mapping[Key, Record]) -> list[str]:
         best = min(medians.values(), default=0.0)
         texts = [f"{medians[m]:.3g}" if m in medians else "–" for m in METHODS]
         texts = [f"**{t}**" if medians.get(m) == best else t for m, t in zip(METHODS, texts, strict=True)]
-        last = ["–" if ratio is None else f"{ratio:.2g}", f"{seconds(records, name, MAIN):.0f}"]
+        last = ["–" if ratio is None else f"{ratio:.3g}", f"{seconds(records, name, MAIN):.0f}"]
         lines.append("| " + " | ".join([name, *texts, *last]) + " |")
     return [*lines, "", f"At most {WITHIN:g} times the best other: {met} of {compared} functions."]
 
