@@ -23,7 +23,7 @@ SKEWED = 1.0
 QUICK = 1
 """Largest complexity of the heads that the comparison uses, all in closed form."""
 
-MOST_ROWS = 5_000
+MOST_ROWS = 2_000
 """Most rows of the comparison."""
 
 EXACT_INTEGERS = 2.0**53
