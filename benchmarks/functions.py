@@ -15,6 +15,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -60,8 +61,8 @@ def _normal(d: str) -> str:
 
 SIX: Mapping[str, FunctionProblem] = {
     "sin 20x": FunctionProblem("sin 20x", "sin(20*x)", _on(-1, 1, "x")),
-    "|x| and steps": FunctionProblem(
-        "|x| and steps", "abs(x) + 0.25*(x - 0.3)/abs(x - 0.3) - 0.25*(x + 0.5)/abs(x + 0.5)", _on(-1, 1, "x")
+    "abs x and steps": FunctionProblem(
+        "abs x and steps", "abs(x) + 0.25*(x - 0.3)/abs(x - 0.3) - 0.25*(x + 0.5)/abs(x + 0.5)", _on(-1, 1, "x")
     ),
     "xy/z²": FunctionProblem("xy/z²", "x*y/z**2", _on(1, 5, "x", "y", "z")),
     "x^−0.2": FunctionProblem("x^−0.2", "x**(-0.2)", _on(0.001, 1, "x")),
@@ -235,7 +236,7 @@ def errors(records: Mapping[Key, Record], name: str, method: str) -> list[float]
 def seconds(records: Mapping[Key, Record], name: str, method: str) -> float:
     """Return the median of the CPU seconds of a fit; NaN without one."""
     found = [r.fit for key, r in records.items() if (key[0], key[3]) == (name, method) and r.fit is not None]
-    return statistics.median(found) if found else float("nan")
+    return statistics.median(found) if found else math.nan
 
 
 def six_lines(records: Mapping[Key, Record]) -> list[str]:
@@ -255,7 +256,8 @@ def six_lines(records: Mapping[Key, Record]) -> list[str]:
         best = min(medians.values(), default=0.0)
         texts = [f"{medians[m]:.3g}" if m in medians else "–" for m in METHODS]
         texts = [f"**{t}**" if medians.get(m) == best else t for m, t in zip(METHODS, texts, strict=True)]
-        last = ["–" if ratio is None else f"{ratio:.3g}", f"{seconds(records, name, MAIN):.0f}"]
+        spent = seconds(records, name, MAIN)
+        last = ["–" if ratio is None else f"{ratio:.3g}", "–" if math.isnan(spent) else f"{spent:.0f}"]
         lines.append("| " + " | ".join([name, *texts, *last]) + " |")
     return [*lines, "", f"At most {WITHIN:g} times the best other: {met} of {compared} functions."]
 

@@ -38,7 +38,7 @@ def test_functions_have_the_rows_and_values_of_their_names(functions) -> None:
     d = (np.log(s / k) + (r + v**2 / 2) * t) / (v * np.sqrt(t))
     expected = s * norm.cdf(d) - k * np.exp(-r * t) * norm.cdf(d - v * np.sqrt(t))
     np.testing.assert_allclose(rows.y, expected, atol=0.05)
-    rows = functions.Rows("|x| and steps", 0)
+    rows = functions.Rows("abs x and steps", 0)
     x = rows.x[:, 0]
     np.testing.assert_allclose(rows.y, abs(x) + 0.25 * np.sign(x - 0.3) - 0.25 * np.sign(x + 0.5), atol=1e-9)
 
