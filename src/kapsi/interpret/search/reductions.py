@@ -1,0 +1,167 @@
+"""Tests of structure: a factor that is a power of an input, and inputs that act only through a sum, product or quotient."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sympy
+
+from kapsi.interpret.expressions import Floats
+from kapsi.interpret.search.surrogate import Surrogate, surrogate
+
+LOOSE = 0.3
+"""Largest relative misfit of a test of slopes; the errors of polynomials decide."""
+WORSE = 1.5
+"""Factor by which the error of a polynomial of fewer inputs may exceed that of the polynomial before."""
+EXPONENTS = (1, -1, 2, -2, 0.5, -0.5, 3, -3, 1.5, -1.5, 4, -4)
+MAX_STEPS = 10
+
+RIDGES: dict[str, tuple[Callable[[Any], Any], Callable[[Floats], Floats], Callable[[Any], Any]]] = {
+    "product": (np.log, lambda x: 1 / x, sympy.log),
+    "sum": (lambda x: x, np.ones_like, lambda x: x),
+    "squares": (lambda x: x * x, lambda x: 2 * x, lambda x: x**2),
+    "reciprocals": (lambda x: 1 / x, lambda x: -1 / (x * x), lambda x: 1 / x),
+}
+"""Functions h of inputs that act through h(xᵢ) + c h(xⱼ): values, slope, symbol."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The same function of fewer inputs: y = factor · z(inputs).
+
+    Attributes:
+        inputs: expressions of the inputs.
+        x: their values, (rows, inputs).
+        factor: the factor.
+        scale: its values, (rows,).
+        z: y divided by the factor.
+        model: a polynomial for z.
+    """
+
+    inputs: tuple[sympy.Expr, ...]
+    x: Floats
+    factor: sympy.Expr
+    scale: Floats
+    z: Floats
+    model: Surrogate
+
+    @property
+    def error(self) -> float:
+        """Mean squared error of the polynomial in units of y."""
+        return float(self.model.error * self.z.var() * np.mean(self.scale**2))
+
+
+def reduce(symbols: tuple[sympy.Symbol, ...], x: Floats, y: Floats) -> list[Reduced]:
+    """Return the function itself and its reductions, each with one input less than the one before.
+
+    Args:
+        symbols: the inputs.
+        x: (rows, inputs).
+        y: (rows,).
+    """
+    best = Reduced(tuple(symbols), x, sympy.Integer(1), np.ones(len(y)), y, surrogate(x, y))
+    chain = [best]
+    for _ in range(MAX_STEPS):
+        accepted = None
+        for _, build in sorted(_proposals(best), key=lambda proposal: proposal[0])[:12]:
+            trial = build()
+            if trial is None or trial.model.error > max(WORSE * best.model.error, 1e-9):
+                continue
+            accepted = trial
+            break
+        if accepted is None:
+            break
+        chain.append(accepted)
+        best = accepted
+    return chain
+
+
+def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | None]]]:
+    """Yield misfit and construction of possible reductions."""
+    slopes, values = now.model.gradients, now.model.values
+    count = len(now.inputs)
+    size = float(np.sqrt(np.mean(values**2)))
+    for i in range(count):
+        if count == 1 or not size:
+            break
+        elasticity = now.x[:, i] * slopes[:, i]
+        for p in EXPONENTS:
+            misfit = float(np.sqrt(np.mean((elasticity - p * values) ** 2))) / (abs(p) * size)
+            if misfit < LOOSE:
+                # Powers before ridges: they leave the fewest inputs.
+                yield 0.5 * misfit, lambda i=i, p=p: _factored(now, i, p)
+    for (i, j), (name, (_, slope, _)) in itertools.product(itertools.combinations(range(count), 2), RIDGES.items()):
+        if name in ("product", "reciprocals") and not (now.x[:, [i, j]] != 0).all():
+            continue
+        if name == "product" and not (now.x[:, [i, j]] > 0).all():
+            continue
+        u, v = slopes[:, i] / slope(now.x[:, i]), slopes[:, j] / slope(now.x[:, j])
+        ratio = _ratio(u, v)
+        if ratio is None:
+            continue
+        misfit, c = ratio
+        if misfit < LOOSE:
+            yield misfit, lambda i=i, j=j, c=c, name=name: _joined(now, i, j, c, name)
+
+
+def _ratio(u: Floats, v: Floats) -> tuple[float, float] | None:
+    """Return misfit and c of v = c u, c from the principal direction."""
+    matrix = np.stack([u, v])
+    scale = np.sqrt((matrix**2).mean(1))
+    if not np.isfinite(scale).all() or not (scale > 0).all():
+        return None
+    values, vectors = np.linalg.eigh(matrix @ matrix.T / len(u) / np.outer(scale, scale))
+    direction = vectors[:, 1] * scale
+    return float(np.sqrt(max(values[0], 0) / values[1])), float(direction[1] / direction[0])
+
+
+def _factored(now: Reduced, i: int, p: float) -> Reduced | None:
+    """Return z divided by a power of input i."""
+    if p % 1 and (now.x[:, i] <= 0).any():
+        return None
+    with np.errstate(all="ignore"):
+        power = now.x[:, i] ** float(p)
+        z = now.z / power
+    if not np.isfinite(z).all():
+        return None
+    rest = [k for k in range(len(now.inputs)) if k != i]
+    factor = now.factor * now.inputs[i] ** sympy.nsimplify(p)
+    x = now.x[:, rest]
+    return Reduced(tuple(now.inputs[k] for k in rest), x, factor, now.scale * power, z, surrogate(x, z))
+
+
+def _joined(now: Reduced, i: int, j: int, c: float, name: str) -> Reduced | None:
+    """Return the function with h(xᵢ) + c h(xⱼ) in place of inputs i and j."""
+    function, _, symbol = RIDGES[name]
+    ratio = _simple_ratio(c)
+    a, b = now.inputs[i], now.inputs[j]
+    with np.errstate(all="ignore"):
+        if name == "product":
+            if ratio is None:
+                return None
+            p, q = (1, ratio) if abs(ratio) <= 1 or ratio.q != 1 and abs(ratio.p) == 1 else (1 / ratio, 1)
+            p, q = (1 / ratio, sympy.Integer(1)) if abs(ratio) < 1 else (sympy.Integer(1), ratio)
+            expression = a**p * b**q
+            values = now.x[:, i] ** float(p) * now.x[:, j] ** float(q)
+        else:
+            weight = sympy.Float(c) if ratio is None else ratio
+            expression = symbol(a) + weight * symbol(b)
+            values = function(now.x[:, i]) + float(weight) * function(now.x[:, j])
+    if not np.isfinite(values).all() or values.std() < 1e-9 * np.abs(values).max():
+        return None
+    rest = [k for k in range(len(now.inputs)) if k not in (i, j)]
+    x = np.column_stack([now.x[:, rest], values])
+    inputs = (*(now.inputs[k] for k in rest), expression)
+    return Reduced(inputs, x, now.factor, now.scale, now.z, surrogate(x, now.z))
+
+
+def _simple_ratio(c: float) -> sympy.Rational | None:
+    """Return a simple rational near c, None without one."""
+    for number in map(sympy.Rational, (1, -1, 2, -2, "1/2", "-1/2", 3, -3, "1/3", "-1/3", "3/2", "-3/2", "2/3", "-2/3")):
+        if abs(float(number) - c) <= 0.06 * abs(float(number)):
+            return number
+    return None

@@ -1,0 +1,178 @@
+"""The search: reductions, sums and quotients of terms under outer functions, constants, and the Pareto front."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import sympy
+
+from kapsi.errors import FormulaError, check_number
+from kapsi.interpret.expressions import Floats, complexity
+from kapsi.interpret.search.constants import (
+    EXACT,
+    Fit,
+    Rows,
+    fit,
+    simplify_constants,
+    with_constants,
+)
+from kapsi.interpret.search.engine import OUTER, Sum, quotients, sums
+from kapsi.interpret.search.reductions import Reduced, reduce
+from kapsi.interpret.search.terms import candidate_terms
+
+MAX_INPUTS = 8
+SCREENED = 200
+"""Rows that sums of terms are compared on."""
+FITTED = 1000
+"""Rows that constants are fitted to."""
+TRIED, SIMPLIFIED = 24, 8
+"""Sums whose constants are fitted, and the best of these, whose constants are simplified, for each set of inputs."""
+MOST_TERMS = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """A formula of the Pareto front.
+
+    Attributes:
+        complexity: number of numbers, variables and operations.
+        mse: mean squared error on the rows.
+        r2: explained share of the target's variance.
+        cost: description length, lowest for the best compromise.
+        expression: the formula.
+    """
+
+    complexity: int
+    mse: float
+    r2: float
+    cost: float
+    expression: sympy.Expr
+
+
+def search_formula(
+    x: Floats, y: Floats, symbols: Sequence[sympy.Symbol], *, seconds: float = 60.0
+) -> tuple[Found, ...]:
+    """Return short formulas y = f(x): the Pareto front of complexity and error, the simplest first.
+
+    Inputs that act only through products, quotients, sums or as a factor are replaced first; sums and quotients of elementary
+    functions of the remaining inputs follow, under an outer function; constants are fitted by Levenberg–Marquardt and replaced
+    by simple numbers where the description gets shorter.
+
+    Args:
+        x: (rows, inputs), 1 to 8 inputs.
+        y: (rows,).
+        symbols: a symbol for each input.
+        seconds: time after which no further set of inputs is tried.
+
+    Raises:
+        FormulaError: too many inputs, or values that are not finite.
+
+    Source: S. Udrescu and M. Tegmark, AI Feynman, arXiv 1905.11481, for the tests of structure.
+
+    Example:
+        >>> a, b = sympy.symbols("a b", real=True)
+        >>> x = np.random.default_rng(0).uniform(1, 2, (100, 2))
+        >>> search_formula(x, x[:, 0] / x[:, 1], (a, b))[-1].expression
+        a/b
+    """
+    seconds = check_number("search_formula(seconds)", seconds, 0, math.inf)
+    if not 1 <= x.shape[1] <= MAX_INPUTS:
+        raise FormulaError(f"search: {x.shape[1]} inputs; a search takes 1 to {MAX_INPUTS}, choose columns or a smaller model")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise FormulaError("search: values that are not finite; leave out rows with missing values")
+    end = time.monotonic() + seconds
+    x, y = x[:FITTED], y[:FITTED]
+    variance = float(y.var())
+    if not variance > 0:
+        return (Found(1, 0.0, 1.0, 0.0, sympy.Float(float(y[0]))),)
+    rows = Rows(tuple(symbols), x, y, variance)
+    fits: list[Fit] = [_constant(rows)]
+    for reduced in _tried(rows):
+        fits += _searched(rows, reduced, end)
+        best = min(fits, key=lambda one: one.cost)
+        if best.mse <= 10 * EXACT * variance or time.monotonic() > end:
+            break
+    return _front(rows, fits)
+
+
+def _constant(rows: Rows) -> Fit:
+    symbol = sympy.Dummy("c")
+    result = fit(rows, symbol, {symbol: float(rows.y.mean())})
+    if result is None:
+        raise FormulaError("search: the target is not finite")
+    return simplify_constants(rows, result)
+
+
+def _tried(rows: Rows) -> Iterator[Reduced]:
+    """Yield the reductions, of the fewest inputs first, then the function itself."""
+    yield from reversed(reduce(rows.symbols, rows.x, rows.y))
+
+
+def _searched(rows: Rows, reduced: Reduced, end: float) -> list[Fit]:
+    """Return fitted formulas of the inputs of a reduction."""
+    some = np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(int)
+    inputs = [(e, reduced.x[some, i]) for i, e in enumerate(reduced.inputs)]
+    z = reduced.z[some]
+    terms = candidate_terms(inputs)
+    pool: list[Sum] = []
+    fits: list[Fit] = []
+    tried: set[int] = set()
+    for outer in OUTER:
+        found = sums(terms, z, len(rows.y), outer, MOST_TERMS)
+        pool += found
+        for candidate in found[:2]:
+            if candidate.error < 1e-14:
+                tried.add(id(candidate))
+                fits += _finished(rows, reduced, [candidate], 1)
+        if any(one.mse <= 10 * EXACT * rows.variance for one in fits):
+            return fits
+        if time.monotonic() > end:
+            break
+    pool += quotients(terms, z, len(rows.y), MOST_TERMS)
+    pool.sort(key=lambda s: s.cost)
+    return fits + _finished(rows, reduced, [s for s in pool if id(s) not in tried][:TRIED], SIMPLIFIED)
+
+
+def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> list[Fit]:
+    """Return the fits of sums, the best with simple constants."""
+    fits = [one for one in (_fit_sum(rows, reduced, candidate) for candidate in pool) if one is not None]
+    fits.sort(key=lambda one: one.cost)
+    return [simplify_constants(rows, one) for one in fits[:count]] + fits[count:]
+
+
+def _fit_sum(rows: Rows, reduced: Reduced, candidate: Sum) -> Fit | None:
+    """Return a sum with constants by least squares, in all rows."""
+    some = np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(int)
+    z = reduced.z[some]
+    with np.errstate(all="ignore"):
+        target, weight = candidate.outer.inverse(z), 1 / np.abs(candidate.outer.slope(z))
+    known = np.isfinite(target) & np.isfinite(weight)
+    columns = [np.ones_like(z), *(t.values for t in candidate.terms), *(-z * t.values for t in candidate.denominator)]
+    matrix = np.stack(columns, 1)[known] * weight[known][:, None]
+    start = np.linalg.lstsq(matrix, target[known] * weight[known], rcond=1e-15)[0]
+    above = len(candidate.terms) + 1
+    constants = [sympy.Dummy(f"c{i}") for i in range(len(start))]
+    terms = [sympy.Integer(1), *(t.expression() for t in candidate.terms), *(t.expression() for t in candidate.denominator)]
+    total = sympy.Add(*[c * t for c, t in zip(constants[:above], terms[:above], strict=True)])
+    if candidate.denominator:
+        total /= 1 + sympy.Add(*[c * t for c, t in zip(constants[above:], terms[above:], strict=True)])
+    expression = reduced.factor * candidate.outer.symbolic(total)
+    expression, more = with_constants(expression)
+    return fit(rows, expression, {**dict(zip(constants, map(float, start), strict=True)), **more})
+
+
+def _front(rows: Rows, fits: Sequence[Fit]) -> tuple[Found, ...]:
+    """Return the formulas without a better one of the same or less complexity."""
+    found = []
+    for one in fits:
+        expression = one.filled()
+        found.append(Found(complexity(expression), one.mse, 1 - one.mse / rows.variance, one.cost, expression))
+    front: list[Found] = []
+    for one in sorted(found, key=lambda f: (f.complexity, f.mse)):
+        if not front or one.mse < front[-1].mse * (1 - 1e-9):
+            front.append(one)
+    return tuple(front)
