@@ -11,6 +11,9 @@ import sympy
 
 from kapsi.errors import FormulaError
 
+STEP = 1e-100
+"""Imaginary step; no difference is formed, so that it may be tiny."""
+
 Floats = npt.NDArray[np.float64]
 
 _ELEMENTWISE: dict[Any, Callable[..., Any]] = {
@@ -19,6 +22,12 @@ _ELEMENTWISE: dict[Any, Callable[..., Any]] = {
     sympy.sin: np.sin,
     sympy.cos: np.cos,
     sympy.tan: np.tan,
+    sympy.cot: lambda x: 1 / np.tan(x),
+    sympy.sec: lambda x: 1 / np.cos(x),
+    sympy.csc: lambda x: 1 / np.sin(x),
+    sympy.coth: lambda x: 1 / np.tanh(x),
+    sympy.sech: lambda x: 1 / np.cosh(x),
+    sympy.csch: lambda x: 1 / np.sinh(x),
     sympy.asin: np.arcsin,
     sympy.acos: np.arccos,
     sympy.atan: np.arctan,
@@ -28,7 +37,7 @@ _ELEMENTWISE: dict[Any, Callable[..., Any]] = {
     sympy.asinh: np.arcsinh,
     sympy.acosh: np.arccosh,
     sympy.atanh: np.arctanh,
-    sympy.Abs: np.abs,
+    sympy.Abs: lambda x: np.where(np.real(x) < 0, -x, x),
     sympy.sign: np.sign,
     sympy.floor: np.floor,
     sympy.erf: lambda x: _special("erf", x),
@@ -70,6 +79,24 @@ def evaluate(expression: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Flo
     known: dict[Any, Any] = {symbol: np.asarray(value, dtype=np.float64) for symbol, value in values.items()}
     with np.errstate(all="ignore"):
         return np.asarray(_value(expression, known), dtype=np.float64)
+
+
+def slope(expression: sympy.Basic, values: Mapping[sympy.Symbol, Any], symbol: sympy.Symbol) -> Floats:
+    """Return the derivative by a symbol with a number, by a complex step: exact to rounding, without symbolic work.
+
+    Args:
+        expression: as for `evaluate`, without comparisons of the symbol.
+        values: as for `evaluate`.
+        symbol: a symbol with a single number as value.
+
+    Example:
+        >>> x, c = sympy.symbols("x c")
+        >>> slope(sympy.exp(c * x), {x: np.array([0.0, 1.0]), c: 0.0}, c)
+        array([0., 1.])
+    """
+    known: dict[Any, Any] = {**values, symbol: np.complex128(complex(float(values[symbol]), STEP))}
+    with np.errstate(all="ignore"):
+        return np.asarray(np.imag(_value(expression, known)) / STEP, dtype=np.float64)
 
 
 def _value(node: Any, known: dict[Any, Any]) -> Any:
@@ -134,6 +161,11 @@ def complexity(expression: sympy.Basic) -> int:
     if expression.is_Add:
         return sum(complexity(-part if part.could_extract_minus_sign() else part) + 1 for part in expression.args) - 1
     if expression.is_Mul:
+        first = expression.args[0]
+        if first.is_Rational and not first.is_Integer:
+            # A quotient by q, and a factor p.
+            rest = sympy.Mul(*expression.args[1:])
+            return complexity(rest) + 2 + (2 if abs(first.p) > 1 else 0) + (first < 0 and abs(first.p) == 1)
         parts = [part for part in expression.args if part != -1]
         inverse = [1 for part in parts if part.is_Pow and part.exp == -1]
         # The 1 of 1/x is a number; the quotient x/y has none.

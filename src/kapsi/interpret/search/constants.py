@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from kapsi.interpret.expressions import Floats, complexity, evaluate
+from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
 
 STEPS = 60
 """Largest number of steps of Levenberg–Marquardt."""
@@ -88,20 +88,20 @@ def fit(rows: Rows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float])
     """
     free = [symbol for symbol in start if expression.has(symbol)]
     values = np.array([start[symbol] for symbol in free], dtype=np.float64)
-    slopes = [sympy.diff(expression, symbol) for symbol in free]
     known = rows.values()
 
     def residuals(at: Floats) -> Floats:
         return evaluate(expression, {**known, **dict(zip(free, at, strict=True))}) - rows.y
 
-    error = np.broadcast_to(residuals(values), rows.y.shape)
-    best = float(error @ error)
+    with np.errstate(all="ignore"):
+        error = np.broadcast_to(residuals(values), rows.y.shape)
+        best = float(error @ error)
     if not math.isfinite(best):
         return None
     damping = 1e-4
     for _ in range(STEPS if free else 0):
         at = {**known, **dict(zip(free, values, strict=True))}
-        matrix = np.stack([np.broadcast_to(evaluate(slope, at), rows.y.shape) for slope in slopes], 1)
+        matrix = np.stack([np.broadcast_to(slope(expression, at, symbol), rows.y.shape) for symbol in free], 1)
         if not np.isfinite(matrix).all():
             break
         scale = np.sqrt((matrix * matrix).sum(0))
@@ -110,8 +110,9 @@ def fit(rows: Rows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float])
         for _ in range(8):
             system = np.vstack([matrix / scale, math.sqrt(damping) * np.eye(len(free))])
             step = np.linalg.lstsq(system, np.concatenate([-error, np.zeros(len(free))]), rcond=1e-15)[0] / scale
-            new = np.broadcast_to(residuals(values + step), rows.y.shape)
-            total = float(new @ new)
+            with np.errstate(all="ignore"):
+                new = np.broadcast_to(residuals(values + step), rows.y.shape)
+                total = float(new @ new)
             if total < best:
                 improved = True
                 break
@@ -155,17 +156,31 @@ def simple_numbers(value: float) -> Iterator[sympy.Expr]:
 
 def simplify_constants(rows: Rows, best: Fit) -> Fit:
     """Return the fit with free constants replaced by simple numbers, one by one, where the description gets shorter."""
-    while best.constants:
-        trials: list[Fit] = []
-        for symbol, value in best.constants.items():
-            for number in sorted(simple_numbers(value), key=lambda n: abs(float(n) - value))[:6]:
+    changed = True
+    while changed:
+        changed = False
+        constants = best.constants
+        for symbol in sorted(constants, key=lambda c: _roundness(constants[c])):
+            for number in _nearby(constants[symbol]):
                 trial = _replaced(rows, best, symbol, number)
                 if trial is not None and trial.cost < best.cost:
-                    trials.append(trial)
-        if not trials:
-            return best
-        best = min(trials, key=lambda trial: trial.cost)
+                    best, changed = trial, True
+                    break
+            if changed:
+                break
     return best
+
+
+def _nearby(value: float) -> list[sympy.Expr]:
+    """Return zero and the simplest and the nearest simple numbers."""
+    zero, *others = simple_numbers(value)
+    nearest = sorted(others, key=lambda n: abs(float(n) - value))[:2]
+    return [zero, *others[:2], *(n for n in nearest if n not in others[:2])]
+
+
+def _roundness(value: float) -> float:
+    """Return the relative distance from an integer."""
+    return abs(value - round(value)) / max(abs(value), 1e-300) if round(value) else abs(value)
 
 
 def _replaced(rows: Rows, best: Fit, symbol: sympy.Symbol, number: sympy.Expr) -> Fit | None:

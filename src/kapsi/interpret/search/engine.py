@@ -14,8 +14,11 @@ from kapsi.interpret.expressions import Floats
 from kapsi.interpret.search.constants import EXACT, FREE, NODE
 from kapsi.interpret.search.terms import Term
 
-FIRST, PAIRS, TRIPLES = 250, 40, 12
-"""Number of single terms, of pairs and of triples that are extended by a further term."""
+FIRST = 250
+PAIRS, TRIPLES = 240_000, 72_000
+"""Number of single terms that are extended by a further term; number of pairs and of triples times the number of terms."""
+MAX_COST_QUOTIENT, MOST_QUOTIENT = 9, 200
+"""Largest cost and number of terms of a quotient, above and below the line."""
 MOST_PER_SIZE = 12
 """Number of sums of each size kept for an outer function."""
 
@@ -109,21 +112,36 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
 
 def quotients(terms: Sequence[Term], y: Floats, rows: int, most: int) -> list[Sum]:
     """Return the best quotients y = P/Q of sums of terms, from the linear relation y = P − y (Q − 1)."""
-    if not len(terms):
+    terms = [term for term in terms if term.plain and term.cost <= MAX_COST_QUOTIENT][:MOST_QUOTIENT]
+    if not terms:
         return []
+    simple = range(len(terms))
     matrix = np.stack([term.values for term in terms])
-    simple = [i for i, term in enumerate(terms) if term.cost <= 8][:400]
     both = np.concatenate([matrix, -y * matrix[simple]])
     costs = np.array([*[term.cost for term in terms], *[terms[i].cost + 2 for i in simple]])
     variance = float(np.var(y)) * len(y)
     found = []
-    for chosen, error in _selected(both, y, np.ones_like(y), costs, rows, variance, most):
-        above = tuple(terms[i] for i in chosen if i < len(terms))
-        below = tuple(terms[simple[i - len(terms)]] for i in chosen if i >= len(terms))
-        if below:
+    for chosen, _ in _selected(both, y, np.ones_like(y), costs, rows, variance, most):
+        above = tuple(i for i in chosen if i < len(terms))
+        below = tuple(simple[i - len(terms)] for i in chosen if i >= len(terms))
+        error = _quotient_error(matrix[list(above)], matrix[list(below)], y) / variance if below else math.inf
+        if error < 1:
             cost = _cost(error, rows, 3.0, costs[list(chosen)])
-            found.append(Sum(cost, error, OUTER[0], above, below))
+            found.append(Sum(cost, error, OUTER[0], tuple(terms[i] for i in above), tuple(terms[i] for i in below)))
     return sorted(found, key=lambda s: s.cost)
+
+
+def _quotient_error(above: Floats, below: Floats, y: Floats) -> float:
+    """Return the squared error of P/Q; infinite for a denominator that almost vanishes."""
+    matrix = np.concatenate([np.ones((1, len(y))), above, -y * below]).T
+    solution = np.linalg.lstsq(matrix, y, rcond=1e-13)[0]
+    parts = solution[1 + len(above) :, None] * below
+    denominator = 1 + parts.sum(0)
+    # Identities such as sin² + cos² = 1 solve the linear relation, too.
+    if np.abs(denominator).min() < 1e-3 * np.abs(parts).max():
+        return math.inf
+    numerator = matrix[:, : 1 + len(above)] @ solution[: 1 + len(above)]
+    return float(((numerator / denominator - y) ** 2).sum())
 
 
 def _cost(error: float, rows: int, outer: float, costs: Floats) -> float:
@@ -150,12 +168,13 @@ def _selected(
     goal = goal / math.sqrt(total)
     share = total / variance
     beams: list[tuple[int, ...]] = [()]
-    for size, (width, kept) in enumerate(((1, FIRST), (FIRST, PAIRS), (PAIRS, TRIPLES), (TRIPLES, 1))[:most], 1):
+    pairs, triples = max(40, min(PAIRS // len(columns), 500)), max(12, min(TRIPLES // len(columns), 150))
+    for size, width in enumerate((1, FIRST, pairs, triples)[:most], 1):
         best: dict[tuple[int, ...], float] = {}
         if size == 2:
             best = _best_pairs(columns, goal, [first for (first,) in beams[:width]])
         for chosen in beams[:width] if size != 2 else ():
-            for i, left in _extended(columns, goal, chosen, 8 if size > 1 else kept):
+            for i, left in _extended(columns, goal, chosen, 8 if size > 1 else FIRST):
                 best[tuple(sorted((*chosen, i)))] = max(left, 0.0)
         # Cheap terms first among equally good ones.
         order = sorted(best, key=lambda c: _cost(best[c] * share, rows, 0.0, costs[list(c)]))

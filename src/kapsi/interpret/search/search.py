@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import sympy
 
 from kapsi.errors import FormulaError, check_number
 from kapsi.interpret.expressions import Floats, complexity
 from kapsi.interpret.search.constants import (
     EXACT,
+    FREE,
+    NODE,
     Fit,
     Rows,
     fit,
@@ -22,16 +25,24 @@ from kapsi.interpret.search.constants import (
 )
 from kapsi.interpret.search.engine import OUTER, Sum, quotients, sums
 from kapsi.interpret.search.reductions import Reduced, reduce
-from kapsi.interpret.search.terms import candidate_terms
+from kapsi.interpret.search.terms import Term, candidate_terms
 
 MAX_INPUTS = 8
 SCREENED = 200
 """Rows that sums of terms are compared on."""
 FITTED = 1000
 """Rows that constants are fitted to."""
-TRIED, SIMPLIFIED = 24, 8
-"""Sums whose constants are fitted, and the best of these, whose constants are simplified, for each set of inputs."""
+TRIED, SINGLE, SIMPLIFIED = 16, 6, 8
+"""Sums whose constants are fitted, single terms beyond, and the best, whose constants are simplified."""
 MOST_TERMS = 4
+MOST_SAVED = 3 * NODE + FREE
+"""Largest saving by a simple number in place of a constant, in units of log-likelihood."""
+SIMPLE_COST, MOST_SIMPLE = 5, 400
+"""Largest cost and number of the terms that are tried first."""
+LEAST_NOISE = 1e-7
+"""Share of the target's variance from which the error of a polynomial counts as noise."""
+NOISY = 1.02
+"""Largest error of a formula that ends the search, in errors of the polynomial on held-out rows."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,7 @@ def search_formula(
     fits: list[Fit] = [_constant(rows)]
     for reduced in _tried(rows):
         fits += _searched(rows, reduced, end)
-        best = min(fits, key=lambda one: one.cost)
-        if best.mse <= 10 * EXACT * variance or time.monotonic() > end:
+        if _solved(rows, reduced, fits) or time.monotonic() > end:
             break
     return _front(rows, fits)
 
@@ -113,41 +123,68 @@ def _tried(rows: Rows) -> Iterator[Reduced]:
 
 
 def _searched(rows: Rows, reduced: Reduced, end: float) -> list[Fit]:
-    """Return fitted formulas of the inputs of a reduction."""
-    some = np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(int)
-    inputs = [(e, reduced.x[some, i]) for i, e in enumerate(reduced.inputs)]
-    z = reduced.z[some]
+    """Return fitted formulas of the inputs of a reduction: of simple terms, then of all."""
+    inputs = [(e, reduced.x[_screened(rows), i]) for i, e in enumerate(reduced.inputs)]
     terms = candidate_terms(inputs)
+    simple = [term for term in terms if term.cost <= SIMPLE_COST][:MOST_SIMPLE]
+    fits = _of_terms(rows, reduced, simple, end)
+    if len(simple) < len(terms) and not _solved(rows, reduced, fits):
+        fits += _of_terms(rows, reduced, terms, end)
+    return fits
+
+
+def _of_terms(rows: Rows, reduced: Reduced, terms: Sequence[Term], end: float) -> list[Fit]:
+    z = reduced.z[_screened(rows)]
     pool: list[Sum] = []
     fits: list[Fit] = []
     tried: set[int] = set()
     for outer in OUTER:
         found = sums(terms, z, len(rows.y), outer, MOST_TERMS)
         pool += found
-        for candidate in found[:2]:
-            if candidate.error < 1e-14:
-                tried.add(id(candidate))
-                fits += _finished(rows, reduced, [candidate], 1)
+        exact = [candidate for candidate in found[:2] if candidate.error < 1e-14]
+        tried |= {id(candidate) for candidate in exact}
+        fits += _finished(rows, reduced, exact, 1)
         if any(one.mse <= 10 * EXACT * rows.variance for one in fits):
             return fits
         if time.monotonic() > end:
             break
     pool += quotients(terms, z, len(rows.y), MOST_TERMS)
     pool.sort(key=lambda s: s.cost)
-    return fits + _finished(rows, reduced, [s for s in pool if id(s) not in tried][:TRIED], SIMPLIFIED)
+    left = [s for s in pool if id(s) not in tried]
+    single = [s for s in left[TRIED:] if len(s.terms) == 1 and not s.denominator][:SINGLE]
+    return fits + _finished(rows, reduced, [*left[:TRIED], *single], SIMPLIFIED)
+
+
+def _screened(rows: Rows) -> npt.NDArray[np.int64]:
+    return np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(np.int64)
+
+
+def _solved(rows: Rows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
+    """Return whether the best formula is exact, or as good as a polynomial while rows have noise."""
+    best = min(fits, key=lambda one: one.cost, default=None)
+    if best is None:
+        return False
+    noise = reduced.error if reduced.error > LEAST_NOISE * rows.variance else 0.0
+    return best.mse <= max(10 * EXACT * rows.variance, NOISY * noise)
 
 
 def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> list[Fit]:
     """Return the fits of sums, the best with simple constants."""
     fits = [one for one in (_fit_sum(rows, reduced, candidate) for candidate in pool) if one is not None]
     fits.sort(key=lambda one: one.cost)
-    return [simplify_constants(rows, one) for one in fits[:count]] + fits[count:]
+    simplified: list[Fit] = []
+    least = math.inf
+    for one in fits[:count]:
+        # A simple number in place of a constant saves a little; the others cannot win.
+        if one.cost - MOST_SAVED * (len(one.constants) + 1) < least:
+            simplified.append(simplify_constants(rows, one))
+            least = min(least, simplified[-1].cost)
+    return [*simplified, *fits]
 
 
 def _fit_sum(rows: Rows, reduced: Reduced, candidate: Sum) -> Fit | None:
     """Return a sum with constants by least squares, in all rows."""
-    some = np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(int)
-    z = reduced.z[some]
+    z = reduced.z[_screened(rows)]
     with np.errstate(all="ignore"):
         target, weight = candidate.outer.inverse(z), 1 / np.abs(candidate.outer.slope(z))
     known = np.isfinite(target) & np.isfinite(weight)

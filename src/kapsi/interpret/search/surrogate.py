@@ -21,7 +21,7 @@ class Surrogate:
     Attributes:
         gradients: slope of each input at each row, (rows, inputs).
         values: value at each row.
-        error: mean squared error on held-out rows as a share of the target's variance.
+        error: mean squared error of leave-one-out as a share of the target's variance.
     """
 
     gradients: Floats
@@ -48,6 +48,8 @@ def surrogate(x: Floats, y: Floats) -> Surrogate:
             fit = _fitted(inputs, y, exponents)
             rising = 0 if fit.error < top else rising + 1
             top = min(top, fit.error)
+            if math.isinf(fit.error):
+                break
             if best is None or fit.error < best.error:
                 best = Surrogate(fit.gradients / x, fit.values, fit.error) if logarithm else fit
             if rising == 2 or fit.error < 1e-18:
@@ -63,7 +65,7 @@ def _exponents(inputs: int, degree: int) -> list[tuple[int, ...]]:
 
 
 def _fitted(x: Floats, y: Floats, exponents: list[tuple[int, ...]]) -> Surrogate:
-    """Return least squares of Chebyshev products, with the error of two halves."""
+    """Return least squares of Chebyshev products, with the error of leave-one-out."""
     low, high = x.min(0), x.max(0)
     scale = np.where(high > low, 2 / np.where(high > low, high - low, 1), 0)
     z = np.clip((x - low) * scale - 1, -1, 1)
@@ -75,11 +77,16 @@ def _fitted(x: Floats, y: Floats, exponents: list[tuple[int, ...]]) -> Surrogate
     powers = np.array(exponents)
     factors = [cosines[:, i, powers[:, i]] for i in range(x.shape[1])]
     matrix = np.prod(factors, axis=0)
-    error, half = 0.0, np.arange(len(y)) % 4 == 0
     center = y.mean()
-    solution = np.linalg.lstsq(matrix[~half], y[~half] - center, rcond=1e-12)[0]
-    error = float(np.mean((matrix[half] @ solution + center - y[half]) ** 2) / max(float(y.var()), 1e-300))
-    weights = np.linalg.lstsq(matrix, y - center, rcond=1e-12)[0]
+    basis, triangle = np.linalg.qr(matrix)
+    sizes = np.abs(np.diag(triangle))
+    if sizes.min() <= 1e-11 * sizes.max():
+        return Surrogate(np.zeros_like(x), np.full(len(y), center), math.inf)
+    inner = basis.T @ (y - center)
+    weights = np.linalg.solve(triangle, inner)
+    # Each row by the polynomial of all others.
+    left = (y - center - basis @ inner) / np.maximum(1 - (basis * basis).sum(1), 1e-3)
+    error = float(np.mean(left**2) / max(float(y.var()), 1e-300))
     gradients = np.empty_like(x)
     for i in range(x.shape[1]):
         others = [slopes[:, i, powers[:, i]] if j == i else factor for j, factor in enumerate(factors)]

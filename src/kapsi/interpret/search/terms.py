@@ -66,17 +66,19 @@ _FURTHER: tuple[Unary, ...] = (
     ("1/exp1", 5, lambda v: 1 / (np.exp(v) + 1), lambda v: 1 / (sympy.exp(v) + 1)),
     ("exp1/x", 4, lambda v: np.exp(-1 / v), lambda v: sympy.exp(-1 / v)),
 )
+_PLAIN = ("x", "1/x", "x^2", "1/x^2", "x^3", "sin", "cos")
 SCALES: tuple[sympy.Expr, ...] = (HALF, *map(sympy.Integer, (2, 3, 4, 5, 6, 8)), sympy.pi, 2 * sympy.pi)
 """Factors of the arguments of waves and exponentials of one input."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """A candidate term with its values on the rows."""
+    """A candidate term with its values on the rows; plain for integer powers, waves, and products of these."""
 
     cost: float
     values: Floats
     expression: Callable[[], sympy.Expr]
+    plain: bool = False
 
 
 def _usable(values: Floats) -> bool:
@@ -89,10 +91,10 @@ def _usable(values: Floats) -> bool:
 def unaries(expression: sympy.Expr, values: Floats, cost: float, kinds: Sequence[Unary]) -> Iterator[Term]:
     """Yield elementary functions of an expression."""
     with np.errstate(all="ignore"):
-        for _, more, function, symbolic in kinds:
+        for name, more, function, symbolic in kinds:
             result = function(values)
             if _usable(result):
-                yield Term(cost + more - 1, result, lambda s=symbolic: s(expression))
+                yield Term(cost + more - 1, result, lambda s=symbolic: s(expression), name in _PLAIN)
 
 
 def _product(terms: Sequence[Term]) -> Term | None:
@@ -103,6 +105,7 @@ def _product(terms: Sequence[Term]) -> Term | None:
         sum(term.cost for term in terms) + len(terms) - 1,
         values,
         lambda: sympy.Mul(*[term.expression() for term in terms]),
+        all(term.plain for term in terms),
     )
 
 
