@@ -165,7 +165,7 @@ def complexity(expression: sympy.Basic) -> int:
         if first.is_Rational and not first.is_Integer:
             # A quotient by q, and a factor p.
             rest = sympy.Mul(*expression.args[1:])
-            return complexity(rest) + 2 + (2 if abs(first.p) > 1 else 0) + (first < 0 and abs(first.p) == 1)
+            return complexity(rest) + 2 + (2 if abs(first.p) > 1 else 0) + (1 if first.p == -1 else 0)
         parts = [part for part in expression.args if part != -1]
         inverse = [1 for part in parts if part.is_Pow and part.exp == -1]
         # The 1 of 1/x is a number; the quotient x/y has none.

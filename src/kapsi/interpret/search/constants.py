@@ -17,8 +17,8 @@ STEPS = 60
 """Largest number of steps of Levenberg–Marquardt."""
 EXACT = 1e-20
 """Share of the target's variance that counts as no error."""
-NODE, FREE = 1.6, 5.0
-"""Cost of a number, variable or operation, and the further cost of a free constant, in units of log-likelihood."""
+NODE = 1.6
+"""Cost of a number, variable or operation, in units of log-likelihood."""
 MAX_DENOMINATOR = 12
 
 
@@ -65,9 +65,15 @@ class Fit:
 
 
 def description_length(rows: Rows, mse: float, expression: sympy.Expr, free: int) -> float:
-    """Return n/2 log(error) plus the costs of the expression."""
-    error = math.log(max(mse / rows.variance, EXACT))
-    return 0.5 * len(rows.y) * error + NODE * complexity(expression) + FREE * free + _cost_of_numbers(expression)
+    """Return n/2 log(error) plus the costs of the expression and of its free constants."""
+    share = max(mse / rows.variance, EXACT)
+    nodes = NODE * complexity(expression) + _cost_of_numbers(expression)
+    return 0.5 * len(rows.y) * math.log(share) + nodes + free * cost_of_constant(share, len(rows.y))
+
+
+def cost_of_constant(share: float, rows: int) -> float:
+    """Return the cost of a constant to the precision of its estimate, error/√rows, beyond that of a number."""
+    return max(0.5 * math.log(rows / max(share, EXACT)), 4.0)
 
 
 def _cost_of_numbers(expression: sympy.Expr) -> float:

@@ -11,14 +11,15 @@ import numpy as np
 import sympy
 
 from kapsi.interpret.expressions import Floats
-from kapsi.interpret.search.constants import EXACT, FREE, NODE
+from kapsi.interpret.search.constants import EXACT, NODE, cost_of_constant
 from kapsi.interpret.search.terms import Term
 
 FIRST = 250
 PAIRS, TRIPLES = 240_000, 72_000
 """Number of single terms that are extended by a further term; number of pairs and of triples times the number of terms."""
-MAX_COST_QUOTIENT, MOST_QUOTIENT = 9, 200
-"""Largest cost and number of terms of a quotient, above and below the line."""
+MAX_COST_BELOW, MOST_BELOW = 7, 300
+MAX_COST_ABOVE, MOST_ABOVE = 7, 150
+"""Largest cost and number of the terms of a quotient."""
 MOST_PER_SIZE = 12
 """Number of sums of each size kept for an outer function."""
 
@@ -110,25 +111,54 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
     return sorted(found, key=lambda s: s.cost)
 
 
-def quotients(terms: Sequence[Term], y: Floats, rows: int, most: int) -> list[Sum]:
-    """Return the best quotients y = P/Q of sums of terms, from the linear relation y = P − y (Q − 1)."""
-    terms = [term for term in terms if term.plain and term.cost <= MAX_COST_QUOTIENT][:MOST_QUOTIENT]
-    if not terms:
+def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[Sum]:
+    """Return the best quotients y = (c₀ + Σ cₖ tₖ)/(1 + c t) with up to three terms above the line.
+
+    The relation y = c₀ + Σ cₖ tₖ − c y t is linear; for each t, terms are selected after y t.
+    """
+    below = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_BELOW), key=lambda t: t.cost + 3 * t.wave)[:MOST_BELOW]
+    above = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_ABOVE), key=lambda t: t.cost + 2 * t.wave)[:MOST_ABOVE]
+    if not (below and above):
         return []
-    simple = range(len(terms))
-    matrix = np.stack([term.values for term in terms])
-    both = np.concatenate([matrix, -y * matrix[simple]])
-    costs = np.array([*[term.cost for term in terms], *[terms[i].cost + 2 for i in simple]])
+    values = np.stack([term.values for term in above])
+    costs = np.array([term.cost for term in above])
     variance = float(np.var(y)) * len(y)
     found = []
-    for chosen, _ in _selected(both, y, np.ones_like(y), costs, rows, variance, most):
-        above = tuple(i for i in chosen if i < len(terms))
-        below = tuple(simple[i - len(terms)] for i in chosen if i >= len(terms))
-        error = _quotient_error(matrix[list(above)], matrix[list(below)], y) / variance if below else math.inf
-        if error < 1:
-            cost = _cost(error, rows, 3.0, costs[list(chosen)])
-            found.append(Sum(cost, error, OUTER[0], tuple(terms[i] for i in above), tuple(terms[i] for i in below)))
+    columns, goal = _centered(values, y)
+    for term in below:
+        product, _ = _centered((y * term.values)[None], y)
+        inside = columns @ product[0]
+        norms = np.sqrt(np.maximum(1 - inside**2, 0))
+        rest = (columns - np.outer(inside, product[0])) / np.where(norms > 1e-4, norms, np.inf)[:, None]
+        left = goal - (goal @ product[0]) * product[0]
+        for numerator in _numerators(rest, left / np.linalg.norm(left)):
+            error = _quotient_error(values[list(numerator)], term.values[None], y) / variance
+            if error < 1:
+                cost = _cost(error, rows, 3.0, np.append(costs[list(numerator)], term.cost))
+                found.append(Sum(cost, error, OUTER[0], tuple(above[i] for i in numerator), (term,)))
     return sorted(found, key=lambda s: s.cost)
+
+
+def _numerators(columns: Floats, goal: Floats) -> list[tuple[int, ...]]:
+    """Return the best single terms, the best of all pairs, and the best triples that extend a pair."""
+    slope = columns @ goal
+    single = [(int(i),) for i in np.argsort(-(slope**2))[:2]]
+    gram = columns @ columns.T
+    norm = 1 - gram * gram
+    first = slope[:, None]
+    gain = np.triu(first * first + (slope - gram * first) ** 2 / np.where(norm > 1e-8, norm, np.inf), 1)
+    order = np.argpartition(-gain.ravel(), 4)[:4]
+    pairs = [(int(k // len(slope)), int(k % len(slope))) for k in order[np.argsort(-gain.ravel()[order])]]
+    triples = [(*pair, i) for pair in pairs[:3] for i, _ in _extended(columns, goal, pair, 1)]
+    return [*single, *pairs[:3], *triples]
+
+
+def _centered(columns: Floats, goal: Floats) -> tuple[Floats, Floats]:
+    """Return centered columns of unit norm, zero for constants, and the centered goal of unit norm."""
+    columns = columns - columns.mean(1, keepdims=True)
+    norms = np.linalg.norm(columns, axis=1)
+    goal = goal - goal.mean()
+    return columns / np.where(norms > 0, norms, np.inf)[:, None], goal / np.linalg.norm(goal)
 
 
 def _quotient_error(above: Floats, below: Floats, y: Floats) -> float:
@@ -147,7 +177,7 @@ def _quotient_error(above: Floats, below: Floats, y: Floats) -> float:
 def _cost(error: float, rows: int, outer: float, costs: Floats) -> float:
     # A factor for each term, perhaps 1, and a constant.
     nodes = outer + float(costs.sum()) + 1.5 * len(costs)
-    return 0.5 * rows * math.log(max(error, EXACT)) + NODE * nodes + 0.3 * FREE * len(costs)
+    return 0.5 * rows * math.log(max(error, EXACT)) + NODE * nodes + 0.3 * cost_of_constant(error, rows) * len(costs)
 
 
 def _selected(

@@ -19,6 +19,8 @@ WORSE = 1.5
 """Factor by which the error of a polynomial of fewer inputs may exceed that of the polynomial before."""
 EXPONENTS = (1, -1, 2, -2, 0.5, -0.5, 3, -3, 1.5, -1.5, 4, -4)
 MAX_STEPS = 10
+POOR, BETTER = 1e-3, 0.7
+"""Error of a polynomial from which slopes mean little, and the factor by which a guessed reduction must lower the error."""
 
 RIDGES: dict[str, tuple[Callable[[Any], Any], Callable[[Floats], Floats], Callable[[Any], Any]]] = {
     "product": (np.log, lambda x: 1 / x, sympy.log),
@@ -66,18 +68,29 @@ def reduce(symbols: tuple[sympy.Symbol, ...], x: Floats, y: Floats) -> list[Redu
     best = Reduced(tuple(symbols), x, sympy.Integer(1), np.ones(len(y)), y, surrogate(x, y))
     chain = [best]
     for _ in range(MAX_STEPS):
-        accepted = None
-        for _, build in sorted(_proposals(best), key=lambda proposal: proposal[0])[:12]:
-            trial = build()
-            if trial is None or trial.model.error > max(WORSE * best.model.error, 1e-9):
-                continue
-            accepted = trial
-            break
+        accepted = _guessed(best) if best.model.error > POOR and len(best.inputs) > 2 else _tested(best)
         if accepted is None:
             break
         chain.append(accepted)
         best = accepted
     return chain
+
+
+def _tested(now: Reduced) -> Reduced | None:
+    """Return the reduction with the clearest slopes whose polynomial is as good as before."""
+    for _, build in sorted(_proposals(now), key=lambda proposal: proposal[0])[:12]:
+        trial = build()
+        if trial is not None and trial.model.error <= max(WORSE * now.model.error, 1e-9):
+            return trial
+    return None
+
+
+def _guessed(now: Reduced) -> Reduced | None:
+    """Return the reduction with the best polynomial, if it is clearly better than before."""
+    proposed = [build for _, build in sorted(_proposals(now), key=lambda proposal: proposal[0])[:12]]
+    trials = [trial for trial in (build() for build in (*_guesses(now), *proposed)) if trial is not None]
+    best = min(trials, key=lambda trial: trial.model.error, default=None)
+    return None if best is None or best.model.error > BETTER * now.model.error else best
 
 
 def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | None]]]:
@@ -97,8 +110,6 @@ def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | Non
     for (i, j), (name, (_, slope, _)) in itertools.product(itertools.combinations(range(count), 2), RIDGES.items()):
         if name in ("product", "reciprocals") and not (now.x[:, [i, j]] != 0).all():
             continue
-        if name == "product" and not (now.x[:, [i, j]] > 0).all():
-            continue
         u, v = slopes[:, i] / slope(now.x[:, i]), slopes[:, j] / slope(now.x[:, j])
         ratio = _ratio(u, v)
         if ratio is None:
@@ -106,6 +117,18 @@ def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | Non
         misfit, c = ratio
         if misfit < LOOSE:
             yield misfit, lambda i=i, j=j, c=c, name=name: _joined(now, i, j, c, name)
+
+
+def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
+    """Yield factors and pairs of inputs without a test of slopes."""
+    count = len(now.inputs)
+    for i in range(count):
+        if (now.x[:, i] != 0).all():
+            yield from (lambda i=i, p=p: _factored(now, i, p) for p in (1, -1))
+    for i, j in itertools.combinations(range(count), 2):
+        yield from (lambda i=i, j=j, c=c: _joined(now, i, j, c, "sum") for c in (1.0, -1.0))
+        if (now.x[:, [i, j]] != 0).all():
+            yield from (lambda i=i, j=j, c=c: _joined(now, i, j, c, "product") for c in (1.0, -1.0))
 
 
 def _ratio(u: Floats, v: Floats) -> tuple[float, float] | None:
@@ -143,7 +166,6 @@ def _joined(now: Reduced, i: int, j: int, c: float, name: str) -> Reduced | None
         if name == "product":
             if ratio is None:
                 return None
-            p, q = (1, ratio) if abs(ratio) <= 1 or ratio.q != 1 and abs(ratio.p) == 1 else (1 / ratio, 1)
             p, q = (1 / ratio, sympy.Integer(1)) if abs(ratio) < 1 else (sympy.Integer(1), ratio)
             expression = a**p * b**q
             values = now.x[:, i] ** float(p) * now.x[:, j] ** float(q)

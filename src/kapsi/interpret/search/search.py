@@ -15,10 +15,10 @@ from kapsi.errors import FormulaError, check_number
 from kapsi.interpret.expressions import Floats, complexity
 from kapsi.interpret.search.constants import (
     EXACT,
-    FREE,
     NODE,
     Fit,
     Rows,
+    cost_of_constant,
     fit,
     simplify_constants,
     with_constants,
@@ -35,8 +35,6 @@ FITTED = 1000
 TRIED, SINGLE, SIMPLIFIED = 16, 6, 8
 """Sums whose constants are fitted, single terms beyond, and the best, whose constants are simplified."""
 MOST_TERMS = 4
-MOST_SAVED = 3 * NODE + FREE
-"""Largest saving by a simple number in place of a constant, in units of log-likelihood."""
 SIMPLE_COST, MOST_SIMPLE = 5, 400
 """Largest cost and number of the terms that are tried first."""
 LEAST_NOISE = 1e-7
@@ -148,7 +146,7 @@ def _of_terms(rows: Rows, reduced: Reduced, terms: Sequence[Term], end: float) -
             return fits
         if time.monotonic() > end:
             break
-    pool += quotients(terms, z, len(rows.y), MOST_TERMS)
+    pool += quotients(terms, z, len(rows.y))
     pool.sort(key=lambda s: s.cost)
     left = [s for s in pool if id(s) not in tried]
     single = [s for s in left[TRIED:] if len(s.terms) == 1 and not s.denominator][:SINGLE]
@@ -176,7 +174,8 @@ def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> 
     least = math.inf
     for one in fits[:count]:
         # A simple number in place of a constant saves a little; the others cannot win.
-        if one.cost - MOST_SAVED * (len(one.constants) + 1) < least:
+        saving = 3 * NODE + cost_of_constant(one.mse / rows.variance, len(rows.y))
+        if one.cost - saving * (len(one.constants) + 1) < least:
             simplified.append(simplify_constants(rows, one))
             least = min(least, simplified[-1].cost)
     return [*simplified, *fits]

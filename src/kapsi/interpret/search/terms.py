@@ -73,12 +73,13 @@ SCALES: tuple[sympy.Expr, ...] = (HALF, *map(sympy.Integer, (2, 3, 4, 5, 6, 8)),
 
 @dataclass(frozen=True)
 class Term:
-    """A candidate term with its values on the rows; plain for integer powers, waves, and products of these."""
+    """A candidate term with its values on the rows; plain for integer powers, waves, and products."""
 
     cost: float
     values: Floats
     expression: Callable[[], sympy.Expr]
     plain: bool = False
+    wave: bool = False
 
 
 def _usable(values: Floats) -> bool:
@@ -90,11 +91,13 @@ def _usable(values: Floats) -> bool:
 
 def unaries(expression: sympy.Expr, values: Floats, cost: float, kinds: Sequence[Unary]) -> Iterator[Term]:
     """Yield elementary functions of an expression."""
+    # Powers of sums are no new terms of a quotient.
+    plain = _PLAIN[5:] if expression.is_Add else _PLAIN
     with np.errstate(all="ignore"):
         for name, more, function, symbolic in kinds:
             result = function(values)
             if _usable(result):
-                yield Term(cost + more - 1, result, lambda s=symbolic: s(expression), name in _PLAIN)
+                yield Term(cost + more - 1, result, lambda s=symbolic: s(expression), name in plain, name in _PLAIN[5:])
 
 
 def _product(terms: Sequence[Term]) -> Term | None:
@@ -106,6 +109,7 @@ def _product(terms: Sequence[Term]) -> Term | None:
         values,
         lambda: sympy.Mul(*[term.expression() for term in terms]),
         all(term.plain for term in terms),
+        any(term.wave for term in terms),
     )
 
 
