@@ -12,9 +12,11 @@ HOMES: dict[str, str] = {
     "Contributions": "attribution",
     "Effect": "effect",
     "Importance": "importance",
+    "ModelFormula": "formulas",
     "PairEffect": "importance",
     "contributions": "attribution",
     "effects": "effect",
+    "formula": "formulas",
     "importances": "importance",
     "interactions": "importance",
 }

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import sympy
 
 from kapsi.errors import FormulaError, check_number
-from kapsi.interpret.expressions import Floats, complexity
+from kapsi.interpret.expressions import Floats, complexity, evaluate
 from kapsi.interpret.search.constants import (
     EXACT,
     NODE,
@@ -39,6 +39,8 @@ SIMPLE_COST, MOST_SIMPLE = 5, 400
 """Largest cost and number of the terms that are tried first."""
 LEAST_NOISE = 1e-7
 """Share of the target's variance from which the error of a polynomial counts as noise."""
+SAME_NOISE = 0.75
+"""Least correlation of the errors of a formula and of the polynomial for noise."""
 NOISY = 1.02
 """Largest error of a formula that ends the search, in errors of the polynomial on held-out rows."""
 
@@ -162,8 +164,14 @@ def _solved(rows: Rows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
     best = min(fits, key=lambda one: one.cost, default=None)
     if best is None:
         return False
-    noise = reduced.error if reduced.error > LEAST_NOISE * rows.variance else 0.0
-    return best.mse <= max(10 * EXACT * rows.variance, NOISY * noise)
+    if best.mse <= 10 * EXACT * rows.variance:
+        return True
+    if reduced.model.error < LEAST_NOISE or best.mse > NOISY * reduced.error:
+        return False
+    # Noise is the same for a formula and a polynomial; misfits differ.
+    own = rows.y - evaluate(best.filled(), rows.values())
+    other = rows.y - reduced.scale * reduced.model.values
+    return float(np.corrcoef(own, other)[0, 1]) > SAME_NOISE
 
 
 def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> list[Fit]:

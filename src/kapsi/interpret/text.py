@@ -1,0 +1,161 @@
+"""Text of formulas: plain, LaTeX and Python source. Names of columns are data: quoted or escaped as each form needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+from sympy.printing.latex import LatexPrinter
+from sympy.printing.str import StrPrinter
+
+from kapsi.errors import FormulaError, printable
+
+NAME = re.compile(r"[^\W\d]\w*")
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def rounded(expression: Any, digits: int) -> Any:
+    """Return an expression with rounded floating-point numbers, whole numbers as integers."""
+    numbers = {}
+    for number in expression.atoms(sympy.Float):
+        value = float(f"{float(number):.{digits}g}")
+        numbers[number] = sympy.Integer(int(value)) if value.is_integer() and abs(value) < 10**digits else sympy.Float(value, digits)
+    return expression.xreplace(numbers)
+
+
+class _Text(StrPrinter):
+    def _print_Symbol(self, expr: Any) -> str:
+        return shown_name(expr.name)
+
+
+def shown_name(name: str) -> str:
+    """Return a name as it is if it is an identifier, else in backquotes, as a line of printable text."""
+    return name if NAME.fullmatch(name) else f"`{printable(name.replace('`', chr(39)))}`"
+
+
+def as_text(expression: Any, digits: int = 4) -> str:
+    """Return an expression as text.
+
+    Example:
+        >>> as_text(sympy.Symbol("petal width") * 0.123456 + 1)
+        '0.1235*`petal width` + 1'
+    """
+    return str(_Text({"full_prec": False}).doprint(rounded(expression, digits)))
+
+
+class _Latex(LatexPrinter):
+    def _print_Symbol(self, expr: Any, style: str = "plain") -> str:
+        return latex_name(expr.name)
+
+
+def latex_name(name: str) -> str:
+    """Return a name as upright text of LaTeX, escaped."""
+    if len(name) == 1 and name.isascii() and name.isalpha():
+        return name
+    return r"\text{" + "".join(LATEX.get(letter, letter) for letter in printable(name)) + "}"
+
+
+def as_latex(name: str, expression: Any, digits: int = 4) -> str:
+    """Return `name = expression` as LaTeX, without dollar signs."""
+    body = _Latex({"ln_notation": True, "full_prec": False}).doprint(rounded(expression, digits))
+    return f"{latex_name(name)} = {body}"
+
+
+class _Python(StrPrinter):
+    """Source with NumPy functions; parts are printed from a closed list."""
+
+    FUNCTIONS = {
+        "exp": "exp", "log": "log", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "arcsin", "acos": "arccos",
+        "atan": "arctan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "arcsinh", "acosh": "arccosh",
+        "atanh": "arctanh", "Abs": "abs", "sign": "sign", "floor": "floor",
+    }  # fmt: skip
+
+    def __init__(self, names: Mapping[Any, str]) -> None:
+        super().__init__({"full_prec": False})
+        self.names = names
+
+    def _print_Symbol(self, expr: Any) -> str:
+        return self.names[expr]
+
+    def _print_Float(self, expr: Any) -> str:
+        return repr(float(expr))
+
+    def _print_Rational(self, expr: Any) -> str:
+        return f"({expr.p}/{expr.q})"
+
+    def _print_Pi(self, expr: Any) -> str:
+        return "np.pi"
+
+    def _print_Pow(self, expr: Any, rational: bool = False) -> str:
+        if expr.exp == sympy.Rational(1, 2):
+            return f"np.sqrt({self._print(expr.base)})"
+        if expr.exp == sympy.Rational(-1, 2):
+            return f"(1/np.sqrt({self._print(expr.base)}))"
+        if expr.exp == -1:
+            return f"(1/({self._print(expr.base)}))"
+        return f"({self._print(expr.base)})**({self._print(expr.exp)})"
+
+    def _print_Function(self, expr: Any) -> str:
+        name = self.FUNCTIONS.get(expr.func.__name__)
+        if name is None:
+            raise FormulaError(f"formula: {expr.func.__name__} has no form in Python source")
+        return f"np.{name}({', '.join(self._print(a) for a in expr.args)})"
+
+    def _print_Max(self, expr: Any) -> str:
+        return self._nested("np.maximum", expr.args)
+
+    def _print_Min(self, expr: Any) -> str:
+        return self._nested("np.minimum", expr.args)
+
+    def _nested(self, name: str, args: Sequence[Any]) -> str:
+        text = self._print(args[0])
+        for part in args[1:]:
+            text = f"{name}({text}, {self._print(part)})"
+        return str(text)
+
+    def _print_Piecewise(self, expr: Any) -> str:
+        text = "np.nan"
+        for value, condition in reversed(expr.args):
+            text = self._print(value) if condition == sympy.true else f"np.where({self._print(condition)}, {self._print(value)}, {text})"
+        return str(text)
+
+
+def as_python(outputs: Mapping[str, Any], symbols: Sequence[Any]) -> str:
+    """Return the source of a function `formula(x0, x1, …)` of NumPy arrays.
+
+    Names that are no identifiers appear in the docstring only, escaped; no name of data becomes code.
+
+    Example:
+        >>> print(as_python({"y": sympy.Symbol("a b") + 1.5}, [sympy.Symbol("a b")]))
+        import numpy as np
+        <BLANKLINE>
+        <BLANKLINE>
+        def formula(x0):
+            # x0: 'a b'
+            return (
+                x0 + 1.5,  # 'y'
+            )
+        <BLANKLINE>
+    """
+    names = {symbol: f"x{i}" for i, symbol in enumerate(symbols)}
+    printer = _Python(names)
+    lines = ["import numpy as np", "", "", f"def formula({', '.join(names.values())}):"]
+    lines += [f"    # {short}: {ascii(symbol.name)}" for symbol, short in names.items()]
+    lines += ["    return ("]
+    lines += [f"        {printer.doprint(expression)},  # {ascii(name)}" for name, expression in outputs.items()]
+    return "\n".join([*lines, "    )", ""])
