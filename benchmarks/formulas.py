@@ -88,7 +88,11 @@ def stored() -> list[dict[str, Any]]:
 def page(records: list[dict[str, Any]]) -> str:
     """Return the page: counts by group, then every miss."""
     lines = ["# Recovery of formulas", "", *(__doc__ or "").split("\n\nRun:")[0].splitlines()[2:], ""]
-    lines += ["Counts are medians over seeds.", "", "| functions | noise | seeds | equal | close | of | asked | CPU s, median | largest |"]
+    lines += [
+        "Counts are medians over seeds.",
+        "",
+        "| functions | noise | seeds | equal | close | of | asked | CPU s, median | largest |",
+    ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for group, names in GROUPS.items():
         for noise in sorted({r["noise"] for r in records}):
@@ -106,14 +110,22 @@ def page(records: list[dict[str, Any]]) -> str:
                 f"| {group} | {noise:g} | {len(seeds)} | {counts['equal']:g} | {counts['close']:g} | {len(names)} | "
                 f"{TARGETS[group]} | {np.median(times):.1f} | {max(times):.1f} |"
             )
-    lines += ["", "## Misses and close formulas", "", "| function | noise | seed | | R² | formula |", "|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## Misses and close formulas",
+        "",
+        "| function | noise | seed | | R² | formula |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in sorted(records, key=lambda r: (r["name"][0], int(r["name"][2:]), r["noise"], r["seed"])):
         if verdict(r) != "equal":
             text = r["formula"] or r.get("note", "")
             shown = text if len(text) <= 160 else f"{text[:157]}…"
             r2 = "" if r["r2"] is None else f"{r['r2']:.5f}"
             known = ALIASES.get(r["name"], "")
-            lines.append(f"| {r['name']} {known} `{r['function']}` | {r['noise']:g} | {r['seed']} | {verdict(r)} | {r2} | `{shown}` |")
+            lines.append(
+                f"| {r['name']} {known} `{r['function']}` | {r['noise']:g} | {r['seed']} | {verdict(r)} | {r2} | `{shown}` |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 HOMES: dict[str, str] = {
     "Contributions": "attribution",
     "Effect": "effect",
+    "FormulaRow": "pareto",
+    "FormulaTable": "pareto",
     "Importance": "importance",
     "ModelFormula": "formulas",
     "PairEffect": "importance",
@@ -19,6 +21,7 @@ HOMES: dict[str, str] = {
     "formula": "formulas",
     "importances": "importance",
     "interactions": "importance",
+    "short_formulas": "pareto",
 }
 """The module of each public name."""
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import sympy
 import torch
+from torch import Tensor
 
 from kapsi.errors import FormulaError
-from kapsi.expansion import Expansion, Extended, Nested, SelectedInputs
+from kapsi.expansion import Expansion, Extended, Nested, Processed, SelectedInputs
 from kapsi.expansion.spline import BSpline
 from kapsi.expansion.tree import TreeLeaves
 from kapsi.fusion import Mean, Sum
@@ -41,21 +44,24 @@ def model_expressions(model: Model, inputs: Array) -> Array:
 
 
 def _of_model(model: Model, inputs: Array) -> Array:
-    for i, layer in enumerate(model.layers):
-        outputs = [_of_head(head, inputs) for head in layer.check_heads(f"layers[{i}]")]  # type: ignore[operator]
-        fusion: Any = layer.spec.fusion
+    layers: Any = model.layers
+    for i, layer in enumerate(layers):
+        outputs = [_of_head(head, inputs) for head in layer.check_heads(f"layers[{i}]")]
+        fusion = layer.spec.fusion
         if isinstance(fusion, Sum | Mean):
             inputs = np.array([sympy.Add(*parts) for parts in zip(*outputs, strict=True)], dtype=object)
             inputs = inputs / len(outputs) if isinstance(fusion, Mean) and len(outputs) > 1 else inputs
         else:
-            count, store = len(outputs), layer.fusion
-            flat = np.concatenate(outputs)
-            inputs = traced(
-                lambda x, f=fusion, s=store, c=count: f(x.unflatten(-1, (c, -1)).movedim(-2, 0), s), flat, type(fusion).__name__
-            )
-        for step, process in zip(layer.output, layer.spec.output, strict=True):  # type: ignore[arg-type]
+            fused = functools.partial(_fused, layer, len(outputs))
+            inputs = traced(fused, np.concatenate(outputs), type(fusion).__name__)
+        for step, process in zip(layer.output, layer.spec.output, strict=True):
             inputs = traced(step, inputs, process.name)
     return inputs
+
+
+def _fused(layer: Any, count: int, outputs: Tensor) -> Tensor:
+    fused: Tensor = layer.spec.fusion(outputs.unflatten(-1, (count, -1)).movedim(-2, 0), layer.fusion)
+    return fused
 
 
 def _of_head(head: Head, inputs: Array) -> Array:
@@ -63,7 +69,9 @@ def _of_head(head: Head, inputs: Array) -> Array:
     spec, owner = head.spec, head._owner[0] if head._owner else head
     if not isinstance(spec.fusion, Sum):
         raise FormulaError(f"formula: channels fused by {type(spec.fusion).__name__} have no closed form")
-    weights = head.weights().dense().sum(0) if spec.channels > 1 else head.weights().dense().reshape(head.out_features, -1)
+    weights = (
+        head.weights().dense().sum(0) if spec.channels > 1 else head.weights().dense().reshape(head.out_features, -1)
+    )
     matrix = weights.numpy()
     if matrix.size > MOST_WEIGHTS:
         raise FormulaError(
@@ -109,6 +117,14 @@ def contracted(expansion: Expansion, x: Array, tensors: Any, matrix: Any) -> Arr
         for i, part in enumerate(inner):
             x = contracted(part, x, tensors[str(i)], np.eye(part.out_features(len(x))))
         return contracted(last, x, tensors[str(len(inner))], matrix)
+    if isinstance(expansion, Processed):
+        for name, steps in (("before", expansion.before), ("after", expansion.after)):
+            if name == "after":
+                count = expansion.expansion.out_features(len(x))
+                x = contracted(expansion.expansion, x, tensors["expansion"], np.eye(count) if steps else matrix)
+            for step, process in zip(tensors[name] if steps else (), steps, strict=True):
+                x = traced(step, x, process.name)
+        return _product(matrix, x) if expansion.after else x
     if isinstance(expansion, Layers):
         return _product(matrix, _of_model(tensors["model"], x))
     if isinstance(expansion, BSpline):
@@ -140,7 +156,7 @@ def _splines(spline: BSpline, x: Array, tensors: Any, row: Any) -> Iterator[symp
         knots = tensors["knots"].numpy()
         knots = knots if spline.extrapolation == "extended" else knots[degree : degree + count + 1]
 
-    def values(points: Any, i: int) -> Any:
+    def values(i: int, points: Any) -> Any:
         full = torch.zeros(len(points), len(x), dtype=torch.float64)
         full[:, i] = torch.from_numpy(points)
         columns = spline.clamped()(full, tensors).dense().unflatten(-1, weights.shape)
@@ -149,14 +165,14 @@ def _splines(spline: BSpline, x: Array, tensors: Any, row: Any) -> Iterator[symp
     for i, expression in enumerate(x):
         if bool((weights[:, i] == 0).all()):
             continue
-        yield _piecewise(spline, expression, knots[:, i], lambda points, i=i: values(points, i))
+        yield _piecewise(spline, expression, knots[:, i], functools.partial(values, i))
 
 
 def _piecewise(spline: BSpline, x: sympy.Expr, knots: Any, values: Callable[[Any], Any]) -> sympy.Expr:
     """Return a spline as a polynomial in x − knot for each interval."""
     pieces: list[tuple[Any, Any]] = []
     scale, shift, variable = _affine(x)
-    distinct = [(a, b) for a, b in zip(knots, knots[1:], strict=False) if b > a]
+    distinct = [(a, b) for a, b in itertools.pairwise(knots) if b > a]
     polynomials = []
     for a, b in distinct:
         nodes = (1 - np.cos(np.pi * (np.arange(spline.degree + 1) + 0.5) / (spline.degree + 1))) / 2
@@ -164,7 +180,12 @@ def _piecewise(spline: BSpline, x: sympy.Expr, knots: Any, values: Callable[[Any
         powers = np.linalg.solve(np.vander(nodes, increasing=True), inside) / (b - a) ** np.arange(spline.degree + 1)
         polynomials.append((a, b, powers))
         ends = sympy.Float((b - shift) / scale)
-        pieces.append((_polynomial(variable, scale, (a - shift) / scale, powers), variable < ends if scale > 0 else variable > ends))
+        pieces.append(
+            (
+                _polynomial(variable, scale, (a - shift) / scale, powers),
+                variable < ends if scale > 0 else variable > ends,
+            )
+        )
     begin, end = _beyond(spline, variable, scale, shift, polynomials)
     low, high = (sympy.Float((v - shift) / scale) for v in (distinct[0][0], distinct[-1][1]))
     first = (begin, variable < low if scale > 0 else variable > low)
@@ -176,7 +197,7 @@ def _beyond(spline: BSpline, x: Any, scale: float, shift: float, polynomials: An
     """Return the expressions below and above the range."""
     if spline.extrapolation in ("zero", "extended"):
         return sympy.Integer(0), sympy.Integer(0)
-    ends = []
+    ends: list[sympy.Expr] = []
     for a, b, powers in (polynomials[0], polynomials[-1]):
         at = a if not ends else b
         orders = np.arange(len(powers))
@@ -226,4 +247,6 @@ def _trees(expansion: TreeLeaves, x: Array, tensors: Any, matrix: Any) -> Array:
         left, right = (node(child, row) for child in branches[k])
         return left if left == right else sympy.Piecewise((left, condition), (right, True), evaluate=False)
 
-    return np.array([sympy.Add(*[node(root, row) for root in tensors["roots"].tolist()]) for row in matrix], dtype=object)
+    return np.array(
+        [sympy.Add(*[node(root, row) for root in tensors["roots"].tolist()]) for row in matrix], dtype=object
+    )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import sympy
-import torch
 
 from kapsi.data.tabular import DateColumn, NumberColumn, Preprocessing, TargetScale
 from kapsi.data.tabular.types import label_text
@@ -82,11 +81,11 @@ def formula(model: Any) -> ModelFormula:
         FormulaError: a function without a closed form, named in the message.
 
     Example:
-        >>> import kapsi as kp
+        >>> import torch, kapsi as kp
         >>> model = kp.Model(kp.rpn([2, 1], kp.Taylor(2)), seed=0, dtype=torch.float64)
         >>> model.layers[0].heads[0].assign("reconciliation", matrix=[[3.0, 0.0, 0.0, 1.0, 1.0, -0.5]])
         >>> print(formula(model).text())
-        y = 3*x1 + 2*x1*x2 - 0.5*x2**2
+        y = 2*x1*x2 + 3*x1 - 0.5*x2**2
     """
     table = model.model if isinstance(model, LoadedRun) else getattr(model, "_table", None)
     if isinstance(table, TableModel):
@@ -172,4 +171,3 @@ def valid_range(table: TableModel) -> list[str]:
     if means:
         notes.append(f"a missing number counts as the mean of its column: {', '.join(means)}")
     return notes
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 from sympy.printing.latex import LatexPrinter
@@ -34,11 +34,13 @@ def rounded(expression: Any, digits: int) -> Any:
     numbers = {}
     for number in expression.atoms(sympy.Float):
         value = float(f"{float(number):.{digits}g}")
-        numbers[number] = sympy.Integer(int(value)) if value.is_integer() and abs(value) < 10**digits else sympy.Float(value, digits)
+        numbers[number] = (
+            sympy.Integer(int(value)) if value.is_integer() and abs(value) < 10**digits else sympy.Float(value, digits)
+        )
     return expression.xreplace(numbers)
 
 
-class _Text(StrPrinter):
+class _Text(StrPrinter):  # type: ignore[misc]
     def _print_Symbol(self, expr: Any) -> str:
         return shown_name(expr.name)
 
@@ -58,15 +60,16 @@ def as_text(expression: Any, digits: int = 4) -> str:
     return str(_Text({"full_prec": False}).doprint(rounded(expression, digits)))
 
 
-class _Latex(LatexPrinter):
+class _Latex(LatexPrinter):  # type: ignore[misc]
     def _print_Symbol(self, expr: Any, style: str = "plain") -> str:
         return latex_name(expr.name)
 
 
 def latex_name(name: str) -> str:
-    """Return a name as upright text of LaTeX, escaped."""
-    if len(name) == 1 and name.isascii() and name.isalpha():
-        return name
+    """Return a name as upright text of LaTeX, escaped; letters with a number as variables with an index."""
+    variable = re.fullmatch(r"([A-Za-z])(\d*)", name, re.ASCII)
+    if variable:
+        return variable[1] + (f"_{{{variable[2]}}}" if variable[2] else "")
     return r"\text{" + "".join(LATEX.get(letter, letter) for letter in printable(name)) + "}"
 
 
@@ -76,10 +79,10 @@ def as_latex(name: str, expression: Any, digits: int = 4) -> str:
     return f"{latex_name(name)} = {body}"
 
 
-class _Python(StrPrinter):
+class _Python(StrPrinter):  # type: ignore[misc]
     """Source with NumPy functions; parts are printed from a closed list."""
 
-    FUNCTIONS = {
+    FUNCTIONS: ClassVar[dict[str, str]] = {
         "exp": "exp", "log": "log", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "arcsin", "acos": "arccos",
         "atan": "arctan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "arcsinh", "acosh": "arccosh",
         "atanh": "arctanh", "Abs": "abs", "sign": "sign", "floor": "floor",
@@ -131,7 +134,11 @@ class _Python(StrPrinter):
     def _print_Piecewise(self, expr: Any) -> str:
         text = "np.nan"
         for value, condition in reversed(expr.args):
-            text = self._print(value) if condition == sympy.true else f"np.where({self._print(condition)}, {self._print(value)}, {text})"
+            text = (
+                self._print(value)
+                if condition == sympy.true
+                else f"np.where({self._print(condition)}, {self._print(value)}, {text})"
+            )
         return str(text)
 
 
@@ -155,7 +162,7 @@ def as_python(outputs: Mapping[str, Any], symbols: Sequence[Any]) -> str:
     names = {symbol: f"x{i}" for i, symbol in enumerate(symbols)}
     printer = _Python(names)
     lines = ["import numpy as np", "", "", f"def formula({', '.join(names.values())}):"]
-    lines += [f"    # {short}: {ascii(symbol.name)}" for symbol, short in names.items()]
+    lines += [f"    # {short}: {symbol.name!a}" for symbol, short in names.items()]
     lines += ["    return ("]
-    lines += [f"        {printer.doprint(expression)},  # {ascii(name)}" for name, expression in outputs.items()]
+    lines += [f"        {printer.doprint(expression)},  # {name!a}" for name, expression in outputs.items()]
     return "\n".join([*lines, "    )", ""])

@@ -89,9 +89,7 @@ class _Expressions(torch.fx.Interpreter):
 
 
 def _symbolic(values: Sequence[Any]) -> bool:
-    return any(
-        isinstance(v, np.ndarray) or (isinstance(v, list | tuple) and _symbolic(v)) for v in values
-    )
+    return any(isinstance(v, np.ndarray) or (isinstance(v, list | tuple) and _symbolic(v)) for v in values)
 
 
 def _array(value: Any) -> Any:
@@ -115,7 +113,7 @@ def _number(value: Any) -> Any:
         return value
     if isinstance(value, bool | np.bool_):
         return sympy.true if value else sympy.false
-    if isinstance(value, int | np.integer) or float(value).is_integer() and abs(float(value)) < 1e6:
+    if isinstance(value, int | np.integer) or (float(value).is_integer() and abs(float(value)) < 1e6):
         return sympy.Integer(int(value))
     return sympy.Float(float(value))
 
@@ -239,7 +237,7 @@ _SAME = lambda x, *_, **__: x  # noqa: E731
 _SHAPE = lambda x, shape: x.reshape(shape)  # noqa: E731
 _ZEROS = lambda x, *a, **k: np.zeros(x.shape)  # noqa: E731
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: _SAME for name in ("detach", "clone", "contiguous", "alias", "dropout", "_assert_tensor_metadata")},
+    **dict.fromkeys(("detach", "clone", "contiguous", "alias", "dropout", "_assert_tensor_metadata"), _SAME),
     "to": _cast,
     "_to_copy": _cast,
     "nan_to_num": _SAME,
@@ -320,6 +318,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "cumprod": lambda x, axis: np.cumprod(x, axis),
     "zeros_like": _ZEROS,
     "ones_like": lambda x, *a, **k: np.ones(x.shape),
+    "new_full": lambda x, shape, value, **k: np.full(shape, value),
+    "new_empty": lambda x, shape, **k: np.zeros(shape),
     "new_zeros": lambda x, shape, **k: np.zeros(shape),
     "new_ones": lambda x, shape, **k: np.ones(shape),
     "full_like": lambda x, value, **k: np.full(x.shape, value),
@@ -329,12 +329,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "split_with_sizes": _split,
     "chunk": lambda x, count, axis=0: list(np.array_split(x, count, axis)),
     "unbind": _unbound,
-    "flatten": lambda x, start=0, end=-1: x.reshape(
-        [*x.shape[: start % x.ndim], -1, *x.shape[end % x.ndim + 1 :]]
-    ),
-    "unflatten": lambda x, axis, sizes: x.reshape(
-        [*x.shape[: axis % x.ndim], *sizes, *x.shape[axis % x.ndim + 1 :]]
-    ),
+    "flatten": lambda x, start=0, end=-1: x.reshape([*x.shape[: start % x.ndim], -1, *x.shape[end % x.ndim + 1 :]]),
+    "unflatten": lambda x, axis, sizes: x.reshape([*x.shape[: axis % x.ndim], *sizes, *x.shape[axis % x.ndim + 1 :]]),
     "view": _SHAPE,
     "reshape": _SHAPE,
     "_unsafe_view": _SHAPE,

@@ -23,7 +23,7 @@ MAX_DENOMINATOR = 12
 
 
 @dataclass(frozen=True)
-class Rows:
+class SearchRows:
     """Rows of a search.
 
     Attributes:
@@ -64,7 +64,7 @@ class Fit:
         return self.expression.xreplace({symbol: sympy.Float(value) for symbol, value in self.constants.items()})
 
 
-def description_length(rows: Rows, mse: float, expression: sympy.Expr, free: int) -> float:
+def description_length(rows: SearchRows, mse: float, expression: sympy.Expr, free: int) -> float:
     """Return n/2 log(error) plus the costs of the expression and of its free constants."""
     share = max(mse / rows.variance, EXACT)
     nodes = NODE * complexity(expression) + _cost_of_numbers(expression)
@@ -84,7 +84,7 @@ def _cost_of_numbers(expression: sympy.Expr) -> float:
     return cost + (1.0 if expression.has(sympy.pi) else 0.0)
 
 
-def fit(rows: Rows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float]) -> Fit | None:
+def fit(rows: SearchRows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float]) -> Fit | None:
     """Return an expression with the constants of least squares near a start, None without finite values.
 
     Args:
@@ -149,7 +149,15 @@ def simple_numbers(value: float) -> Iterator[sympy.Expr]:
         if numerator and abs(numerator) <= 100:
             candidates.append(sympy.Rational(numerator, denominator))
     root2 = sympy.sqrt(2)
-    for unit in (sympy.pi, 1 / sympy.pi, root2, sympy.sqrt(sympy.pi), 1 / sympy.sqrt(2 * sympy.pi), sympy.pi**2, 1 / sympy.pi**2):
+    for unit in (
+        sympy.pi,
+        1 / sympy.pi,
+        root2,
+        sympy.sqrt(sympy.pi),
+        1 / sympy.sqrt(2 * sympy.pi),
+        sympy.pi**2,
+        1 / sympy.pi**2,
+    ):
         nearby = Fraction(value / float(unit)).limit_denominator(8)
         if nearby and abs(nearby.numerator) <= 16:
             candidates.append(sympy.Rational(nearby.numerator, nearby.denominator) * unit)
@@ -160,7 +168,7 @@ def simple_numbers(value: float) -> Iterator[sympy.Expr]:
             yield number
 
 
-def simplify_constants(rows: Rows, best: Fit) -> Fit:
+def simplify_constants(rows: SearchRows, best: Fit) -> Fit:
     """Return the fit with free constants replaced by simple numbers, one by one, where the description gets shorter."""
     changed = True
     while changed:
@@ -189,7 +197,7 @@ def _roundness(value: float) -> float:
     return abs(value - round(value)) / max(abs(value), 1e-300) if round(value) else abs(value)
 
 
-def _replaced(rows: Rows, best: Fit, symbol: sympy.Symbol, number: sympy.Expr) -> Fit | None:
+def _replaced(rows: SearchRows, best: Fit, symbol: sympy.Symbol, number: sympy.Expr) -> Fit | None:
     """Return the fit of the other constants with a number in place of one."""
     expression: Any = best.expression.xreplace({symbol: number})
     if expression.has(sympy.nan, sympy.zoo, sympy.oo) or (number == 0 and not expression.free_symbols):

@@ -57,14 +57,22 @@ OUTER: tuple[Outer, ...] = (
     Outer("sinh", 1, sympy.asinh, np.sinh, np.cosh, -50, 50),
     Outer("acosh", 1, sympy.cosh, np.arccosh, lambda y: 1 / np.sqrt(y * y - 1), 1),
     Outer("cosh", 1, sympy.acosh, np.cosh, np.sinh, 0, 50),
-    Outer("1/acosh", 3, lambda t: 1 / sympy.cosh(t), lambda y: np.arccosh(1 / y), lambda y: 1 / (y * np.sqrt(1 - y * y)), 0, 1),
+    Outer(
+        "1/acosh",
+        3,
+        lambda t: 1 / sympy.cosh(t),
+        lambda y: np.arccosh(1 / y),
+        lambda y: 1 / (y * np.sqrt(1 - y * y)),
+        0,
+        1,
+    ),
 )
 LEAST_SLOPE = 1e-3
 """Rows with a slope of g below this share of the largest carry no weight."""
 
 
 @dataclass(frozen=True)
-class Sum:
+class TermSum:
     """A sum of terms under an outer function.
 
     Attributes:
@@ -82,7 +90,7 @@ class Sum:
     denominator: tuple[Term, ...] = ()
 
 
-def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -> list[Sum]:
+def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -> list[TermSum]:
     """Return the best sums of up to `most` terms under an outer function; empty where g has no inverse at the targets.
 
     Args:
@@ -107,17 +115,21 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
     found = []
     for chosen, error in _selected(matrix, target, weight, costs, rows, variance, most):
         cost = _cost(error, rows, outer.cost, costs[list(chosen)])
-        found.append(Sum(cost, error, outer, tuple(terms[i] for i in chosen)))
+        found.append(TermSum(cost, error, outer, tuple(terms[i] for i in chosen)))
     return sorted(found, key=lambda s: s.cost)
 
 
-def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[Sum]:
+def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[TermSum]:
     """Return the best quotients y = (c₀ + Σ cₖ tₖ)/(1 + c t) with up to three terms above the line.
 
     The relation y = c₀ + Σ cₖ tₖ − c y t is linear; for each t, terms are selected after y t.
     """
-    below = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_BELOW), key=lambda t: t.cost + 3 * t.wave)[:MOST_BELOW]
-    above = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_ABOVE), key=lambda t: t.cost + 2 * t.wave)[:MOST_ABOVE]
+    below = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_BELOW), key=lambda t: t.cost + 3 * t.wave)[
+        :MOST_BELOW
+    ]
+    above = sorted((t for t in terms if t.plain and t.cost <= MAX_COST_ABOVE), key=lambda t: t.cost + 2 * t.wave)[
+        :MOST_ABOVE
+    ]
     if not (below and above):
         return []
     values = np.stack([term.values for term in above])
@@ -135,7 +147,7 @@ def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[Sum]:
             error = _quotient_error(values[list(numerator)], term.values[None], y) / variance
             if error < 1:
                 cost = _cost(error, rows, 3.0, np.append(costs[list(numerator)], term.cost))
-                found.append(Sum(cost, error, OUTER[0], tuple(above[i] for i in numerator), (term,)))
+                found.append(TermSum(cost, error, OUTER[0], tuple(above[i] for i in numerator), (term,)))
     return sorted(found, key=lambda s: s.cost)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | Non
             misfit = float(np.sqrt(np.mean((elasticity - p * values) ** 2))) / (abs(p) * size)
             if misfit < LOOSE:
                 # Powers before ridges: they leave the fewest inputs.
-                yield 0.5 * misfit, lambda i=i, p=p: _factored(now, i, p)
+                yield 0.5 * misfit, functools.partial(_factored, now, i, p)
     for (i, j), (name, (_, slope, _)) in itertools.product(itertools.combinations(range(count), 2), RIDGES.items()):
         if name in ("product", "reciprocals") and not (now.x[:, [i, j]] != 0).all():
             continue
@@ -116,7 +117,7 @@ def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | Non
             continue
         misfit, c = ratio
         if misfit < LOOSE:
-            yield misfit, lambda i=i, j=j, c=c, name=name: _joined(now, i, j, c, name)
+            yield misfit, functools.partial(_joined, now, i, j, c, name)
 
 
 def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
@@ -124,11 +125,11 @@ def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
     count = len(now.inputs)
     for i in range(count):
         if (now.x[:, i] != 0).all():
-            yield from (lambda i=i, p=p: _factored(now, i, p) for p in (1, -1))
+            yield from (functools.partial(_factored, now, i, p) for p in (1, -1))
     for i, j in itertools.combinations(range(count), 2):
-        yield from (lambda i=i, j=j, c=c: _joined(now, i, j, c, "sum") for c in (1.0, -1.0))
+        yield from (functools.partial(_joined, now, i, j, c, "sum") for c in (1.0, -1.0))
         if (now.x[:, [i, j]] != 0).all():
-            yield from (lambda i=i, j=j, c=c: _joined(now, i, j, c, "product") for c in (1.0, -1.0))
+            yield from (functools.partial(_joined, now, i, j, c, "product") for c in (1.0, -1.0))
 
 
 def _ratio(u: Floats, v: Floats) -> tuple[float, float] | None:
@@ -183,7 +184,9 @@ def _joined(now: Reduced, i: int, j: int, c: float, name: str) -> Reduced | None
 
 def _simple_ratio(c: float) -> sympy.Rational | None:
     """Return a simple rational near c, None without one."""
-    for number in map(sympy.Rational, (1, -1, 2, -2, "1/2", "-1/2", 3, -3, "1/3", "-1/3", "3/2", "-3/2", "2/3", "-2/3")):
+    for number in map(
+        sympy.Rational, (1, -1, 2, -2, "1/2", "-1/2", 3, -3, "1/3", "-1/3", "3/2", "-3/2", "2/3", "-2/3")
+    ):
         if abs(float(number) - c) <= 0.06 * abs(float(number)):
             return number
     return None

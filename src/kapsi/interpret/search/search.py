@@ -17,13 +17,13 @@ from kapsi.interpret.search.constants import (
     EXACT,
     NODE,
     Fit,
-    Rows,
+    SearchRows,
     cost_of_constant,
     fit,
     simplify_constants,
     with_constants,
 )
-from kapsi.interpret.search.engine import OUTER, Sum, quotients, sums
+from kapsi.interpret.search.engine import OUTER, TermSum, quotients, sums
 from kapsi.interpret.search.reductions import Reduced, reduce
 from kapsi.interpret.search.terms import Term, candidate_terms
 
@@ -92,7 +92,9 @@ def search_formula(
     """
     seconds = check_number("search_formula(seconds)", seconds, 0, math.inf)
     if not 1 <= x.shape[1] <= MAX_INPUTS:
-        raise FormulaError(f"search: {x.shape[1]} inputs; a search takes 1 to {MAX_INPUTS}, choose columns or a smaller model")
+        raise FormulaError(
+            f"search: {x.shape[1]} inputs; a search takes 1 to {MAX_INPUTS}, choose columns or a smaller model"
+        )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise FormulaError("search: values that are not finite; leave out rows with missing values")
     end = time.monotonic() + seconds
@@ -100,7 +102,7 @@ def search_formula(
     variance = float(y.var())
     if not variance > 0:
         return (Found(1, 0.0, 1.0, 0.0, sympy.Float(float(y[0]))),)
-    rows = Rows(tuple(symbols), x, y, variance)
+    rows = SearchRows(tuple(symbols), x, y, variance)
     fits: list[Fit] = [_constant(rows)]
     for reduced in _tried(rows):
         fits += _searched(rows, reduced, end)
@@ -109,7 +111,7 @@ def search_formula(
     return _front(rows, fits)
 
 
-def _constant(rows: Rows) -> Fit:
+def _constant(rows: SearchRows) -> Fit:
     symbol = sympy.Dummy("c")
     result = fit(rows, symbol, {symbol: float(rows.y.mean())})
     if result is None:
@@ -117,12 +119,12 @@ def _constant(rows: Rows) -> Fit:
     return simplify_constants(rows, result)
 
 
-def _tried(rows: Rows) -> Iterator[Reduced]:
+def _tried(rows: SearchRows) -> Iterator[Reduced]:
     """Yield the reductions, of the fewest inputs first, then the function itself."""
     yield from reversed(reduce(rows.symbols, rows.x, rows.y))
 
 
-def _searched(rows: Rows, reduced: Reduced, end: float) -> list[Fit]:
+def _searched(rows: SearchRows, reduced: Reduced, end: float) -> list[Fit]:
     """Return fitted formulas of the inputs of a reduction: of simple terms, then of all."""
     inputs = [(e, reduced.x[_screened(rows), i]) for i, e in enumerate(reduced.inputs)]
     terms = candidate_terms(inputs)
@@ -133,9 +135,9 @@ def _searched(rows: Rows, reduced: Reduced, end: float) -> list[Fit]:
     return fits
 
 
-def _of_terms(rows: Rows, reduced: Reduced, terms: Sequence[Term], end: float) -> list[Fit]:
+def _of_terms(rows: SearchRows, reduced: Reduced, terms: Sequence[Term], end: float) -> list[Fit]:
     z = reduced.z[_screened(rows)]
-    pool: list[Sum] = []
+    pool: list[TermSum] = []
     fits: list[Fit] = []
     tried: set[int] = set()
     for outer in OUTER:
@@ -155,11 +157,11 @@ def _of_terms(rows: Rows, reduced: Reduced, terms: Sequence[Term], end: float) -
     return fits + _finished(rows, reduced, [*left[:TRIED], *single], SIMPLIFIED)
 
 
-def _screened(rows: Rows) -> npt.NDArray[np.int64]:
+def _screened(rows: SearchRows) -> npt.NDArray[np.int64]:
     return np.linspace(0, len(rows.y) - 1, min(SCREENED, len(rows.y))).astype(np.int64)
 
 
-def _solved(rows: Rows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
+def _solved(rows: SearchRows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
     """Return whether the best formula is exact, or as good as a polynomial while rows have noise."""
     best = min(fits, key=lambda one: one.cost, default=None)
     if best is None:
@@ -174,7 +176,7 @@ def _solved(rows: Rows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
     return float(np.corrcoef(own, other)[0, 1]) > SAME_NOISE
 
 
-def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> list[Fit]:
+def _finished(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum], count: int) -> list[Fit]:
     """Return the fits of sums, the best with simple constants."""
     fits = [one for one in (_fit_sum(rows, reduced, candidate) for candidate in pool) if one is not None]
     fits.sort(key=lambda one: one.cost)
@@ -189,7 +191,7 @@ def _finished(rows: Rows, reduced: Reduced, pool: Sequence[Sum], count: int) -> 
     return [*simplified, *fits]
 
 
-def _fit_sum(rows: Rows, reduced: Reduced, candidate: Sum) -> Fit | None:
+def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | None:
     """Return a sum with constants by least squares, in all rows."""
     z = reduced.z[_screened(rows)]
     with np.errstate(all="ignore"):
@@ -200,7 +202,11 @@ def _fit_sum(rows: Rows, reduced: Reduced, candidate: Sum) -> Fit | None:
     start = np.linalg.lstsq(matrix, target[known] * weight[known], rcond=1e-15)[0]
     above = len(candidate.terms) + 1
     constants = [sympy.Dummy(f"c{i}") for i in range(len(start))]
-    terms = [sympy.Integer(1), *(t.expression() for t in candidate.terms), *(t.expression() for t in candidate.denominator)]
+    terms = [
+        sympy.Integer(1),
+        *(t.expression() for t in candidate.terms),
+        *(t.expression() for t in candidate.denominator),
+    ]
     total = sympy.Add(*[c * t for c, t in zip(constants[:above], terms[:above], strict=True)])
     if candidate.denominator:
         total /= 1 + sympy.Add(*[c * t for c, t in zip(constants[above:], terms[above:], strict=True)])
@@ -209,14 +215,14 @@ def _fit_sum(rows: Rows, reduced: Reduced, candidate: Sum) -> Fit | None:
     return fit(rows, expression, {**dict(zip(constants, map(float, start), strict=True)), **more})
 
 
-def _front(rows: Rows, fits: Sequence[Fit]) -> tuple[Found, ...]:
+def _front(rows: SearchRows, fits: Sequence[Fit]) -> tuple[Found, ...]:
     """Return the formulas without a better one of the same or less complexity."""
     found = []
     for one in fits:
         expression = one.filled()
         found.append(Found(complexity(expression), one.mse, 1 - one.mse / rows.variance, one.cost, expression))
     front: list[Found] = []
-    for one in sorted(found, key=lambda f: (f.complexity, f.mse)):
-        if not front or one.mse < front[-1].mse * (1 - 1e-9):
-            front.append(one)
+    for entry in sorted(found, key=lambda f: (f.complexity, f.mse)):
+        if not front or entry.mse < front[-1].mse * (1 - 1e-9):
+            front.append(entry)
     return tuple(front)

@@ -1,8 +1,10 @@
 """Candidate terms of a formula: elementary functions of inputs, of their sums, differences, products and quotients, and products
-of these."""
+of these.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,7 +99,9 @@ def unaries(expression: sympy.Expr, values: Floats, cost: float, kinds: Sequence
         for name, more, function, symbolic in kinds:
             result = function(values)
             if _usable(result):
-                yield Term(cost + more - 1, result, lambda s=symbolic: s(expression), name in plain, name in _PLAIN[5:])
+                yield Term(
+                    cost + more - 1, result, functools.partial(symbolic, expression), name in plain, name in _PLAIN[5:]
+                )
 
 
 def _product(terms: Sequence[Term]) -> Term | None:
@@ -117,8 +121,7 @@ def _scaled(expression: sympy.Expr, values: Floats) -> Iterator[Term]:
     """Yield waves and exponentials of multiples of an expression."""
     for scale in SCALES:
         kinds = _WAVES[:2] if scale.has(sympy.pi) else (*_WAVES[:3], _WAVES[4])
-        for term in unaries(scale * expression, float(scale) * values, 3, kinds):
-            yield term
+        yield from unaries(scale * expression, float(scale) * values, 3, kinds)
 
 
 def _pairs(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> Iterator[tuple[sympy.Expr, Floats, float]]:
@@ -142,7 +145,13 @@ def candidate_terms(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> list[Term]:
     if count == 1:
         terms += _of_one(*inputs[0])
     else:
-        kinds = (*_POWERS[:7], *_WAVES) if count <= 3 else (*_POWERS[:5], *_WAVES[:4]) if count == 4 else (*_POWERS[:4], *_WAVES[:2])
+        kinds = (
+            (*_POWERS[:7], *_WAVES)
+            if count <= 3
+            else (*_POWERS[:5], *_WAVES[:4])
+            if count == 4
+            else (*_POWERS[:4], *_WAVES[:2])
+        )
         kinds = kinds if count <= 5 else _POWERS[: 3 if count == 6 else 2]
         single = [list(unaries(expression, values, 1, kinds)) for expression, values in inputs]
         for expression, values in inputs:

@@ -1,0 +1,156 @@
+"""Short formulas of a run beside the formula of its model: complexity against error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sympy
+
+from kapsi.data.tabular import NumberColumn, table_of
+from kapsi.errors import DataError, FormulaError
+from kapsi.interpret.expressions import Floats, evaluate
+from kapsi.interpret.formulas import ModelFormula, formula, raw_inputs, valid_range
+from kapsi.interpret.search import search_formula
+from kapsi.interpret.search.search import MAX_INPUTS
+from kapsi.tables.run_folder import LoadedRun
+
+__all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
+
+LEAST_ROWS = 20
+"""Least number of rows of a search."""
+
+
+@dataclass(frozen=True)
+class FormulaRow:
+    """A formula and its error on the rows.
+
+    Attributes:
+        complexity: number of numbers, variables and operations.
+        rmse: root mean squared error on the rows, in units of the target; NaN without rows.
+        r2: explained share of the variance of the target on the rows.
+        formula: the formula.
+        source: `search`, or `model` for the formula of the fitted model.
+        cost: description length of a searched formula, lower is better.
+    """
+
+    complexity: int
+    rmse: float
+    r2: float
+    formula: ModelFormula
+    source: str
+    cost: float = np.inf
+
+
+@dataclass(frozen=True)
+class FormulaTable:
+    """Formulas of a run, the simplest first.
+
+    Attributes:
+        rows: the formulas without a better one of the same or less complexity; the formula of the model last, if any.
+        notes: valid range, missing values, and why there is no search or no formula of the model.
+    """
+
+    rows: tuple[FormulaRow, ...]
+    notes: tuple[str, ...]
+
+    def best(self, complexity: int | None = None) -> FormulaRow:
+        """Return the best compromise of the search, or the most accurate formula up to a complexity.
+
+        Raises:
+            FormulaError: no formula of this complexity.
+        """
+        if complexity is not None:
+            small = [row for row in self.rows if row.complexity <= complexity]
+            if not small:
+                least = min(row.complexity for row in self.rows)
+                raise FormulaError(f"--complexity {complexity}: the simplest formula has complexity {least}")
+            return max(small, key=lambda row: row.r2 if np.isfinite(row.r2) else -np.inf)
+        return min(self.rows, key=lambda row: row.cost)
+
+
+def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: float = 60.0) -> FormulaTable:
+    """Return short formulas of a regression of up to 8 numbers, and the formula of the fitted model.
+
+    Args:
+        run: a run of `kp.load_run`.
+        rows: a frame with the columns of the model; None: the rows that the run keeps.
+        y: targets of the rows; None without rows.
+        seconds: time of the search; 0 for none.
+
+    Raises:
+        FormulaError: neither a search nor a formula of the model is possible.
+    """
+    model = run.model
+    notes = valid_range(model)
+    table, targets = _rows(run, rows, y)
+    found: list[FormulaRow] = []
+    reason = _no_search(run, targets) if seconds else "no search was requested"
+    if not reason and table is not None:
+        columns = [table.columns[c.name].numbers for c in model.preprocessing.columns]
+        x = np.stack(columns, axis=1)
+        known = np.isfinite(x).all(1) & np.isfinite(targets)
+        if known.sum() >= LEAST_ROWS:
+            found = _searched(run, x[known], targets[known], seconds)
+        else:
+            reason = f"a search needs {LEAST_ROWS} rows without missing values"
+    if reason:
+        notes.append(f"formula of the model only: {reason}")
+    try:
+        own = formula(run)
+        found.append(_of_model(run, own, table, targets))
+    except FormulaError as error:
+        if not found:
+            raise
+        notes.append(str(error))
+    return FormulaTable(tuple(found), tuple(notes))
+
+
+def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
+    """Return the columns of rows, typed as fitted, and their targets; None where unknown."""
+    if rows is not None:
+        if y is None:
+            raise DataError("short_formulas: rows need their targets; give y, too")
+        preprocessing = run.model.preprocessing
+        table = preprocessing.check(table_of(rows, "short_formulas", preprocessing.kinds(), run.model.reading))[0]
+        return table, np.asarray(y, dtype=np.float64)
+    kept = run.rows
+    return (None, None) if kept is None else (kept.table, np.asarray(kept.y, dtype=np.float64))
+
+
+def _no_search(run: LoadedRun, y: Any) -> str:
+    """Return why there is no search, empty if there is one."""
+    columns = run.model.preprocessing.columns
+    if run.model.classes is not None or len(run.model.targets) > 1:
+        return "a search needs a regression of one target"
+    if not 1 <= len(columns) <= MAX_INPUTS:
+        return f"a search takes up to {MAX_INPUTS} columns, there are {len(columns)}"
+    others = [c.name for c in columns if not isinstance(c, NumberColumn)]
+    if others:
+        return f"a search takes numbers only, {others[0]!r} is none"
+    return "" if y is not None else "the run keeps no rows"
+
+
+def _searched(run: LoadedRun, x: Floats, y: Floats, seconds: float) -> list[FormulaRow]:
+    symbols = tuple(sympy.Symbol(column.name, real=True) for column in run.model.preprocessing.columns)
+    (target,) = run.model.targets
+    return [
+        FormulaRow(
+            f.complexity, float(np.sqrt(f.mse)), f.r2, ModelFormula({target: f.expression}, symbols), "search", f.cost
+        )
+        for f in search_formula(x, y, symbols, seconds=seconds)
+    ]
+
+
+def _of_model(run: LoadedRun, own: ModelFormula, table: Any, y: Any) -> FormulaRow:
+    """Return the formula of the model with its error on the rows; NaN for classes."""
+    if table is None or run.model.classes is not None or len(run.model.targets) > 1:
+        return FormulaRow(own.complexity, np.nan, np.nan, own, "model")
+    values = raw_inputs(run.model.preprocessing, table)
+    (output,) = own.outputs.values()
+    predicted = np.broadcast_to(evaluate(output, {s: values[:, i] for i, s in enumerate(own.symbols)}), y.shape)
+    known = np.isfinite(y)
+    mse = float(np.mean((predicted - y)[known] ** 2))
+    variance = float(np.var(y[known]))
+    return FormulaRow(own.complexity, float(np.sqrt(mse)), 1 - mse / variance if variance else np.nan, own, "model")

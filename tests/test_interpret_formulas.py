@@ -1,0 +1,215 @@
+"""Formulas of models and of rows."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+import numpy as np
+import pytest
+import sympy
+import torch
+
+import kapsi as kp
+from kapsi.data.problems import problem
+from kapsi.data.tabular import write_table
+from kapsi.errors import FormulaError
+from kapsi.interpret import formula, short_formulas
+from kapsi.interpret.expressions import complexity, evaluate, slope
+from kapsi.interpret.formulas import ModelFormula
+from kapsi.interpret.search import search_formula
+from kapsi.interpret.search.constants import simple_numbers
+from kapsi.interpret.search.reductions import reduce
+from kapsi.interpret.text import as_latex, as_python, as_text
+
+NO_CLOSED_FORM = {"combinatorial_categorical", "combinatorial_state", "joint_normal", "pair_splines"}
+QUICK = ("identity", "taylor", "chebyshev", "trigonometric", "b_spline", "tree_leaves", "extended", "nested")
+
+
+def deviation(expansion: kp.Expansion) -> float:
+    """Return the largest difference of formula and model on new rows."""
+    head = kp.HeadSpec(expansion, remainder=kp.LinearRemainder(), bias=True)
+    model = kp.Model(kp.ModelSpec((3, 2), kp.LayerSpec(head)), seed=0, dtype=torch.float64).eval()
+    x = torch.rand(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1.8 - 0.9
+    y = model(x).detach().numpy()
+    return float(np.abs(formula(model)(x.numpy()) - y).max() / max(1.0, np.abs(y).max()))
+
+
+def first_example(cls: type) -> kp.Expansion:
+    return kp.HeadSpec({"kind": cls.name, **cls.examples[0]}).expansion
+
+
+CATALOGUE = [cls for cls in kp.catalogue("expansion") if cls.__module__.startswith("kapsi.expansion")]
+
+
+@pytest.mark.parametrize("cls", [c for c in CATALOGUE if c.name in QUICK], ids=lambda c: c.name)
+def test_formula_equals_model(cls) -> None:
+    assert deviation(first_example(cls)) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", CATALOGUE, ids=lambda c: c.name)
+def test_formula_equals_model_or_names_the_function(cls) -> None:
+    if cls.name in NO_CLOSED_FORM:
+        with pytest.raises(FormulaError, match=cls.__name__):
+            formula(kp.Model(kp.rpn([3, 2], first_example(cls)), seed=0))
+    else:
+        assert deviation(first_example(cls)) < 1e-9
+
+
+@pytest.mark.parametrize("extrapolation", ["linear", "clamp", "zero", "extended"])
+def test_splines_beyond_their_range(extrapolation) -> None:
+    spline = kp.BSpline(intervals=2, extrapolation=extrapolation)
+    model = kp.Model(kp.rpn([1, 1], spline), seed=0, dtype=torch.float64)
+    x = torch.linspace(-3, 3, 41, dtype=torch.float64)[:, None]
+    np.testing.assert_allclose(formula(model)(x.numpy()), model(x).detach().numpy(), atol=1e-12)
+
+
+def test_two_layers_and_two_heads() -> None:
+    head = kp.HeadSpec(kp.Taylor(2), bias=True)
+    spec = kp.ModelSpec((2, 2, 1), (kp.LayerSpec((head, kp.HeadSpec()), output=("tanh",)), kp.LayerSpec((head,))))
+    model = kp.Model(spec, seed=0, dtype=torch.float64)
+    x = torch.rand(10, 2, dtype=torch.float64)
+    np.testing.assert_allclose(formula(model)(x.numpy()), model(x).detach().numpy(), atol=1e-12)
+
+
+def test_a_function_without_closed_form_is_named() -> None:
+    with pytest.raises(FormulaError, match="PairSplines has no closed form"):
+        formula(kp.Model(kp.rpn([3, 1], kp.expansion.PairSplines()), seed=0))
+
+
+def test_shape_of_inputs() -> None:
+    x = sympy.Symbol("x")
+    with pytest.raises(FormulaError, match=r"expected inputs of the shape \(rows, 1\), got \(2, 2\)"):
+        ModelFormula({"y": x}, (x,))(np.ones((2, 2)))
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("formulas")
+    x = np.random.default_rng(0).uniform(1, 3, (60, 2))
+    table = {"mass": x[:, 0], "the <b>speed": x[:, 1], "energy": x[:, 0] * x[:, 1] ** 2 / 2}
+    write_table(folder / "t.csv", {name: values.tolist() for name, values in table.items()})
+    spec = kp.rpn((None, None), kp.Taylor(2), bias=True)
+    config = kp.tables.RunConfig(kp.tables.TableConfig("energy"), spec, kp.TrainConfig(solver="ridge"))
+    kp.tables.fit_table(folder / "t.csv", config, folder / "run")
+    return kp.load_run(folder / "run"), folder / "run"
+
+
+def test_formula_of_a_run_is_in_units_of_the_columns(run) -> None:
+    loaded, _ = run
+    x = np.array([[1.5, 2.0], [2.5, 1.25]])
+    expected = loaded.predict({"mass": x[:, 0], "the <b>speed": x[:, 1]})
+    result = formula(loaded)
+    assert [symbol.name for symbol in result.symbols] == ["mass", "the <b>speed"]
+    np.testing.assert_allclose(result(x)[:, 0], expected, rtol=1e-9)
+
+
+def test_search_of_a_run(run) -> None:
+    found = short_formulas(run[0])
+    assert found.best().formula.text() == "energy = mass*`the <b>speed`**2/2"
+    assert found.best().r2 == pytest.approx(1)
+    assert found.rows[-1].source == "model"
+    assert found.best(1).complexity == 1
+
+
+def test_command(run, capsys, tmp_path) -> None:
+    from kapsi.cli import main
+
+    path = str(run[1])
+    assert main(["formula", path]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "energy = mass*`the <b>speed`**2/2"
+    assert main(["formula", path, "--exact", "--output", str(tmp_path / "f.py")]) == 0
+    tree = ast.parse((tmp_path / "f.py").read_text())
+    assert [type(node).__name__ for node in tree.body] == ["Import", "FunctionDef"]
+    capsys.readouterr()
+    assert main(["formula", path, "--output", str(tmp_path / "f.exe")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------ expressions and text
+
+
+def test_values_of_an_expression() -> None:
+    x = sympy.Symbol("x")
+    steps = sympy.Piecewise((x**2, x < 1), (1 / sympy.sqrt(x), True))
+    assert evaluate(steps, {x: np.array([-2.0, 4.0])}).tolist() == [4.0, 0.5]
+    with pytest.raises(FormulaError, match="no values for 'x'"):
+        evaluate(x, {})
+    with pytest.raises(FormulaError, match="gamma has no numeric form"):
+        evaluate(sympy.gamma(x), {x: 1.0})
+
+
+def test_slope_of_an_absolute_value() -> None:
+    x, c = sympy.symbols("x c")
+    assert slope(sympy.Abs(c * x), {x: np.array([-3.0, 2.0]), c: 2.0}, c).tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("x - y", 3), ("x/y", 3), ("x/2", 3), ("pi/2", 3), ("sqrt(x)", 2), ("1/(x + y)", 5), ("x**2", 3)]
+)
+def test_complexity(text, size) -> None:
+    assert complexity(sympy.sympify(text)) == size
+
+
+def test_names_are_text_in_every_form() -> None:
+    name = "a');import os #\n\\x"
+    symbol = sympy.Symbol(name)
+    tree = ast.parse(as_python({name: 2.5 * symbol}, [symbol]))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import) and node.names[0].name == "os"]
+    assert "\n" not in as_text(symbol)
+    assert as_latex("50%_$", sympy.Integer(1)) == r"\text{50\%\_\$} = 1"
+
+
+def test_simple_numbers() -> None:
+    assert sympy.Rational(1, 3) in list(simple_numbers(0.3331))
+    assert sympy.pi / 2 in list(simple_numbers(1.5706))
+    assert 1 / sympy.sqrt(2 * sympy.pi) in list(simple_numbers(0.39894))
+
+
+# ------------------------------------------------------------------------------------------------ search
+
+
+def searched(text: str, noise: float = 0.0, rows: int = 300):
+    function = problem(text)
+    x, y = function.sample(rows, seed=1, noise=noise)
+    symbols = [sympy.Symbol(variable.name, real=True) for variable in function.variables]
+    best = min(search_formula(x, y, symbols), key=lambda found: found.cost)
+    new, truth = function.sample(200, seed=2)
+    return best, float(np.abs(evaluate(best.expression, {s: new[:, i] for i, s in enumerate(symbols)}) - truth).max())
+
+
+@pytest.mark.parametrize("name", ["E.1", "I.12.11", "I.44.4"])
+def test_recovery(name) -> None:
+    best, error = searched(name)
+    assert error < 1e-9
+    assert not best.expression.atoms(sympy.Float)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "noise"), [("C.13", 0), ("I.18.4", 0), ("II.35.18", 0), ("E.4", 0.01), ("C.2", 0.01)])
+def test_recovery_of_harder_functions(name, noise) -> None:
+    assert searched(name, noise, rows=1000)[1] < 1e-9
+
+
+def test_reductions_end_with_one_input() -> None:
+    function = problem("I.44.4")
+    x, y = function.sample(300, seed=0)
+    symbols = tuple(sympy.Symbol(variable.name, real=True) for variable in function.variables)
+    n, kb, t, v1, v2 = symbols
+    last = reduce(symbols, x, y)[-1]
+    assert last.factor == n * kb * t or set(last.factor.free_symbols) == {n, kb, t}
+    assert len(last.inputs) == 1
+    assert last.inputs[0].free_symbols == {v1, v2}
+
+
+def test_a_constant_target_and_too_many_inputs() -> None:
+    symbols = sympy.symbols("x:9")
+    assert search_formula(np.ones((5, 1)), np.full(5, 2.5), symbols[:1])[0].expression == 2.5
+    with pytest.raises(FormulaError, match="9 inputs"):
+        search_formula(np.ones((5, 9)), np.ones(5), symbols)
+    with pytest.raises(FormulaError, match="not finite"):
+        search_formula(np.full((5, 1), math.nan), np.ones(5), symbols[:1])
