@@ -73,7 +73,10 @@ RACED = 4
 
 CONTENDERS, CLOSE = 7, 2.0
 """Most heads close to the best on the first held-out rows that stay, next to those with weights there, and the difference that is
-close, in standard errors; half of it where these are all rows."""
+close, in standard errors."""
+
+REPEATED = 3, 0.5
+"""The same where these are all rows: the other heads keep their outputs for them."""
 
 MARGIN, MARGIN_ROWS = 0.1, 10.0
 """Part of the range of the targets by which predictions may leave it, and its addition times the number of rows: few rows do not
@@ -386,14 +389,14 @@ class _AutoSearch:
         losses = [row_losses(value, y, rows.loss) for value in values]
         order = sorted(range(len(names)), key=lambda i: float(share @ losses[i]))
 
-        slack = CLOSE if len(folds) == 1 else CLOSE / 2
+        most, slack = (CONTENDERS, CLOSE) if len(folds) == 1 else REPEATED
 
         def close(i: int) -> bool:
             worse = losses[i] - losses[order[0]]
             mean = share @ worse
             return float(mean) <= slack * float((share.square() @ (worse - mean).square()).sqrt())
 
-        best = [i for i in order[:CONTENDERS] if close(i)]
+        best = [i for i in order[:most] if close(i)]
         simple = [i for i, rank in enumerate(complexity) if rank <= 0]
         return [name for i, name in enumerate(names) if selected.weights[i] > 0 or i in best or i in simple]
 
