@@ -128,6 +128,16 @@ def test_flips_are_used_where_they_keep_the_class(mirrored) -> None:
     assert SMALL.cross_fit(data, data.folds(2)[:1]).recipe.flip == mirrored
 
 
+def test_shifts_are_used_where_they_keep_the_class() -> None:
+    data = rows_of(mirrored=True)
+    assert SMALL.cross_fit(data, data.folds(2)[:1]).recipe.shift == 1
+    columns = torch.arange(len(data.x)) % 2
+    images = torch.zeros(len(data.x), 1, SIDE, SIDE, dtype=torch.uint8)
+    images[torch.arange(len(data.x)), 0, :, 3 + columns] = 200  # the class is the column
+    places = replace(data, y=columns, pixels=images.flatten(1))
+    assert SMALL.cross_fit(places, places.folds(2)[:1]).recipe.shift == 0
+
+
 def test_a_flip_that_swaps_two_of_many_classes_is_not_used() -> None:
     from kapsi.recipes.image_products import _keeps
 

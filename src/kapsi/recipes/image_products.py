@@ -131,8 +131,11 @@ class ImageProductsHead(ImageHead, name="image_products"):
         side = min(min(height, width) for _, height, width in data.shapes)
         if shift is None:
             most = max(1, round(side / 30))
-            both = [functools.partial(moved, down=k, right=k) for k in (-most, most)]
-            shift = most if side > 2 * most and all(map(keeps, both)) else 0
+            # Along one axis: both at once cost a network without augmentation a seventh of its accuracy on digits.
+            ways = [
+                functools.partial(moved, down=i, right=k) for i, k in ((-most, 0), (most, 0), (0, -most), (0, most))
+            ]
+            shift = most if side > 2 * most and all(map(keeps, ways)) else 0
         if flip is None:
             flip = keeps(lambda images: images.flip(-1))
         return replace(self, shift=shift, flip=flip)
