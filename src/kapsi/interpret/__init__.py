@@ -10,6 +10,7 @@ from typing import Any
 
 HOMES: dict[str, str] = {
     "Contributions": "attribution",
+    "DependencyGraph": "graphs",
     "Effect": "effect",
     "FormulaRow": "pareto",
     "FormulaTable": "pareto",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NODES = ("sepal length", "sepal width", "petal length", "petal width", "species")
 LABEL = 4
 BINS = 3
+MOST_IN_TRIPLES = 10
+"""Largest number of inputs for densities of three inputs."""
 STATES = (BINS,) * 4 + (3,)
 
 Fitted = Callable[[Tensor], Tensor]
@@ -101,21 +103,35 @@ def graphs(strongest: int = 2) -> list[Graph]:
             entries, at least 1.
     """
     check_integer("graphs(strongest)", strongest, 1)
-    x, y = _iris()
-    parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=STATES)
-    model = _trained(x, y)
+    return dependencies(*_iris(), strongest)
+
+
+def dependencies(x: Tensor, y: Tensor, strongest: int = 2) -> list[Graph]:
+    """Return the graphs of `graphs` for other rows; the node of the target has the last number.
+
+    Args:
+        x: inputs `(rows, m)`, float64, finite, at least two inputs.
+        y: class indices `(rows,)`.
+        strongest: see `graphs`.
+    """
+    inputs, label = x.shape[1], x.shape[1]
+    states = (BINS,) * inputs + (int(y.max()) + 1,)
+    parents = bayesian_network.hill_climb(_binned(x, y, _edges(x)), states=states)
+    largest = min(3, inputs) if inputs <= MOST_IN_TRIPLES else 2
+    model = _trained(x, y, largest)
     (_, head), *_ = model.heads()
     with torch.no_grad():
         strength = head.psi["matrix"] * head.expand(x).dense().std(0)
-    subsets = [c for size in (1, 2, 3) for c in itertools.combinations(range(4), size)]
-    largest, smallest = strength.amax(0).topk(strongest).indices, (-strength.amin(0)).topk(strongest).indices
-    chosen = [subsets[i] for i in sorted({*largest.tolist(), *smallest.tolist()})]
+    subsets = [c for size in range(1, largest + 1) for c in itertools.combinations(range(inputs), size)]
+    strongest = min(strongest, len(subsets))
+    top, bottom = strength.amax(0).topk(strongest).indices, (-strength.amin(0)).topk(strongest).indices
+    chosen = [subsets[i] for i in sorted({*top.tolist(), *bottom.tolist()})]
     near = sorted({pair for subset in chosen for pair in itertools.combinations(subset, 2)})
     return [
-        Graph("naive Bayes", tuple((LABEL, i) for i in range(4)), ()),
+        Graph("naive Bayes", tuple((label, i) for i in range(inputs)), ()),
         Graph("Bayesian network", tuple((p, i) for i, sources in enumerate(parents) for p in sources), ()),
-        Graph("Markov network", (), tuple(itertools.combinations(range(5), 2))),
-        Graph("RPN", tuple((i, LABEL) for i in sorted({i for subset in chosen for i in subset})), tuple(near)),
+        Graph("Markov network", (), tuple(itertools.combinations(range(inputs + 1), 2))),
+        Graph("RPN", tuple((i, label) for i in sorted({i for subset in chosen for i in subset})), tuple(near)),
     ]
 
 
@@ -210,10 +226,11 @@ def _markov(codes: Tensor) -> Model:
     return markov_network.fit(codes, cliques, states=STATES, label=LABEL, penalty=0.01)
 
 
-def _trained(x: Tensor, y: Tensor) -> Model:
-    """Return an RPN of the joint normal densities of 1 to 3 inputs, trained on the species."""
-    head = HeadSpec(CombinatorialNormal(3), Dense(), LinearRemainder(), bias=True)
-    model = calibrate(Model(ModelSpec((4, 3), (LayerSpec((head,)),)), seed=0, dtype=torch.float64), x)
+def _trained(x: Tensor, y: Tensor, largest: int = 3) -> Model:
+    """Return an RPN of the joint normal densities of 1 to `largest` inputs, trained on the classes."""
+    head = HeadSpec(CombinatorialNormal(largest), Dense(), LinearRemainder(), bias=True)
+    widths = (x.shape[1], int(y.max()) + 1)
+    model = calibrate(Model(ModelSpec(widths, (LayerSpec((head,)),)), seed=0, dtype=torch.float64), x)
     fit(model, (x, y), loss="cross_entropy", solver="lbfgs", l2=1e-3, epochs=50)
     return model.eval()
 
