@@ -15,25 +15,27 @@ L. Breiman, Random forests, Machine Learning 45 (2001), for permutations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kapsi.data.tabular.types import Floats, Ints
 from kapsi.interpret.effect import grid, levels_of
-from kapsi.interpret.view import ColumnView, View, view
+from kapsi.interpret.view import ColumnView, View, stacked, view
 
 __all__ = ["Importance", "PairEffect", "importances", "interactions"]
 
 PERMUTATIONS = 3
 MOST_VALUES = 2**23
 """Values of the inputs of all permutations: fewer rows are permuted in wide tables."""
+CALL_ROWS = 2048
+"""Rows of a call of the model: each call takes a millisecond."""
 LEAST_HELD_OUT = 20
 """Held-out rows below which all rows are permuted."""
-PAIR_ROWS, PAIR_COLUMNS = 150, 12
+PAIR_ROWS, PAIR_COLUMNS = 120, 10
 """Rows and most important columns among which interactions are looked for."""
-PAIR_GRID, PAIR_BACKGROUND = 14, 60
+PAIR_GRID, PAIR_BACKGROUND = 12, 40
 """Values of each column of a pair effect, and rows whose other columns are averaged."""
 NEGLIGIBLE = 1e-3
 """Share of the variance below which an interaction is left out."""
@@ -118,8 +120,7 @@ def importances_of(seen: View, seed: int = 0) -> list[Importance]:
     before = None if y is None else _loss(seen, outputs, y)
     orders = [_derangement(len(rows), rng) for _ in range(PERMUTATIONS)]
     totals, changes = [], []
-    for position in range(len(seen.columns)):
-        moved = [seen.function(seen.swapped(inputs, inputs[order], position)) for order in orders]
+    for moved in _permuted(seen, inputs, orders):
         totals.append(float(np.mean([0.5 * np.square(outputs - new).mean(0).sum() for new in moved])))
         changes.append([] if y is None or before is None else [_loss(seen, new, y) - before for new in moved])
     whole = sum(totals) or 1.0
@@ -134,6 +135,17 @@ def importances_of(seen: View, seed: int = 0) -> list[Importance]:
         for column, total, change in zip(seen.columns, totals, changes, strict=True)
     ]
     return sorted(found, key=lambda one: -one.share)
+
+
+def _permuted(seen: View, inputs: Any, orders: list[Ints]) -> Iterator[Floats]:
+    """Yield, for each column, the outputs with its values permuted, (orders, rows, outputs); several columns in one call."""
+    count = inputs.shape[0]
+    size = max(1, CALL_ROWS // (count * len(orders)))
+    for begin in range(0, len(seen.columns), size):
+        positions = range(begin, min(begin + size, len(seen.columns)))
+        parts = [seen.swapped(inputs, inputs[order], position) for position in positions for order in orders]
+        outputs = seen.function(stacked(parts))
+        yield from outputs.reshape(len(positions), len(orders), count, -1)
 
 
 def _scored_rows(seen: View) -> tuple[Ints, bool]:
@@ -177,7 +189,7 @@ def interactions(
 
     Args:
         model, rows: see `importances`.
-        columns: names of columns whose pairs are compared; None for the 12 most important.
+        columns: names of columns whose pairs are compared; None for the 10 most important.
         most: maximum number of interactions.
         seed: seed of the samples.
 

@@ -111,8 +111,10 @@ class View:
 
     def swapped(self, inputs: Any, others: Any, position: int) -> Any:
         """Return inputs with the values that other rows have in one column."""
-        mask = np.isin(np.arange(inputs.shape[1]), self.columns[position].inputs)
-        return mixed(others, inputs, mask)
+        indices = self.columns[position].inputs
+        if isinstance(inputs, np.ndarray):
+            return self.replaced(inputs, position, others[:, indices])
+        return mixed(others, inputs, np.isin(np.arange(inputs.shape[1]), indices))
 
 
 def kept_columns(inputs: Any, mask: Any) -> Any:
@@ -120,6 +122,15 @@ def kept_columns(inputs: Any, mask: Any) -> Any:
     from scipy.sparse import diags
 
     return inputs @ diags(mask.astype(np.float64), format="csr")
+
+
+def stacked(parts: Sequence[Any]) -> Any:
+    """Return the rows of several arrays or sparse matrices of inputs, one after the other."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    from scipy.sparse import vstack
+
+    return vstack(parts, format="csr")
 
 
 def mixed(first: Any, second: Any, mask: Any) -> Any:
