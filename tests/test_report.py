@@ -135,6 +135,8 @@ def test_reliability_is_the_observed_share_in_bins() -> None:
     assert predicted == pytest.approx([0.06, 0.975])
     assert observed == pytest.approx([0.5, 1.0])
     assert counts == [2, 2]
+    predicted, observed, counts = reliability(np.array([0.05, 0.3, 0.95]), np.array([0, 1, 1]), least=2)
+    assert (predicted, observed, counts) == (pytest.approx([1.3 / 3]), pytest.approx([2 / 3]), [3])
 
 
 def test_html_escapes_all_but_markup() -> None:

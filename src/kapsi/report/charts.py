@@ -14,7 +14,7 @@ from kapsi.interpret import Effect, PairEffect
 
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 18, 30
-MOST_HOVERED, MOST_LINES, MOST_SHOWN_LEVELS, LONGEST_LABEL = 40, 6, 16, 18
+MOST_HOVERED, MOST_LINES, MOST_SHOWN_LEVELS, LONGEST_LABEL = 40, 6, 16, 16
 
 
 def short(text: str, longest: int = LONGEST_LABEL) -> str:
@@ -234,7 +234,7 @@ def pair_chart(pair: PairEffect, output: int = 0) -> Markup:
     wide, tall = width / p, (foot - TOP) / q
     marks = []
     names = [
-        levels or tuple(_day(float(v)) if kind == "date" else f"{float(v):.3g}" for v in points)
+        levels or tuple(_day(float(v)) if kind == "date" else f"{float(v):.2g}".replace("-", "−") for v in points)
         for points, levels, kind in zip(pair.points, pair.levels, pair.kinds, strict=True)
     ]
     for a in range(p):

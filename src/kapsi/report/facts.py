@@ -23,6 +23,8 @@ from kapsi.training.run_folder import read_run
 
 MOST_EFFECTS, MOST_ROWS, MOST_PAIRS, MOST_WORST = 20, 400, 4, 8
 """Columns with a chart, rows behind effects, interactions and worst rows of a report."""
+VISIBLE_PAIR = 5e-3
+"""Share of the variance below which an interaction is left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,7 @@ def facts_of(path: str | Path, seed: int = 0) -> Facts:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         effects = effects_of(seen, order[:MOST_EFFECTS], seed)
-        pairs = interactions_of(seen, order, MOST_PAIRS, seed)
+        pairs = [pair for pair in interactions_of(seen, order, MOST_PAIRS, seed) if pair.share >= VISIBLE_PAIR]
     return Facts(Path(path), run.model, manifest, config, predictions, folds, run.rows, importances, effects, pairs)
 
 

@@ -24,7 +24,7 @@ from kapsi.report.facts import MOST_WORST, Facts
 from kapsi.tables.scores import METRICS, SHOWN
 from kapsi.text import counted
 
-MOST_POINTS, CALIBRATION_BINS, MOST_CONFUSED = 400, 10, 12
+MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN, MOST_CONFUSED = 400, 10, 10, 12
 LONGEST_VALUE = 40
 VISIBLE = 2e-3
 """Share of the variance of a column whose chart is shown at once."""
@@ -50,7 +50,7 @@ def score(value: Any, std: Any = None) -> str:
         return "–"
     text = f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
     text = "0.0000" if text == "-0.0000" else text
-    return text.replace("-", "−") + (f" ± {std:.2g}" if isinstance(std, int | float) else "")
+    return text.replace("-", "−") + (f" ± {std if std > 1e-12 else 0:.2g}" if isinstance(std, int | float) else "")
 
 
 # ------------------------------------------------------------------------------------------------ first glance
@@ -328,21 +328,30 @@ def _residual_charts(facts: Facts) -> list[Markup]:
     ]
 
 
-def reliability(probability: Floats, hit: Any) -> tuple[Floats, Floats, list[int]]:
-    """Return mean probability, observed share and number of rows in bins of equal width, without empty ones."""
+def reliability(probability: Floats, hit: Any, least: int = 1) -> tuple[Floats, Floats, list[int]]:
+    """Return mean probability, observed share and number of rows in bins of equal width; bins of few rows are merged."""
     places = np.minimum((probability * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    counts = np.bincount(places, minlength=CALIBRATION_BINS)
-    used = counts > 0
-    predicted = np.bincount(places, probability, CALIBRATION_BINS)[used] / counts[used]
-    observed = np.bincount(places, hit, CALIBRATION_BINS)[used] / counts[used]
-    return predicted, observed, counts[used].tolist()
+    parts = [np.bincount(places, values, CALIBRATION_BINS) for values in (probability, hit, np.ones(len(places)))]
+    bins: list[Floats] = []
+    for one in np.stack(parts, axis=1):
+        if bins and bins[-1][2] < least:
+            bins[-1] = bins[-1] + one
+        elif one[2]:
+            bins.append(one)
+    if len(bins) > 1 and bins[-1][2] < least:
+        last = bins.pop()
+        bins[-1] = bins[-1] + last
+    sums = np.array(bins).reshape(-1, 3)
+    return sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], sums[:, 2].astype(int).tolist()
 
 
 def _class_charts(facts: Facts) -> list[Markup]:
     known, charts = facts.predictions, []
     shown = [1] if len(facts.labels) == 2 else range(min(len(facts.labels), 4))
     for code in shown:
-        chart = calibration_chart(*reliability(known.outputs[:, code], known.y == code), facts.labels[code])
+        chart = calibration_chart(
+            *reliability(known.outputs[:, code], known.y == code, LEAST_IN_BIN), facts.labels[code]
+        )
         title = f"Calibration: {short(facts.labels[code], 24)}"
         charts.append(tag("figure", tag("figcaption", tag("strong", title)), chart))
     return charts
