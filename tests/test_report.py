@@ -110,6 +110,7 @@ def test_a_report_of_a_regression_has_its_scores_effects_and_rows(folder) -> Non
         "Effect of day",
         "Effect of k",
         "Residuals",
+        "y = ",
         "Rows with the largest errors",
         "config.yaml",
     ):

@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 
 from kapsi.data.tabular.types import Floats, label_text
+from kapsi.errors import FormulaError
 from kapsi.interpret import Effect, Importance, PairEffect
 from kapsi.interpret.effect import effects_of
 from kapsi.interpret.importance import importances_of, interactions_of
 from kapsi.interpret.view import view
-from kapsi.tables import load_run
+from kapsi.tables import LoadedRun, load_run
 from kapsi.tables.kept_rows import KeptRows, row_errors
 from kapsi.tables.model import TableModel
 from kapsi.training.run_folder import read_run
 
 MOST_EFFECTS, MOST_ROWS, MOST_PAIRS, MOST_WORST = 20, 400, 4, 8
 """Columns with a chart, rows behind effects, interactions and worst rows of a report."""
+MOST_PARAMETERS = 60
+"""Parameters of a model whose formula is shown."""
 VISIBLE_PAIR = 5e-3
 """Share of the variance below which an interaction is left out."""
 
@@ -57,7 +60,8 @@ class Facts:
         folds: scores by part of the rows, then by model.
         kept: rows that the run keeps, None without.
         importances, effects, pairs: of the model; empty without rows.
-        notes: parts of the report that failed, with reasons.
+        formula: the formula of a small model, empty for others.
+        notes: notes of the report.
     """
 
     path: Path
@@ -70,6 +74,7 @@ class Facts:
     importances: list[Importance] = field(default_factory=list)
     effects: dict[str, Effect] = field(default_factory=dict)
     pairs: list[PairEffect] = field(default_factory=list)
+    formula: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -104,7 +109,31 @@ def facts_of(path: str | Path, seed: int = 0) -> Facts:
         warnings.simplefilter("ignore")
         effects = effects_of(seen, order[:MOST_EFFECTS], seed)
         pairs = [pair for pair in interactions_of(seen, order, MOST_PAIRS, seed) if pair.share >= VISIBLE_PAIR]
-    return Facts(Path(path), run.model, manifest, config, predictions, folds, run.rows, importances, effects, pairs)
+    return Facts(
+        Path(path),
+        run.model,
+        manifest,
+        config,
+        predictions,
+        folds,
+        run.rows,
+        importances,
+        effects,
+        pairs,
+        _formula(run),
+    )
+
+
+def _formula(run: LoadedRun) -> str:
+    """Return the formula of a small model, empty for a model without one; sympy takes half a second."""
+    if sum(parameter.numel() for parameter in run.model.model.parameters()) > MOST_PARAMETERS:
+        return ""
+    from kapsi.interpret import formula
+
+    try:
+        return formula(run).text(4)
+    except FormulaError:
+        return ""
 
 
 def _predictions(data: bytes, model: TableModel) -> Predictions:

@@ -25,7 +25,7 @@ from kapsi.tables.scores import METRICS, SHOWN
 from kapsi.text import counted
 
 MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN, MOST_CONFUSED = 400, 10, 10, 12
-LONGEST_VALUE = 40
+LONGEST_VALUE, LONGEST_FORMULA = 40, 2000
 VISIBLE = 2e-3
 """Share of the variance of a column whose chart is shown at once."""
 
@@ -259,6 +259,16 @@ def pair_section(facts: Facts) -> Markup:
     ]
     lead = "What two columns do together beyond the sum of their effects: blue raises the prediction, orange lowers it."
     return section("Interactions", tag("div", *charts, class_="grid") if charts else "", name="pairs", lead=lead)
+
+
+def formula_section(facts: Facts) -> Markup:
+    """Return the formula of a small model."""
+    if not facts.formula or len(facts.formula) > LONGEST_FORMULA:
+        return Markup("")
+    lead = "The whole model, in the units of the columns; a missing number counts as the mean of its column."
+    more = tag("p", "Shorter formulas: ", tag("code", f"kapsi formula {shlex.quote(str(facts.path))}"), class_="note")
+    shown = tag("pre", tag("code", facts.formula), tabindex=0, class_="formula")
+    return section("Formula", shown, more, name="formula", lead=lead)
 
 
 def column_section(facts: Facts) -> Markup:
