@@ -57,6 +57,7 @@ from kapsi.remainder import *
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, from_dict, load_spec, rpn, save_spec, to_dict
 from kapsi.standardize import standardized
 from kapsi.tables.run_folder import LoadedRun, load_run
+from kapsi.tables.tuning import TrialRow, TuneConfig, TuneReport, tune
 from kapsi.training import losses
 from kapsi.training.callbacks import Callback
 from kapsi.training.checkpoint import Checkpoints
@@ -170,6 +171,9 @@ __all__ = [
     "Sum",
     "TensorBoard",
     "TrainConfig",
+    "TrialRow",
+    "TuneConfig",
+    "TuneReport",
     "WeightedSum",
     "__version__",
     "calibrate",
@@ -198,6 +202,7 @@ __all__ = [
     "standardized",
     "to_dict",
     "train",
+    "tune",
     "weights",
     "zoo",
 ]

@@ -54,6 +54,8 @@ class AdditiveHead(LinearInParameters, name="additive"):
     normalized: ClassVar[bool] = False
     penalties: ClassVar[tuple[float, ...]] = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 
+    searched = {"degree": (3, 1, 2)}
+
     degree: int = option(3, minimum=0, maximum=5)
     intervals: int | None = option(None, minimum=2, maximum=1000)
     rounds: int = option(8, minimum=0, maximum=100)
@@ -107,6 +109,8 @@ class StepsHead(AdditiveHead, name="steps"):
         intervals: most steps of an input; None: by the numbers of rows and inputs.
         rounds: rounds of `evidence`, 0 to 100.
     """
+
+    searched = {}
 
     degree: int = option(0, minimum=0, maximum=5)
 

@@ -60,6 +60,8 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
 
     complexity: ClassVar[int] = 6
 
+    searched = {"depth": (5, 3, 8, 12), "learning_rate": (0.1, 0.05, 0.2), "min_leaf": (2, 5, 20)}
+
     trees: int | None = option(None, minimum=1, maximum=10_000)
     most_trees: int = option(300, minimum=1, maximum=10_000)
     patience: int = option(30, minimum=1, maximum=10_000)
@@ -190,6 +192,8 @@ class BoostedPairsHead(BoostedTreesHead, name="boosted_pairs"):
     complexity: ClassVar[int] = 5
     superseded: ClassVar[bool] = True
     explainable: ClassVar[bool] = True
+
+    searched = {}
 
     depth: int = option(2, minimum=1, maximum=2)
     learning_rate: float = option(0.15, minimum=1e-4, maximum=1.0)

@@ -7,3 +7,4 @@ from kapsi.tables.model import *
 from kapsi.tables.planning import *
 from kapsi.tables.run_folder import *
 from kapsi.tables.scores import *
+from kapsi.tables.tuning import *

@@ -193,6 +193,7 @@ def fit_problem(
     checkpoints: Checkpoints | None = None,
     logs: Sequence[LogName] = (),
     group: Group | None = None,
+    manifest: Mapping[str, Any] | None = None,
 ) -> FitReport:
     """Fit a model to the features and target of a table and write the run folder, as `fit_table`.
 
@@ -205,6 +206,7 @@ def fit_problem(
         checkpoints: interval of the checkpoints, and whether to resume; the folder is next to the run and deleted at the end.
         logs: further logs of the epochs in the run folder, in addition to `metrics.jsonl`.
         group: the processes in the training; the first one writes.
+        manifest: further entries of `run.json`.
 
     Raises:
         KapsiError: the table or an option does not fit; nothing is written.
@@ -242,6 +244,7 @@ def fit_problem(
             log_epochs(run.folder, logs, fitted.epochs)
             keep_rows(run.folder, problem, fitted.model, train.rows, outputs, fold_of, config.training.seed)
             write_run(run, problem, config, fitted, scores, outputs, fold_of, metrics)
+            run.manifest |= manifest or {}
             run.on_sealed = None if checkpoints is None else checkpoints.finish_all
     if checkpoints is not None and group.first:
         checkpoints.remove()
