@@ -14,7 +14,7 @@ from kapsi.expansion import BSpline, Expansion, Extended, Identity, SelectedInpu
 from kapsi.expansion.spline_knots import with_outer_knots
 from kapsi.function import option
 from kapsi.modules import Model
-from kapsi.recipes.base import RecipeData
+from kapsi.recipes.base import RecipeData, Searched
 from kapsi.recipes.linear_in_parameters import LinearInParameters, columns_of, one_layer
 from kapsi.recipes.smoothing import PenaltyBlocks, SecondMoments, evidence, penalty_matrix
 from kapsi.spec import HeadSpec
@@ -54,7 +54,7 @@ class AdditiveHead(LinearInParameters, name="additive"):
     normalized: ClassVar[bool] = False
     penalties: ClassVar[tuple[float, ...]] = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 
-    searched = {"degree": (3, 1, 2)}
+    searched: ClassVar[Searched] = (("degree", (3, 1, 2)),)
 
     degree: int = option(3, minimum=0, maximum=5)
     intervals: int | None = option(None, minimum=2, maximum=1000)
@@ -110,7 +110,7 @@ class StepsHead(AdditiveHead, name="steps"):
         rounds: rounds of `evidence`, 0 to 100.
     """
 
-    searched = {}
+    searched = ()
 
     degree: int = option(0, minimum=0, maximum=5)
 

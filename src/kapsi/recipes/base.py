@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
@@ -31,6 +31,9 @@ __all__ = [
     "RecipeResult",
     "Watch",
 ]
+
+Searched: TypeAlias = tuple[tuple[str, tuple[Any, ...]], ...]
+"""Names of options, and values to try."""
 
 Fold: TypeAlias = tuple[Tensor, Tensor]
 """Indices of the training rows and of the held-out rows, int64."""
@@ -232,7 +235,7 @@ class HeadRecipe(Recipe):
         superseded: whether a more general head is offered, too: the recipe competes only where its form matters.
         reads_text: whether the head takes `x` and the terms of texts, which it needs; others take `x`.
         reads_images: whether the head takes all inputs, and needs images.
-        searched: values of options that `kapsi tune` tries, the default first.
+        searched: names of options with the values that `kapsi tune` tries, the default first.
     """
 
     complexity: ClassVar[int] = 9
@@ -241,7 +244,7 @@ class HeadRecipe(Recipe):
     superseded: ClassVar[bool] = False
     reads_text: ClassVar[bool] = False
     reads_images: ClassVar[bool] = False
-    searched: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    searched: ClassVar[Searched] = ()
 
     @classmethod
     def offered(cls) -> tuple[HeadRecipe, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kapsi.function import option
 from kapsi.modules import Model
-from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData
+from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, Searched
 from kapsi.recipes.grown import (
     GrownTree,
     constant_outputs,
@@ -60,7 +60,11 @@ class BoostedTreesHead(HeadRecipe, name="boosted_trees"):
 
     complexity: ClassVar[int] = 6
 
-    searched = {"depth": (5, 3, 8, 12), "learning_rate": (0.1, 0.05, 0.2), "min_leaf": (2, 5, 20)}
+    searched: ClassVar[Searched] = (
+        ("depth", (5, 3, 8, 12)),
+        ("learning_rate", (0.1, 0.05, 0.2)),
+        ("min_leaf", (2, 5, 20)),
+    )
 
     trees: int | None = option(None, minimum=1, maximum=10_000)
     most_trees: int = option(300, minimum=1, maximum=10_000)
@@ -193,7 +197,7 @@ class BoostedPairsHead(BoostedTreesHead, name="boosted_pairs"):
     superseded: ClassVar[bool] = True
     explainable: ClassVar[bool] = True
 
-    searched = {}
+    searched = ()
 
     depth: int = option(2, minimum=1, maximum=2)
     learning_rate: float = option(0.15, minimum=1e-4, maximum=1.0)

@@ -61,7 +61,7 @@ class ForestHead(HeadRecipe, name="extra_trees"):
 
     complexity: ClassVar[int] = 6
 
-    searched = {"min_leaf": (2, 1, 5, 20), "max_features": (None, 0.2, 0.5, 1.0)}
+    searched = (("min_leaf", (2, 1, 5, 20)), ("max_features", (None, 0.2, 0.5, 1.0)))
 
     trees: int = option(100, minimum=1, maximum=10_000)
     min_leaf: int = option(2, minimum=1, maximum=1_000_000)

@@ -50,7 +50,7 @@ class KernelHead(LinearInParameters, name="kernel"):
 
     complexity: ClassVar[int] = 5
 
-    searched = {"centers": (None, 30, 100, 500)}
+    searched = (("centers", (None, 30, 100, 500)),)
 
     sharpness: float | None = option(None, minimum=1e-6, maximum=1e6)
     inputs: Literal["standardized", "normal_scores"] = "standardized"

@@ -71,7 +71,7 @@ class NetworkHead(HeadRecipe, name="network"):
     complexity: ClassVar[int] = 6
     examples = ({}, {"widths": (8,), "decay": 0.1, "networks": 2})
 
-    searched = {"widths": ((32, 32), (16,), (64,), (64, 64)), "networks": (4, 8)}
+    searched = (("widths", ((32, 32), (16,), (64,), (64, 64))), ("networks", (4, 8)))
 
     widths: tuple[int, ...] = option((32, 32), minimum=1)
     layers: tuple[LayerSpec, ...] = (HIDDEN,)

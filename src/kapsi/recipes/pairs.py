@@ -77,7 +77,7 @@ class PairsHead(LinearInParameters, name="pairs"):
     normalized: ClassVar[bool] = False
     penalties: ClassVar[tuple[float, ...]] = (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 
-    searched = {"pairs": (None, 3, 10, 30)}
+    searched = (("pairs", (None, 3, 10, 30)),)
 
     pairs: int | None = option(None, minimum=1, maximum=1_000)
     nodes: int | None = option(None, minimum=2, maximum=100)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from kapsi.data.tabular import TableProblem
 from kapsi.errors import KapsiError, SpecError
@@ -27,9 +25,10 @@ from kapsi.tables.configuration import RunConfig, TableConfig, outputs_of, read_
 from kapsi.tables.fitting import FitReport, fit_problem, fit_rows, prepared
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.recipe_rows import recipe_data
-from kapsi.tables.scores import METRICS, scores_of
+from kapsi.tables.scores import scores_of
 from kapsi.text import counted
 from kapsi.training.config import TrainConfig
+from kapsi.training.run_folder import check_new
 from kapsi.version import __version__
 
 __all__ = ["TrialRow", "TuneConfig", "TuneReport", "tune", "tune_problem"]
@@ -39,6 +38,9 @@ STARTING = 8
 
 PARAMETERS = 1_000_000
 """Most parameters of a specification that is tried."""
+
+ATTEMPTS = 0.2, 0.5, 1.0
+"""Seconds before a database is opened again."""
 
 EXPANSIONS: dict[str, Any] = {
     "identity": "identity",
@@ -124,6 +126,7 @@ def tune(
     inner_folds: int = 3,
     seed: int = 0,
     overwrite: bool = False,
+    recipe: Auto | None = None,
     **options: Any,
 ) -> TuneReport:
     """Tune a model of a table, fit the best configuration as a run, and return the trials.
@@ -139,13 +142,14 @@ def tune(
         trials, timeout, storage, inner_folds: see `TuneConfig`.
         seed: seed of splits, initial values and trials.
         overwrite: replace an old run.
+        recipe: the first trial, whose heads are tried; None for all heads.
         options: further options of `TableConfig`.
 
     Raises:
         KapsiError: the table or an option does not fit, or all trials fail; nothing is written.
     """
     names = target if isinstance(target, str) else tuple(target)
-    config = RunConfig(TableConfig(names, **options), None, TrainConfig(seed=seed), Auto())
+    config = RunConfig(TableConfig(names, **options), None, TrainConfig(seed=seed), recipe or Auto())
     study = TuneConfig(trials, timeout, inner_folds, storage)
     return tune_problem(read_problem(table, config.table), config, study, output, overwrite=overwrite)
 
@@ -175,6 +179,8 @@ def tune_problem(
     """
     if config.table.folds is not None:
         raise SpecError(f"TableConfig(folds={config.table.folds}): has no effect beside trials; leave folds out")
+    if refit and output is not None:
+        check_new(output, overwrite=overwrite)
     tuner = _Tuner(problem, config, study)
     tuner.run(on_trial)
     best, front = tuner.best(), tuner.front()
@@ -233,8 +239,16 @@ class _Tuner:
         count = min(study.inner_folds, ways.most)
         self.folds = ways.folds(count)
         data = recipe_data(problem, TrainingRows.of(problem, self.rows[self.folds[0][0]], self.seed), config.training)
-        candidates = cast(Auto, config.recipe).candidates()
-        self.kinds = {type(h).name: type(h) for h in candidates if h.complexity >= 0 and not h.reason_against(data)}
+        suited = cast(Auto, config.recipe).plan(data).heads
+        candidates = [head for head in cast(Auto, config.recipe).candidates() if head.label() in suited]
+        self.kinds: dict[str, list[HeadRecipe]] = {}
+        for head in candidates:
+            if head.complexity >= 0:
+                self.kinds.setdefault(type(head).name, []).append(head)
+        columns = problem.features.columns.values()
+        self.approaches = {"sum of heads": True}
+        if not any(column.free or column.kind == "image" for column in columns):
+            self.approaches["specification"] = False
         self.study = _study(self._name(), study)
         first = _Defaults()
         self._configuration(first)
@@ -331,31 +345,27 @@ class _Tuner:
             raise SpecError(f"the best trial has no option {error}; give another storage") from None
 
     def _configuration(self, options: _Options) -> RunConfig:
-        approaches = {"sum of heads": True}
-        if not self.problem.preprocessing.texts:
-            approaches["specification"] = False
-        if options.choose("approach", approaches):
+        if options.choose("approach", self.approaches):
             return replace(self.config, recipe=self._heads(options))
         return self._specification(options)
 
     def _heads(self, options: _Options) -> Auto:
         """Return the automatic model of some heads; of all with their default options it is the one of `kapsi fit`."""
         recipe, heads, plain = cast(Auto, self.config.recipe), [], True
-        for name, kind in self.kinds.items():
-            if not options.choose(f"{name}", {"yes": True, "no": False}):
+        for name, offered in self.kinds.items():
+            if not options.choose(name, {"yes": True, "no": False}):
                 plain = False
                 continue
             changed = {}
-            for field, values in kind.searched.items():
+            for field, values in type(offered[0]).searched:
                 value = options.choose(f"{name}.{field}", {_label(value): value for value in values})
                 if value != values[0]:
                     changed[field] = value
             plain = plain and not changed
-            heads += [replace(head, **cast(Any, changed)) for head in kind.offered()]
+            heads += [replace(cast(Any, head), **changed) for head in offered]
         if plain:
             return recipe
-        if not heads:
-            raise SpecError("no head is chosen")
+        heads = heads or next(iter(self.kinds.values()))  # the simplest one
         return replace(recipe, heads=tuple(dict.fromkeys(heads)))
 
     def _specification(self, options: _Options) -> RunConfig:
@@ -399,7 +409,10 @@ class _Tuner:
     def counts(self) -> dict[str, int]:
         """Return the number of finished trials by state."""
         names = [trial.state.name for trial in self._finished()]
-        return {word: names.count(name) for word, name in (("complete", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))}
+        return {
+            word: names.count(name)
+            for word, name in (("complete", "COMPLETE"), ("pruned", "PRUNED"), ("failed", "FAIL"))
+        }
 
     def failures(self) -> dict[int, str]:
         """Return the reasons of failed trials by number."""
@@ -443,7 +456,13 @@ def _label(value: Any) -> str:
 def _row(trial: Any) -> TrialRow:
     facts = trial.user_attrs
     return TrialRow(
-        trial.number, facts["model"], trial.value, facts["score"], facts["parameters"], facts["seconds"], dict(trial.params)
+        trial.number,
+        facts["model"],
+        trial.value,
+        facts["score"],
+        facts["parameters"],
+        facts["seconds"],
+        dict(trial.params),
     )
 
 
@@ -476,9 +495,16 @@ def _storage(place: str | None) -> Any:
     if "://" not in place:
         from optuna.storages.journal import JournalFileBackend
 
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
         return storages.JournalStorage(JournalFileBackend(place))
-    # Several processes wait for each other.
+    from sqlalchemy.exc import DatabaseError
+
+    # Several processes wait for each other; while one makes the tables, another one fails and tries again.
     wait = {"connect_args": {"timeout": 60}} if place.startswith("sqlite") else {}
+    for seconds in ATTEMPTS:
+        with contextlib.suppress(DatabaseError):
+            return storages.RDBStorage(place, engine_kwargs=wait)
+        time.sleep(seconds)
     return storages.RDBStorage(place, engine_kwargs=wait)
 
 

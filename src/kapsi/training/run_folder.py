@@ -150,6 +150,17 @@ class NewRun:
                 _mend(self._target)
 
 
+def check_new(path: str | Path, *, overwrite: bool = False) -> None:
+    """Check that a run can be written, before long work.
+
+    Raises:
+        RunError: see `NewRun`.
+    """
+    recover(path)
+    with plain(path, "begin the run"), _lock(resolve(path)):
+        NewRun(path, overwrite=overwrite)._check()
+
+
 def recover(path: str | Path) -> str | None:
     """Clean up after killed processes; return a message if the previous run was restored.
 
