@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
     kinds = [kind for kind in auto.offered_kinds() if kind.name in ("constant", "linear")]
     monkeypatch.setattr(auto, "offered_kinds", lambda: kinds)
     small = {name: tuning.EXPANSIONS[name] for name in ("identity", "taylor 2")}
-    for name, values in (("EXPANSIONS", small), ("WIDTHS", {"none": ()}), ("SOLVERS", ("auto",))):
+    for name, values in (("EXPANSIONS", small), ("WIDTHS", {"none": ()}), ("SOLVERS", {"auto": "auto"})):
         monkeypatch.setattr(tuning, name, values)
 
 
@@ -218,7 +218,7 @@ def test_every_function_of_the_space_makes_a_model(monkeypatch) -> None:
             for pi in tuning.REMAINDERS.values():
                 spec = kp.rpn([3, 4, 2], kappa, psi, pi, bias=True, output="silu")
                 assert sum(p.numel() for p in kp.Model(spec, device="meta").parameters()) > 10
-    assert all(kp.TrainConfig(solver=name) for name in tuning.SOLVERS)
+    assert all(kp.TrainConfig(solver=solver) for solver in tuning.SOLVERS.values())
 
 
 @pytest.mark.slow

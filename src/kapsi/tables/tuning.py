@@ -17,7 +17,7 @@ import numpy as np
 from kapsi.data.tabular import TableProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.files import finite, one_line
-from kapsi.function import Function, Spec, coerce, option, short_form
+from kapsi.function import Function, Spec, option, short_form
 from kapsi.modules import Model
 from kapsi.recipes import Auto, HeadRecipe
 from kapsi.spec import ModelSpec, rpn, to_dict
@@ -29,6 +29,7 @@ from kapsi.tables.scores import scores_of
 from kapsi.text import counted
 from kapsi.training.config import TrainConfig
 from kapsi.training.run_folder import check_new
+from kapsi.training.solvers import LBFGS, AdamW, LevenbergMarquardt
 from kapsi.version import __version__
 
 __all__ = ["TrialRow", "TuneConfig", "TuneReport", "tune", "tune_problem"]
@@ -54,7 +55,12 @@ RECONCILIATIONS: dict[str, Any] = {"dense": "dense", "low rank 2": {"kind": "low
 REMAINDERS = {"linear": "linear", "zero": "zero"}
 WIDTHS = {"none": (), "4": (4,), "8": (8,), "16": (16,), "32": (32,), "8, 8": (8, 8), "16, 16": (16, 16)}
 ACTIVATIONS = {"silu": ("silu",), "tanh": ("tanh",), "none": ()}
-SOLVERS = ("auto", "adamw", "lbfgs", "levenberg_marquardt")
+SOLVERS: dict[str, Any] = {
+    "auto": "auto",
+    "adamw": AdamW(),
+    "lbfgs": LBFGS(),
+    "levenberg_marquardt": LevenbergMarquardt(),
+}
 
 
 @dataclass(frozen=True)
@@ -379,12 +385,10 @@ class _Tuner:
         training = self.config.training
         if options.choose("penalty", {"chosen": False, "given": True}):
             training = replace(training, l2=options.number("l2", 1e-8, 1.0))
-        solver = options.choose("solver", {name: name for name in SOLVERS})
-        if solver == "adamw":
-            solver = {"kind": "adamw", "learning_rate": options.number("learning_rate", 1e-3, 0.1)}
-        if solver != "auto":
-            training = coerce(TrainConfig, {**to_dict(training), "solver": solver}, "training")
-        return replace(self.config, model=model, training=training, recipe=None)
+        solver = options.choose("solver", SOLVERS)
+        if getattr(solver, "mini_batch", False):
+            solver = replace(solver, learning_rate=options.number("learning_rate", 1e-3, 0.1))
+        return replace(self.config, model=model, training=replace(training, solver=solver), recipe=None)
 
     def _short(self, config: RunConfig) -> str:
         """Return a configuration in short, for a table."""
