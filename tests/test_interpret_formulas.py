@@ -116,6 +116,25 @@ def test_search_of_a_run(run) -> None:
     assert found.best(1).complexity == 1
 
 
+def test_categories_take_part_in_a_search_and_a_model_may_have_no_closed_form(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    x, color = random.uniform(1, 3, 60), np.array(["blue", "red"])[random.integers(2, size=60)]
+    write_table(
+        tmp_path / "t.csv", {"x": x.tolist(), "color": color.tolist(), "y": (2 * x + 3 * (color == "blue")).tolist()}
+    )
+    spec = kp.rpn((None, None), kp.Identity(), before="normal_scores", bias=True)
+    config = kp.tables.RunConfig(kp.tables.TableConfig("y"), spec, kp.TrainConfig(solver="ridge"))
+    kp.tables.fit_table(tmp_path / "t.csv", config, tmp_path / "run")
+    loaded = kp.load_run(tmp_path / "run")
+    found = short_formulas(loaded)
+    assert found.best().formula.text() == "y = 3*`color = blue` + 2*x"
+    assert {row.source for row in found.rows} == {"search"}
+    assert any("normal_scores has no closed form" in note for note in found.notes)
+    with pytest.raises(FormulaError, match=r"no closed form.*; no search was requested") as caught:
+        short_formulas(loaded, seconds=0)
+    assert "\n" not in str(caught.value)
+
+
 def test_command(run, capsys, tmp_path) -> None:
     from kapsi.cli import main
 

@@ -51,7 +51,8 @@ def formula(
 ) -> None:
     """Show a run as formulas, from simple to accurate; the last line is the best compromise, `target = formula`.
 
-    Regressions of up to 8 numbers are searched for short formulas; the last row of the table is the formula of the model.
+    Regressions of up to 8 numbers and indicators of categories are searched for short formulas; the last row of the table is the
+    formula of the model.
     """
     from kapsi.files import atomic
     from kapsi.interpret.pareto import short_formulas

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import sympy
 
-from kapsi.data.tabular import NumberColumn, table_of
+from kapsi.data.tabular import NumberColumn, Preprocessing, table_of
+from kapsi.data.tabular.encoders import CategoryColumn
 from kapsi.errors import DataError, FormulaError
 from kapsi.interpret.expressions import Floats, evaluate
 from kapsi.interpret.formulas import ModelFormula, formula, raw_inputs, valid_range
@@ -71,7 +72,7 @@ class FormulaTable:
 
 
 def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: float = 60.0) -> FormulaTable:
-    """Return short formulas of a regression of up to 8 numbers, and the formula of the fitted model.
+    """Return short formulas of a regression of up to 8 numbers and indicators of categories, and the formula of the fitted model.
 
     Args:
         run: a run of `kp.load_run`.
@@ -88,11 +89,13 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
     found: list[FormulaRow] = []
     reason = _no_search(run, targets) if seconds else "no search was requested"
     if not reason and table is not None:
-        columns = [table.columns[c.name].numbers for c in model.preprocessing.columns]
-        x = np.stack(columns, axis=1)
-        known = np.isfinite(x).all(1) & np.isfinite(targets)
+        kept = _searched_inputs(model.preprocessing)
+        known = np.isfinite(targets)
+        for column in model.preprocessing.columns:
+            known &= ~table.columns[column.name].missing
         if known.sum() >= LEAST_ROWS:
-            found = _searched(run, x[known], targets[known], seconds)
+            x = raw_inputs(model.preprocessing, table)[known][:, kept]
+            found = _searched(run, x, targets[known], kept, seconds)
         else:
             reason = f"a search needs {LEAST_ROWS} rows without missing values"
     if reason:
@@ -102,7 +105,7 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
         found.append(_of_model(run, own, table, targets))
     except FormulaError as error:
         if not found:
-            raise
+            raise FormulaError(f"{error}; {reason}") from None
         notes.append(str(error))
     return FormulaTable(tuple(found), tuple(notes))
 
@@ -121,25 +124,40 @@ def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
 
 def _no_search(run: LoadedRun, y: Any) -> str:
     """Return why there is no search, empty if there is one."""
-    columns = run.model.preprocessing.columns
+    preprocessing = run.model.preprocessing
     if run.model.classes is not None or len(run.model.targets) > 1:
         return "a search needs a regression of one target"
-    if not 1 <= len(columns) <= MAX_INPUTS:
-        return f"a search takes up to {MAX_INPUTS} columns, there are {len(columns)}"
-    others = [c.name for c in columns if not isinstance(c, NumberColumn)]
+    others = [c.name for c in preprocessing.columns if not isinstance(c, NumberColumn | CategoryColumn)]
+    others += [c.name for c in (*preprocessing.texts, *preprocessing.images)]
     if others:
-        return f"a search takes numbers only, {others[0]!r} is none"
+        return f"a search takes numbers and categories, {others[0]!r} is neither"
+    inputs = len(_searched_inputs(preprocessing))
+    if not 1 <= inputs <= MAX_INPUTS:
+        return f"a search takes up to {MAX_INPUTS} numbers and indicators of categories, there are {inputs}"
     return "" if y is not None else "the run keeps no rows"
 
 
-def _searched(run: LoadedRun, x: Floats, y: Floats, seconds: float) -> list[FormulaRow]:
-    symbols = tuple(sympy.Symbol(column.name, real=True) for column in run.model.preprocessing.columns)
+def _searched_inputs(preprocessing: Preprocessing) -> list[int]:
+    """Return the inputs of a search: numbers, and the indicators of all categories of a column but the last."""
+    kept, start = [], 0
+    for column in preprocessing.columns:
+        width = len(column.names())
+        kept += range(start, start + (1 if isinstance(column, NumberColumn) else max(width - 1, 1)))
+        start += width
+    return kept
+
+
+def _searched(run: LoadedRun, x: Floats, y: Floats, kept: list[int], seconds: float) -> list[FormulaRow]:
+    names = run.model.preprocessing.names()
+    symbols = tuple(sympy.Symbol(names[i], real=True) for i in kept)
     (target,) = run.model.targets
+    with np.errstate(all="ignore"):  # candidates have poles
+        results = search_formula(x, y, symbols, seconds=seconds)
     return [
         FormulaRow(
             f.complexity, float(np.sqrt(f.mse)), f.r2, ModelFormula({target: f.expression}, symbols), "search", f.cost
         )
-        for f in search_formula(x, y, symbols, seconds=seconds)
+        for f in results
     ]
 
 

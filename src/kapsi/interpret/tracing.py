@@ -59,7 +59,8 @@ def traced(function: Callable[[Tensor], Tensor], inputs: Array, where: str) -> A
             result = _Expressions(program.module(), where).run(inputs[None].astype(object))
         except (TypeError, IndexError, ValueError, AttributeError) as error:
             if isinstance(error, FormulaError):
-                raise
+                # The interpreter of graphs appends the place in its own code.
+                raise FormulaError(str(error).split("\n", 1)[0]) from None
             raise FormulaError(f"formula: {where} has no closed form: it selects by values of its inputs") from None
     outputs = np.asarray(result.numpy() if isinstance(result, Tensor) else result, dtype=object)
     return np.broadcast_to(outputs.reshape(1, -1)[0], outputs.size)
