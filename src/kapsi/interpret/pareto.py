@@ -128,7 +128,7 @@ def _no_search(run: LoadedRun, y: Any) -> str:
     if run.model.classes is not None or len(run.model.targets) > 1:
         return "a search needs a regression of one target"
     others = [c.name for c in preprocessing.columns if not isinstance(c, NumberColumn | CategoryColumn)]
-    others += [c.name for c in (*preprocessing.texts, *preprocessing.images)]
+    others += [*(text.name for text in preprocessing.texts), *(image.name for image in preprocessing.images)]
     if others:
         return f"a search takes numbers and categories, {others[0]!r} is neither"
     inputs = len(_searched_inputs(preprocessing))
@@ -139,7 +139,8 @@ def _no_search(run: LoadedRun, y: Any) -> str:
 
 def _searched_inputs(preprocessing: Preprocessing) -> list[int]:
     """Return the inputs of a search: numbers, and the indicators of all categories of a column but the last."""
-    kept, start = [], 0
+    kept: list[int] = []
+    start = 0
     for column in preprocessing.columns:
         width = len(column.names())
         kept += range(start, start + (1 if isinstance(column, NumberColumn) else max(width - 1, 1)))
