@@ -18,8 +18,9 @@ from kapsi.interpret import formula, short_formulas
 from kapsi.interpret.expressions import complexity, evaluate, slope
 from kapsi.interpret.formulas import ModelFormula
 from kapsi.interpret.search import search_formula
-from kapsi.interpret.search.constants import simple_numbers
+from kapsi.interpret.search.constants import Fit, SearchRows, simple_numbers
 from kapsi.interpret.search.reductions import reduce
+from kapsi.interpret.search.search import _front
 from kapsi.interpret.text import as_latex, as_python, as_text
 
 NO_CLOSED_FORM = {"combinatorial_categorical", "combinatorial_state", "joint_normal", "pair_splines"}
@@ -181,6 +182,15 @@ def test_names_are_text_in_every_form() -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import) and node.names[0].name == "os"]
     assert "\n" not in as_text(symbol)
     assert as_latex("50%_$", sympy.Integer(1)) == r"\text{50\%\_\$} = 1"
+
+
+def test_a_simple_number_stands_before_a_free_constant_of_a_lower_error() -> None:
+    x = sympy.Symbol("x", real=True)
+    c = sympy.Dummy("c")
+    rows = SearchRows((x,), np.linspace(0, 1, 50)[:, None], np.linspace(0, 0.5, 50), 1 / 48)
+    free, simple = Fit(c * x, {c: 0.5001}, 1e-6, -300.0), Fit(x / 2, {}, 1.01e-6, -308.0)
+    (found,) = _front(rows, [free, simple])
+    assert found.expression == x / 2
 
 
 def test_simple_numbers() -> None:

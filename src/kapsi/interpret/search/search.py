@@ -222,7 +222,8 @@ def _front(rows: SearchRows, fits: Sequence[Fit]) -> tuple[Found, ...]:
         expression = one.filled()
         found.append(Found(complexity(expression), one.mse, 1 - one.mse / rows.variance, one.cost, expression))
     front: list[Found] = []
-    for entry in sorted(found, key=lambda f: (f.complexity, f.mse)):
-        if not front or entry.mse < front[-1].mse * (1 - 1e-9):
+    # Of the formulas of one complexity the shortest description: free constants always have a lower error than simple numbers.
+    for entry in sorted(found, key=lambda f: (f.complexity, f.cost)):
+        if not front or (entry.complexity > front[-1].complexity and entry.mse < front[-1].mse * (1 - 1e-9)):
             front.append(entry)
     return tuple(front)
