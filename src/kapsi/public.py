@@ -105,8 +105,8 @@ def __getattr__(name: str) -> Any:
 
 
 # Names that users type. The lists of the families make a new function public in one place; families used mostly through the zoo,
-# recipes or a specification (combinatorial, compression, density, evidence, joint, pair_splines, potential, selected, tree,
-# wavelet) are only in `kapsi.expansion`.
+# recipes or a specification (combinatorial, compression, density, evidence, joint, pair_splines, patches, potential, selected,
+# tree, wavelet) are only in `kapsi.expansion`.
 __all__ = [
     "AUC",
     "F1",

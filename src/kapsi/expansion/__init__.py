@@ -59,6 +59,7 @@ __all__ += joint.__all__
 __all__ += kernel.__all__
 __all__ += orthogonal.__all__
 __all__ += pair_splines.__all__
+__all__ += patches.__all__
 __all__ += potential.__all__
 __all__ += radial.__all__
 __all__ += selected.__all__
