@@ -136,6 +136,16 @@ def test_categories_take_part_in_a_search_and_a_model_may_have_no_closed_form(tm
     assert "\n" not in str(caught.value)
 
 
+def test_formulas_of_large_models_are_left_out_or_refused(run, monkeypatch) -> None:
+    monkeypatch.setattr("kapsi.interpret.pareto.LARGEST", 3)
+    found = short_formulas(run[0])
+    assert {row.source for row in found.rows} == {"search"}
+    assert "the formula of the model has 7 weights and is left out; --exact shows it" in found.notes
+    monkeypatch.setattr("kapsi.interpret.formulas.MOST_WEIGHTS", 3)
+    with pytest.raises(FormulaError, match="the model has 7 weights, a formula at most 3; fit a smaller model"):
+        formula(run[0])
+
+
 def test_command(run, capsys, tmp_path) -> None:
     from kapsi.cli import main
 

@@ -83,13 +83,13 @@ def formula(
             }
         )
         return
-    notes(found.notes)
-    show_table([("complexity", "R²", "RMSE", "", "formula"), *map(_cells, found.rows)], right=(0, 1, 2))
     text = best.formula.latex() if latex else best.formula.text(DIGITS)
     if len(text) > LONGEST_LINE and output is None:
         raise FormulaError(
             f"the formula has {len(text):,} characters; write it to a file with --output formula.py, or choose --complexity"
         )
+    notes(found.notes)
+    show_table([("complexity", "R²", "RMSE", "", "formula"), *map(_cells, found.rows)], right=(0, 1, 2))
     say()
     if len(text) > LONGEST_LINE:
         say(f"written: {output}")

@@ -21,6 +21,9 @@ from kapsi.tables.run_folder import LoadedRun
 
 __all__ = ["ModelFormula", "formula"]
 
+MOST_WEIGHTS = 20_000
+"""Weights of a model with a formula: half a minute, and a megabyte of text."""
+
 
 @dataclass(frozen=True)
 class ModelFormula:
@@ -102,6 +105,11 @@ def formula(model: Any) -> ModelFormula:
 
 
 def _of_table(table: TableModel) -> ModelFormula:
+    weights = sum(tensor.numel() for tensor in table.model.parameters())
+    if weights > MOST_WEIGHTS:
+        raise FormulaError(
+            f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"
+        )
     if table.preprocessing.texts:
         raise FormulaError(
             f"formula: the column {table.preprocessing.texts[0].name!r} is encoded by TextColumn, which has no closed form; "

@@ -21,6 +21,8 @@ __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
 
 LEAST_ROWS = 20
 """Least number of rows of a search."""
+LARGEST = 1_000
+"""Weights of a model whose formula is shown beside those of a search: it takes seconds, and nobody reads longer ones."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
             reason = f"a search needs {LEAST_ROWS} rows without missing values"
     if reason:
         notes.append(f"formula of the model only: {reason}")
+    weights = sum(tensor.numel() for tensor in model.model.parameters())
+    if found and weights > LARGEST:
+        notes.append(f"the formula of the model has {weights:,} weights and is left out; --exact shows it")
+        return FormulaTable(tuple(found), tuple(notes))
     try:
         own = formula(run)
         found.append(_of_model(run, own, table, targets))
