@@ -6,8 +6,10 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from kapsi.data.tabular import write_table
 from kapsi.html import Markup, data_table, tag
 from kapsi.recipes import Auto
 from kapsi.report import charts
-from kapsi.report.sections import reliability
+from kapsi.report.facts import facts_of
+from kapsi.report.sections import graph_section, reliability
 from kapsi.tables import RunConfig, TableConfig, fit_table
 
 EVIL = "<script>alert(1)</script>"
@@ -98,6 +101,17 @@ def test_a_report_is_one_page_without_requests_and_names_stay_text(folder, name)
     assert len(page.encode()) < 3e6
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert page == kapsi.report.report_html(folder / name)
+
+
+def test_the_graph_joins_columns_with_interactions_and_names_stay_text(folder) -> None:
+    facts = facts_of(folder / "classes")
+    pair = SimpleNamespace(columns=tuple(one.column for one in facts.importances[:2]))
+    drawn = graph_section(replace(facts, pairs=[pair]))
+    found = outline(drawn)
+    assert found.seen.count("line") == 2 + 1  # two columns act on the target, and together
+    assert "script" not in found.seen
+    assert "http:" not in drawn
+    assert graph_section(replace(facts, pairs=[])) == ""
 
 
 def test_a_report_of_a_regression_has_its_scores_effects_and_rows(folder) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kapsi.data.tabular.types import Floats
 from kapsi.html import Markup, data_table, joined, tag
+from kapsi.interpret.graphs import DependencyGraph, as_svg
 from kapsi.report.charts import (
     MOST_LINES,
     bar,
@@ -26,6 +27,8 @@ from kapsi.text import counted
 
 MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN, MOST_CONFUSED = 400, 10, 10, 12
 LONGEST_VALUE, LONGEST_FORMULA = 40, 2000
+MOST_NODES = 12
+"""Columns of the graph, beside those with interactions."""
 VISIBLE = 2e-3
 """Share of the variance of a column whose chart is shown at once."""
 
@@ -259,6 +262,29 @@ def pair_section(facts: Facts) -> Markup:
     ]
     lead = "What two columns do together beyond the sum of their effects: blue raises the prediction, orange lowers it."
     return section("Interactions", tag("div", *charts, class_="grid") if charts else "", name="pairs", lead=lead)
+
+
+def graph_section(facts: Facts) -> Markup:
+    """Return the graph of the columns that act, alone and together."""
+    pairs = [pair.columns for pair in facts.pairs]
+    used = {name for pair in pairs for name in pair}
+    used |= {one.column for one in facts.importances[:MOST_NODES] if one.share >= VISIBLE}
+    columns = [one.column for one in facts.importances if one.column in used]
+    target = ", ".join(facts.model.targets)
+    if not pairs or target in columns:
+        return Markup("")
+    graph = DependencyGraph("", (*columns, target), tuple((name, target) for name in columns), tuple(pairs))
+    lead = "Arrows: columns that act on the target. Lines: pairs with an interaction."
+    drawn = tag(
+        "div", Markup(as_svg([graph]).replace(' xmlns="http://www.w3.org/2000/svg"', "").strip()), class_="drawing"
+    )
+    more = tag(
+        "p",
+        "Graphs of other models of the rows: ",
+        tag("code", f"kapsi graph {shlex.quote(str(facts.path))}"),
+        class_="note",
+    )
+    return section("Graph", drawn, more, name="graph", lead=lead)
 
 
 def formula_section(facts: Facts) -> Markup:
