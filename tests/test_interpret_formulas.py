@@ -191,6 +191,7 @@ def test_names_are_text_in_every_form() -> None:
     tree = ast.parse(as_python({name: 2.5 * symbol}, [symbol]))
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import) and node.names[0].name == "os"]
     assert "\n" not in as_text(symbol)
+    assert ModelFormula({"a\n\x1b": symbol * 0 + 1}, (symbol,)).text() == r"a\n\x1b = 1"
     assert as_latex("50%_$", sympy.Integer(1)) == r"\text{50\%\_\$} = 1"
 
 

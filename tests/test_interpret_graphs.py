@@ -74,6 +74,8 @@ def test_dot_quotes_names() -> None:
     lines = as_dot([GRAPH]).splitlines()
     assert '    g0n1 [label="<script>\\"a\\\\b\\"\\n&"];' in lines
     assert "    g0n0 -> g0n1 [dir=none];" in lines
+    escape = DependencyGraph("RPN", ("\x1b[2J", "y"), (), ())
+    assert '    g0n0 [label="\\\\x1b[2J"];' in as_dot([escape]).splitlines()
 
 
 def test_networkx_graph() -> None:

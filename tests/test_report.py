@@ -237,6 +237,8 @@ def test_several_runs_make_a_comparison(folder, capsys) -> None:
     assert "comparison.html: exists already" in capsys.readouterr().err
     assert main(["report", "first", "first"]) == 2
     assert "a run is given twice" in capsys.readouterr().err
+    assert main(["report", "first", "second", "--output", "first/model.safetensors", "--overwrite"]) == 2
+    assert "is a file of the run itself" in capsys.readouterr().err
 
 
 def test_a_run_without_rows_has_a_report_without_effects(folder) -> None:

@@ -67,14 +67,21 @@ def announce_recovery(path: str) -> None:
         note(text)
 
 
-def new_file(output: str, overwrite: bool) -> None:
-    """Check the name of a new file, or of an old one with `overwrite`.
+def new_file(output: str, overwrite: bool, *runs: str) -> None:
+    """Check the name of a new file, or of an old one with `overwrite`, but never of a file that one of `runs` needs.
 
     Raises:
-        FileError: the name is empty, a folder, or an old file.
+        FileError: the name is empty, a folder, an old file, or a file of a run.
     """
+    from kapsi.training.run_folder import peek
+
     if not output.strip() or os.path.isdir(output):
         raise FileError(f"--output: expected the name of a file, got {output!r}{' (a folder)' * bool(output.strip())}")
+    for run in runs:
+        needed = (peek(Path(run)) or {}).get("files")
+        names = [*(needed if isinstance(needed, Mapping) else ()), "run.json"]
+        if os.path.realpath(output) in [os.path.realpath(os.path.join(run, name)) for name in names]:
+            raise FileError(f"{output}: is a file of the run itself; give another --output")
     if os.path.lexists(output) and not overwrite:
         raise FileError(f"{output}: exists already; give another --output, or --overwrite")
 

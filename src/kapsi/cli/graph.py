@@ -35,7 +35,7 @@ def graph(
 
     writers = dict(zip(SUFFIXES, (as_svg, as_dot, as_graphml), strict=True))
     if output is not None:
-        new_file(output, overwrite)
+        new_file(output, overwrite, run)
         if Path(output).suffix not in SUFFIXES:
             raise FileError(f"--output {output}: expected a file that ends with {', '.join(SUFFIXES)}")
     announce_recovery(run)

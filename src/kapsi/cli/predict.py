@@ -97,7 +97,7 @@ def predict(
     announce_recovery(run)
     loaded = load_run(run)
     if output != "-":
-        _check_output(loaded, run, table, output, overwrite)
+        _check_output(run, table, output, overwrite)
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(readable(table))
         write: Callable[[dict[str, Any]], None]
@@ -154,11 +154,8 @@ def _labeled(word: str, name: str, example: str) -> tuple[str, float]:
         raise SpecError(f"--{name} {word}: expected a label and a number, such as yes={example}") from None
 
 
-def _check_output(loaded: LoadedRun, run: str, table: str, output: str, overwrite: bool) -> None:
+def _check_output(run: str, table: str, output: str, overwrite: bool) -> None:
     """Refuse to replace the table, a file of the run, and without `overwrite` any file."""
-    target = os.path.realpath(output)
-    if table != "-" and target == os.path.realpath(table):
+    if table != "-" and os.path.realpath(output) == os.path.realpath(table):
         raise FileError(f"{output}: is the table itself; give another --output")
-    if target in [os.path.realpath(os.path.join(run, name)) for name in (*loaded.manifest["files"], "run.json")]:
-        raise FileError(f"{output}: is a file of the run itself; give another --output")
-    new_file(output, overwrite)
+    new_file(output, overwrite, run)

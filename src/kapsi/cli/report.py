@@ -38,7 +38,7 @@ def report(
     if len(runs) > 1 and output is None:
         output = "comparison.html"
     if output is not None:
-        new_file(output, overwrite)
+        new_file(output, overwrite, *runs)
     for run in runs:
         announce_recovery(run)
     page = write_report(runs[0], output) if len(runs) == 1 else write_comparison(runs, str(output))

@@ -11,7 +11,7 @@ import sympy
 
 from kapsi.data.tabular import DateColumn, NumberColumn, Preprocessing, TargetScale
 from kapsi.data.tabular.types import label_text
-from kapsi.errors import FormulaError
+from kapsi.errors import FormulaError, printable
 from kapsi.interpret.closed_forms import model_expressions
 from kapsi.interpret.expressions import Floats, complexity, evaluate
 from kapsi.interpret.text import as_latex, as_python, as_text
@@ -59,7 +59,7 @@ class ModelFormula:
 
     def text(self, digits: int = 4) -> str:
         """Return a line `output = expression` for each output, with rounded numbers."""
-        return "\n".join(f"{name} = {as_text(e, digits)}" for name, e in self.outputs.items())
+        return "\n".join(f"{printable(name)} = {as_text(e, digits)}" for name, e in self.outputs.items())
 
     def latex(self, digits: int = 4) -> str:
         """Return a line of LaTeX for each output, without dollar signs; names are escaped."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kapsi.data.tabular import NumberColumn
-from kapsi.errors import DataError, check_integer
+from kapsi.errors import DataError, check_integer, printable
 from kapsi.modules import Head
 from kapsi.tables.run_folder import LoadedRun
 from kapsi.zoo.three_models import dependencies
@@ -154,7 +154,8 @@ def as_dot(found: Sequence[DependencyGraph]) -> str:
 
 
 def _quoted(name: str) -> str:
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "")
+    lines = [printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in name.replace("\r", "").split("\n")]
+    escaped = "\\n".join(lines)
     return f'"{escaped}"'
 
 
