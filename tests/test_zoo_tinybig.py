@@ -189,6 +189,11 @@ def test_faults_name_the_place(read, change, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_device_without_end_is_read_up_to_the_limit():
+    with pytest.raises(SpecError, match=r"/dev/zero: is too long"):
+        tinybig.read_config("/dev/zero")
+
+
 def test_anchors_of_single_values_are_read_and_bombs_are_not(read):
     text = yaml.safe_dump(config())
     found = read(f"device: &device mps\nother: *device\n{text}")

@@ -413,9 +413,13 @@ def _resolvers(yaml: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """Return the content of a text file; error messages have one line."""
+    """Return the content of a text file of at most `MAX_TEXT` characters; error messages have one line.
+
+    A device without an end, such as /dev/zero, is read up to the limit only.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         expected = f"expected {'an' if what[0] in 'aeiou' else 'a'} {what}"
         problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -426,6 +430,9 @@ def read_text(path: str | Path, what: str) -> str:
         elif isinstance(error, UnicodeDecodeError):
             problem = f"is not UTF-8 text, {expected}"
         raise SpecError(f"{path}: {problem}") from None
+    if len(text) > MAX_TEXT:
+        raise SpecError(f"{path}: is too long; a {what} has at most {MAX_TEXT:,} characters")
+    return text
 
 
 def load_spec(path: str | Path) -> ModelSpec:

@@ -65,7 +65,7 @@ Budget: TypeAlias = Annotated[
 
 def tune(
     table: TableFile,
-    target: Target,
+    target: Target = None,
     trials: Trials = 50,
     timeout: Timeout = None,
     storage: Storage = None,

@@ -110,9 +110,9 @@ def _of_table(table: TableModel) -> ModelFormula:
         raise FormulaError(
             f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"
         )
-    if table.preprocessing.texts:
+    for column in (*table.preprocessing.texts, *table.preprocessing.images):
         raise FormulaError(
-            f"formula: the column {table.preprocessing.texts[0].name!r} is encoded by TextColumn, which has no closed form; "
+            f"formula: the column {column.name!r} is encoded by {type(column).__name__}, which has no closed form; "
             "fit without the column (--drop)"
         )
     scales = input_scales(table.preprocessing)
