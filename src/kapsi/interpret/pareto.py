@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,10 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
             known &= ~table.columns[column.name].missing
         if known.sum() >= LEAST_ROWS:
             x = raw_inputs(model.preprocessing, table)[known][:, kept]
+            start = time.monotonic()
             found = _searched(run, x, targets[known], kept, seconds)
+            if time.monotonic() - start >= seconds:
+                notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
             reason = f"a search needs {LEAST_ROWS} rows without missing values"
     if reason:
