@@ -174,6 +174,8 @@ def test_failed_trials_have_reasons(optuna, monkeypatch) -> None:
         (("--timeout", "-1"), "kapsi: --timeout -1.0: must be at least 0.0\n"),
         (("--inner-folds", "1"), "kapsi: --inner-folds 1: must be at least 2\n"),
         (("--storage", "none://x"), "kapsi: --storage none://x: cannot be opened: "),
+        (("--storage", "none://user:secret@x"), "kapsi: --storage none://user:***@x: cannot be opened: "),
+        (("--storage", "/dev/full"), "kapsi: --storage /dev/full: cannot be opened: is not a regular file"),
         (("--output", "t.csv"), "not a folder, never replaced"),
         (("--target", "z"), "kapsi: t.csv: "),
     ],

@@ -63,7 +63,8 @@ def as_option(message: str, given: Mapping[str, Any]) -> str:
         return message
     if isinstance(value, list | tuple):
         value = value[int(found[2])] if found[2] else ""
-    option = f"--{name.replace('_', '-')} {value}".rstrip()
+    shown = re.sub(r"(://[^/@\s:]*):[^/@\s]*@", r"\1:***@", str(value))  # the password of a database
+    option = f"--{name.replace('_', '-')} {shown}".rstrip()
     return f"{option}: {found[4].removeprefix(f'{argument} ')}"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -499,6 +500,8 @@ def _storage(place: str | None) -> Any:
     if "://" not in place:
         from optuna.storages.journal import JournalFileBackend
 
+        if os.path.exists(place) and not os.path.isfile(place):  # a device may have no end
+            raise OSError("is not a regular file")
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         return storages.JournalStorage(JournalFileBackend(place))
     from sqlalchemy.exc import DatabaseError
