@@ -43,6 +43,7 @@ napoleon_use_ivar = True
 napoleon_custom_sections = [("Source", "params_style"), "Example"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+suppress_warnings = ["myst.xref_missing"]  # links to files beside docs/, for readers of the repository
 nitpicky = True
 # Public names must resolve; types of other packages and internal base classes have no page.
 nitpick_ignore_regex = [("py:(class|obj|data|func|meth|exc)", r"(?!kapsi\.\w+$).*")]

@@ -404,7 +404,7 @@ def _summarize(
     say(f"{Path(output) / 'README.md'}")
     if into is not None:
         link = _link(into, output)
-        short = BEGIN_SHORT in read_text(into, "Markdown file")
+        short = BEGIN_SHORT in read_text(into, "Markdown file").splitlines()
         text = short_overview(ordered, link) if short else overview(ordered, link, f"{link}README.md")
         _write(into, _between(into, text))
         say(into)
@@ -457,13 +457,14 @@ def _between(path: str, text: str) -> str:
     from kapsi.spec import read_text
 
     content = read_text(path, "Markdown file")
-    before, begin, rest = content.partition(BEGIN_SHORT if BEGIN_SHORT in content else BEGIN)
+    # A mark is a line: pages may mention it elsewhere.
+    before, begin, rest = content.partition(f"{BEGIN_SHORT if BEGIN_SHORT in content.splitlines() else BEGIN}\n")
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SpecError(
             f"--into {path}: has no lines {BEGIN} (or {BEGIN_SHORT}) and {END}; put them where the overview belongs"
         )
-    page = f"{before}{begin}\n{text}{end}{after}"
+    page = f"{before}{begin}{text}{end}{after}"
     return page.replace("\n", "\r\n") if b"\r\n" in Path(path).read_bytes() else page
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import sympy
 
 from kapsi.data.tabular import DateColumn, NumberColumn, Preprocessing, TargetScale
+from kapsi.data.tabular.image_column import ImageColumn
+from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import label_text
 from kapsi.errors import FormulaError, printable
 from kapsi.interpret.closed_forms import model_expressions
@@ -110,7 +112,8 @@ def _of_table(table: TableModel) -> ModelFormula:
         raise FormulaError(
             f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"
         )
-    for column in (*table.preprocessing.texts, *table.preprocessing.images):
+    others: list[TextColumn | ImageColumn] = [*table.preprocessing.texts, *table.preprocessing.images]
+    for column in others:
         raise FormulaError(
             f"formula: the column {column.name!r} is encoded by {type(column).__name__}, which has no closed form; "
             "fit without the column (--drop)"
