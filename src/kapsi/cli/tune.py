@@ -151,7 +151,8 @@ def _resumable(place: Path, own: bool, finished: list[int]) -> Any:
         yield
     except KeyboardInterrupt:
         if finished:
-            note(f"interrupted: {counted(len(finished), 'trial')} kept in {place}; the same command resumes")
+            kept = place if own else "the storage"
+            note(f"interrupted: {counted(len(finished), 'trial')} kept in {kept}; the same command resumes")
         elif own:
             _remove(place)
         raise

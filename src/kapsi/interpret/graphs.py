@@ -16,6 +16,7 @@ from kapsi.data.tabular import NumberColumn
 from kapsi.errors import DataError, check_integer, printable
 from kapsi.modules import Head
 from kapsi.tables.run_folder import LoadedRun
+from kapsi.text import counted
 from kapsi.zoo.three_models import dependencies
 
 __all__ = ["DependencyGraph", "as_dot", "as_graphml", "as_svg", "graphs"]
@@ -74,7 +75,8 @@ def graphs(run: LoadedRun, *, strongest: int = 2) -> tuple[DependencyGraph, ...]
     columns = [c for c in model.preprocessing.columns if isinstance(c, NumberColumn)]
     if not 2 <= len(columns) <= MOST_COLUMNS:
         raise DataError(
-            f"graphs: the model has {len(columns)} columns of numbers, expected 2 to {MOST_COLUMNS}; leave some out with --drop"
+            f"graphs: the model has {counted(len(columns), 'column')} of numbers, expected 2 to {MOST_COLUMNS}; "
+            "leave some out with --drop"
         )
     values = [np.where(np.isnan(v := kept.table.columns[c.name].numbers), c.mean, v) for c in columns]
     y = np.asarray(kept.y, dtype=np.float64)
