@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kapsi.data.tabular import Reading, Table, make_problem, read_batches, read_table
+from kapsi.data.tabular.encoders import Unseen
 from kapsi.errors import SpecError, TableError
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
@@ -336,7 +337,7 @@ def test_unseen_and_empty_categories_are_neutral_and_counted(tmp_path):
     features, _ = train.preprocessing.check(new)
     assert train.preprocessing.transform(new).tolist() == [[0, 1], [1, 0], [0, 0], [0, 0]]
     counts = train.preprocessing.unseen(features)
-    assert counts == {"a": (1, 1, "diverse", False)}
+    assert counts == {"a": Unseen(1, 1, "diverse")}
 
 
 def test_options_are_checked(tmp_path):
