@@ -10,6 +10,7 @@ from sklearn.preprocessing import StandardScaler, TargetEncoder
 
 import kapsi as kp
 from kapsi.data.tabular import Preprocessing, make_problem, read_table, unseen_notes
+from kapsi.data.tabular.encoders import Unseen
 from kapsi.data.tabular.target_encoding import shrunk_means
 from kapsi.errors import TableError
 from kapsi.tables import fit_table, load_run
@@ -65,7 +66,7 @@ def test_unseen_and_missing_categories_have_the_mean_of_all_rows(tmp_path):
     assert inputs[:2, 0].tolist() == [encoder.default[0]] * 2
     assert inputs[:, 1].tolist() == [0.0, 1.0, 0.0]
     counts = encoder.unseen(features["w"])
-    assert counts == (1, 0, "never", True)
+    assert counts == Unseen(1, 0, "never", averaged=True)
     note = "column 'w': 1 value was not in the training rows (such as 'never'); the mean of all rows stands for it"
     assert unseen_notes({"w": counts}) == [note]
     again = Preprocessing.from_dict(json.loads(json.dumps(run.model.preprocessing.to_dict())))
