@@ -248,7 +248,7 @@ class Preprocessing:
             >>> train = Table("t.csv", {"c": Column("text", np.array(["a", "b"], dtype=object))})
             >>> new = Table("n.csv", {"c": Column("text", np.array(["a", "z", None], dtype=object))})
             >>> Preprocessing.fit(train).unseen(new)
-            {'c': Unseen(unseen=1, empty=1, example='z', averaged=False)}
+            {'c': Unseen(unseen=1, empty=1, example='z', averaged=False, damaged=())}
         """
         gaps = set(features.columns)
         for names, values in features.blocks():
