@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +18,15 @@ from kapsi.modules import Head, Model
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 
-__all__ = ["ImageHead", "ImageLinearHead", "channel_scale", "lbfgs_path", "of_images", "row_share"]
+__all__ = [
+    "ImageHead",
+    "ImageLinearHead",
+    "channel_scale",
+    "cross_fit_penalties",
+    "lbfgs_path",
+    "of_images",
+    "row_share",
+]
 
 PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4)
 """Candidates for l2, strong ones first."""
@@ -79,20 +87,45 @@ class ImageLinearHead(ImageHead, name="image_linear"):
 
     @torch.no_grad()
     def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
-        start = time.perf_counter()
-        penalties = PENALTIES if self.l2 is None else (self.l2,)
-        outputs = torch.full((len(penalties), len(data.x), data.outputs), torch.nan, dtype=torch.float64)
-        losses = torch.zeros(len(penalties), dtype=torch.float64)
-        generator = torch.Generator().manual_seed(seed)
-        for train, test in folds:
-            some = train[torch.randperm(len(train), generator=generator)[:COMPARED]]
-            part, held_out = data.take(some), data.take(test)
+        def held_out_outputs(part: RecipeData, held_out: RecipeData, penalties: Sequence[float]) -> Iterator[Tensor]:
             shift, scale = channel_scale(part)
-            for i, theta in enumerate(lbfgs_path(_design(part, shift, scale), part, penalties)):
-                outputs[i, test] = _outputs(_design(held_out, shift, scale), theta).double()
-                losses[i] += row_share(held_out) @ row_losses(outputs[i, test], data.y[test], data.loss)
-        best = int(losses.argmin())
-        return CrossFit(outputs[best], replace(self, l2=penalties[best]), time.perf_counter() - start)
+            for theta in lbfgs_path(_design(part, shift, scale), part, penalties):
+                yield _outputs(_design(held_out, shift, scale), theta).double()
+
+        return cross_fit_penalties(self, PENALTIES, COMPARED, held_out_outputs, data, folds, seed)
+
+
+def cross_fit_penalties(
+    head: Any,
+    candidates: Sequence[float],
+    compared: int,
+    held_out_outputs: Callable[[RecipeData, RecipeData, Sequence[float]], Iterator[Tensor]],
+    data: RecipeData,
+    folds: Sequence[Fold],
+    seed: int,
+) -> CrossFit:
+    """Return the held-out outputs of a linear head of images at its best penalty; fits see a sample of the training rows.
+
+    Args:
+        head: a head with the option `l2`, None for all candidates.
+        candidates: penalties, strong ones first.
+        compared: most training rows of a fit.
+        held_out_outputs: yields the outputs of held-out rows for each penalty, given training rows, held-out rows and penalties.
+        data, folds, seed: see `HeadRecipe.cross_fit`.
+    """
+    start = time.perf_counter()
+    penalties = candidates if head.l2 is None else (head.l2,)
+    outputs = torch.full((len(penalties), len(data.x), data.outputs), torch.nan, dtype=torch.float64)
+    losses = torch.zeros(len(penalties), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    for train, test in folds:
+        some = train[torch.randperm(len(train), generator=generator)[:compared]]
+        part, held_out = data.take(some), data.take(test)
+        for i, values in enumerate(held_out_outputs(part, held_out, penalties)):
+            outputs[i, test] = values
+            losses[i] += row_share(held_out) @ row_losses(values, data.y[test], data.loss)
+    best = int(losses.argmin())
+    return CrossFit(outputs[best], replace(head, l2=penalties[best]), time.perf_counter() - start)
 
 
 def lbfgs_path(x: Tensor, data: RecipeData, penalties: Sequence[float]) -> Iterator[Tensor]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 from kapsi.expansion import Patches
 from kapsi.function import option
 from kapsi.modules import Model
-from kapsi.recipes.base import CrossFit, Fold, RecipeData, row_losses
-from kapsi.recipes.image_linear import ImageHead, lbfgs_path, of_images, row_share
+from kapsi.recipes.base import CrossFit, Fold, RecipeData
+from kapsi.recipes.image_linear import ImageHead, cross_fit_penalties, lbfgs_path, of_images, row_share
 
 __all__ = ["ImagePatchesHead"]
 
@@ -116,21 +115,14 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
 
     @torch.no_grad()
     def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
-        start = time.perf_counter()
-        penalties = PENALTIES if self.l2 is None else (self.l2,)
-        outputs = torch.full((len(penalties), len(data.x), data.outputs), torch.nan, dtype=torch.float64)
-        losses = torch.zeros(len(penalties), dtype=torch.float64)
-        generator = torch.Generator().manual_seed(seed)
-        for train, test in folds:
-            some = train[torch.randperm(len(train), generator=generator)[:COMPARED]]
-            held_out, features = data.take(test), _PatchFeatures(self.kappa(data), data.take(some))
+        def held_out_outputs(part: RecipeData, held_out: RecipeData, penalties: Sequence[float]) -> Iterator[Tensor]:
+            features = _PatchFeatures(self.kappa(data), part)
             x = features.of(held_out)
-            for i, theta in enumerate(features.path(penalties)):
+            for theta in features.path(penalties):
                 matrix, bias = features.coefficients(theta)
-                outputs[i, test] = (x @ matrix.float()).double() + bias
-                losses[i] += row_share(held_out) @ row_losses(outputs[i, test], data.y[test], data.loss)
-        best = int(losses.argmin())
-        return CrossFit(outputs[best], replace(self, l2=penalties[best]), time.perf_counter() - start)
+                yield (x @ matrix.float()).double() + bias
+
+        return cross_fit_penalties(self, PENALTIES, COMPARED, held_out_outputs, data, folds, seed)
 
 
 class _PatchFeatures:
