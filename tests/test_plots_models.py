@@ -83,3 +83,15 @@ def test_learning_curves_are_losses() -> None:
     assert validation.get_ydata().tolist() == [2.0, 1.0]
     with pytest.raises(kp.DataError, match="no epochs"):
         kp.plots.learning_curves([])
+
+
+def test_a_network_has_edges_as_wide_as_important() -> None:
+    model = kp.Model(kp.rpn([2, 3, 1], kp.Chebyshev(3)), seed=0)
+    axes = kp.plots.network(model, ROWS, names=["a", "b"])
+    shares = torch.cat([edges.flatten() / edges.max() for edges in kp.interpret.attribution(model, ROWS).edges])
+    assert [line.get_linewidth() / 4 for line in axes.lines] == pytest.approx(shares.sqrt().tolist())
+    assert [text.get_text() for text in axes.texts] == ["a", "b"]
+    with pytest.raises(kp.DataError, match="expected 2 names, got 1"):
+        kp.plots.network(model, ROWS, names=["a"])
+    with pytest.raises(kp.DataError, match="a layer has 50 nodes, at most 40"):
+        kp.plots.network(kp.Model(kp.rpn([2, 50, 1], kp.Chebyshev(1))), ROWS)

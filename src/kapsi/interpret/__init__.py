@@ -1,4 +1,4 @@
-"""What a fitted model does: effects of columns, importances, contributions of rows, formulas, dependency graphs.
+"""What a fitted model does: effects of columns, importances, contributions of rows, formulas, dependency graphs, pruning.
 
 One file a topic, loaded at first use: `kapsi fit` and `import kapsi` need none of them.
 """
@@ -9,19 +9,30 @@ import importlib
 from typing import Any
 
 HOMES: dict[str, str] = {
+    "FUNCTIONS": "edge_fits",
+    "Attribution": "edges",
     "Contributions": "attribution",
     "DependencyGraph": "graphs",
+    "EdgeFormula": "edge_fits",
+    "EdgeFormulas": "edge_fits",
+    "Edges": "edges",
     "Effect": "effect",
     "FormulaRow": "pareto",
     "FormulaTable": "pareto",
     "Importance": "importance",
     "ModelFormula": "formulas",
     "PairEffect": "importance",
+    "Pruned": "pruning",
+    "attribution": "edges",
     "contributions": "attribution",
+    "edge_formulas": "edge_fits",
+    "edge_functions": "edges",
     "effects": "effect",
     "formula": "formulas",
     "importances": "importance",
     "interactions": "importance",
+    "prune": "pruning",
+    "search_formula": "search",
     "short_formulas": "pareto",
 }
 """The module of each public name."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from kapsi.arrays import wider_dtype
 from kapsi.contraction import Route
-from kapsi.errors import SpecError, refuse
+from kapsi.errors import DataError, SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
 from kapsi.function import short_form
@@ -27,7 +27,7 @@ from kapsi.text import text_table
 NUMBERS = (1, 2, 3, 7, 8)
 """Columns of numbers of a summary."""
 
-__all__ = ["ExpansionModule", "Model", "has_own_forward", "scale_last_layer", "trained_count"]
+__all__ = ["ExpansionModule", "Model", "checked_rows", "has_own_forward", "scale_last_layer", "trained_count"]
 
 
 class Model(nn.Module):
@@ -306,3 +306,21 @@ def scale_last_layer(model: Model, factor: float = 0.01) -> Model:
 def trained_count(model: nn.Module) -> int:
     """Return the number of trained values of a module."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def checked_rows(model: Any, x: Any, where: str, least: int = 1) -> Tensor:
+    """Return at least `least` input rows in the type and on the device of a model."""
+    if not isinstance(model, Model):
+        raise SpecError(f"{where}: expected a kapsi Model, got {type(model).__name__}")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
+        raise DataError(f"{where}: expected inputs as a dense floating-point tensor, got {type(x).__name__}")
+    if x.dim() != 2 or x.shape[1] != model.in_features or len(x) < least:
+        size = "" if least == 1 else f" with at least {least} rows"
+        raise DataError(f"{where}: expected inputs of shape (rows, {model.in_features}){size}, got {tuple(x.shape)}")
+    if not bool(x.isfinite().all()):
+        raise DataError(f"{where}: the inputs must be finite")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise SpecError(f"{where}: the model is on the meta device and has no values")
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), x)
+    return x.to(like.device, like.dtype)

@@ -17,8 +17,10 @@ from kapsi.training.records import Epoch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
 
     from kapsi.interpret import Effect, Importance, PairEffect
+    from kapsi.modules import Model
 
 __all__ = [
     "calibration",
@@ -26,6 +28,7 @@ __all__ = [
     "effect",
     "importances",
     "learning_curves",
+    "network",
     "pair_effect",
     "precision_recall",
     "residuals",
@@ -34,6 +37,8 @@ __all__ = [
 
 ACCENT, SOFT = "#2b5fc7", "#9aa5b1"
 MOST_LINES, MOST_LEVELS, MOST_POINTS = 6, 20, 2000
+MOST_NODES = 40
+"""Largest number of nodes of a layer of a drawn network."""
 
 
 def _drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.2)) -> Axes:
@@ -137,6 +142,56 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
         axes.set(xlabel="share of the variance of the predictions")
 
     return _drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
+
+
+def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[str] | None = None) -> Axes:
+    """Draw the nodes and edges of a model of univariate functions; the width of an edge is its importance.
+
+    Args:
+        model: see `kapsi.interpret.edge_functions`.
+        x: inputs whose `kapsi.interpret.attribution` is drawn, at least two rows.
+        ax: axes to draw on; None for a new figure.
+        names: names of the inputs; None for x1, x2, ….
+
+    Raises:
+        DataError: a layer of more than 40 nodes, or another number of names.
+        SpecError: a model that mixes inputs.
+
+    Example:
+        >>> import kapsi as kp, torch
+        >>> model = kp.Model(kp.rpn([2, 3, 1], kp.Chebyshev(3)), seed=0)
+        >>> len(kp.plots.network(model, torch.rand(50, 2)).lines)
+        9
+    """
+    from kapsi.interpret.edges import attribution
+
+    shares = [edges.numpy() for edges in attribution(model, x).edges][1 if model.standardized else 0 :]
+    counts = [shares[0].shape[1], *(edges.shape[0] for edges in shares)]
+    shown = [f"x{i + 1}" for i in range(counts[0])] if names is None else list(names)
+    if max(counts) > MOST_NODES:
+        raise DataError(
+            f"network: a layer has {max(counts)} nodes, at most {MOST_NODES} are drawn; prune the model first"
+        )
+    if len(shown) != counts[0]:
+        raise DataError(f"network: expected {counts[0]} names, got {len(shown)}")
+    place = [(np.arange(count) + 0.5) / count for count in counts]
+
+    def draw(axes: Any) -> None:
+        for level, edges in enumerate(shares):
+            largest = float(edges.max()) or 1.0
+            for (o, i), share in np.ndenumerate(edges):
+                if share > 0:
+                    ends = (place[level][i], place[level + 1][o])
+                    width = 4 * np.sqrt(share / largest)
+                    axes.plot(ends, (level, level + 1), color=ACCENT, linewidth=width, alpha=0.7, zorder=1)
+        for level, positions in enumerate(place):
+            axes.scatter(positions, np.full(len(positions), level), s=40, color="white", edgecolors="black", zorder=2)
+        for position, name in zip(place[0], shown, strict=True):
+            axes.annotate(name, (position, 0), (0, -8), textcoords="offset points", ha="center", va="top")
+        axes.set(xlim=(0, 1), ylim=(-0.3, len(shares) + 0.2))
+        axes.axis("off")
+
+    return _drawn(ax, draw, (max(3.0, 0.5 * max(counts)), 1.0 + 1.2 * len(shares)))
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -28,8 +28,8 @@ def from_pykan(model: Any, *, in_features: int | None = None) -> Model:
 
     All knots are copied, also beyond the range. ψ has the spline's coefficients times `scale_sp` and `mask`, W has `scale_base`
     times `mask`, both times `node_scale` and `subnode_scale`; the biases of pykan become the bias of the head. Masked edges are
-    zeros and trainable, unless fixed by `prune`. An input with all knots at a single point, as after a grid update on a constant,
-    has no spline in pykan and zeros in kapsi.
+    zeros and trainable, unless fixed by `kapsi.interpret.prune`. An input with all knots at a single point, as after a grid
+    update on a constant, has no spline in pykan and zeros in kapsi.
 
     Args:
         model: an instance of `kan.MultKAN` (pykan 0.2), of any grid and degree, pruned or refined.
@@ -158,7 +158,7 @@ def _symbolic_constants(model: Any, number: int) -> Tensor:
         if name != "0":
             raise SpecError(
                 f"from_pykan: the edge of layer {number} from node {source} to node {output} is symbolic, {name!r}; only splines "
-                "and constants convert: call model.unfix_symbolic_all() first, and kan.formulas for formulas in kapsi"
+                "and constants convert: call model.unfix_symbolic_all() first, and kp.interpret.edge_formulas for formulas in kapsi"
             )
     affine = finite_tensor(symbolic.affine, f"from_pykan: symbolic_fun[{number}].affine")
     return (mask * affine[..., 3]).sum(1)

@@ -9,8 +9,7 @@ from torch import Tensor
 from kapsi.errors import ScaleWarning
 from kapsi.expansion.spline import BSpline
 from kapsi.grids import TOLERANCE, update_grids
-from kapsi.modules import Model
-from kapsi.zoo.kan.edges import checked_rows
+from kapsi.modules import Model, checked_rows
 
 
 def update_grid(model: Model, x: Tensor) -> Model:

@@ -42,7 +42,7 @@ def spec(
         >>> model = kp.Model(kan.spec([2, 5, 1], intervals=3), seed=0)
         >>> sum(parameter.numel() for parameter in model.parameters())     # 15 edges of 6 functions and a base weight
         105
-        >>> edges = kan.edge_functions(model, torch.zeros(4, 2))
+        >>> edges = kp.interpret.edge_functions(model, torch.zeros(4, 2))
         >>> [tuple(layer.values.shape) for layer in edges]
         [(4, 5, 2), (4, 1, 5)]
     """

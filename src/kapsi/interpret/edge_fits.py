@@ -1,4 +1,4 @@
-"""Formulas of the edges of a Kolmogorov–Arnold network, c f(a x + b) + d with f from a closed list."""
+"""Formulas of the edges of a model of univariate functions, c f(a x + b) + d with f from a closed list."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, check_choice, check_integer, check_number
-from kapsi.modules import Model
-from kapsi.zoo.kan.edges import Edges, checked_rows, edge_functions
+from kapsi.interpret.edges import Edges, edge_functions
+from kapsi.modules import Model, checked_rows
+
+__all__ = ["FUNCTIONS", "EdgeFormula", "EdgeFormulas", "edge_formulas"]
 
 Search: TypeAlias = Literal["none", "scale", "half-line", "center", "phase", "window", "both"]
 """Starting points of the search for a and b, for inputs in [−1, 1].
@@ -135,7 +137,7 @@ class EdgeFormula:
 
 
 @dataclass(frozen=True)
-class Formulas:
+class EdgeFormulas:
     """Formulas of all edges of a model.
 
     Attributes:
@@ -163,7 +165,7 @@ class Formulas:
         m = len(self.edges[0][0])
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0 or x.shape[-1] != m:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise DataError(f"Formulas: expected floating-point inputs of shape (..., {m}), got {shape}")
+            raise DataError(f"EdgeFormulas: expected floating-point inputs of shape (..., {m}), got {shape}")
         for layer, constants in zip(self.edges, self.constants, strict=True):
             nodes = [
                 torch.stack([edge(x[..., k]) for k, edge in enumerate(node)]).sum(0) + constant
@@ -183,13 +185,13 @@ class Formulas:
         Raises:
             SpecError: an edge with R² below `least`.
         """
-        digits = check_integer("Formulas.text(digits)", digits, 1, 17)
+        digits = check_integer("EdgeFormulas.text(digits)", digits, 1, 17)
         missing = self.missing()
         if missing:
             i, j, k, edge = min(missing, key=lambda entry: entry[3].r2)
             raise SpecError(
-                f"Formulas: {len(missing)} edges have no formula of R² ≥ {self.least:g}; the worst is in layer {i} from node {k} "
-                f"to node {j}, {edge.function!r} with {edge.r2:.4f}; train longer, prune, allow more functions, or lower `least`"
+                f"EdgeFormulas: {len(missing)} edges have no formula of R² ≥ {self.least:g}; the worst is in layer {i} from node "
+                f"{k} to {j}, {edge.function!r} with {edge.r2:.4f}; train longer, prune, allow other functions, or lower `least`"
             )
         if whole:
             lines = self._lines(digits, inline=True)
@@ -255,7 +257,9 @@ def _sum(terms: Iterable[tuple[float, str]], digits: int) -> str:
 
 
 @torch.no_grad()
-def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *, least: float = 0.99) -> Formulas:
+def edge_formulas(
+    model: Model, x: Tensor, functions: Iterable[str] | None = None, *, least: float = 0.99
+) -> EdgeFormulas:
     """Fit c f(a x + b) + d to each edge by least squares and return the best f of a closed list.
 
     A grid search for a and b is refined by damped Gauss–Newton steps in all four coefficients. The best function has the smallest
@@ -271,31 +275,32 @@ def formulas(model: Model, x: Tensor, functions: Iterable[str] | None = None, *,
 
     Example:
         >>> import torch, kapsi as kp
-        >>> from kapsi.zoo import kan
         >>> head = kp.HeadSpec(kp.Trigonometric(), remainder=kp.LinearRemainder())
         >>> model = kp.Model(kp.ModelSpec((2, 1), kp.LayerSpec(head)), dtype=torch.float64)
         >>> model.layers[0].heads[0].assign("reconciliation", matrix=[[0.0, 0.0, 3.0, 0.0, 0.0, 0.0]])    # 3 sin(x₁)
         >>> model.layers[0].heads[0].assign("remainder", matrix=[[0.0, -2.0]])
-        >>> result = kan.formulas(model, torch.rand(100, 2, dtype=torch.float64) * 6)
+        >>> result = kp.interpret.edge_formulas(model, torch.rand(100, 2, dtype=torch.float64) * 6)
         >>> print(result.text())
         y1 = 3*sin(x1) - 2*x2
     """
     names = FUNCTIONS if functions is None else _checked_names(functions)
-    least = check_number("formulas(least)", least, 0, 1)
-    layers = edge_functions(model, checked_rows(model, x, "formulas", least=2))
+    least = check_number("edge_formulas(least)", least, 0, 1)
+    layers = edge_functions(model, checked_rows(model, x, "edge_formulas", least=2))
+    if any(layer.output is not None for layer in layers):
+        raise SpecError("edge_formulas: outputs are processed by activations; kapsi.interpret.simplify includes these")
     edges = []
     for layer in layers:
         n, m = layer.values.shape[1:]
         edges.append(tuple(tuple(_best(layer, j, k, names) for k in range(m)) for j in range(n)))
     constants = tuple(tuple(layer.constant.tolist()) for layer in layers)
-    return Formulas(tuple(edges), constants, least)
+    return EdgeFormulas(tuple(edges), constants, least)
 
 
 def _checked_names(functions: Any) -> tuple[str, ...]:
     names = (functions,) if isinstance(functions, str) else tuple(functions)
     if not names:
-        raise SpecError(f"formulas(functions): expected at least one of {', '.join(FUNCTIONS)}")
-    return tuple(check_choice("formulas(functions)", name, FUNCTIONS) for name in names)
+        raise SpecError(f"edge_formulas(functions): expected at least one of {', '.join(FUNCTIONS)}")
+    return tuple(check_choice("edge_formulas(functions)", name, FUNCTIONS) for name in names)
 
 
 def _best(layer: Edges, j: int, k: int, names: Iterable[str]) -> EdgeFormula:
