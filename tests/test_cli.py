@@ -612,15 +612,15 @@ def test_places_where_no_predictions_can_be(bad, run):
         "folder.csv": "expected the name of a file, got 'folder.csv' (a folder)",
         "loop.csv": "loop.csv: exists already; give another --output, or --overwrite",
         "n.csv": "n.csv: exists already; give another --output, or --overwrite",
-        "t.csv": "is the table itself",
-        "./link.csv": "is the table itself",
+        "t.csv": "is an input of this command",
+        "./link.csv": "is an input of this command",
         f"{run}/predictions.csv": "is a file of the run itself",
         f"{run}/../run/predictions.csv": "is a file of the run itself",
         "/proc/o.csv": "'/proc/o.csv': cannot write the file",
     }.items():
         assert message in bad("predict", run, "t.csv", "--output", where)
     assert "is not a writable regular file" in bad("predict", run, "t.csv", "--output", "loop.csv", "--overwrite")
-    assert "is the table itself" in bad("predict", run, "t.csv", "--output", "t.csv", "--overwrite")
+    assert "is an input of this command" in bad("predict", run, "t.csv", "--output", "t.csv", "--overwrite")
 
 
 def test_evaluate_scores_all_rows_with_a_target(good, kapsi, run):

@@ -5,25 +5,31 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import kapsi as kp
 import kapsi.report
 from kapsi.cli import common, main
 from kapsi.data.tabular import write_table
 from kapsi.html import Markup, data_table, tag
+from kapsi.plots.curves import reliability
 from kapsi.recipes import Auto
 from kapsi.report import charts
 from kapsi.report.facts import facts_of
-from kapsi.report.sections import graph_section, reliability
-from kapsi.tables import RunConfig, TableConfig, fit_table
+from kapsi.report.held_out import error_section
+from kapsi.report.sections import formula_section, graph_section, training_section
+from kapsi.tables import RunConfig, TableConfig, fit_table, load_config
+from kapsi.training.records import Epoch
 
 EVIL = "<script>alert(1)</script>"
 FIT = ("fit", "t.csv", "--target", "y", "--head", "linear", "--output", "run")
@@ -138,6 +144,53 @@ def test_a_report_of_classes_has_calibration_and_confusion(folder) -> None:
         assert text in page
 
 
+def test_formulas_are_mathml_of_every_term_and_names_stay_text(folder) -> None:
+    facts = facts_of(folder / "classes")
+    drawn = formula_section(facts)
+    assert outline(drawn).seen.count("math") == len(facts.labels) * 4  # three columns and indicators, and a constant
+    assert f"<mtext>logit of {escape('a & b')}</mtext><mo>=</mo>" in drawn
+    assert formula_section(replace(facts, formula=None)) == ""
+
+
+def test_curves_over_thresholds_need_rows_of_both_classes(folder) -> None:
+    facts = facts_of(folder / "classes")
+    known = facts.predictions
+    assert f"AUC {roc_auc_score(known.y == 1, known.outputs[:, 1]):.4f}" in error_section(facts)
+    one = replace(facts.predictions, y=np.zeros_like(facts.predictions.y))
+    assert "AUC" not in error_section(replace(facts, predictions=one))
+
+
+def test_a_trained_model_has_learning_curves(folder) -> None:
+    facts = facts_of(folder / "numbers")
+    assert training_section(facts) == ""  # a model in closed form
+    epochs = [Epoch(i, 10.0**-i, 2 * 10.0**-i if i > 1 else None, solver="adam") for i in range(1, 4)]
+    drawn = training_section(replace(facts, epochs=[*epochs, Epoch(4, float("nan"))]))
+    assert outline(drawn).seen.count("circle") == 3 + 2
+    assert "epoch 3\nvalidation 0.002" in drawn
+
+
+def test_the_lines_of_a_report_repeat_the_run(folder, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    shown = re.findall(r"<pre[^>]*><code>(.*?)</code>", kapsi.report.report_html("numbers"), re.DOTALL)
+    command, python = (unescape(text) for text in shown if "again" in text)
+    assert main(shlex.split(command)[1:]) == 0
+    first, second = (json.loads(Path(name, "run.json").read_text()) for name in ("numbers", "numbers-again"))
+    assert first["scores"] == second["scores"]
+    lines = python.splitlines()
+    assert lines[3].startswith("fit_table('t.csv', load_config('numbers'), 'numbers-again')")
+    shutil.rmtree("numbers-again")
+    assert fit_table("t.csv", load_config("numbers"), "numbers-again").scores.keys() == first["scores"].keys()
+    names = re.findall(r"kp\.([a-z_.]+)\(|run\.([a-z]+)\(", python)
+    assert names == [("load_run", ""), ("", "predict"), ("interpret.effects", "")]
+
+
+def test_held_out_rows_beyond_the_training_rows_are_noted() -> None:
+    write_table("t.csv", {"when": range(80), "a": [i % 7 for i in range(80)], "y": np.arange(80.0) ** 2})
+    config = RunConfig(TableConfig("y", time="when"), recipe=Auto(heads=("linear",)))
+    (note,) = [n for n in fit_table("t.csv", config, "run").notes if "range" in n]
+    assert note == "held-out rows are outside of the range of the training rows (column 'when': 16 of 16 rows)"
+
+
 def test_runs_are_compared(folder) -> None:
     page = kapsi.report.comparison_html([folder / "classes", folder / "numbers"])
     outline(page)
@@ -228,7 +281,7 @@ def test_open_opens_the_page(capsys, monkeypatch) -> None:
     assert "--open: needs the report; leave --no-report out" in capsys.readouterr().err
 
 
-def test_several_runs_make_a_comparison(folder, capsys) -> None:
+def test_several_runs_make_a_comparison(folder, capsys, monkeypatch) -> None:
     shutil.copytree(folder / "numbers", "first")
     shutil.copytree(folder / "classes", "second")
     assert main(["report", "first", "second"]) == 0
@@ -237,6 +290,10 @@ def test_several_runs_make_a_comparison(folder, capsys) -> None:
     assert "comparison.html: exists already" in capsys.readouterr().err
     assert main(["report", "first", "first"]) == 2
     assert "a run is given twice" in capsys.readouterr().err
+    Path("empty").mkdir()
+    monkeypatch.setattr(kapsi.report, "facts_of", lambda *_: pytest.fail("read before all runs are checked"))
+    assert main(["report", "first", "empty", "--output", "other.html"]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
     assert main(["report", "first", "second", "--output", "first/model.safetensors", "--overwrite"]) == 2
     assert "is a file of the run itself" in capsys.readouterr().err
 

@@ -212,6 +212,9 @@ def test_the_command_writes_a_specification_that_fits(read, tmp_path, capsys):
     assert "specification: " in shown.out
     assert main(["import", "tinybig", str(tmp_path / "config.yaml"), "--output", str(target)]) == 2
     assert "exists already" in capsys.readouterr().err
+    source = str(tmp_path / "config.yaml")
+    assert main(["import", "tinybig", source, "--output", source, "--overwrite"]) == 2
+    assert "is an input of this command" in capsys.readouterr().err
     assert main(["import", "tinybig", str(tmp_path / "config.yaml"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["model"]["widths"] == [6, 4]

@@ -67,17 +67,24 @@ def announce_recovery(path: str) -> None:
         note(text)
 
 
-def new_file(output: str, overwrite: bool, *runs: str) -> None:
-    """Check the name of a new file, or of an old one with `overwrite`, but never of a file that one of `runs` needs.
+def new_file(output: str, overwrite: bool, *sources: str) -> None:
+    """Check the name of a new file, or of an old one with `overwrite`, but never of a file that one of `sources` needs.
+
+    Args:
+        output: name of the file.
+        overwrite: whether an old file may be replaced.
+        sources: run folders and files that the command reads.
 
     Raises:
-        FileError: the name is empty, a folder, an old file, or a file of a run.
+        FileError: the name is empty, a folder, an old file, one of the sources, or a file of a run.
     """
     from kapsi.training.run_folder import peek
 
     if not output.strip() or os.path.isdir(output):
         raise FileError(f"--output: expected the name of a file, got {output!r}{' (a folder)' * bool(output.strip())}")
-    for run in runs:
+    for run in sources:
+        if os.path.realpath(output) == os.path.realpath(run):
+            raise FileError(f"{output}: is an input of this command; give another --output")
         needed = (peek(Path(run)) or {}).get("files")
         names = [*(needed if isinstance(needed, Mapping) else ()), "run.json"]
         if os.path.realpath(output) in [os.path.realpath(os.path.join(run, name)) for name in names]:

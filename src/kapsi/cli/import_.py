@@ -37,7 +37,7 @@ def import_(
     if library != "tinybig":
         raise SpecError(f"import: {unknown('library', library, ['tinybig'])}")
     if output is not None:
-        new_file(output, overwrite)
+        new_file(output, overwrite, config_file)
     found = tinybig.read_config(config_file)
     model = to_dict(found.spec)
     if output is not None:

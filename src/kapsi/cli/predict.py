@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, new_file, note, notes, readable, say, show_data, show_json
 from kapsi.cli.options import OUTPUT, Json, Run, TableFile, option
-from kapsi.errors import FileError, SpecError
+from kapsi.errors import SpecError
 from kapsi.text import counted
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def predict(
     announce_recovery(run)
     loaded = load_run(run)
     if output != "-":
-        _check_output(run, table, output, overwrite)
+        new_file(output, overwrite, run, table)
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(readable(table))
         write: Callable[[dict[str, Any]], None]
@@ -152,10 +151,3 @@ def _labeled(word: str, name: str, example: str) -> tuple[str, float]:
         return label, float(text if equals else "")
     except ValueError:
         raise SpecError(f"--{name} {word}: expected a label and a number, such as yes={example}") from None
-
-
-def _check_output(run: str, table: str, output: str, overwrite: bool) -> None:
-    """Refuse to replace the table, a file of the run, and without `overwrite` any file."""
-    if table != "-" and os.path.realpath(output) == os.path.realpath(table):
-        raise FileError(f"{output}: is the table itself; give another --output")
-    new_file(output, overwrite, run)

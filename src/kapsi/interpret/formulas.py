@@ -16,7 +16,7 @@ from kapsi.data.tabular.types import label_text
 from kapsi.errors import FormulaError, printable
 from kapsi.interpret.closed_forms import model_expressions
 from kapsi.interpret.expressions import Floats, complexity, evaluate
-from kapsi.interpret.text import as_latex, as_python, as_text
+from kapsi.interpret.text import as_latex, as_mathml, as_python, as_text
 from kapsi.modules import Model
 from kapsi.tables.model import TableModel
 from kapsi.tables.run_folder import LoadedRun
@@ -67,6 +67,10 @@ class ModelFormula:
         """Return a line of LaTeX for each output, without dollar signs; names are escaped."""
         return "\n".join(as_latex(name, e, digits) for name, e in self.outputs.items())
 
+    def mathml(self, digits: int = 4) -> list[list[str]]:
+        """Return the terms of each output as MathML, the first with `output =`; names are escaped."""
+        return [as_mathml(name, e, digits) for name, e in self.outputs.items()]
+
     def python(self) -> str:
         """Return the source of a Python function of NumPy arrays, with all digits; parameters are x0, x1, …."""
         return as_python(self.outputs, self.symbols)
@@ -107,7 +111,7 @@ def formula(model: Any) -> ModelFormula:
 
 
 def _of_table(table: TableModel) -> ModelFormula:
-    weights = sum(tensor.numel() for tensor in table.model.parameters())
+    weights = table.parameter_count
     if weights > MOST_WEIGHTS:
         raise FormulaError(
             f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"

@@ -198,7 +198,7 @@ def as_svg(found: Sequence[DependencyGraph]) -> str:
     width = PANEL * len(found)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {PANEL + 30}" width="{width}" height="{PANEL + 30}" '
-        'font-family="sans-serif" font-size="11" role="img">',
+        'font-family="sans-serif" font-size="11" role="img" aria-label="Dependency graph">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z" fill="#1f77b4"/></marker></defs>',
     ]

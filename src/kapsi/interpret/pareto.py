@@ -106,7 +106,7 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
             reason = f"a search needs {LEAST_ROWS} rows without missing values"
     if reason:
         notes.append(f"formula of the model only: {reason}")
-    weights = sum(tensor.numel() for tensor in model.model.parameters())
+    weights = model.parameter_count
     if found and weights > LARGEST:
         notes.append(f"the formula of the model has {weights:,} weights and is left out; --exact shows it")
         return FormulaTable(tuple(found), tuple(notes))

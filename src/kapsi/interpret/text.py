@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import sympy
 from sympy.printing.latex import LatexPrinter
+from sympy.printing.mathml import MathMLPresentationPrinter
 from sympy.printing.str import StrPrinter
 
 from kapsi.errors import FormulaError, printable
@@ -77,6 +79,71 @@ def as_latex(name: str, expression: Any, digits: int = 4) -> str:
     """Return `name = expression` as LaTeX, without dollar signs."""
     body = _Latex({"ln_notation": True, "full_prec": False}).doprint(rounded(expression, digits))
     return f"{latex_name(name)} = {body}"
+
+
+class _MathML(MathMLPresentationPrinter):  # type: ignore[misc]
+    """Presentation MathML; names are marks, replaced by escaped text after printing."""
+
+    def __init__(self) -> None:
+        super().__init__({"mul_symbol": "dot"})
+        self.names: list[str] = []
+
+    def element(self, name: str, *children: Any) -> Any:
+        """Return an element with children."""
+        made = self.dom.createElement(name)
+        for child in children:
+            made.appendChild(child)
+        return made
+
+    def word(self, name: str, text: str) -> Any:
+        """Return an element with text, escaped at the end of printing."""
+        self.names.append(text)
+        return self.element(name, self.dom.createTextNode(f"name-{len(self.names) - 1}-"))
+
+    def _print_Symbol(self, sym: Any, style: str = "plain") -> Any:
+        variable = re.fullmatch(r"([A-Za-z])(\d*)", sym.name, re.ASCII)
+        if variable is None:
+            name = printable(sym.name)
+            return self.word("mtext", name if NAME.fullmatch(name) else f"[{name}]")
+        letter = self.word("mi", variable[1])
+        return self.element("msub", letter, self.word("mn", variable[2])) if variable[2] else letter
+
+    def _print_Piecewise(self, expr: Any) -> Any:
+        rows = []
+        for value, condition in expr.args:
+            other = condition == sympy.true
+            words = self.word("mtext", "otherwise" if other else "if\u00a0")
+            last = self.element("mrow", words, *([] if other else [self._print(condition)]))
+            rows.append(self.element("mtr", self.element("mtd", self._print(value)), self.element("mtd", last)))
+        brace = self.word("mo", "{")
+        return self.element("mrow", brace, self.element("mtable", *rows))
+
+    def markup(self, *parts: Any) -> str:
+        """Return elements within `math`."""
+        text = self.element("math", *parts).toxml()
+        return re.sub(r"name-(\d+)-", lambda found: html.escape(self.names[int(found[1])]), text)
+
+
+def as_mathml(name: str, expression: Any, digits: int = 4) -> list[str]:
+    """Return `name = expression` as MathML, an element `math` for each term of the sum, so that browsers break lines.
+
+    Example:
+        >>> as_mathml("y", 2 * sympy.Symbol("a<b") - 1)[1]
+        '<math><mo form="infix">−</mo><mn>1</mn></math>'
+    """
+    printer = _MathML()
+    expression = rounded(expression, digits)
+    terms = expression.as_ordered_terms() if expression.is_Add else [expression]
+    marks = []
+    for i, term in enumerate(terms):
+        negative = term.could_extract_minus_sign()
+        sign = printer.word("mo", "−" if negative else "+")
+        sign.setAttribute("form", "infix" if i else "prefix")
+        first = [printer.word("mtext", printable(name)), printer.word("mo", "=")]
+        body = printer._print(-term if negative else term)
+        before = [*(first if i == 0 else []), *([sign] if i or negative else [])]
+        marks.append(printer.markup(*before, body))
+    return marks
 
 
 class _Python(StrPrinter):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,10 @@ import numpy.typing as npt
 
 from kapsi.errors import DataError
 from kapsi.plots.catalogue import STYLE, _figure, _matplotlib
+from kapsi.plots.curves import above_thresholds, average_precision, reliability, roc_area
+from kapsi.training.logs import read_epochs
 from kapsi.training.records import Epoch
+from kapsi.training.run_folder import read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -231,14 +233,11 @@ def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = 
         DataError: different numbers of rows.
     """
     hit, p = _pair(y, probability, "calibration")
-    place = np.minimum((p * bins).astype(int), bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    used = counts > 0
+    predicted, observed, _ = reliability(p, hit, bins)
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.8, linestyle="--")
-        shares = [np.bincount(place, values, bins)[used] / counts[used] for values in (p, hit)]
-        axes.plot(*shares, "o-", color=ACCENT)
+        axes.plot(predicted, observed, "o-", color=ACCENT)
         axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
 
     return _drawn(ax, draw, (3.6, 3.4))
@@ -287,14 +286,13 @@ def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) ->
     Raises:
         DataError: different numbers of rows, or rows of a single class.
     """
-    true, false = _above_thresholds(y, probability, "roc")
-    x, height = false / false[-1], true / true[-1]
-    area = float(np.trapezoid(height, x))
+    true, false = _counts(y, probability, "roc")
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.8, linestyle="--")
-        axes.plot(x, height, color=ACCENT)
-        axes.set(xlabel="false positive rate", ylabel="true positive rate", title=f"AUC {area:.4f}")
+        axes.plot(false / false[-1], true / true[-1], color=ACCENT)
+        title = f"AUC {roc_area(true, false):.4f}"
+        axes.set(xlabel="false positive rate", ylabel="true positive rate", title=title)
 
     return _drawn(ax, draw, (3.6, 3.4))
 
@@ -308,14 +306,14 @@ def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | No
     Raises:
         DataError: different numbers of rows, or rows of a single class.
     """
-    true, false = _above_thresholds(y, probability, "precision_recall")
+    true, false = _counts(y, probability, "precision_recall")
     precision, recall = true[1:] / (true[1:] + false[1:]), true[1:] / true[-1]
-    average = float(np.sum(np.diff(recall, prepend=0.0) * precision))
 
     def draw(axes: Any) -> None:
         axes.step(recall, precision, where="pre", color=ACCENT)
         axes.axhline(true[-1] / (true[-1] + false[-1]), color=SOFT, linewidth=0.8, linestyle="--")
-        axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1.02), title=f"average precision {average:.4f}")
+        title = f"average precision {average_precision(true, false):.4f}"
+        axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1.02), title=title)
 
     return _drawn(ax, draw, (3.6, 3.4))
 
@@ -327,15 +325,12 @@ def _pair(y: npt.ArrayLike, other: npt.ArrayLike, where: str) -> tuple[Any, Any]
     return first, second
 
 
-def _above_thresholds(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
+def _counts(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
     """Return numbers of rows of the class and of other rows with at least each probability, from none to all."""
     hit, p = _pair(y, probability, where)
     if hit.min() == hit.max():
         raise DataError(f"{where}: all rows are of one class; give rows of the class and others")
-    order = np.argsort(-p, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(p[order])), len(p) - 1)
-    true = np.cumsum(hit[order] > 0)[ends]
-    return np.append(0, true), np.append(0, ends + 1 - true)
+    return above_thresholds(hit, p)[:2]
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -352,16 +347,10 @@ def learning_curves(epochs: str | Path | Iterable[Epoch], ax: Axes | None = None
         DataError: no epochs, as in a run of the automatic model.
     """
     if isinstance(epochs, str | Path):
-        from kapsi.training.run_folder import read_run
-
-        log = read_run(epochs, ("metrics.jsonl",))[1].get("metrics.jsonl", b"").decode(errors="replace")
-        entries = [entry for entry in map(json.loads, log.splitlines()) if entry.get("event") == "epoch"]
-        entries = [entry for entry in entries if entry["part"] == entries[-1]["part"]]
-        losses = [entry["loss"] for entry in entries]
-        validation = [entry.get("validation_loss") for entry in entries]
+        records = read_epochs(read_run(epochs, ("metrics.jsonl",))[1].get("metrics.jsonl", b""))
     else:
         records = list(epochs)
-        losses, validation = [one.loss for one in records], [one.validation_loss for one in records]
+    losses, validation = [one.loss for one in records], [one.validation_loss for one in records]
     if not losses:
         raise DataError(
             "learning_curves: there are no epochs; a model in closed form, or the automatic model, has none"

@@ -8,7 +8,7 @@ from pathlib import Path
 from kapsi.files import atomic, plain
 from kapsi.report.facts import facts_of
 from kapsi.report.page import comparison_page, run_page
-from kapsi.training.run_folder import REPORT
+from kapsi.training.run_folder import REPORT, open_run
 
 __all__ = ["comparison_html", "report_html", "write_comparison", "write_report"]
 
@@ -36,6 +36,8 @@ def comparison_html(paths: Sequence[str | Path], seed: int = 0) -> str:
     Raises:
         RunError: a folder is no run, or damaged.
     """
+    for path in paths:  # all are checked before the first one is read, which may take long
+        open_run(path)
     return comparison_page([facts_of(path, seed) for path in paths])
 
 

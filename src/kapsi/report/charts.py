@@ -11,6 +11,7 @@ import numpy as np
 from kapsi.data.tabular.types import Floats
 from kapsi.html import Markup, joined, tag
 from kapsi.interpret import Effect, PairEffect
+from kapsi.training.records import Epoch
 
 WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 18, 30
@@ -63,6 +64,8 @@ class Axes:
         x_name: name of the horizontal axis.
         show: text of a position of the horizontal axis.
         height: height in pixels.
+        y_name: name of the vertical axis.
+        show_y: text of a position of the vertical axis.
     """
 
     def __init__(
@@ -73,9 +76,10 @@ class Axes:
         show: Callable[[float], str] = figure,
         height: int = HEIGHT,
         y_name: str = "",
+        show_y: Callable[[float], str] = figure,
     ) -> None:
         self.x, self.y, self.show, self.height = _wide(x), _wide(y), show, height
-        self.x_name, self.y_name = x_name, y_name
+        self.x_name, self.y_name, self.show_y = x_name, y_name, show_y
 
     def px(self, x: float) -> float:
         """Return the pixel of a position."""
@@ -90,9 +94,9 @@ class Axes:
         lines: list[Markup] = []
         for value in ticks(*self.y, 4):
             at = self.py(value)
-            kind = "zero" if value == 0 else "grid"
+            kind = "zero" if value == 0 and self.show_y is figure else "grid"
             lines.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_=kind))
-            lines.append(tag("text", figure(value), x=LEFT - 6, y=at + 3.5, class_="tick", text_anchor="end"))
+            lines.append(tag("text", self.show_y(value), x=LEFT - 6, y=at + 3.5, class_="tick", text_anchor="end"))
         count = 3 if self.show is not figure else 5
         for value in ticks(*self.x, count):
             at, y = self.px(value), self.height - BOTTOM + 13
@@ -296,6 +300,52 @@ def calibration_chart(predicted: Floats, observed: Floats, counts: Sequence[int]
         where = {"cx": axes.px(p), "cy": axes.py(o), "r": round(3 + 4 * math.sqrt(count / largest), 1)}
         marks.append(tag("circle", tag("title", text), class_="point c0", **where))
     return axes.draw(f"Calibration of the class {label}", *marks)
+
+
+def threshold_chart(title: str, x: Floats, y: Floats, thresholds: Floats, names: tuple[str, str]) -> Markup:
+    """Return a curve of rates over all thresholds of a probability; the thresholds appear on hover.
+
+    Args:
+        title: name of the chart for screen readers.
+        x, y: rates from 0 to 1, (thresholds,).
+        thresholds: probabilities, descending.
+        names: names of both axes.
+    """
+    axes = Axes((0.0, 1.0), (0.0, 1.0), names[0], y_name=names[1])
+    marks = [path(axes, x, y, class_="curve c0")]
+    if names[0] != "recall":
+        marks.insert(0, path(axes, np.array([0.0, 1.0]), np.array([0.0, 1.0]), class_="zero"))
+    chosen = np.unique(np.linspace(0, len(x) - 1, MOST_HOVERED).round().astype(int))
+    for j in chosen.tolist():
+        text = f"{names[0]} {x[j]:.3f}, {names[1]} {y[j]:.3f}\nthreshold {thresholds[j]:.3g}"
+        where = {"cx": axes.px(float(x[j])), "cy": axes.py(float(y[j]))}
+        marks.append(tag("circle", tag("title", text), r=6, class_="dot c0", **where))
+    return axes.draw(title, *marks)
+
+
+def learning_chart(epochs: Sequence[Epoch]) -> Markup:
+    """Return the losses of training and validation over the epochs; logarithmic if they span more than a factor of 20."""
+    number = np.arange(1.0, len(epochs) + 1)
+    losses = [np.array([e.loss for e in epochs]), np.array([e.validation_loss for e in epochs], dtype=np.float64)]
+    known = np.concatenate(losses)
+    known = known[np.isfinite(known)]
+    logs = bool(known.min() > 0 and known.max() > 20 * known.min())
+    shown = [np.log10(values) if logs else values for values in losses]
+    ends = (float(np.nanmin(shown)), float(np.nanmax(shown)))
+    axes = Axes(
+        (1.0, number[-1]), _margin(ends), "epoch", y_name="loss", show_y=(lambda v: f"{10**v:.2g}") if logs else figure
+    )
+    marks = []
+    for i, (name, values, places) in enumerate(zip(("training", "validation"), losses, shown, strict=True)):
+        here = np.flatnonzero(np.isfinite(places))
+        if len(here):
+            marks.append(path(axes, number[here], places[here], class_=f"curve c{i}"))
+        chosen = here[np.unique(np.linspace(0, len(here) - 1, MOST_HOVERED).round().astype(int))] if len(here) else here
+        for j in chosen.tolist():
+            text = f"epoch {j + 1}\n{name} {figure(float(values[j]))}"
+            where = {"cx": axes.px(number[j]), "cy": axes.py(float(places[j]))}
+            marks.append(tag("circle", tag("title", text), r=6, class_=f"dot c{i}", **where))
+    return axes.draw("Loss over the epochs", *marks)
 
 
 def bar(share: float) -> Markup:

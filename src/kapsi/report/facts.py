@@ -7,7 +7,7 @@ import json
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,12 @@ from kapsi.interpret.view import view
 from kapsi.tables import LoadedRun, load_run
 from kapsi.tables.kept_rows import KeptRows, row_errors
 from kapsi.tables.model import TableModel
+from kapsi.training.logs import read_epochs
+from kapsi.training.records import Epoch
 from kapsi.training.run_folder import read_run
+
+if TYPE_CHECKING:
+    from kapsi.interpret.formulas import ModelFormula
 
 MOST_EFFECTS, MOST_ROWS, MOST_PAIRS, MOST_WORST = 20, 400, 4, 8
 """Columns with a chart, rows behind effects, interactions and worst rows of a report."""
@@ -60,7 +65,8 @@ class Facts:
         folds: scores by part of the rows, then by model.
         kept: rows that the run keeps, None without.
         importances, effects, pairs: of the model; empty without rows.
-        formula: the formula of a small model, empty for others.
+        formula: the formula of a small model, None for others.
+        epochs: of the training of the model, empty for models in closed form.
         notes: notes of the report.
     """
 
@@ -74,7 +80,8 @@ class Facts:
     importances: list[Importance] = field(default_factory=list)
     effects: dict[str, Effect] = field(default_factory=dict)
     pairs: list[PairEffect] = field(default_factory=list)
-    formula: str = ""
+    formula: ModelFormula | None = None
+    epochs: list[Epoch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -98,10 +105,11 @@ def facts_of(path: str | Path, seed: int = 0) -> Facts:
     manifest, contents = read_run(path, ("predictions.csv", "config.yaml", "metrics.jsonl"))
     predictions = _predictions(contents["predictions.csv"], run.model)
     config = contents["config.yaml"].decode(errors="replace")
-    folds = _folds(contents.get("metrics.jsonl", b""))
+    log = contents.get("metrics.jsonl", b"")
+    folds, epochs = _folds(log), read_epochs(log)
     if not run.model.kept:
         note = "The run keeps no rows, so the report has no effects: fit again to see them."
-        return Facts(Path(path), run.model, manifest, config, predictions, folds, notes=[note])
+        return Facts(Path(path), run.model, manifest, config, predictions, folds, epochs=epochs, notes=[note])
     seen = view(run, seed=seed, most=MOST_ROWS)
     importances = importances_of(seen, seed)
     order = seen.chosen([one.column for one in importances])
@@ -121,19 +129,20 @@ def facts_of(path: str | Path, seed: int = 0) -> Facts:
         effects,
         pairs,
         _formula(run),
+        epochs,
     )
 
 
-def _formula(run: LoadedRun) -> str:
-    """Return the formula of a small model, empty for a model without one; sympy takes half a second."""
-    if sum(parameter.numel() for parameter in run.model.model.parameters()) > MOST_PARAMETERS:
-        return ""
+def _formula(run: LoadedRun) -> ModelFormula | None:
+    """Return the formula of a small model, None for a model without one; sympy takes half a second."""
+    if run.model.parameter_count > MOST_PARAMETERS:
+        return None
     from kapsi.interpret import formula
 
     try:
-        return formula(run).text(4)
+        return formula(run)
     except FormulaError:
-        return ""
+        return None
 
 
 def _predictions(data: bytes, model: TableModel) -> Predictions:

@@ -11,10 +11,10 @@ from typing import Any
 from kapsi.html import Markup, data_table, joined, tag
 from kapsi.report.charts import bar, short
 from kapsi.report.facts import Facts
+from kapsi.report.held_out import error_section
 from kapsi.report.sections import (
     care,
     effect_section,
-    error_section,
     formula_section,
     glance,
     graph_section,
@@ -24,6 +24,7 @@ from kapsi.report.sections import (
     score,
     score_table,
     section,
+    training_section,
     wide,
 )
 from kapsi.tables.scores import METRICS, SHOWN
@@ -85,6 +86,7 @@ LINKS = (
     ("formula", "Formula"),
     ("errors", "Errors"),
     ("heads", "Leaderboard"),
+    ("training", "Training"),
     ("repeat", "Run again"),
 )
 
@@ -110,6 +112,7 @@ def run_page(facts: Facts) -> str:
         formula_section(facts),
         error_section(facts),
         head_section(facts),
+        training_section(facts),
         repeat_section(facts),
     ]
     return page(f"{targets} from {manifest.get('table', 'a table')}", subtitle, sections, LINKS)

@@ -8,25 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from kapsi.data.tabular.types import Floats
-from kapsi.html import Markup, data_table, joined, tag
+from kapsi.html import Markup, data_table, tag
 from kapsi.interpret.graphs import DependencyGraph, as_svg
 from kapsi.report.charts import (
     MOST_LINES,
     bar,
-    calibration_chart,
     effect_chart,
     figure,
+    learning_chart,
     pair_chart,
-    scatter,
     short,
 )
-from kapsi.report.facts import MOST_WORST, Facts
+from kapsi.report.facts import Facts
 from kapsi.tables.scores import METRICS, SHOWN
 from kapsi.text import counted
 
-MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN, MOST_CONFUSED = 400, 10, 10, 12
-LONGEST_VALUE, LONGEST_FORMULA = 40, 2000
+LONGEST_FORMULA = 2000
 MOST_NODES = 12
 """Columns of the graph, beside those with interactions."""
 VISIBLE = 2e-3
@@ -289,12 +286,17 @@ def graph_section(facts: Facts) -> Markup:
 
 def formula_section(facts: Facts) -> Markup:
     """Return the formula of a small model."""
-    if not facts.formula or len(facts.formula) > LONGEST_FORMULA:
+    text = facts.formula.text(4) if facts.formula else ""
+    if facts.formula is None or len(text) > LONGEST_FORMULA:
         return Markup("")
     lead = "The whole model, in the units of the columns; a missing number counts as the mean of its column."
     more = tag("p", "Shorter formulas: ", tag("code", f"kapsi formula {shlex.quote(str(facts.path))}"), class_="note")
-    shown = tag("pre", tag("code", facts.formula), tabindex=0, class_="formula")
-    return section("Formula", shown, more, name="formula", lead=lead)
+    drawn = [
+        tag("div", *map(Markup, line), class_="formula", role="region", aria_label=f"Formula of {name}", tabindex=0)
+        for name, line in zip(facts.formula.outputs, facts.formula.mathml(4), strict=True)
+    ]
+    plain = tag("details", tag("summary", "As text"), tag("pre", tag("code", text), tabindex=0, class_="formula"))
+    return section("Formula", *drawn, plain, more, name="formula", lead=lead)
 
 
 def column_section(facts: Facts) -> Markup:
@@ -318,133 +320,6 @@ def column_section(facts: Facts) -> Markup:
     table = wide(data_table(header, rows, right=(4,), class_="sortable"), "Columns of the model")
     count = len(facts.model.preprocessing.columns)
     return tag("details", tag("summary", counted(count, "column")), table)
-
-
-# ------------------------------------------------------------------------------------------------ errors
-
-
-def error_section(facts: Facts) -> Markup:
-    """Return residuals, or calibration and confusion matrix, and the rows with the largest errors."""
-    if not len(facts.predictions.rows):
-        return Markup("")
-    charts = _class_charts(facts) if facts.labels else _residual_charts(facts)
-    confusion = _confusion(facts) if facts.labels else ""
-    return section(
-        "Errors on held-out rows", tag("div", *charts, class_="grid"), confusion, _worst(facts), name="errors"
-    )
-
-
-def _residual_charts(facts: Facts) -> list[Markup]:
-    known, name = facts.predictions, facts.model.targets[0]
-    chosen = np.random.default_rng(0).permutation(len(known.rows))[:MOST_POINTS]
-    y, predicted = known.y[chosen, 0], known.outputs[chosen, 0]
-    labels = [
-        f"row {row}\npredicted {figure(float(p))}, {name} {figure(float(t))}"
-        for row, p, t in zip(known.rows[chosen], predicted, y, strict=True)
-    ]
-    title = f"{name} against its prediction"
-    return [
-        tag(
-            "figure",
-            tag("figcaption", tag("strong", title)),
-            scatter(title, predicted, y, (f"prediction{facts.unit}", name), "diagonal", labels),
-        ),
-        tag(
-            "figure",
-            tag("figcaption", tag("strong", "Residuals")),
-            scatter(
-                "Residuals",
-                predicted,
-                y - predicted,
-                (f"prediction{facts.unit}", f"{name} − prediction"),
-                "zero",
-                labels,
-            ),
-        ),
-    ]
-
-
-def reliability(probability: Floats, hit: Any, least: int = 1) -> tuple[Floats, Floats, list[int]]:
-    """Return mean probability, observed share and number of rows in bins of equal width; bins of few rows are merged."""
-    places = np.minimum((probability * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-    parts = [np.bincount(places, values, CALIBRATION_BINS) for values in (probability, hit, np.ones(len(places)))]
-    bins: list[Floats] = []
-    for one in np.stack(parts, axis=1):
-        if bins and bins[-1][2] < least:
-            bins[-1] = bins[-1] + one
-        elif one[2]:
-            bins.append(one)
-    if len(bins) > 1 and bins[-1][2] < least:
-        last = bins.pop()
-        bins[-1] = bins[-1] + last
-    sums = np.array(bins).reshape(-1, 3)
-    return sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], sums[:, 2].astype(int).tolist()
-
-
-def _class_charts(facts: Facts) -> list[Markup]:
-    known, charts = facts.predictions, []
-    shown = [1] if len(facts.labels) == 2 else range(min(len(facts.labels), 4))
-    for code in shown:
-        chart = calibration_chart(
-            *reliability(known.outputs[:, code], known.y == code, LEAST_IN_BIN), facts.labels[code]
-        )
-        title = f"Calibration: {short(facts.labels[code], 24)}"
-        charts.append(tag("figure", tag("figcaption", tag("strong", title)), chart))
-    return charts
-
-
-def _confusion(facts: Facts) -> Markup:
-    labels = facts.labels[:MOST_CONFUSED]
-    n = len(facts.labels)
-    known = facts.predictions
-    counts = np.zeros((n, n), dtype=np.int64)
-    np.add.at(counts, (known.y, known.outputs.argmax(1)), 1)
-    rows = []
-    for i, label in enumerate(labels):
-        total = max(1, int(counts[i].sum()))
-        cells = [
-            tag("span", f"{int(counts[i, j]):,}", class_="cell", style=f"--s:{counts[i, j] / total:.2f}")
-            for j in range(len(labels))
-        ]
-        rows.append((short(label, 24), *cells, f"{100 * counts[i, i] / total:.1f} %"))
-    header = ("class of the row", *(f"predicted {short(label, 18)}" for label in labels), "recall")
-    table = data_table(header, rows, right=range(1, len(header)), class_="confusion")
-    return joined([tag("h3", "Confusion matrix"), wide(table, "Confusion matrix")])
-
-
-def _worst(facts: Facts) -> Markup:
-    known = facts.predictions
-    order = np.argsort(-known.errors, kind="stable")[:MOST_WORST]
-    kept = {} if facts.kept is None else {int(n): i for i, n in enumerate(facts.kept.numbers)}
-    names = [one.column for one in facts.importances[:6]]
-    rows = []
-    for i in order.tolist():
-        if facts.labels:
-            best = int(known.outputs[i].argmax())
-            cells = [facts.labels[known.y[i]], facts.labels[best], f"{known.outputs[i, known.y[i]]:.3f}"]
-        else:
-            cells = [figure(float(known.y[i, 0])), figure(float(known.outputs[i, 0])), figure(float(known.errors[i]))]
-        place = kept.get(int(known.rows[i]))
-        values = [
-            "–" if facts.kept is None or place is None else _value(facts.kept.table.columns[n], place) for n in names
-        ]
-        rows.append((f"{int(known.rows[i]):,}", *cells, *values))
-    last = "probability of its class" if facts.labels else "absolute error"
-    header = ("row", short(facts.model.targets[0], 24), "predicted", last, *(short(n, 24) for n in names))
-    right = (3,) if facts.labels else range(1, 4)
-    table = wide(data_table(header, rows, right=right, class_="sortable"), "Rows with the largest errors")
-    return joined([tag("h3", "Rows with the largest errors"), table])
-
-
-def _value(column: Any, place: int) -> str:
-    value = column.values[place]
-    if column.missing[place]:
-        return "(missing)"
-    if column.kind == "image":
-        return "(image)"
-    if column.kind == "date":
-        return str(np.datetime64(int(value), "s"))
-    return short(str(value), LONGEST_VALUE) if column.kind == "text" else figure(float(value))
 
 
 # ------------------------------------------------------------------------------------------------ the fit
@@ -475,6 +350,19 @@ def head_section(facts: Facts) -> Markup:
     more = tag("details", tag("summary", f"{counted(len(left), 'head')} left out"), tag("ul", *left)) if left else ""
     lead = "Kinds of models that were compared on held-out rows; the model is the weighted sum."
     return section("Leaderboard", table, more, name="heads", lead=lead)
+
+
+def training_section(facts: Facts) -> Markup:
+    """Return the losses over the epochs of a trained model."""
+    epochs = [epoch for epoch in facts.epochs if np.isfinite(epoch.loss)]
+    if len(epochs) < 2:
+        return Markup("")
+    ended = next((epoch.ended for epoch in reversed(epochs) if epoch.ended), None)
+    caption = tag("figcaption", tag("strong", "Loss over the epochs"), tag("span", epochs[-1].solver))
+    chart = tag("figure", caption, learning_chart(epochs))
+    names = ["training", *(["validation"] if any(epoch.validation_loss is not None for epoch in epochs) else [])]
+    note = tag("p", f"Training ended: {ended}.", class_="note") if ended else ""
+    return section("Training", _legend(names), tag("div", chart, class_="grid"), note, name="training")
 
 
 def repeat_section(facts: Facts) -> Markup:

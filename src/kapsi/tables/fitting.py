@@ -249,7 +249,7 @@ def fit_problem(
     if checkpoints is not None and group.first:
         checkpoints.remove()
     group.barrier()
-    parameters = sum(p.numel() for p in fitted.model.model.parameters())
+    parameters = fitted.model.parameter_count
     notes = [*problem.notes, *fitted.notes]
     if output is None and where.name != _default_folder(problem).name:
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
@@ -378,11 +378,13 @@ def _check_weights(problem: TableProblem, config: RunConfig, parts: list[_Rows])
 def _notes_on_scores(
     problem: TableProblem, parts: list[_Rows], fitted: FittedPart, scores: dict[str, list[Scores]]
 ) -> list[str]:
-    """Return notes on better baselines, on held-out rows without R², and on values that only given validation rows have."""
+    """Return notes on better baselines, and on held-out rows without R², out of range, or with unseen values."""
     notes = better_baselines(scores, problem.task)
     for name, _, test in parts if problem.task == "regression" else ():
         if len(test):
             notes += note_on_r2(problem.y[test], f"held-out rows of {name}" if len(parts) > 1 else "validation rows")
+    if len(parts) == 1 and fitted.model.ranges is not None:
+        notes += fitted.model.ranges.shifted(problem.features, parts[0][2])
     if problem.held is None:
         return notes
     notes += unseen_notes(fitted.model.preprocessing.unseen(problem.features.take(np.flatnonzero(problem.held))))

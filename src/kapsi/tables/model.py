@@ -78,12 +78,17 @@ class TableModel:
     config: RunConfig | None = None
     kept: bytes = b""
 
+    intervals: Intervals | None = None
+
     @property
     def unit(self) -> str:
         """The unit of the predictions, empty for none and for several."""
         return shared_unit(self.units)
 
-    intervals: Intervals | None = None
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -74,6 +74,21 @@ class Ranges:
                 masks[name] = mask
         return masks
 
+    def shifted(self, features: Table, rows: npt.NDArray[np.integer[Any]]) -> list[str]:
+        """Return a note if many of some rows are outside of the range of a column, as after a change over time.
+
+        Args:
+            features: the columns of a table.
+            rows: held-out rows; a few of them are outside by chance, so 3 rows and a tenth of the rows are allowed.
+        """
+        masks = self.inputs_outside(features.take(rows, list(self.inputs)))
+        counts = {name: int(mask.sum()) for name, mask in masks.items() if mask.sum() > 3 + 0.1 * len(rows)}
+        if not counts:
+            return []
+        named = ", ".join(f"column {name!r}: {counts[name]:,}" for name in list(counts)[:MOST_NAMED])
+        more = f", and {len(counts) - MOST_NAMED} more columns" if len(counts) > MOST_NAMED else ""
+        return [f"held-out rows are outside of the range of the training rows ({named}{more} of {len(rows):,} rows)"]
+
     def predictions_outside(self, outputs: npt.NDArray[np.float64]) -> Mask:
         """Return the mask of rows with a prediction outside of the training targets, (rows,)."""
         if self.target is None:

@@ -109,7 +109,7 @@ def write_run(
         "table_sha256": problem.digest,
         "target": problem.target,
         "task": problem.task,
-        "parameters": sum(parameter.numel() for parameter in model.model.parameters()),
+        "parameters": model.parameter_count,
         "rows": len(problem.y),
         "scored_rows": len(rows),
         "folds": config.table.folds,

@@ -319,7 +319,7 @@ class _Tuner:
             score, loss = scores_of(outputs, self.problem.y[held_out], weight)
             losses.append(loss)
             scores.append(score)
-            parameters = max(parameters, sum(p.numel() for p in model.model.parameters()))
+            parameters = max(parameters, model.parameter_count)
             mean = float(np.mean(losses))
             if not math.isfinite(mean):
                 raise ValueError("the loss on held-out rows is not finite")

@@ -82,6 +82,24 @@ class JsonLines(Log):
         self._handle = None
 
 
+def read_epochs(data: bytes) -> list[Epoch]:
+    """Return the epochs of the last fit in the JSON lines of a run; a loss of null is NaN.
+
+    Example:
+        >>> line = b'{"part": "%s", "event": "epoch", "number": 1, "loss": %s}\\n'
+        >>> [epoch.loss for epoch in read_epochs(line % (b"fold 1 of 2", b"0.5") + line % (b"all rows", b"0.25"))]
+        [0.25]
+    """
+    lines = [json.loads(line) for line in data.decode(errors="replace").splitlines()]
+    entries = [line for line in lines if line.get("event") == "epoch"]
+    records = []
+    for entry in entries:
+        if entry["part"] == entries[-1]["part"]:
+            known = {name: entry[name] for name in Epoch._fields if name in entry}
+            records.append(Epoch(**{**known, "loss": math.nan if entry["loss"] is None else entry["loss"]}))
+    return records
+
+
 class CsvLog(Log):
     """A CSV log with one row per epoch.
 
