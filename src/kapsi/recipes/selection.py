@@ -32,6 +32,9 @@ SMOOTH = 3.0
 UNKNOWN = 1.0
 """Rows of unknown class in the same choice: few rows that are all classified correctly do not show that none ever is wrong."""
 
+SURE_ROWS, SURE_LOSS = 100.0, 5.0
+"""Rows, and summed loss in nats, from which classes count as noisy: many rows without a loss show classes without noise."""
+
 SCALES = tuple(2 ** (i / 10) for i in range(-50, 11))
 """Scales of logits."""
 
@@ -55,11 +58,15 @@ class _Losses:
         outputs: outputs of the heads, `(heads, rows, n)`.
         y, weight: targets and weights of the rows.
         loss: the loss.
+
+    Attributes:
+        rows: effective number of rows.
     """
 
     def __init__(self, outputs: Tensor, y: Tensor, weight: Tensor, loss: Loss) -> None:
         self.outputs, self.y, self.loss = outputs, y, loss
         self.weight = weight / weight.sum()
+        self.rows = float(1 / self.weight.square().sum())
 
     def of(self, weights: Sequence[float]) -> Tensor:
         """Return the loss of each row for weights of the heads, `(rows,)`."""
@@ -94,7 +101,8 @@ def select_heads(
     Greedy selection with replacement, starting from the average of up to three heads within one standard error of the best;
     then heads are left out, the most complex first, while the loss rises by no more than `tie` standard errors of the paired
     difference. A part of the weights is that of an average of similar heads: few rows favor heads by chance, such as those that
-    are too sure of rows that all heads get right. Logits get a common scale, drawn toward 1.
+    are too sure of rows that all heads get right. Logits get a common scale, drawn toward 1. Both matter less for many rows with
+    hardly any loss.
 
     Args:
         outputs: outputs of each head for the same rows, `(rows, n)`.
@@ -127,10 +135,12 @@ def select_heads(
         if values[first] < best - LEAST_GAIN * abs(best):
             best, chosen = values[first], counts
     weights = _fewer(losses, _shares(chosen), complexity, tie)
+    noise = _noise(losses, weights) if loss.classes else 1.0
+    average *= noise
     if average:
         equal = _shares(_near_best(losses, complexity, SIMILAR, MOST_SIMILAR)[0])
         weights = [(1 - average) * w + average * e for w, e in zip(weights, equal, strict=True)]
-    scale = _scale(losses, weights) if loss.classes else 1.0
+    scale = _scale(losses, weights, UNKNOWN * noise) if loss.classes else 1.0
     weights = [scale * w for w in weights]
     return Selected(tuple(weights), losses.mean(losses.of(weights)))
 
@@ -176,16 +186,22 @@ def _fewer(losses: _Losses, weights: list[float], complexity: Sequence[int], tie
     return weights
 
 
-def _scale(losses: _Losses, weights: list[float]) -> float:
-    """Return the scale of the logits with the least loss, with some rows for the scale 1 and some of unknown class."""
-    rows = float(1 / losses.weight.square().sum())
+def _noise(losses: _Losses, weights: list[float]) -> float:
+    """Return how much noise in the classes the rows leave possible, 0 to 1."""
+    rows = losses.rows
+    return min(1.0, SURE_ROWS / rows + rows * losses.mean(losses.of(weights)) / SURE_LOSS)
+
+
+def _scale(losses: _Losses, weights: list[float], guard: float) -> float:
+    """Return the scale of the logits with the least loss, with some rows for the scale 1 and some of unknown class (`guard`)."""
+    rows = losses.rows
     total = sum(w * out for w, out in zip(weights, losses.outputs, strict=True) if w)
     best, value = 1.0, math.inf
     for scale in SCALES:
         outputs = scale * cast(Tensor, total)
         unknown = losses.mean(-outputs.log_softmax(1).mean(1))
         loss = losses.mean(row_losses(outputs, losses.y, losses.loss))
-        loss += (SMOOTH * math.log(scale) ** 2 + UNKNOWN * unknown) / rows
+        loss += (SMOOTH * math.log(scale) ** 2 + guard * unknown) / rows
         if loss < value:
             best, value = scale, loss
     return best
