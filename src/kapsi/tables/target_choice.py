@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from kapsi.data.tabular import TargetScale, Transform
 from kapsi.data.tabular.types import Floats
 from kapsi.function import catalogue
-from kapsi.recipes.base import HeadRecipe, RecipeData
+from kapsi.recipes.base import Fold, HeadRecipe, RecipeData
 from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
 
 __all__ = ["TargetChoice", "choose_target"]
@@ -66,33 +67,31 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
         return plain
     rows = torch.arange(len(y)) if len(y) <= MOST_ROWS else data.folds(-(-len(y) // MOST_ROWS))[0][1]
     part, target = data.take(rows), y[rows.numpy()]
+    weight_of_part = None if weight is None else weight[rows.numpy()]
+    trials = [_Trial.of(part, target, weight_of_part, *option) for option in (("none", MSE()), *options)]
     folds = part.folds(5)
-    share = _shares(part, folds)
-    errors, factors = {}, {}
-    for transform, loss in (("none", MSE()), *options):
-        scale = TargetScale.fit(target, None if weight is None else weight[rows.numpy()], transform)
-        values = torch.from_numpy(scale.apply(target)).reshape(-1, 1)
-        errors[transform, loss], factors[transform, loss] = _errors(
-            replace(part, y=values, loss=loss), folds, scale, target, share
-        )
-    base = errors.pop(("none", MSE()))
-    best = min(errors, key=lambda key: float(share @ errors[key]))
-    gain = base - errors[best]
-    mean = share @ gain
-    error = float((share.square() @ (gain - mean).square()).sqrt())
-    transform, loss = best
+    # The first fold chooses the change to compare with the plain target, and the heads of the comparison.
+    base, *changed = [trial.errors(folds[:1]) for trial in trials]
+    change = min(changed, key=lambda each: each.mean)
+    if len(folds) > 1:
+        heads = dict.fromkeys((base.head, change.head))
+        base, change = (each.trial.errors(folds, list(heads)) for each in (base, change))
+    gain = base.values - change.values
+    mean = base.share @ gain
+    error = float((base.share.square() @ (gain - mean).square()).sqrt())
+    transform, loss = change.trial.scale.transform, change.trial.data.loss
     if float(mean) <= (0.0 if isinstance(loss, Poisson) else error):
         return plain
     scale = replace(TargetScale.fit(y, weight, transform))
     if transform == "log":
-        scale = replace(scale, factor=factors[best])
+        scale = replace(scale, factor=change.factor)
     how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
-    less = 100 * float(mean / (share @ base))
+    less = 100 * float(mean) / base.mean
     note = f"the target {name!r} is fitted with {how}: {less:.0f} % less squared error on held-out rows"
     return TargetChoice(scale, loss, note)
 
 
-def _shares(data: RecipeData, folds: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _shares(data: RecipeData, folds: list[Fold]) -> Tensor:
     """Return the weights of the rows with sum 1, `(rows,)`; 0 for rows that no fold holds out."""
     held = torch.cat([test for _, test in folds])
     share = torch.zeros(len(data.x), dtype=torch.float64)
@@ -120,38 +119,75 @@ def _options(y: Floats, weight: Floats | None) -> list[tuple[Transform, Loss]]:
     return options
 
 
-def _errors(
-    data: RecipeData, folds: list[tuple[Tensor, Tensor]], scale: TargetScale, y: Floats, share: Tensor
-) -> tuple[Tensor, float]:
-    """Return squared errors of the best quick head on held-out rows, divided by a power of two, and the correction of the mean.
+class _Errors(NamedTuple):
+    """Squared errors of a head on held-out rows.
 
-    Args:
-        data, folds, scale: the rows, with transformed targets.
-        y: the targets in their unit.
-        share: weights of the rows; the errors of rows of weight 0 are 0.
+    Attributes:
+        trial: the transformation.
+        head: the head.
+        values: squared errors, divided by a power of two, `(rows,)`; 0 for rows that were not held out or have no weight.
+        share: weights of the rows with sum 1.
+        factor: correction of the mean.
     """
-    best, factor, exponent, known = None, 1.0, _exponent(y), share > 0
-    weight, wanted = share[known].numpy(), np.ldexp(y[known.numpy()], -exponent)
-    for kind in catalogue("recipe"):
-        if not issubclass(kind, HeadRecipe):
-            continue
-        for head in kind.offered():
-            if not head.closed_form or not 0 <= head.complexity <= QUICK or head.reason_against(data) is not None:
-                continue
+
+    trial: _Trial
+    head: HeadRecipe
+    values: Tensor
+    share: Tensor
+    factor: float
+
+    @property
+    def mean(self) -> float:
+        """Return the mean squared error."""
+        return float(self.share @ self.values)
+
+
+class _Trial(NamedTuple):
+    """A transformation of the target with a loss.
+
+    Attributes:
+        data: the rows, with transformed targets.
+        scale: the transformation.
+        y: the targets in their unit.
+    """
+
+    data: RecipeData
+    scale: TargetScale
+    y: Floats
+
+    @classmethod
+    def of(cls, data: RecipeData, y: Floats, weight: Floats | None, transform: Transform, loss: Loss) -> _Trial:
+        """Return the trial of a transformation and a loss."""
+        scale = TargetScale.fit(y, weight, transform)
+        return cls(replace(data, y=torch.from_numpy(scale.apply(y)).reshape(-1, 1), loss=loss), scale, y)
+
+    def errors(self, folds: list[Fold], heads: Sequence[HeadRecipe] = ()) -> _Errors:
+        """Return the errors of the best head, by default of all quick ones."""
+        data, share = self.data, _shares(self.data, folds)
+        known, exponent = share > 0, _exponent(self.y)
+        weight, wanted = share[known].numpy(), np.ldexp(self.y[known.numpy()], -exponent)
+        low, high = data.y.amin(), data.y.amax()
+        if data.loss.log_link:  # outputs are logarithms of means
+            low, high = data.y.mean().log() - 10, high.log() + 1
+        found = []
+        for head in heads or _quick_heads(data):
             outputs = head.cross_fit(data, folds).outputs
-            low, high = data.y.amin(), data.y.amax()
-            if data.loss.log_link:  # outputs are logarithms of means
-                low, high = data.y.mean().log() - 10, high.log() + 1
-            predicted = scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
-            predicted = np.ldexp(predicted, -exponent)
-            ratio = 1.0
-            if scale.transform == "log":
+            predicted = self.scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
+            predicted, ratio = np.ldexp(predicted, -exponent), 1.0
+            if self.scale.transform == "log":
                 ratio = float(np.clip((weight @ wanted) / (weight @ predicted), *FACTORS))
             errors = torch.zeros_like(share)
             errors[known] = torch.from_numpy((ratio * predicted - wanted) ** 2)
-            if best is None or float(share @ errors) < float(share @ best):
-                best, factor = errors, ratio
-    return cast(Tensor, best), factor
+            found.append(_Errors(self, head, errors, share, ratio))
+        return min(found, key=lambda each: each.mean)
+
+
+def _quick_heads(data: RecipeData) -> Iterator[HeadRecipe]:
+    """Yield the heads of the comparison."""
+    for kind in catalogue("recipe"):
+        for head in kind.offered() if issubclass(kind, HeadRecipe) else ():
+            if head.closed_form and 0 <= head.complexity <= QUICK and head.reason_against(data) is None:
+                yield head
 
 
 def _exponent(y: Floats) -> int:
