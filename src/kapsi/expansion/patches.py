@@ -140,15 +140,45 @@ class Patches(Expansion, name="patches"):
         """Return the features of images, `(b, 2·count, rows, columns)` of the grid."""
         _, _, rows, columns = self._sides(in_features)
         filters, offsets = working_precision(params["filters"]), working_precision(params["offsets"])
-        responses = F.conv2d(images, filters)
+        responses = _correlation(images, filters)
         area = self.channels * rows * columns
         box = torch.full_like(filters[:1], 1 / area)
-        mean = F.conv2d(images, box) if area > 1 else torch.zeros_like(images)
-        second = F.conv2d(images.square(), box)
+        mean = _correlation(images, box) if area > 1 else torch.zeros_like(images)
+        second = _correlation(images.square(), box)
         deviation = ((second - mean.square()).clamp_min(0) + self.contrast**2).sqrt()
         responses = (responses - mean * filters.sum((1, 2, 3))[:, None, None]) / deviation - offsets[:, None, None]
         both = torch.cat([responses - self.threshold, -responses - self.threshold], 1).relu()
-        return F.adaptive_avg_pool2d(both, self._grid(in_features))
+        return _pool(both, self._grid(in_features))
+
+
+def _correlation(images: Tensor, filters: Tensor) -> Tensor:
+    """Return the responses of filters `(f, channels, rows, columns)` at all places of images."""
+    if _exact(images):
+        patches = images.unfold(2, filters.shape[2], 1).unfold(3, filters.shape[3], 1)
+        return torch.einsum("bchwij,fcij->bfhw", patches, filters)
+    return F.conv2d(images, filters)
+
+
+def _pool(values: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return the means of values `(b, f, rows, columns)` in the cells of a grid, `(b, f, *grid)`."""
+    if _exact(values):
+        rows, columns = (_averages(*sides).to(values) for sides in zip(values.shape[2:], grid, strict=True))
+        return rows @ values @ columns.T
+    return F.adaptive_avg_pool2d(values, grid)
+
+
+def _averages(count: int, cells: int) -> Tensor:
+    """Return the matrix that averages `count` values in cells, `(cells, count)`, as adaptive pooling does."""
+    matrix = torch.zeros(cells, count, dtype=torch.float64)
+    for i in range(cells):
+        begin, end = i * count // cells, -(-(i + 1) * count // cells)
+        matrix[i, begin:end] = 1 / (end - begin)
+    return matrix
+
+
+def _exact(values: Tensor) -> bool:
+    """Return whether products replace convolutions: exported in float64, which onnxruntime convolves in float32 alone."""
+    return values.dtype == torch.float64 and torch.compiler.is_compiling()
 
 
 def _directions(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -9,12 +9,15 @@ from kapsi.data.tabular import DateColumn, Label, NumberColumn, Preprocessing, R
 from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
 from kapsi.data.tabular.encoders import Categories, places
 from kapsi.data.tabular.image_column import ImageColumn
-from kapsi.data.tabular.text_column import TextColumn
-from kapsi.export.numeric import MISSING
+from kapsi.data.tabular.text_column import TAG, TOKEN, TextColumn
+from kapsi.export.texts_and_images import EMPTY, MISSING
 from kapsi.modules import Model
 from kapsi.version import __version__
 
 __all__ = ["FittedTable", "codes_of", "interface"]
+
+NO_WORDS = " "
+"""What stands for the words of a text without any; a missing text has none at all."""
 
 WHOLE_NUMBER = re.compile(r"-?\d+")
 
@@ -75,10 +78,13 @@ def interface(model: FittedTable) -> dict[str, Any]:
         elif isinstance(column, DateColumn):
             columns.append({"name": column.name, "kind": "date", "unit": "seconds since 1970-01-01 00:00 UTC"})
         elif isinstance(column, TextColumn):
-            columns.append({"name": column.name, "kind": "text"})
+            codes = {"": MISSING, NO_WORDS: EMPTY} | places(column.words)
+            patterns = {"tag": TAG.pattern, "word": TOKEN.pattern}
+            columns.append({"name": column.name, "kind": "text", **patterns, "codes": codes})
         elif isinstance(column, ImageColumn):
             size = {"height": column.height, "width": column.width, "channels": column.channels}
-            columns.append({"name": column.name, "kind": "image"} | size)
+            mark = {"missing": f"{column.name} is missing"} if column.missing else {}
+            columns.append({"name": column.name, "kind": "image"} | size | mark)
         else:
             columns.append({"name": column.name, "kind": "category", "codes": codes_of(column, model.reading)})
     return {

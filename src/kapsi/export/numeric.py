@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TypeAlias
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from kapsi.data.tabular import CategoryColumn, DateColumn, NumberColumn, Preprocessing, TargetScale
 from kapsi.data.tabular.encoders import FARTHEST
+from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.target_encoding import TargetColumn
+from kapsi.data.tabular.text_column import TextColumn
 from kapsi.errors import SpecError, shown
+from kapsi.export.texts_and_images import MISSING, EncoderPart, ImagePart, TextPart, standardize
 from kapsi.modules import Model
 
-__all__ = ["MISSING", "UNSEEN", "NumericPart"]
-
-MISSING = -1
-"""Code of a missing value."""
-UNSEEN = -2
-"""Code of an unseen category."""
+__all__ = ["NumericPart"]
 
 DATE_PARTS = DateColumn.PARTS
 Inputs: TypeAlias = list[tuple[str, int]]
@@ -30,7 +29,8 @@ class NumericPart(nn.Module):
     """From numbers and category codes of rows to probabilities, or to values in the unit of the target.
 
     The columns of `numbers` are the number and date columns of the table in order (dates in seconds since 1970, UTC), NaN for
-    missing. The columns of `codes` are the text columns in order: the position of a category, -1 for missing, -2 for unseen.
+    missing. The columns of `codes` are those of categories in order: the position of a category, -1 for missing, -2 for unseen.
+    Each text and image is an argument of its own, see `TextPart` and `ImagePart`.
 
     Args:
         model: maps encoded rows to logits, or to standardized targets; a copy is kept on the CPU.
@@ -56,22 +56,23 @@ class NumericPart(nn.Module):
         self.encoding = Encoding(preprocessing)
         self.scale = None if scale is None else InverseScale(scale)
 
-    def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
+    def forward(self, numbers: Tensor, codes: Tensor, *others: Tensor) -> Tensor:
         """Return probabilities `(rows, classes)`, or values `(rows,)` or `(rows, targets)`, float64.
 
         Args:
             numbers: `(rows, columns)` float64.
             codes: `(rows, columns)` int64.
+            others: the arguments of texts and images, in the order of the columns.
         """
-        outputs = self.model(self.encoding(numbers, codes).to(self.dtype)).double()
+        outputs = self.model(self.encoding(numbers, codes, *others).to(self.dtype)).double()
         return outputs.softmax(-1) if self.scale is None else self.scale(outputs)
 
 
 class Encoding(nn.Module):
     """The encoders of all columns at once: numbers and codes in, inputs of the model out, `(rows, m)` float64.
 
-    Inputs are computed in four blocks (standardized numbers, marks of missing numbers, indicators of codes, target encodings)
-    and brought into the order of the encoders.
+    Inputs are computed in five blocks (standardized numbers, marks of missing numbers, indicators of codes, target encodings,
+    those of texts and images) and brought into the order of the encoders; terms and pixels are behind all others.
     """
 
     first: Tensor
@@ -94,8 +95,12 @@ class Encoding(nn.Module):
         self.dates = [i for i, column in enumerate(numbers) if isinstance(column, DateColumn)]
         first = [column.first for column in numbers if isinstance(column, DateColumn)]
         self.register_buffer("first", torch.tensor(first, dtype=torch.float64))
-        self.numbers, self.codes = len(numbers), len(preprocessing.columns) - len(numbers)
-        self._blocks: dict[str, list[tuple[float, ...]]] = {"number": [], "mark": [], "indicator": [], "mean": []}
+        self.numbers = len(numbers)
+        self.parts = nn.ModuleList()
+        self.rounded = bool(preprocessing.images) and not preprocessing.texts  # to float32, as in the preprocessing
+        self._blocks: dict[str, list[tuple[float, ...]]] = {
+            name: [] for name in ("number", "mark", "indicator", "mean", "part")
+        }
         self._values: list[float] = []
         inputs: Inputs = []
         number = code = date = 0
@@ -103,23 +108,28 @@ class Encoding(nn.Module):
             if isinstance(column, NumberColumn):
                 inputs += self._add("number", [(number, column.mean, column.scale)])
                 inputs += self._add("mark", [(number,)] * column.missing)
+                number += 1
             elif isinstance(column, DateColumn):
                 inputs += self._add("number", self._of_date(column, date))
                 inputs += self._add("mark", [(number,)] * column.missing)
-                date += 1
+                number, date = number + 1, date + 1
             elif isinstance(column, CategoryColumn):
                 known = range(int(column.binary), len(column.categories))
                 inputs += self._add("indicator", [(code, i) for i in known] + [(code, MISSING)] * column.missing)
+                code += 1
             elif isinstance(column, TargetColumn):
                 inputs += self._add("mean", self._of_means(column, code))
                 inputs += self._add("indicator", [(code, MISSING)] * column.missing)
+                code += 1
+            elif isinstance(column, TextColumn | ImageColumn):
+                inputs += self._add("part", [()] * len(column.names()))
+                self.parts.append(TextPart(column) if isinstance(column, TextColumn) else ImagePart(column))
             else:
                 raise SpecError(
                     f"export: the column {shown(getattr(column, 'name', ''))} is encoded by {type(column).__name__}, which has no "
                     "form in ONNX and torch.export; use the format huggingface, or fit without the column (--drop)"
                 )
-            single = isinstance(column, NumberColumn | DateColumn)
-            number, code = number + single, code + (not single)
+        self.codes = code
         self._finish(inputs)
 
     def _add(self, block: str, entries: Sequence[tuple[float, ...]]) -> Inputs:
@@ -160,15 +170,12 @@ class Encoding(nn.Module):
         buffer("values", self._values, torch.float64)
         self.register_buffer("order", None if order == list(range(total)) else torch.tensor(order))
 
-    def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
+    def forward(self, numbers: Tensor, codes: Tensor, *others: Tensor) -> Tensor:
         blocks = []
         if len(self.source):
             parts = [calendar(numbers[:, column], self.first[i]) for i, column in enumerate(self.dates)]
             reals = torch.cat([numbers, *parts], 1).index_select(1, self.source)
-            reals = torch.where(reals.isnan(), self.center, reals)
-            # Halves as in the encoders: the difference of two huge values stays finite.
-            inputs = (reals / 2 - self.center / 2) / self.width * 2
-            blocks.append(inputs.clamp(-FARTHEST, FARTHEST))
+            blocks.append(standardize(torch.where(reals.isnan(), self.center, reals), self.center, self.width))
         if len(self.marked):
             blocks.append(numbers.index_select(1, self.marked).isnan().double())
         if len(self.indicated):
@@ -177,8 +184,26 @@ class Encoding(nn.Module):
             category = codes.index_select(1, self.averaged)
             index = torch.where(category < 0, self.default, category) * self.stride + self.begin
             blocks.append(self.values[index].clamp(-FARTHEST, FARTHEST))
+        terms, pixels = self._wide(blocks, others)
         inputs = torch.cat(blocks, 1)
-        return inputs if self.order is None else inputs.index_select(1, self.order)
+        inputs = inputs if self.order is None else inputs.index_select(1, self.order)
+        inputs = inputs.float().double() if self.rounded else inputs
+        return torch.cat([inputs, *terms, *pixels], 1) if terms or pixels else inputs
+
+    def _wide(self, blocks: list[Tensor], others: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the terms of texts and the pixels of images; append their other inputs to the blocks."""
+        terms: list[Tensor] = []
+        pixels: list[Tensor] = []
+        given = iter(others)
+        for part in cast(Iterable[EncoderPart], self.parts):
+            beside, wide = part(*itertools.islice(given, len(part.examples(0))))
+            blocks.append(beside)
+            (terms if isinstance(part, TextPart) else pixels).append(wide)
+        return terms, pixels
+
+    def others(self, rows: int) -> list[Tensor]:
+        """Return arguments of texts and images, for tracing."""
+        return [example for part in cast(Iterable[EncoderPart], self.parts) for example in part.examples(rows)]
 
 
 def calendar(seconds: Tensor, first: Tensor) -> Tensor:

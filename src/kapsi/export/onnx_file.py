@@ -13,7 +13,8 @@ import torch
 
 from kapsi.errors import FileError, SpecError
 from kapsi.export.interface import FittedTable, interface
-from kapsi.export.numeric import UNSEEN, NumericPart
+from kapsi.export.numeric import NumericPart
+from kapsi.export.texts_and_images import UNSEEN
 from kapsi.export.torch_file import exported_program
 
 __all__ = ["OPSET", "onnx_bytes"]
@@ -35,7 +36,8 @@ def onnx_bytes(model: FittedTable) -> bytes:
     """Return a model of a table as the content of an ONNX file.
 
     Each column is an input of shape `(rows, 1)`: float64 for numbers and dates (seconds since 1970, UTC), strings for categories.
-    Missing are NaN and the empty string. Outputs are `prediction` `(rows,)` and, for classes, `probabilities` `(rows, classes)`.
+    Missing are NaN and the empty string. A text is `(rows, words)`, strings, an image `(rows, height, width)` or
+    `(rows, height, width, 3)`, uint8. Outputs are `prediction` `(rows,)` and, for classes, `probabilities` `(rows, classes)`.
 
     Args:
         model: the model with preprocessing.
@@ -99,24 +101,33 @@ def _with_columns(onnx: Any, proto: Any, model: FittedTable) -> Any:
     while any(name.startswith(prefix) for name in names):
         prefix += "/"
     proto = onnx.compose.add_prefix(proto, prefix)
-    numbers, codes = (entry.name for entry in proto.graph.input)
+    numbers, codes, *others = (entry.name for entry in proto.graph.input)
     parts: dict[str, list[str]] = {numbers: [], codes: []}
     nodes, inputs = [], []
     for column in facts["columns"]:
-        name, code = column["name"], f"{prefix}code of {column['name']}"
-        text = column["kind"] == "category"
-        inputs.append(helper.make_tensor_value_info(name, types.STRING if text else types.DOUBLE, [BATCH, 1]))
-        parts[codes if text else numbers].append(code if text else name)
-        if text:
+        name, kind, code = column["name"], column["kind"], f"{prefix}code of {column['name']}"
+        element, sizes = _tensor(types, column)
+        inputs.append(helper.make_tensor_value_info(name, element, [BATCH, *sizes]))
+        if "codes" in column:
+            code = others.pop(0) if kind == "text" else code
             known = {"keys_strings": list(column["codes"]), "values_int64s": list(column["codes"].values())}
             nodes.append(
                 helper.make_node("LabelEncoder", [name], [code], code, domain=ML, default_int64=UNSEEN, **known)
             )
+        if kind == "image":
+            nodes.append(helper.make_node("Identity", [name], [others.pop(0)]))
+            if "missing" in column:
+                inputs.append(helper.make_tensor_value_info(column["missing"], types.BOOL, [BATCH, 1]))
+                nodes.append(helper.make_node("Identity", [column["missing"]], [others.pop(0)]))
+        elif kind != "text":
+            parts[codes if kind == "category" else numbers].append(code if kind == "category" else name)
     nodes += [helper.make_node("Concat", each, [whole], whole, axis=1) for whole, each in parts.items() if each]
-    if not parts[numbers]:
-        nodes += _no_columns(onnx, proto.graph, numbers, codes, types.DOUBLE)
-    if not parts[codes]:
-        nodes += _no_columns(onnx, proto.graph, codes, numbers, types.INT64)
+    known_rows = next((whole for whole, each in parts.items() if each), f"{prefix}rows")
+    if known_rows not in parts:
+        nodes.append(helper.make_node("Flatten", [proto.graph.input[2].name], [known_rows], axis=1))
+    for whole, element in ((numbers, types.DOUBLE), (codes, types.INT64)):
+        if not parts[whole]:
+            nodes += _no_columns(onnx, proto.graph, whole, known_rows, element)
     tail, outputs = _outputs(onnx, proto.graph, model, prefix, names)
     nodes = [*nodes, *proto.graph.node, *tail]
     for node in nodes:
@@ -130,6 +141,15 @@ def _with_columns(onnx: Any, proto: Any, model: FittedTable) -> Any:
     proto.ClearField("metadata_props")
     helper.set_model_props(proto, {"kapsi": json.dumps(facts, ensure_ascii=False)})
     return proto
+
+
+def _tensor(types: Any, column: dict[str, Any]) -> tuple[int, list[str | int]]:
+    """Return the type of the values of a column, and the sizes of those of a row."""
+    if column["kind"] == "text":
+        return types.STRING, [f"words of {column['name']}"]
+    if column["kind"] == "image":
+        return types.UINT8, [column["height"], column["width"], *([3] if column["channels"] == 3 else [])]
+    return types.STRING if column["kind"] == "category" else types.DOUBLE, [1]
 
 
 def _no_columns(onnx: Any, graph: Any, name: str, other: str, kind: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import warnings
 
@@ -22,8 +23,12 @@ def exported_program(part: NumericPart) -> torch.export.ExportedProgram:
     rows = torch.export.Dim("rows")
     numbers = torch.zeros(3, part.encoding.numbers, dtype=torch.float64)
     codes = torch.zeros(3, part.encoding.codes, dtype=torch.int64)
+    others = tuple(part.encoding.others(3))
+    words = (torch.export.Dim(f"words_{i}", min=3) for i in itertools.count(1))
+    dynamic = tuple({0: rows, 1: next(words)} if value.dtype == torch.int64 else {0: rows} for value in others)
+    shapes = {"numbers": {0: rows}, "codes": {0: rows}, "others": dynamic}
     with torch.no_grad():
-        return torch.export.export(part, (numbers, codes), dynamic_shapes=({0: rows}, {0: rows}))
+        return torch.export.export(part, (numbers, codes, *others), dynamic_shapes=shapes)
 
 
 def torch_bytes(model: FittedTable) -> bytes:

@@ -69,7 +69,8 @@ class ImageColumn:
         if count < COMMON * len(images):
             height, width = (int(np.median([image.shape[side] for image in images])) for side in (0, 1))
         channels = 3 if any(image.ndim == 3 for image in images) else 1
-        mean, scale = center_and_scale(np.array([image.mean() for image in images]))
+        adapted = (_adapted(image, channels, height, width) for image in images)
+        mean, scale = center_and_scale(np.array([pixels.mean() for pixels in adapted]))
         other, missing = len(images) - sizes[height, width], len(images) < len(every)
         return cls(name, height, width, channels, len(images), other, mean, scale, missing)
 
@@ -107,13 +108,8 @@ class ImageColumn:
         brightness, missing = np.full(len(column), self.mean), np.ones(len(column))
         for row, image in enumerate(column.values):
             if isinstance(image, np.ndarray):
-                brightness[row], missing[row] = image.mean(), 0.0
-                image = resized(image, self.height, self.width)
-                if self.channels == 1:
-                    image = image if image.ndim == 2 else _gray(image)
-                elif image.ndim == 3:
-                    image = image.transpose(2, 0, 1)
-                pixels[row] = image
+                pixels[row] = adapted = _adapted(image, *self.shape)
+                brightness[row], missing[row] = adapted.mean(), 0.0
         inputs = [clipped(standardized(brightness, self.mean, self.scale))]
         inputs += [missing] if self.missing else []
         return np.stack(inputs, axis=1), pixels.reshape(len(column), -1)
@@ -148,6 +144,14 @@ class ImageColumn:
             reject(where, "channels must be 1 or 3, other at most rows, and mean 0 to 255")
         positive(read["scale"], where)
         return cls(**{name: value for name, value in read.items() if name != "kind"})
+
+
+def _adapted(image: Pixels, channels: int, height: int, width: int) -> Pixels:
+    """Return an image of the size and colors of a model, `(height, width)` if it is gray, else `(channels, height, width)`."""
+    image = resized(image, height, width)
+    if image.ndim == 2:
+        return image
+    return _gray(image) if channels == 1 else image.transpose(2, 0, 1)
 
 
 def _gray(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -45,16 +45,16 @@ WORDS_OF_TEXT = 3.0
 DISTINCT = 0.5
 """Part of the values of such a column that are distinct, at least."""
 
-_PAIR = 2**31
+PAIR = 2**31
 """Key of a bigram is (first word + 1) · 2³¹ + second word, that of a unigram the word."""
 
 _SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Scripts without blanks between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese; each sign is a word."""
 _MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u0dff"
 """Signs within words that are no letters: accents, vowels of Hebrew, Arabic and of the languages of India."""
-_TOKEN = re.compile(rf"[{_SINGLE}]|(?:[^\W{_SINGLE}]|[{_MARKS}]){{1,40}}|[\u203c-\u2bff\U0001f000-\U0001faff]")
+TOKEN = re.compile(rf"[{_SINGLE}]|(?:[^\W{_SINGLE}]|[{_MARKS}]){{1,40}}|[\u203c-\u2bff\U0001f000-\U0001faff]")
 _SIGN = re.compile(rf"[{_SINGLE}]")
-_TAG = re.compile(r"</?[A-Za-z!][^<>]{0,2000}>")
+TAG = re.compile(r"</?[A-Za-z!][^<>]{0,2000}>")
 
 
 def tokens(text: str) -> list[str]:
@@ -67,10 +67,10 @@ def tokens(text: str) -> list[str]:
         ['好', '的', '👍']
     """
     if "<" in text:
-        text = _TAG.sub(" ", text)
+        text = TAG.sub(" ", text)
     if "&" in text:
         text = html.unescape(text)
-    return _TOKEN.findall(text.lower())
+    return TOKEN.findall(text.lower())
 
 
 def reads_as_text(codes: npt.NDArray[Any], words: Sequence[str]) -> bool:
@@ -116,7 +116,7 @@ class _Tokens(NamedTuple):
         text = np.repeat(np.arange(len(self.lengths)), self.lengths)
         known = self.codes >= 0
         pair = (text[1:] == text[:-1]) & known[1:] & known[:-1]
-        keys = (self.codes[:-1][pair] + 1) * _PAIR + self.codes[1:][pair]
+        keys = (self.codes[:-1][pair] + 1) * PAIR + self.codes[1:][pair]
         return np.concatenate([self.codes[known], keys]), np.concatenate([text[known], text[:-1][pair]])
 
 
@@ -193,14 +193,14 @@ class _Counted(NamedTuple):
 
 
 def _spelled(words: Sequence[str], keys: Ints) -> tuple[tuple[str, ...], npt.NDArray[np.int64], Ints]:
-    """Return the kept words in sorted order, the bigrams of these (`_PAIR`), and the order of the keys then."""
-    kept = keys[keys < _PAIR]
+    """Return the kept words in sorted order, the bigrams of these (`PAIR`), and the order of the keys then."""
+    kept = keys[keys < PAIR]
     spelled = [words[key] for key in kept.tolist()]
     order = sorted(range(len(kept)), key=spelled.__getitem__)
     place = np.full(len(words), -1, dtype=np.int64)
     place[kept[order]] = np.arange(len(kept))
-    pairs = keys[keys >= _PAIR]
-    pairs = (place[pairs // _PAIR - 1] + 1) * _PAIR + place[pairs % _PAIR]
+    pairs = keys[keys >= PAIR]
+    pairs = (place[pairs // PAIR - 1] + 1) * PAIR + place[pairs % PAIR]
     ascending = np.argsort(pairs, kind="stable")
     return (
         tuple(spelled[i] for i in order),
@@ -285,7 +285,7 @@ class TextColumn:
 
     def terms(self) -> list[str]:
         """Return the names of the inputs of terms."""
-        pairs = [f"{self.words[key // _PAIR - 1]} {self.words[key % _PAIR]}" for key in self.pairs]
+        pairs = [f"{self.words[key // PAIR - 1]} {self.words[key % PAIR]}" for key in self.pairs]
         return [f"{self.name}: {term}" for term in (*self.words, *pairs)]
 
     def accept(self, column: Column, where: str) -> Column:
@@ -347,9 +347,9 @@ class TextColumn:
         read = fields(data, where, {**kinds, "mean": float, "scale": float, "missing": bool})
         words, rows = strings(read["words"], where), read["rows"]
         pairs, counts = (whole(read[key], where, key) for key in ("pairs", "counts"))
-        most = (len(words) + 1) * _PAIR
+        most = (len(words) + 1) * PAIR
         ascending = all(a < b for a, b in itertools.pairwise(pairs))
-        if not ascending or any(not _PAIR <= key < most or key % _PAIR >= len(words) for key in pairs):
+        if not ascending or any(not PAIR <= key < most or key % PAIR >= len(words) for key in pairs):
             reject(where, "pairs must be ascending pairs of words")
         if len(counts) != len(words) + len(pairs) or any(not 1 <= count <= rows for count in counts):
             reject(where, f"counts must be {len(words) + len(pairs)} numbers of rows, 1 to {rows}")
