@@ -237,7 +237,11 @@ def test_sets_costs_and_recall_of_classes(kapsi) -> None:
     costly = pd.read_csv("c.csv")
     assert (costly.prediction == np.where(4 * costly.probability_yes > costly.probability_no, "yes", "no")).all()
     assert kapsi("predict", "run", "new.csv", "--output", "r.csv", "--recall", "yes=0.95")[0] == 0
-    assert abs((pd.read_csv("r.csv").prediction[label == "yes"] == "yes").mean() - 0.95) < 0.03
+    found = pd.read_csv("r.csv").prediction
+    assert abs((found[label == "yes"] == "yes").mean() - 0.95) < 0.03
+    run, new = kp.load_run("run"), pd.read_csv("new.csv")
+    assert run.decide(new, costs={"yes": 4}).tolist() == costly.prediction.tolist()
+    assert run.decide(new, recall=("yes", 0.95)).tolist() == found.tolist()
 
 
 @pytest.mark.parametrize(
@@ -335,3 +339,23 @@ def test_the_classifier_has_sets_on_request() -> None:
     assert bool((sets.sum(1) >= 1).all())
     with pytest.raises(kp.SpecError, match="needs the held-out rows of a recipe"):
         kp.RPNClassifier(spec=kp.Identity(), intervals=True).fit(x, y > 0)
+
+
+def test_the_classifier_decides_by_costs_and_recall() -> None:
+    x, y = noisy(400, 0)
+    classifier = kp.RPNClassifier(heads=["linear"], intervals=True).fit(x, y > 0)
+    new, truth = noisy(4000, 1)
+    positive = classifier.predict_proba(new)[:, 1]
+    assert (classifier.decide(new, costs={True: 4}) == (4 * positive > 1 - positive)).all()
+    found = classifier.decide(new, costs={False: 2}, recall=(np.True_, 0.95))
+    assert abs(found[truth > 0].mean() - 0.95) < 0.03
+    for options, message in (
+        ({"recall": 0.9}, "recall=0.9: expected a label and a share"),
+        ({"costs": [2]}, r"costs=\[2\]: expected costs by label"),
+        ({"costs": {True: "2"}}, "label True: expected a number, got '2'"),
+        ({"costs": {"yes": 2}}, "cost 'yes': there is no such class; there are false, true"),
+    ):
+        with pytest.raises(kp.SpecError, match=message):
+            classifier.decide(new, **options)
+    with pytest.raises(kp.SpecError, match="set intervals=True, and fit again"):
+        kp.RPNClassifier(heads=["linear"]).fit(x, y > 0).decide(new, recall=(True, 0.9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self, cast
 
 import numpy as np
@@ -11,11 +12,11 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
-from kapsi.data.tabular.types import Floats
+from kapsi.data.tabular.types import Floats, label_text
 from kapsi.errors import DataError, SpecError
 from kapsi.estimators.base import RPNEstimator, in_parts
 from kapsi.estimators.labels import Target, labels_of, plain
-from kapsi.tables.intervals import bounds_of_rows
+from kapsi.tables.intervals import Decisions, bounds_of_rows, decided
 
 __all__ = ["RPNClassifier", "RPNRegressor"]
 
@@ -162,6 +163,25 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
         """
         probabilities = self._outputs(X).softmax(1)
         return self._intervals().conformal.sets(probabilities, level).numpy()
+
+    def decide(
+        self, X: Any, *, costs: Mapping[Any, float] | None = None, recall: tuple[Any, float] | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the label of each row by costs, or for a share of the rows of a class to be found, `(rows,)`.
+
+        Args:
+            X: rows.
+            costs: cost of missing a row of a class, by label, above 0; 1 for other labels. The label with the largest
+                probability × cost is chosen.
+            recall: a label and the share of its rows to be found, above 0 and below 1, for a fit with `intervals=True`; the
+                label is chosen if its probability reaches a threshold set on held-out rows.
+
+        Raises:
+            KapsiError: an unknown label, a recall without `intervals=True`, or too few rows for the share.
+        """
+        probabilities = self.predict_proba(X)
+        labels = [label_text(plain(label)) for label in self.classes_]
+        return self.classes_[decided(labels, probabilities, Decisions.of(costs, recall), self._intervals)]
 
     def decision_function(self, X: Any) -> Floats:
         """Return the logits, `(rows, classes)`; for two classes their difference, `(rows,)`, positive for the second."""

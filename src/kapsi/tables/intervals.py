@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,32 @@ class Decisions:
     costs: tuple[tuple[str, float], ...] = ()
     recall: tuple[str, float] | None = None
 
+    @classmethod
+    def of(cls, costs: Mapping[Any, float] | None, recall: tuple[Any, float] | None) -> Decisions:
+        """Return decisions on labels of any type, such as True or 3.
+
+        Raises:
+            SpecError: a recall that is no pair, or a cost or share that is no number.
+
+        Example:
+            >>> Decisions.of({True: 5}, None)
+            Decisions(interval=None, costs=(('true', 5.0),), recall=None)
+        """
+        if recall is not None and (not isinstance(recall, tuple) or len(recall) != 2):
+            raise SpecError(f"recall={recall!r}: expected a label and a share, such as ('yes', 0.95)")
+        if costs is not None and not isinstance(costs, Mapping):
+            raise SpecError(f"costs={costs!r}: expected costs by label, such as {{'yes': 5}}")
+        return cls(None, tuple(_number(*item) for item in (costs or {}).items()), recall and _number(*recall))
+
     def __bool__(self) -> bool:
         return self.interval is not None or bool(self.costs) or self.recall is not None
+
+
+def _number(label: Any, number: object) -> tuple[str, float]:
+    """Return a label as text and its cost or share."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise SpecError(f"label {label!r}: expected a number, got {number!r}")
+    return label_text(label.item() if isinstance(label, np.generic) else label), float(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +223,9 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
         raise SpecError("costs and recall are for classes, and the target has real values; leave them out")
     columns: dict[str, list[Any]] = {}
     if model.classes is not None and (decisions.costs or decisions.recall):
-        columns["prediction"] = [model.classes[code] for code in _decided(model, outputs, decisions).tolist()]
+        labels = list(map(label_text, model.classes))
+        codes = decided(labels, outputs, decisions, lambda: known_intervals(model))
+        columns["prediction"] = [model.classes[code] for code in codes.tolist()]
     if decisions.interval is None:
         return columns
     if model.classes is None:
@@ -263,9 +289,26 @@ def known_intervals(model: TableModel) -> Intervals:
     return model.intervals
 
 
-def _decided(model: TableModel, outputs: Floats, decisions: Decisions) -> npt.NDArray[np.int64]:
-    """Return the code of the class of each row."""
-    labels = list(map(label_text, model.classes or ()))
+def decided(
+    labels: Sequence[str], outputs: Floats, decisions: Decisions, known: Callable[[], Intervals]
+) -> npt.NDArray[np.int64]:
+    """Return the code of the class of each row.
+
+    Args:
+        labels: the labels, as `label_text`.
+        outputs: probabilities, `(rows, classes)`.
+        decisions: costs and recall.
+        known: returns the errors of held-out rows, which a recall needs.
+
+    Raises:
+        SpecError: an unknown label, or a cost or recall out of range.
+        DataError: too few rows of the class were held out.
+
+    Example:
+        >>> outputs = np.array([[0.7, 0.3], [0.9, 0.1]])
+        >>> decided(["no", "yes"], outputs, Decisions(costs=(("yes", 3.0),)), known_intervals).tolist()
+        [1, 0]
+    """
 
     def code(label: str, option: str) -> int:
         if label not in labels:
@@ -283,7 +326,7 @@ def _decided(model: TableModel, outputs: Floats, decisions: Decisions) -> npt.ND
         if not 0 < share < 1:
             raise SpecError(f"recall {label}={share:g}: expected a share above 0 and below 1")
         place = code(label, "recall")
-        threshold = known_intervals(model).conformal.threshold(place, share)
+        threshold = known().conformal.threshold(place, share)
         others = np.where(np.arange(len(labels)) == place, -1.0, outputs * costs).argmax(1)
         chosen = np.where(outputs[:, place] >= threshold - 1e-12, place, others)
     return chosen

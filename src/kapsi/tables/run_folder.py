@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
+from kapsi.data.tabular.types import label_text
 from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction, shown
 from kapsi.files import append_line, finite
 from kapsi.html import data_table, joined, tag
@@ -25,7 +26,7 @@ from kapsi.model_file import load_bytes
 from kapsi.spec import from_dict, parse_yaml, read_text
 from kapsi.tables.configuration import RunConfig
 from kapsi.tables.exports import export_model, pretrained_folder, write_model
-from kapsi.tables.intervals import FILES, Intervals, bounds_of_rows, known_intervals
+from kapsi.tables.intervals import FILES, Decisions, Intervals, bounds_of_rows, decided, known_intervals
 from kapsi.tables.kept_rows import FILE as KEPT
 from kapsi.tables.kept_rows import KeptRows
 from kapsi.tables.model import FittedPart, TableModel
@@ -265,6 +266,27 @@ class LoadedRun(NamedTuple):
         groups = None if known.by is None else known.groups(self._features(frame, "predict_set"))
         inside: npt.NDArray[np.bool_] = known.conformal.sets(torch.from_numpy(probabilities), level, groups).numpy()
         return inside
+
+    def decide(
+        self, frame: Any, *, costs: Mapping[Any, float] | None = None, recall: tuple[Any, float] | None = None
+    ) -> npt.NDArray[Any]:
+        """Return the label of each row by costs, or for a share of the rows of a class to be found, `(rows,)`.
+
+        Args:
+            frame: see `predict`.
+            costs: cost of missing a row of a class, by label, above 0; 1 for other labels. The label with the largest
+                probability × cost is chosen.
+            recall: a label and the share of its rows to be found, above 0 and below 1; the label is chosen if its probability
+                reaches a threshold set on held-out rows.
+
+        Raises:
+            KapsiError: a regression, an unknown label, or too few held-out rows for the share.
+        """
+        probabilities, classes = self.predict_proba(frame), self.model.classes or ()
+        decisions = Decisions.of(costs, recall)
+        codes = decided(list(map(label_text, classes)), probabilities, decisions, lambda: known_intervals(self.model))
+        labels: npt.NDArray[Any] = np.array(classes)[codes]
+        return labels
 
     def _features(self, frame: Any, where: str) -> Table:
         preprocessing = self.model.preprocessing
