@@ -35,7 +35,7 @@ demo: .venv/.base
 	$(BIN)/kapsi demo --output runs/demo --overwrite
 
 test: .venv/.test
-	$(BIN)/python -m pytest -n auto --dist loadgroup -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 quick: .venv/.test
 	$(BIN)/python -m pytest -n auto -q -m "not slow and not thorough" tests/test_laws.py tests/test_functions.py

@@ -32,16 +32,6 @@ settings.register_profile("new", same, derandomize=False)
 settings.load_profile("same")
 
 
-def pytest_collection_modifyitems(items):
-    """Keep tests that share a fixture of their module on one worker (`--dist loadgroup`), which sets it up once."""
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo", None)
-        if fixtures is not None and any(
-            definitions[-1].scope == "module" for definitions in fixtures.name2fixturedefs.values()
-        ):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
-
 @pytest.fixture(autouse=True)
 def quick_heads(request, monkeypatch):
     """Let `auto` choose from the quickest heads, except in tests marked `all_heads`: most tests are about something else."""

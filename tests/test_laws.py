@@ -33,13 +33,23 @@ from kapsi.testing.cases import LAYER_ROLES, features_of
 FIRST = {examples_of(cls)[0] for cls in catalogue()}
 
 
-def extent(*functions: Any) -> Any:
+# Laws that take longest, and that the options of a function hardly touch: further examples are asked on demand.
+LONG = {"calibrated", "dtypes", "gradients", "normalized_by_hook", "options_crossed", "parametrized", "pruned"} | {
+    "second_derivatives"
+}
+
+
+def extent(*functions: Any, law: str = "") -> Any:
     """Mark what a quick selection leaves out: all examples of a function but its first."""
-    return () if FIRST.issuperset(functions) else pytest.mark.thorough
+    if FIRST.issuperset(functions):
+        return ()
+    return pytest.mark.slow if law in LONG else pytest.mark.thorough
 
 
 SINGLE = [
-    pytest.param(law, function, id=f"{law.name}-{function.role}-{short_form(function)}", marks=extent(function))
+    pytest.param(
+        law, function, id=f"{law.name}-{function.role}-{short_form(function)}", marks=extent(function, law=law.name)
+    )
     for law in LAWS.values()
     if law.over == "function"
     for function in instances()
@@ -55,25 +65,30 @@ def kinds(functions: list[Any]) -> list[Any]:
     return [function for function in functions if function in found.values()]
 
 
-def class_cases() -> Iterator[Any]:
-    """Yield the laws that take seconds for an example: of a family its first class, and of that one example of each kind.
+def distinct(expansion: Any) -> bool:
+    """Return whether κ(x) is contracted in its own way, or stands for all that are contracted as an array."""
+    return has_structure(expansion) or expansion.name == "identity"
 
-    All examples are exported of the first class, and one of each kind of the others. What is left out is asked on demand.
+
+def class_cases() -> Iterator[Any]:
+    """Yield the laws that take seconds for an example: of a family one example of its first class.
+
+    An expansion that makes an array of its values is compiled like any other, so of those one is. On demand there are also an
+    example of each kind of features of all classes, and all examples of the first class of a family.
     """
     seen: set[tuple[str, str]] = set()
     for law, cls in itertools.product(LAWS.values(), catalogue()):
         if law.over != "class" or not law.applies(cls) or cls.role == "process":
             continue
+        every = examples_of(cls)
         family = (law.name, cls.__module__)
         first = family not in seen
         seen.add(family)
-        every = examples_of(cls)
-        few = every if first and law.name == "exports" else kinds(every)
         name = f"{law.name}-{cls.role}-{cls.name}"
-        asked = pytest.mark.thorough if first or law.name == "exports" else pytest.mark.slow
-        yield pytest.param(law, few, id=name, marks=asked)
-        if len(few) < len(every):
-            yield pytest.param(law, every, id=f"{name}-all", marks=pytest.mark.slow)
+        if first and (law.name == "exports" or cls.role != "expansion" or distinct(every[0])):
+            yield pytest.param(law, every[:1], id=name, marks=pytest.mark.thorough)
+        further = every if first else kinds(every)
+        yield pytest.param(law, further, id=f"{name}-further", marks=pytest.mark.slow)
 
 
 CLASSES = list(class_cases())
@@ -92,11 +107,6 @@ def pairing(law: Any, expansion: Any, reconciliation: Any, turn: int) -> Any:
     if turn >= TURNS and not distinct(expansion):
         return pytest.mark.slow
     return pytest.mark.thorough if law.name == "pair_gradients" else ()
-
-
-def distinct(expansion: Any) -> bool:
-    """Return whether κ(x) is contracted in its own way, or stands for all that are contracted as an array."""
-    return has_structure(expansion) or expansion.name == "identity"
 
 
 def pairs() -> Iterator[tuple[Any, Any, int]]:
@@ -134,8 +144,10 @@ def test_class(law, examples) -> None:
 
 # One model with all of them: they are many, small and alike.
 @pytest.mark.parametrize("law", [law for law in LAWS.values() if law.over == "class"], ids=lambda law: law.name)
-def test_all_processes_at_once(law) -> None:
-    law(*instances("process"))
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
+def test_processes_at_once(law, every) -> None:
+    processes = instances("process")
+    law(*(processes if every else processes[::5]))
 
 
 @pytest.mark.parametrize(("law", "expansion", "reconciliation"), PAIRS)

@@ -51,8 +51,15 @@ MAX_EXPANSION = 2**53
 """Columns of the widest κ, materialized or not: the largest exact count of a float."""
 
 
+class Immutable:
+    """What is frozen needs no copies: a deep copy of a model shares its specification."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
 @dataclass(frozen=True)
-class Param:
+class Param(Immutable):
     """A tensor declared by a function and owned by the head.
 
     Args:
@@ -163,7 +170,7 @@ ROLES: dict[str, dict[str, type[Function]]] = {role: {} for role in LAYER_ROLES}
 ALIASES: dict[str, dict[str, str]] = {}
 
 
-class Function:
+class Function(Immutable):
     """Base of everything with a name in specifications: options in, tensors in, tensors out.
 
     A subclass is a frozen dataclass; `name=` registers the class under its role, `aliases=` adds further names::
@@ -327,7 +334,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-class Spec:
+class Spec(Immutable):
     """Base of the specification dataclasses other than functions; fields are checked and coerced at construction."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
