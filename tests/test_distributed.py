@@ -461,6 +461,7 @@ def test_errors_of_a_group(two, strategy) -> None:
             assert process["undivided"].startswith("SpecError: strategy='fsdp': scale is a single number")
 
 
+@pytest.mark.slow
 def test_two_nodes_of_one_process_are_one_of_two(alone, tmp_path) -> None:
     point = f"127.0.0.1:{free_port()}"
     nodes = [
@@ -506,7 +507,8 @@ call(torch.ones(3 + group.rank, 1)).sum().backward()
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@EACH
 def test_a_script_without_close_ends_with_code_0(tmp_path, strategy) -> None:
     script = tmp_path / "script.py"
     script.write_text(FORGETFUL.format(strategy=strategy))

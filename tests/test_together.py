@@ -186,7 +186,6 @@ def test_solvers_on_all_rows_end_with_the_weights_of_one_process(two, alone, cas
     near(two["ddp", 0][case], alone[case], 1e-9 if case == "ridge" else 1e-6)
 
 
-# Of which `test_distributed` asks the same in every run.
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "ridge"])
 def test_two_nodes_are_two_processes(nodes, two, alone, case):
