@@ -470,7 +470,8 @@ ended(begun("kills"))
 """
 
 
-@pytest.mark.parametrize("solver", ["adamw", pytest.param("levenberg_marquardt", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/fuzz/test_kills.py kills and resumes in each run
+@pytest.mark.parametrize("solver", ["adamw", "levenberg_marquardt"])
 def test_a_run_killed_three_times_is_bitwise_identical(solver, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(kp.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     shares = [str(share) for share in np.random.default_rng(0).uniform(0.1, 0.4, 3)]

@@ -76,6 +76,7 @@ def test_fits_at_once_on_one_name() -> None:
     assert main(["evaluate", "run", "t.csv"]) == 0
 
 
+@pytest.mark.slow
 def test_replacements_at_once() -> None:
     """Fits of different seeds that replace one run: each ends well or with one line, and a whole run stays."""
     assert main([*FIT]) == 0
