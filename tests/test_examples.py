@@ -41,6 +41,7 @@ def installed(folder: Path, name: str, module: str) -> Path:
     return folder
 
 
+@pytest.mark.slow  # as the laws of kapsi, in a process of its own
 def test_its_own_tests_pass() -> None:
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", EXAMPLE, paths=[EXAMPLE / "src"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,6 +63,7 @@ def test_its_entry_point_is_the_one_that_kapsi_reads() -> None:
     assert project["entry-points"][GROUP] == {"kapsi-steps": "kapsi_steps"}
 
 
+@pytest.mark.slow  # the command line finds it in every run
 def test_an_installed_package_is_found_by_name(tmp_path) -> None:
     paths = [installed(tmp_path, "kapsi-steps", "kapsi_steps"), EXAMPLE / "src"]
     code = """
@@ -115,9 +117,13 @@ def test_what_is_not_installed_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("import a_package_that_is_not_there", "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
+        pytest.param(
+            "import a_package_that_is_not_there",
+            "ModuleNotFoundError: No module named 'a_package_that_is_not_there'",
+            marks=pytest.mark.slow,
+        ),
         ("from kapsi import *\nraise ValueError('two\\nlines')", "ValueError: two lines"),
-        (None, "ModuleNotFoundError: No module named 'kapsi_broken'"),
+        pytest.param(None, "ModuleNotFoundError: No module named 'kapsi_broken'", marks=pytest.mark.slow),
     ],
 )
 def test_a_package_that_fails_is_named_and_stops_nothing_else(tmp_path, source, reason) -> None:
