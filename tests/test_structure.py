@@ -24,6 +24,7 @@ ORDER = [
     "version",
     "files",
     "installed",
+    "frozen",
     "function",
     "derivatives",
     "hooks",

@@ -31,6 +31,7 @@ from kapsi.errors import (
     shown,
     unknown,
 )
+from kapsi.frozen import Immutable
 from kapsi.installed import load_installed, load_own
 from kapsi.migrate import RENAMED_OPTIONS
 
@@ -49,13 +50,6 @@ MAX_TENSOR = 2**36
 
 MAX_EXPANSION = 2**53
 """Columns of the widest κ, materialized or not: the largest exact count of a float."""
-
-
-class Immutable:
-    """What is frozen needs no copies: a deep copy of a model shares its specification."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
 
 @dataclass(frozen=True)
@@ -591,9 +585,8 @@ def short_form(value: Any) -> str:
         return f"{value['kind']}({options})" if options else str(value["kind"])
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(short_form, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
-    )
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:
