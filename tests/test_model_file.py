@@ -363,7 +363,7 @@ HUGE = {
     "mask": one_layer([2**19, 2**19], reconciliation="masked"),
     "norm": one_layer([2**40, 2], reconciliation="constant", before="batch_norm"),
     "prime outputs": one_layer([3, 2**40 - 87], reconciliation={"kind": "kronecker", "rows": 2}),
-    "many layers": {"widths": [3] * 10**6},
+    "many layers": {"widths": [3] * 10**5},
     "many heads": {"widths": [3, 2], "layers": [{"heads": [{}] * 2000}]},
 }
 
