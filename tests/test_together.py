@@ -6,10 +6,12 @@ Run as a program, this file is what the processes do.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,13 +134,18 @@ def launched(folder: Path, strategies: str, *options: object) -> list[subprocess
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> dict:
-    """What each of two processes on one node finds."""
-    folder = tmp_path_factory.mktemp("two")
-    options = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
-    code, _, errors = ended(start("-m", "torch.distributed.run", *options, __file__, folder, "ddp,fsdp"), 300)
-    assert code == 0, errors
-    return {(s, rank): json.loads((folder / f"{s}{rank}.json").read_text()) for s in ("ddp", "fsdp") for rank in (0, 1)}
+def two(tmp_path_factory) -> Callable[[str], list[dict]]:
+    """Return what each of two processes on one node finds with a strategy; they are started once."""
+
+    @functools.cache
+    def found(strategy: str) -> list[dict]:
+        folder = tmp_path_factory.mktemp(strategy)
+        options = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
+        code, _, errors = ended(start("-m", "torch.distributed.run", *options, __file__, folder, strategy), 300)
+        assert code == 0, errors
+        return [json.loads((folder / f"{strategy}{rank}.json").read_text()) for rank in (0, 1)]
+
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -167,23 +174,27 @@ def nodes(tmp_path_factory) -> dict:
     return {("ddp", rank): json.loads((folder / f"ddp{rank}.json").read_text()) for rank in (0, 1)}
 
 
+# `test_distributed` divides a model in every run.
+EACH = pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+
+
 def near(found: dict, wanted: dict, tolerance: float) -> None:
     for own, other in zip(found["weights"], wanted["weights"], strict=True):
         torch.testing.assert_close(torch.tensor(own), torch.tensor(other), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(torch.tensor(found["losses"]), torch.tensor(wanted["losses"]), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@EACH
 @pytest.mark.parametrize("case", CASES)
 def test_mini_batches_end_with_the_weights_of_one_process(two, alone, case, strategy):
-    assert two[strategy, 0][case] == two[strategy, 1][case]
-    near(two[strategy, 0][case], alone[case], 1e-6)
+    assert two(strategy)[0][case] == two(strategy)[1][case]
+    near(two(strategy)[0][case], alone[case], 1e-6)
 
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_solvers_on_all_rows_end_with_the_weights_of_one_process(two, alone, case):
-    assert two["ddp", 0][case] == two["ddp", 1][case]
-    near(two["ddp", 0][case], alone[case], 1e-9 if case == "ridge" else 1e-6)
+    assert two("ddp")[0][case] == two("ddp")[1][case]
+    near(two("ddp")[0][case], alone[case], 1e-9 if case == "ridge" else 1e-6)
 
 
 @pytest.mark.slow
@@ -193,21 +204,22 @@ def test_two_nodes_are_two_processes(nodes, two, alone, case):
     near(nodes["ddp", 0][case], alone[case], 1e-9 if case == "ridge" else 1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@EACH
 def test_each_row_is_evaluated_once(two, alone, strategy):
     # 513 rows with weights: a row that was counted twice would change the mean.
-    for own, other in zip(two[strategy, 0]["adamw"]["metrics"], alone["adamw"]["metrics"], strict=True):
+    for own, other in zip(two(strategy)[0]["adamw"]["metrics"], alone["adamw"]["metrics"], strict=True):
         assert own == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@EACH
 def test_a_resumed_training_has_the_same_bits(two, strategy):
-    assert two[strategy, 0]["resumed"]
-    assert two[strategy, 1]["resumed"]
+    assert two(strategy)[0]["resumed"]
+    assert two(strategy)[1]["resumed"]
 
 
+@pytest.mark.slow
 def test_a_divided_model_is_for_mini_batches(two):
-    assert "ridge needs the whole model on each process; use adamw or sgd, or strategy ddp" in two["fsdp", 0]["refused"]
+    assert "ridge needs the whole model on each process; use adamw or sgd, or strategy ddp" in two("fsdp")[0]["refused"]
 
 
 @pytest.mark.parametrize("way", ["devices", pytest.param("launcher", marks=pytest.mark.slow)])
