@@ -85,6 +85,8 @@ LATE = ["2,5"] * 20
         ({"a": ["5"] * EARLY + ["007"] * 20}, ",", 7.0),
         ({"a": ["5"] * EARLY + [str(2**60)] * 20}, ",", 2.0**60),
         ({"a": [*[f"{i} kg" for i in range(EARLY)], *["7 kg"] * 90]}, ",", 7.0),
+        ({"a": [*["$5"] * EARLY, *["7"] * 90]}, ",", 7.0),
+        ({"a": [*["75:30"] * EARLY, *["0:01"] * 90]}, ",", 60.0),
     ],
 )
 def test_later_rows_decide_how_the_first_numbers_are_read(tmp_path, columns, separator, last):
@@ -98,7 +100,7 @@ def test_later_rows_decide_how_the_first_numbers_are_read(tmp_path, columns, sep
     [
         ("0.5", '"0,5"', "the decimal mark is ',' here, and '.' in earlier rows"),
         ('"1,234.5"', '"0,5"', "here, and"),
-        ("$5", "5", "the sign is none here, and '$' in earlier rows"),
+        ("5%", "5", "the sign is none here, and '%' in earlier rows"),
         ("5", "true", "the form is true and false here, and numbers in earlier rows"),
         ("5%", "$5", "the sign is"),
     ],

@@ -102,6 +102,13 @@ CASES = {
         {},
         [5, 1200.5, -6],
     ),
+    "`7` beside `$5`": (csv_of(a=["$5", "7", "($2)"], y=Y[:3]), {}, [5.0, 7.0, -2.0]),
+    "`7` beside `5%`, or beside `12kg` (over 20 values)": (
+        csv_of(a=["5%", "7", "8%"], y=Y[:3]),
+        {},
+        "1 of 3 values are numbers without a unit; not: '5%' (row 1), '8%' (row 3); write the unit behind all of them, or "
+        "--unit 'a'=% takes 12 as 12%",
+    ),
     "`5%`, `7.5%`": (csv_of(a=["5%", "7.5%"], y=Y[:2]), {}, [5.0, 7.5]),
     "`12kg`, `13.5kg`, … (over 20 values, one unit)": (csv_of(a=[f"{x}kg" for x in X], y=Y), {}, [float(x) for x in X]),
     "a line of units below the header (two or more; `1` without a unit)": (
@@ -148,6 +155,16 @@ CASES = {
         csv_of(a=["1:23:45", "36:10:05", "5 days 03:00:00", "PT1H30M"], y=Y[:4]),
         {},
         [5025.0, 130205.0, 442800.0, 5400.0],
+    ),
+    "`75:30`, `8:15`, … (24 and above before the colon)": (
+        csv_of(a=["75:30", "8:15"], y=Y[:2]),
+        {},
+        [271800.0, 29700.0],
+    ),
+    "`59:30` beside `1:02:10`": (
+        csv_of(a=["59:30", "1:02:10"], y=Y[:2]),
+        {},
+        "'59:30' may be hours and minutes or minutes and seconds; write 59:30:00 or 0:59:30",
     ),
     "`1.2K`, `3M`, `5k` beside other suffixes or plain numbers, `$4.5M`, `$2m`, `3.2 million`": (
         csv_of(a=["1.2K", "3M", "5k", "-950", "1.5B", "2T"], y=Y[:6]),
@@ -200,6 +217,7 @@ def test_text_files(tmp_path, case):
 
 
 OTHER = {
+    "`-`, `n/a` as texts in Parquet files and data frames",
     "a table for prediction that does not show its decimal mark",
     ".gz, .zip, .zst",
     ".dat, .data",
@@ -523,3 +541,42 @@ def test_no_row_of_a_repaired_file_is_lost(tmp_path) -> None:
     assert read_table(tmp_path / "t.csv").columns["a"].values.tolist() == list(range(3_500))
     found = read_batches(tmp_path / "t.csv", Reading(), {"a": "numeric"})
     assert [value for batch in found for value in batch.table.columns["a"].values] == list(range(3_500))
+
+
+def test_units_beside_a_part_of_the_numbers(tmp_path) -> None:
+    table = read(tmp_path, csv_of(a=["$5", "7"] * 2, p=["5%", "7"] * 2), unit=["p=%"])
+    notes = table.use(["a", "p"])
+    assert notes == ["column 'a' has $ beside a part of its numbers; others, such as '7', are read in $, too"]
+    assert (column(table).unit, column(table, "p").unit) == ("$", "%")
+    assert column(table, "p").numbers.tolist() == [5.0, 7.0] * 2
+    kilos = [f"{i}kg" if i % 3 else str(i) for i in range(40)]
+    with pytest.raises(TableError, match="14 of 40 values are numbers without a unit"):
+        all_used(tmp_path, csv_of(a=kilos), {})
+    assert column(read(tmp_path, csv_of(a=kilos), unit=["a=kg"])).numbers.tolist() == list(range(40))
+
+
+def test_times_of_two_parts_are_read_alike_in_all_tables(tmp_path) -> None:
+    run = fitted(tmp_path, a=[f"{i}:30" for i in range(40)], y=[i + 0.5 for i in range(40)])
+    assert run.predict({"a": ["20:30", "35:30"]}) == pytest.approx([20.5, 35.5], abs=0.1)
+    with pytest.raises(
+        TableError, match="has numbers with the unit 's', and the table of the fit has times such as 75:30"
+    ):
+        run.predict({"a": ["25:20:30"] * 2})
+
+
+def test_missing_words_of_a_prediction_are_those_of_the_fit_in_all_kinds_of_tables(tmp_path) -> None:
+    """A dash is missing beside words in text; in a typed file it is a category if it was one in the fit."""
+    colors = ["red", "blue", "-", ""] * 10
+    y = [{"red": 1.5, "blue": 5.5}.get(word, 9.5) for word in colors]
+    run = fitted(tmp_path, a=colors, b=X, y=y)
+    new = {"a": ["red", "-", "n/a", None], "b": [20.0] * 4}
+    red, *others = run.predict(new)
+    assert others[0] == others[1] == others[2] > red + 5
+    pq.write_table(pa.table(new), tmp_path / "n.parquet")
+    assert run.model.read(tmp_path / "n.parquet").columns["a"].values.tolist() == ["red", None, None, None]
+    pq.write_table(
+        pa.table({"a": [word or None for word in colors], "b": [float(x) for x in X], "y": y}), tmp_path / "t.parquet"
+    )
+    fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y")), tmp_path / "typed")
+    read_back = load_run(tmp_path / "typed").model.preprocessing.table_of(new, "n").columns["a"]
+    assert read_back.values.tolist() == ["red", "-", None, None]

@@ -36,7 +36,7 @@ from kapsi.data.tabular import (
     target_of,
     write_table,
 )
-from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
+from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 from kapsi.errors import FileError, TableError
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -151,7 +151,7 @@ def inputs_of(estimator: BaseEstimator, X: Any, preprocessing: Preprocessing, *,
         values = _plain_numbers(X, preprocessing)
         if values is not None:
             return preprocessing.transform_numbers(values)
-        return preprocessing.transform(preprocessing.check(table_of(_readable(X), name, preprocessing.kinds()))[0])
+        return preprocessing.transform(preprocessing.check(preprocessing.table_of(_readable(X), name))[0])
     values = _numbers(estimator, X, reset=False)
     if scipy.sparse.issparse(values):
         check_dense(name, values)

@@ -6,10 +6,10 @@ import re
 from typing import Any, Protocol
 
 from kapsi.data.tabular import DateColumn, Label, NumberColumn, Preprocessing, Reading, TargetScale
-from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
 from kapsi.data.tabular.encoders import Categories, places
 from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TAG, TOKEN, TextColumn
+from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 from kapsi.export.texts_and_images import EMPTY, MISSING
 from kapsi.modules import Model
 from kapsi.version import __version__

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from kapsi.data.tabular import NumberColumn, Preprocessing, table_of
+from kapsi.data.tabular import NumberColumn, Preprocessing
 from kapsi.data.tabular.encoders import CategoryColumn
 from kapsi.errors import DataError, FormulaError
 from kapsi.interpret.expressions import Floats, evaluate
@@ -126,7 +126,7 @@ def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
         if y is None:
             raise DataError("short_formulas: rows need their targets; give y, too")
         preprocessing = run.model.preprocessing
-        table = preprocessing.check(table_of(rows, "short_formulas", preprocessing.kinds(), run.model.reading))[0]
+        table = preprocessing.check(preprocessing.table_of(rows, "short_formulas", run.model.reading))[0]
         return table, np.asarray(y, dtype=np.float64)
     kept = run.rows
     return (None, None) if kept is None else (kept.table, np.asarray(kept.y, dtype=np.float64))

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from kapsi.data.tabular import Column, Table, TableProblem, table_of
+from kapsi.data.tabular import Column, Table, TableProblem
 from kapsi.data.tabular.encoders import NumberColumn
 from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TextColumn
@@ -262,7 +262,7 @@ def _of_module(module: torch.nn.Module, rows: Any, most: int, seed: int) -> View
 
 
 def _table(rows: Any, model: TableModel) -> Table:
-    return table_of(rows, "interpret", model.preprocessing.kinds(), model.reading)
+    return model.preprocessing.table_of(rows, "interpret", model.reading)
 
 
 def _checked(table: Table, model: TableModel, most: int, seed: int) -> Table:

@@ -101,7 +101,9 @@ class TableModel:
         Raises:
             TableError: the file is not a table.
         """
-        kinds, categories = self.preprocessing.kinds(), self.preprocessing.categories()
+        kinds, categories = self.preprocessing.kinds(), dict(self.preprocessing.categories())
+        if self.classes is not None:
+            categories[self.targets[0]] = tuple(map(str, self.classes))
         return read_table(path, self.reading, kinds=kinds, decimal=self.decimal, categories=categories)
 
     def outputs(self, features: Table, rows: npt.NDArray[Any] | None = None) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, table_of, write_table
+from kapsi.data.tabular import Label, Preprocessing, Table, TableProblem, TargetScale, write_table
 from kapsi.data.tabular.types import label_text
 from kapsi.errors import KapsiError, RunError, TableError, UnknownFunction, shown
 from kapsi.files import append_line, finite
@@ -290,7 +290,7 @@ class LoadedRun(NamedTuple):
 
     def _features(self, frame: Any, where: str) -> Table:
         preprocessing = self.model.preprocessing
-        return preprocessing.check(table_of(frame, where, preprocessing.kinds(), self.model.reading))[0]
+        return preprocessing.check(preprocessing.table_of(frame, where, self.model.reading))[0]
 
 
 def load_run(path: str | Path) -> LoadedRun:

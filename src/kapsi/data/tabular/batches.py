@@ -77,7 +77,7 @@ def read_batches(
     check_regular(path)
     suffix, compression = table_suffix(path)
     parts = (
-        _parquet(path, reading, kinds, keep, compression)
+        _parquet(path, reading, kinds, keep, compression, categories or {})
         if suffix in PARQUET_SUFFIXES
         else _text(TextFile(path, compression, reading, TEXT_SUFFIXES[suffix]), kinds, keep, decimal, categories)
     )
@@ -108,7 +108,12 @@ def _find(
 
 
 def _parquet(
-    path: Path, reading: Reading, kinds: Mapping[str, str], keep: Sequence[str], compression: str | None
+    path: Path,
+    reading: Reading,
+    kinds: Mapping[str, str],
+    keep: Sequence[str],
+    compression: str | None,
+    categories: Mapping[str, Collection[str]],
 ) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -126,7 +131,7 @@ def _parquet(
             # Columns of equal names cannot be told apart by name.
             unique = len(set(names)) == len(names) == len(file.schema.names)
             columns = [file.schema_arrow.names[i] for i in wanted] if unique else None
-            decider = Decider(reading, dict(kinds), typed=True, forms={}, folder=path.parent)
+            decider = Decider(reading, dict(kinds), typed=True, categories=categories, forms={}, folder=path.parent)
             most = TEXT_ROWS if {"text", "image"} & set(kinds.values()) else ROWS
             rows = max(1, min(most, MOST_CELLS // max(1, len(wanted))))
             for part in file.iter_batches(rows, columns=columns):

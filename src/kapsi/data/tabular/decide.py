@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kapsi.data.tabular.dates import read_dates, read_durations, read_times
-from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED, Numbers, Numerals, is_number, read_numbers
+from kapsi.data.tabular.numerals import (
+    LEAST_WITH_UNIT,
+    MULTIPLES,
+    SIGN,
+    SUFFIXED,
+    Numbers,
+    Numerals,
+    is_number,
+    read_numbers,
+)
 from kapsi.data.tabular.pictures import may_be_images, read_images
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import (
-    BLANKS,
     REQUESTED,
     Column,
     Floats,
@@ -25,19 +33,13 @@ from kapsi.data.tabular.types import (
     short,
     to_floats,
 )
-from kapsi.data.tabular.units import SECONDS, TIME_OF_DAY, problem_of_stated
+from kapsi.data.tabular.units import PAIRS, SECONDS, TIME_OF_DAY, problem_of_stated
+from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
-MISSING_WORDS = (
-    *("", "?", "na", "n/a", "#n/a", "n.a.", "<na>", "nan", "-nan", "nat", "null", "(null)", "none", r"\n"),
-    *("#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!", "1.#ind", "1.#qnan"),
-)
-"""Spellings of missing values, compared in lower case."""
-WEAK_WORDS = ("-", "--", "–", "—", ".", "..", "...")
-"""Missing beside numbers, dates and words; an ordinary category beside other signs such as +."""
 INTEGER = r"^[+-]?\d+$"
-DASH, CATEGORY = "a dash or dot", "a category"
+SIGN_TRAIT = "the sign"
 ZERO_FIRST = r"^[+-]?0\d+$"
-MOSTLY, NEARLY, MANY = 0.5, 0.9, 20
+MOSTLY, NEARLY = 0.5, 0.9
 SEVERAL_WORDS = 3
 DATES = (19000101, 21001231)
 """Limits of whole numbers that may be dates."""
@@ -54,7 +56,7 @@ class Decider:
         typed: whether the file has types, as Parquet: texts stay texts, except for dates and numbers with a decimal mark.
         grouped: whether points may stand between thousands without other evidence in the file.
         options: whether the user can give options of reading; not for data frames.
-        categories: categories of a fit by column; they are not missing, dashes that are none of them are.
+        categories: categories of a fit by column; they are not missing, missing words and dashes that are none of them are.
         forms: how the values of earlier rows are written, by column; None for a table that is decided at once.
         folder: the folder of the table, for paths of images; None without.
     """
@@ -100,6 +102,7 @@ class Decider:
         if problem:
             return unusable(len(column), problem)
         column.unit = unit
+        column.form = {trait: form for trait, form in column.form.items() if trait != SIGN_TRAIT}
         return column
 
     def as_before(self, name: str, column: Column) -> Column:
@@ -147,7 +150,7 @@ class Decider:
                 return unusable(len(typed), f" has {typed.reason}, and the model needs numbers; give numbers")
             return Column("real", typed.values, reason="seconds since 1970")
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
-            return self._codes(Words.of(pc.cast(pc.cast(column, pa.string()), pa.large_string()), self, name))
+            return self._codes(self._words(name, pc.cast(pc.cast(column, pa.string()), pa.large_string())))
         found = self._without_sentinels(typed)
         if typed.unit == SECONDS:
             found.notes = (f"column {short(name)} has durations; read as seconds",)
@@ -204,10 +207,16 @@ class Decider:
 
     # -------------------------------------------------------------------------------------------- strings
 
+    def _words(self, name: str, column: Any) -> Words:
+        """Return the distinct strings of a column."""
+        given, fitted = self.reading.missing, self.categories.get(name)
+        free, signed = self.kinds.get(name) == "text", self._before(name, DASH) == CATEGORY
+        return Words.of(column, name, given, fitted, typed=self.typed, free=free, signed=signed)
+
     def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
         """Return a column of strings; each distinct string is judged once."""
         untyped = replace(self, typed=False)
-        words = Words.of(column, untyped if wanted in ("numeric", "date") else self, name)
+        words = (untyped if wanted in ("numeric", "date") else self)._words(name, column)
         if words.count == 0 and wanted not in ("categorical", "text"):
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
@@ -238,7 +247,7 @@ class Decider:
 
     def _written_numbers(self, name: str, column: Any) -> Column | None:
         """Return texts of a typed file as numbers if some have a decimal mark; None for other texts, such as codes."""
-        words = Words.of(column, self, name)
+        words = self._words(name, column)
         if not words.any_match(r"^[+-]?[\d.,]*[.,]\d"):
             return None
         guess = self._guess(name, words)
@@ -257,6 +266,10 @@ class Decider:
     def _problem(self, name: str, kind: str, words: Words, values: Floats) -> str:
         """Return a message about the strings of another kind: NaN among the values."""
         odd = [word for word, value in zip(words.list, values, strict=True) if value != value]
+        signed = self._read(words, units=True, partly=".+") if kind == "numbers" else Numbers(values)
+        if signed.bare and not np.isnan(signed.values).any():
+            stated = f", or --unit {short(name)}={signed.signs} takes 12 as 12{signed.signs}" if self.options else ""
+            return words.other("numbers without a unit", values, f"write the unit behind all of them{stated}")
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
         if odd == [name]:
@@ -278,6 +291,9 @@ class Decider:
             [word for word, number in zip(words.list, numbers, strict=True) if number != number],
         )
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
+        signed = self._read(words, partly=".+" if np.isnan(numbers).sum() > LEAST_WITH_UNIT else "%")
+        if signed.bare and not np.isnan(signed.values).any():
+            return self._other(name, "numbers", words, numbers)
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
             return self._other(name, "numbers", words, numbers)
@@ -303,8 +319,11 @@ class Decider:
             return ""
         return f" has {short(words.list[odd[0]])}, which is no number with {options}; correct the value or the option"
 
-    def _read(self, words: Words, *, units: bool = False) -> Numbers:
-        return read_numbers(words.known, self.reading, self.decimal, self.grouped, units=units)
+    def _read(self, words: Words, *, units: bool = False, partly: str = "") -> Numbers:
+        """Return the known strings as numbers; a part of them may have the stated unit, or a sign that matches `partly`."""
+        stated = self.reading.units().get(words.name, "")
+        units, partly = units or bool(stated), partly or re.escape(stated)
+        return read_numbers(words.known, self.reading, self.decimal, self.grouped, units=units, partly=partly)
 
     def _numbers(self, words: Words, forced: bool = False) -> Column | None:
         """Return the column as numbers, None if some strings are none; codes with leading zeros are text unless forced."""
@@ -332,13 +351,17 @@ class Decider:
         reason = found.reason if not words.all_match(INTEGER) else ""
         reason = reason or ("whole numbers" if whole else "numbers")
         seen = [mark if words.has(mark) else "" for mark in (found.way.decimal, found.way.thousands)]
-        sign = "" if found.signs in MULTIPLES else found.signs  # a later part may have other suffixes
+        # A later part may have other suffixes, or no currency.
+        sign = "" if found.signs in MULTIPLES or re.fullmatch(SIGN, found.signs) else found.signs
         form = number_form(seen[0], seen[1], sign, flags=words.all_match("^[01]$"))
         unit = found.signs or (SUFFIXED if found.suffixes else "")
         column = Column(kind, words.spread(found.values), reason=reason, unit=unit, form=form)
         if found.signs in MULTIPLES and not forced:
             text = f"column {short(words.name)} has {found.signs} behind all numbers: {short(words.list[0])}"
             column.notes = (f"{text} is read as {found.values[0]:,.15g} with the unit {found.signs!r}",)
+        if found.bare and self.reading.units().get(words.name) != found.signs:
+            text = f"column {short(words.name)} has {found.signs} beside a part of its numbers"
+            column.notes = (f"{text}; others, such as {short(found.bare)}, are read in {found.signs}, too",)
         if found.suffixes:
             largest = short(words.list[int(np.argmax(np.abs(found.values)))])
             text = f"column {short(words.name)} has numbers with {', '.join(found.suffixes)} for thousands, millions, …: {largest}"
@@ -348,23 +371,31 @@ class Decider:
     @staticmethod
     def _seconds_of(words: Words) -> Column | None:
         """Return times of the day or durations as seconds, None if some strings are neither."""
+        import pyarrow.compute as pc
+
         if not words.any_match(r":|^[+-]?P|^-?\d+ day"):
             return None
         times, example = read_times(words.known), short(words.list[0])
+        paired = [word for word in words.list if re.fullmatch(r"\d+:\d\d", word)]
         if not np.isnan(times).any():
             reason = "times of the day, in seconds"
             column = Column("real", words.spread(times), reason=reason, unit=TIME_OF_DAY, form={"the form": "times"})
             if words.any_match(r"^\d+:\d+:\d[^ ]*$"):
                 column.notes = (f"column {short(words.name)} has times such as {example}; read as seconds",)
             return column
-        durations = read_durations(words.known)
+        alone = len(paired) == words.count
+        durations = read_durations(pc.replace_substring_regex(words.known, r"^(\d+:\d\d)$", r"\1:00"))
         if np.isnan(durations).any():
             return None
-        column = Column("real", words.spread(durations), reason="durations, in seconds", unit=SECONDS)
-        column.form, column.notes = (
-            {"the form": "times"},
-            (f"column {short(words.name)} has durations such as {example}; read as seconds",),
-        )
+        if paired and not alone:
+            long = max(paired, key=lambda word: int(word.partition(":")[0]))
+            text = f": {short(long)} may be hours and minutes or minutes and seconds; write {long}:00 or 0:{long}"
+            return unusable(words.rows, text, words)
+        reason, unit = ("hours and minutes", PAIRS) if alone else ("durations", SECONDS)
+        column = Column("real", words.spread(durations), reason=f"{reason}, in seconds", unit=unit)
+        more = "; the model of minutes and seconds is the same" if alone else ""
+        column.notes = (f"column {short(words.name)} has {reason} such as {example}; read as seconds{more}",)
+        column.form = {"the form": "times"}
         return column
 
     def _dates(self, words: Words) -> Column | None:
@@ -383,154 +414,12 @@ class Decider:
         return Column("date", words.spread(seconds), reason=reason, form={"the form": reason})
 
 
-@dataclass(frozen=True, eq=False)
-class Words:
-    """The distinct strings of a column.
-
-    Args:
-        codes: index of each value in the distinct strings, (rows,).
-        all: distinct strings, an Arrow array.
-        missing: mask of the missing strings.
-        weak: mask of dashes and dots.
-        known: the other strings without blanks around, an Arrow array.
-        name: name of the column.
-        form: how the strings are written, for a comparison with further rows.
-    """
-
-    codes: npt.NDArray[Any]
-    all: Any
-    missing: npt.NDArray[np.bool_]
-    weak: npt.NDArray[np.bool_]
-    known: Any
-    name: str
-    form: Mapping[str, str]
-
-    @classmethod
-    def of(cls, column: Any, decider: Decider, name: str) -> Words:
-        """Find the distinct strings and the missing strings."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        if isinstance(column, pa.ChunkedArray):
-            column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
-            column = column.combine_chunks()
-        if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        every = pc.cast(column.dictionary, pa.large_string())
-        codes = pc.fill_null(column.indices, len(every)).to_numpy(zero_copy_only=False)
-        trimmed = pc.utf8_trim(every, characters=BLANKS + "\u00a0")
-        trimmed = pc.replace_substring_regex(trimmed, r'^="([^"]*)"$', r"\1")  # a formula of Excel
-        declared = pa.array([word.strip(BLANKS) for word in decider.reading.missing], trimmed.type)
-        missing = pc.is_in(trimmed, value_set=declared)
-        weak = pc.is_in(trimmed, value_set=pa.array(WEAK_WORDS, trimmed.type))
-        if not decider.typed:
-            missing = pc.or_(missing, pc.is_in(pc.utf8_lower(trimmed), value_set=pa.array(MISSING_WORDS, trimmed.type)))
-        fitted = decider.categories.get(name)
-        if fitted is not None:
-            seen = pc.is_in(trimmed, value_set=pa.array([word.strip(BLANKS) for word in fitted], trimmed.type))
-            missing = pc.and_(missing, pc.or_(pc.invert(seen), pc.is_in(trimmed, value_set=declared)))
-            weak = pc.and_(weak, pc.invert(seen))
-        masks = [np.array(mask.to_numpy(zero_copy_only=False), dtype=np.bool_) for mask in (missing, weak)]
-        masks[1] &= ~masks[0]
-        # A dash beside + is a category, unless the user or a fit states otherwise; in a text of many words it is missing.
-        signs = pc.invert(pc.match_substring_regex(trimmed, r"[\pL\pN]")).to_numpy(zero_copy_only=False)
-        signed = bool((np.asarray(signs, dtype=np.bool_) & ~masks[0] & ~masks[1]).any())
-        form = {}
-        if fitted is None and not decider.typed and decider.kinds.get(name) != "text":
-            signed = signed or decider._before(name, DASH) == CATEGORY
-            form = {DASH: CATEGORY if signed else "missing"} if signed or masks[1].any() else {}
-        if decider.typed or form.get(DASH) == CATEGORY:
-            masks[1][:] = False
-        known = trimmed.filter(pa.array(~(masks[0] | masks[1])))
-        return cls(codes, every, masks[0], masks[1], known, name, form)
-
-    @property
-    def rows(self) -> int:
-        return len(self.codes)
-
-    @property
-    def count(self) -> int:
-        """Number of distinct strings without missing ones."""
-        return len(self.known)
-
-    @property
-    def list(self) -> list[str]:
-        """The known strings."""
-        return list(self.known.to_pylist())
-
-    @property
-    def has_digits(self) -> bool:
-        """Whether a known string has a digit."""
-        return self.any_match("[0-9]")
-
-    def has(self, part: str) -> bool:
-        """Return whether a known string has a part; an empty part is in none."""
-        import pyarrow.compute as pc
-
-        return bool(part) and bool(pc.any(pc.match_substring(self.known, part)).as_py())
-
-    def any_match(self, pattern: str) -> bool:
-        """Return whether a known string matches a regular expression."""
-        import pyarrow.compute as pc
-
-        return bool(pc.any(pc.match_substring_regex(self.known, pattern)).as_py())
-
-    def all_match(self, pattern: str) -> bool:
-        """Return whether all known strings match a regular expression."""
-        import pyarrow.compute as pc
-
-        return bool(pc.all(pc.match_substring_regex(self.known, pattern)).as_py())
-
-    def spread(self, values: Floats) -> Floats:
-        """Return values of the known strings for all rows, missing as NaN."""
-        every = np.full(len(self.all) + 1, np.nan)
-        every[:-1][~(self.missing | self.weak)] = values
-        return np.asarray(every[self.codes])
-
-    def counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of rows of each distinct string."""
-        return np.bincount(self.codes, minlength=len(self.all) + 1)[: len(self.all)]
-
-    def share(self, values: Floats) -> float:
-        """Return the fraction of rows with a value other than NaN, without missing rows."""
-        counts = self.counts()[~(self.missing | self.weak)]
-        return float(counts[~np.isnan(values)].sum() / max(1, counts.sum()))
-
-    def other(self, kind: str, values: Floats, remedy: str = "") -> str:
-        """Return a message about the strings of another kind, NaN among the values; the default remedy declares missing values."""
-        counts, known = self.counts(), ~(self.missing | self.weak)
-        good = np.zeros(len(self.all), dtype=np.bool_)
-        good[known] = ~np.isnan(values)
-        odd = np.flatnonzero(~good & ~self.missing)
-        first = np.full(len(self.all) + 1, self.rows)
-        np.minimum.at(first, self.codes, np.arange(self.rows))
-        odd = odd[np.argsort(first[odd], kind="stable")]
-        found = [short(self.all[int(i)].as_py()) for i in odd[:10]]
-        words = [f"{word} (row {first[i] + 1})" for word, i in zip(found, odd, strict=False)]
-        more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
-        total = int(counts[~self.missing].sum())
-        options = " ".join(f"--missing {word}" for word in found)
-        if not remedy and len(odd) == 1 and first[odd[0]] == self.rows - 1 > MANY:
-            options = f"remove the last row if it is a sum or a comment; {options}"
-        remedy = remedy or f"{options if len(odd) <= 3 else '--missing WORD for each'} treats them as missing"
-        return f": {int(counts[good].sum())} of {total} values are {kind}; not: {', '.join(words)}{more}; {remedy}"
-
-    def text(self, reason: str, *, free: bool = False) -> Column:
-        """Return the column as text, without blanks around the strings."""
-        strings: list[str] = self.list
-        words = sorted(set(strings))
-        place = {word: i for i, word in enumerate(words)}
-        position = np.full(len(self.all) + 1, -1, dtype=np.int64)
-        position[:-1][~(self.missing | self.weak)] = [place[word] for word in strings]
-        return Column("text", codes=position[self.codes], words=words, reason=reason, free=free, form=self.form)
-
-
 def number_form(decimal: str = "", thousands: str = "", sign: str = "", *, flags: bool = False) -> dict[str, str]:
     """Return how numbers are written, from the marks that occur: what two parts of a column must have in common.
 
     Flags, 0 and 1, may stand beside true and false.
     """
-    form = {"the sign": repr(sign) if sign else "none", **({} if flags else {"the form": "numbers"})}
+    form = {SIGN_TRAIT: repr(sign) if sign else "none", **({} if flags else {"the form": "numbers"})}
     if decimal:
         form |= {"the decimal mark": repr(decimal), repr(decimal): "the decimal mark"}
     if thousands:

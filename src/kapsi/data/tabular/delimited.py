@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider
+from kapsi.data.tabular.decide import ZERO_FIRST, Decider
 from kapsi.data.tabular.dialect import Dialect, find_dialect
 from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.reading import Reading
@@ -27,6 +27,7 @@ from kapsi.data.tabular.source import (
 )
 from kapsi.data.tabular.types import BLANKS, Column, reject, short, table_error
 from kapsi.data.tabular.wide import WideNumbers, row_blocks
+from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 
 MAX_CATEGORIES = 50
 WIDE = 500

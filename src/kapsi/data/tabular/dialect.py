@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kapsi.data.tabular.decide import MISSING_WORDS, WEAK_WORDS
 from kapsi.data.tabular.numerals import decimal_mark
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.types import NUMBER, listed, reject
+from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 
 SEPARATORS = ",;\t|"
 COMMENTS = ("#", "%", "//")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,13 @@ from kapsi.data.tabular.types import Column, Table, reject, table_error
 __all__ = ["table_of"]
 
 
-def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, reading: Reading | None = None) -> Table:
+def table_of(
+    frame: Any,
+    where: str,
+    kinds: Mapping[str, str] | None = None,
+    reading: Reading | None = None,
+    categories: Mapping[str, Collection[str]] | None = None,
+) -> Table:
     """Return a frame as a table; an index is ignored.
 
     Args:
@@ -23,6 +29,7 @@ def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, rea
         where: prefix of error messages.
         kinds: kind of some columns by name, as for `read_table`.
         reading: options of the fit; those of text files have no effect.
+        categories: categories of a fit by column; other words for missing values are missing.
 
     Raises:
         TableError: not a frame, without rows, repeated names, or values of mixed types in a column.
@@ -32,7 +39,7 @@ def table_of(frame: Any, where: str, kinds: Mapping[str, str] | None = None, rea
         >>> [(name, column.kind) for name, column in table.columns.items()]
         [('a', 'real'), ('b', 'text')]
     """
-    decider = Decider(reading or Reading(), dict(kinds or {}), typed=True, options=False)
+    decider = Decider(reading or Reading(), dict(kinds or {}), typed=True, options=False, categories=categories or {})
     frame, images = _without_images(frame)
     table = _arrow(frame, where)
     names = [str(name) for name in table.column_names]

@@ -90,10 +90,11 @@ class Numbers:
     Args:
         values: NaN where a string is no number.
         way: how the numbers are written.
-        signs: currency or percent sign that every number has; empty for none.
+        signs: currency, percent sign or unit that the numbers have; empty for none.
         doubt: two readings of the first string with two; empty if there is one reading.
         suffixes: suffixes of thousands, millions, … behind some numbers, multiplied.
         unclear: why suffixes have no single reading; empty if clear.
+        bare: a string without the sign of the others; empty if all have it.
     """
 
     values: Floats
@@ -102,6 +103,7 @@ class Numbers:
     doubt: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     unclear: str = ""
+    bare: str = ""
 
     @property
     def reason(self) -> str:
@@ -142,7 +144,13 @@ def decimal_marks(strings: Any) -> set[str]:
 
 
 def read_numbers(
-    strings: Any, reading: Reading, decimal: str | None = None, grouped: bool = False, *, units: bool = False
+    strings: Any,
+    reading: Reading,
+    decimal: str | None = None,
+    grouped: bool = False,
+    *,
+    units: bool = False,
+    partly: str = "",
 ) -> Numbers:
     """Return the numbers in trimmed, non-missing Arrow strings, in the one way that reads all of them, or the most.
 
@@ -152,6 +160,7 @@ def read_numbers(
         decimal: the decimal mark of other columns of the file, None if unknown.
         grouped: whether points may stand between thousands although nothing in the file says so.
         units: whether a few strings with the same letters behind a number are numbers with a unit.
+        partly: regular expression of signs that a part of the numbers may have, beside currencies.
     """
     import pyarrow.compute as pc
 
@@ -160,7 +169,8 @@ def read_numbers(
     doubtful = settled is None and grouped and _are_grouped(strings)
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
-    core, signs = _without_signs(pc.replace_substring(strings, "−", "-"), units or len(strings) > LEAST_WITH_UNIT)
+    units = units or len(strings) > LEAST_WITH_UNIT
+    core, signs, bare = _without_signs(pc.replace_substring(strings, "−", "-"), units, f"{SIGN}|{partly or SIGN}")
     core, factors, suffixes, unclear = _without_suffixes(core, money=bool(re.fullmatch(SIGN, signs)))
     ways = [
         way
@@ -175,10 +185,10 @@ def read_numbers(
     first, values = next(((w, v) for w, v in best if w.decimal == settled), best[0])
     other = next((v for _, v in best if not np.array_equal(v, values, equal_nan=True)), None)
     if other is None or first.decimal == settled or reading.thousands:
-        return Numbers(values, first, signs, (), suffixes, unclear)
+        return Numbers(values, first, signs, (), suffixes, unclear, bare)
     differs = int(np.flatnonzero((values != other) & ~np.isnan(values))[0])
     doubt = (strings[differs].as_py(), f"{values[differs]:.15g}", f"{other[differs]:.15g}")
-    return Numbers(values, first, signs, doubt, suffixes, unclear)
+    return Numbers(values, first, signs, doubt, suffixes, unclear, bare)
 
 
 def _are_grouped(strings: Any) -> bool:
@@ -189,8 +199,12 @@ def _are_grouped(strings: Any) -> bool:
     return len(pointed) > 0 and bool(pc.all(pc.match_substring_regex(pointed, GROUPED)).as_py())
 
 
-def _without_signs(strings: Any, units: bool) -> tuple[Any, str]:
-    """Return strings without the common currency, percent sign or, with `units`, other unit; and this sign."""
+def _without_signs(strings: Any, units: bool, partly: str) -> tuple[Any, str, str]:
+    """Return strings without the common sign, the sign, and a string without sign.
+
+    Signs are currencies, the percent sign and, with `units`, other units; strings without sign may stand beside signs that match
+    `partly`.
+    """
     import pyarrow.compute as pc
 
     sign, suffix = SIGN, "|".join((*MULTIPLES, *AMOUNTS, *WORDS))
@@ -202,13 +216,21 @@ def _without_signs(strings: Any, units: bool) -> tuple[Any, str]:
     unit = (rf"[{BLANK}]?[A-Za-zµ°%/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%/²³]{{1,8}})$")
     for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
-        if len(strings) and not signs.null_count and len(pc.unique(signs)) == 1 and signs[0].as_py() not in WORDS:
+        found = [text for text in pc.unique(signs).to_pylist() if text is not None]
+        if len(found) != 1 or found[0] in WORDS:
+            continue
+        if not signs.null_count or re.fullmatch(partly, found[0]):
             # Accountants write negative amounts in parentheses.
             core = pc.replace_substring_regex(strings, removed, r"\1" if "(" in removed[5:] else "")
-            return pc.replace_substring_regex(core, rf"^\(([0-9.,' ]+(?:{suffix})?)\)$", r"-\1"), signs[0].as_py()
+            core = pc.replace_substring_regex(core, rf"^\(([0-9.,' ]+(?:{suffix})?)\)$", r"-\1")
+            return (
+                core,
+                found[0],
+                strings[int(pc.index(signs.is_null(), True).as_py())].as_py() if signs.null_count else "",
+            )
     if not pc.all(pc.match_substring(strings, "(")).as_py():
         strings = pc.replace_substring_regex(strings, r"^\(([0-9][0-9.,' ]*)\)$", r"-\1")
-    return strings, ""
+    return strings, "", ""
 
 
 def _without_suffixes(strings: Any, *, money: bool) -> tuple[Any, Floats, tuple[str, ...], str]:

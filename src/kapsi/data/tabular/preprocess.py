@@ -21,8 +21,10 @@ from kapsi.data.tabular.encoders import (
     fields,
     standardized,
 )
+from kapsi.data.tabular.frames import table_of
 from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.pictures import damage_of
+from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.target_encoding import Outputs, TargetColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import (
@@ -263,6 +265,10 @@ class Preprocessing:
     def categories(self) -> dict[str, tuple[str, ...]]:
         """Return the categories of each column of text for `read_table`."""
         return {column.name: column.categories for column in self.columns if isinstance(column, Categories)}
+
+    def table_of(self, frame: Any, where: str, reading: Reading | None = None) -> Table:
+        """Return a frame as a table with the kinds of columns of the fit, see `table_of`."""
+        return table_of(frame, where, self.kinds(), reading, self.categories())
 
     def names(self) -> list[str]:
         """Return the names of the inputs, those of terms and pixels last."""

@@ -71,7 +71,8 @@ def read_table(
             check_options(path, _given_options(reading))
         if compression is not None:
             reject(str(path), "a Parquet file is compressed already; decompress it first")
-        names, columns, digest = _read_parquet(path, Decider(reading, wanted, typed=True, folder=path.parent))
+        decider = Decider(reading, wanted, typed=True, categories=categories or {}, folder=path.parent)
+        names, columns, digest = _read_parquet(path, decider)
     else:
         parts = read_text(path, suffix, compression, reading, wanted, decimal, categories)
         names, columns, digest, notes, decimal = parts

@@ -9,15 +9,18 @@ from kapsi.data.tabular.types import Column, short, table_error
 
 SECONDS = "s"
 TIME_OF_DAY = "time of the day"
+PAIRS = "hours and minutes"
+"""The unit of times such as 75:30, in seconds; they may be minutes and seconds, the model is the same."""
 NONE = "1"
 """The stated unit of numbers without a unit, such as fractions beside percentages."""
 FACTORS = {("%", NONE): 100.0, (NONE, "%"): 0.01, **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()}}
 """Factor from a unit (second) to the unit of the fit (first)."""
-EQUAL = ({TIME_OF_DAY, SECONDS}, {"", NONE}, {SUFFIXED, "", NONE})
+EQUAL = ({TIME_OF_DAY, SECONDS}, {TIME_OF_DAY, PAIRS}, {"", NONE}, {SUFFIXED, "", NONE})
 """Units of equal numbers: K, M and B are multiplied on reading."""
 REMEDIES = {
     "%": "--unit {name}=% takes 12 as 12%, --unit {name}=1 takes 0.12 as 12%",
     TIME_OF_DAY: "write times as 14:30, or --unit {name}=s takes the numbers as seconds",
+    PAIRS: "write times as 14:30",
     **{letter: f"--unit {{name}}={letter} takes 12 as 12{letter}" for letter in MULTIPLES},
 }
 """Units that plain numbers do not have without a statement: numbers may differ by a factor."""
@@ -62,8 +65,8 @@ def described(unit: str) -> str:
         >>> described("$"), described(""), described(TIME_OF_DAY)
         ("numbers with the unit '$'", 'numbers without a unit', 'times of the day')
     """
-    if unit == TIME_OF_DAY:
-        return "times of the day"
+    if unit in (TIME_OF_DAY, PAIRS):
+        return "times of the day" if unit == TIME_OF_DAY else "times such as 75:30"
     return "numbers without a unit" if unit in ("", NONE) else f"numbers with the unit {short(unit)}"
 
 
@@ -74,7 +77,7 @@ def label(unit: str) -> str:
         >>> label("$"), label(TIME_OF_DAY), label("1")
         ('$', 's', '')
     """
-    return {TIME_OF_DAY: SECONDS, SUFFIXED: "", NONE: ""}.get(unit, unit)
+    return {TIME_OF_DAY: SECONDS, PAIRS: SECONDS, SUFFIXED: "", NONE: ""}.get(unit, unit)
 
 
 def shared_unit(units: Sequence[str]) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.data.tabular.decide import DATES, INTEGER, MISSING_WORDS, WEAK_WORDS, ZERO_FIRST, Decider, number_form
+from kapsi.data.tabular.decide import DATES, INTEGER, ZERO_FIRST, Decider, number_form
 from kapsi.data.tabular.dialect import Dialect, ragged
 from kapsi.data.tabular.numerals import decimal_marks
 from kapsi.data.tabular.repair import repaired
 from kapsi.data.tabular.source import CHUNK, TextStream
 from kapsi.data.tabular.types import BLANKS, Column, Floats, Kind, reject, short
+from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 
 CELLS = 2**20
 """Values that are converted at once."""
