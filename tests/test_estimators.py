@@ -399,3 +399,9 @@ def test_the_memory_of_an_array_does_not_matter(tmp_path):
     single = x.astype(np.float32)
     np.testing.assert_allclose(regressor().fit(single, y).predict(single), plain, rtol=1e-4)
     assert regressor(device="cpu").fit(x[:, :1], y).predict(x[:1, :1]).shape == (1,)
+
+
+def test_several_columns_of_classes_are_refused_with_a_remedy() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.raises(ValueError, match=r"got an array of shape \(20, 2\); fit a classifier for each column"):
+        kp.RPNClassifier().fit(x, (x > 0).astype(int))

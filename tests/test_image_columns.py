@@ -344,6 +344,14 @@ def test_hostile_names_and_links_in_a_folder(tmp_path) -> None:
 def test_options_of_text_files_have_no_effect_on_a_folder(folder) -> None:
     with pytest.raises(TableError, match="separator has no effect on a folder of images"):
         read_table(folder, Reading(separator=";"))
+    for reading, message in (
+        (Reading(image=("q",)), "--image 'q': there is no such column; the columns are 'image', 'label'"),
+        (Reading(numeric=("label",)), "--numeric 'label': the column has names of folders, which are classes"),
+        (Reading(unit=("image=kg",)), "--unit 'image': the column has images; leave --unit out"),
+    ):
+        with pytest.raises(TableError, match=message):
+            read_table(folder, reading)
+    assert read_table(folder, Reading(image=("image",), categorical=("label",))).rows
 
 
 def test_command_line(folder, tmp_path, capsys) -> None:

@@ -13,8 +13,9 @@ import torch
 
 import kapsi as kp
 from kapsi.cli import common
-from kapsi.data.tabular import TargetScale, write_table
+from kapsi.data.tabular import Column, TargetScale, write_table
 from kapsi.recipes import Conformal, Quantiles, RecipeData
+from kapsi.tables.intervals import group_names
 from kapsi.training.run_folder import _fingerprint
 
 
@@ -267,13 +268,30 @@ def test_requests_that_do_not_fit_are_refused(kapsi, target, words, message) -> 
     assert not Path("p.csv").exists()
 
 
-@pytest.mark.parametrize("column", ["nowhere", "x"])
-def test_groups_of_intervals_are_a_column_of_few_values(kapsi, column) -> None:
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("nowhere", "is no input of the model; give one of 'x', "),
+        ("x", "100 groups of 100 rows; give a column of fewer groups"),
+        ("day", "has dates; give a column of categories"),
+    ],
+)
+def test_groups_of_intervals_are_a_column_of_few_values(kapsi, column, message) -> None:
+    """The column is checked before the fit."""
     table("t.csv", 100, 0)
+    lines = Path("t.csv").read_text().splitlines()
+    Path("t.csv").write_text(
+        "".join(f"{line},{f'2024-01-{i % 28 + 1:02}' if i else 'day'}\n" for i, line in enumerate(lines))
+    )
     code, _, err = kapsi(*FIT, "--target", "y", "--drop", "label", "--interval-by", column, "--output", "run")
     assert code == 2
-    assert f"intervals by {column!r}" in err
+    assert f"intervals by {column!r}: {message}" in err
     assert not Path("run").exists()
+
+
+def test_groups_of_large_numbers_stay_apart() -> None:
+    """Six digits would merge them."""
+    assert group_names(Column("integer", np.array([1234567.0, 1234568.0, np.nan]))) == ["1234567", "1234568", ""]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,14 @@ def test_the_configuration_of_a_run_fits_the_same_recipe_again(table, monkeypatc
     assert main([*command, "three", "--prefer", "fast", "--set", "training.epochs=3"]) == 2
     shown = capsys.readouterr().err
     assert "--prefer: is an option of the automatic model, which --set training.epochs replaces" in shown
+    for options in (
+        ("--devices", "2"),
+        ("--log", "csv"),
+        ("--strategy", "ddp"),
+        ("--checkpoint-steps", "5", "--devices", "1"),
+    ):
+        assert main([*command, "three", *options]) == 2
+        assert f"{options[0]}: needs a single model, and the automatic model" in capsys.readouterr().err
     assert main([*command, "three", "--head", "nothing"]) == 2
     assert "no recipe is called 'nothing'" in capsys.readouterr().err
     assert main(["info", "one/config.yaml"]) == 2

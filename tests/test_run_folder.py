@@ -18,7 +18,7 @@ import pytest
 
 from kapsi import files
 from kapsi.errors import FileError
-from kapsi.files import append_line, atomic, write_json
+from kapsi.files import append_line, atomic, check_place, locked, write_json
 from kapsi.training import run_folder
 from kapsi.training.run_folder import NewRun, free_path, open_run, recover
 
@@ -971,3 +971,12 @@ def test_the_modules_need_the_standard_library_and_filelock() -> None:
             imported.add(module if module in ("kapsi.errors", "kapsi.files") else module.split(".")[0])
     assert imported <= sys.stdlib_module_names | {"kapsi.errors", "kapsi.files", "filelock"}
     assert "pickle" not in imported
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which no file can be created")
+def test_a_folder_without_files_is_refused_at_once() -> None:
+    """The permissions of /proc allow root to write there."""
+    with locked(Path("/proc/.x.lock")):
+        assert not Path("/proc/.x.lock").exists()
+    with pytest.raises(FileError, match="'/proc' cannot be written to; give another --output"):
+        check_place("/proc/x", "run", "give another --output")

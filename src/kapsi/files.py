@@ -162,10 +162,19 @@ def check_place(path: str | Path, where: str, advice: str) -> None:
     above = next((folder for folder in (target, *target.parents) if not problem and os.path.lexists(folder)), target)
     if above == target and not above.is_dir():
         above = target.parent
-    if not problem and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+    if not problem and not (above.is_dir() and _takes_files(above)):
         problem = f"{show(above)} {'cannot be written to' if above.is_dir() else 'is not a folder'}"
     if problem:
         raise FileError(f"{where}: {problem}; {advice}")
+
+
+def _takes_files(folder: Path) -> bool:
+    """Return whether a file can be created in a folder; permissions alone do not tell, as in /proc."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def _fits(target: Path) -> None:
@@ -293,6 +302,8 @@ def locked(path: Path) -> Iterator[None]:
     lock = FileLock(path, poll_interval=0.01)
     with suppress(OSError):
         if path.parent.is_dir():  # otherwise filelock creates it
+            # filelock waits for ever where the system creates no file, as in /proc.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
             lock.acquire()
     try:
         yield

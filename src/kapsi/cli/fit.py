@@ -45,6 +45,8 @@ kapsi fit table.csv --target price --dry-run
 """
 
 LOGS = ("csv", "tensorboard")
+OF_SINGLE_MODELS = ("log", "devices", "nodes", "strategy", "checkpoint_steps")
+"""Options of the engine: recipes fit several models, in one process."""
 EXAMPLE = "layers.0.heads.0.expansion.degree=3"
 Edits: TypeAlias = list[tuple[str, Any]]
 
@@ -272,16 +274,18 @@ def automatic(parts: Configuration, edits: Edits, given: dict[str, Any], options
         SpecError: options of the recipe beside those of a model.
     """
     from kapsi.recipes import Auto
-    from kapsi.tables.configuration import RECIPE_OPTIONS
+    from kapsi.tables.configuration import RECIPE_OPTIONS, SINGLE_MODELS
 
     of_recipes = ("table.", "recipe", *(f"training.{name}" for name in RECIPE_OPTIONS))
     of_models = [f"--set {path}" for path, _ in edits if not path.startswith(of_recipes)]
     of_models += ["--spec"] * (options["spec"] is not None and parts.recipe is None)
-    of_models += [f"--{name.replace('_', '-')}" for name in ("log", "devices", "nodes", "strategy") if options[name]]
-    of_models += ["--checkpoint-steps"] * (options["checkpoint_steps"] is not None)
+    # A single process needs no model.
+    of_single = [f"--{name.replace('_', '-')}" for name in OF_SINGLE_MODELS if options[name] not in (None, [], 1)]
     of_recipe = {name: value for name, value in given.items() if value is not None}
     if of_models and parts.recipe is not None:
         raise SpecError(f"{of_models[0]}: has no effect beside the recipe in the file of --spec; leave one out")
+    if of_single and not of_models:
+        raise SpecError(f"{of_single[0]}: {SINGLE_MODELS}")
     if not of_models and parts.recipe is not None:
         return replace(cast(Any, parts.recipe), **of_recipe)
     if not of_models:

@@ -31,6 +31,7 @@ from kapsi.cli.fit import (
 )
 from kapsi.cli.options import MODEL, OUTPUT, TRAINING, Json, Overwrite, TableFile, option
 from kapsi.cli.reading import reading_of
+from kapsi.files import check_place
 from kapsi.text import counted
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def tune(
     place = Path(storage or f"{output or Path('runs') / Path(problem.name).stem}.trials.log")
     if storage is None:
         study = TuneConfig(trials, timeout, inner_folds, str(place))
+        check_place(place, repr(str(output or place.parent)), "give another --output")
     begin(f"{counted(trials, 'trial')} on {counted(len(problem.y), 'row')} of {problem.name}")
     finished: list[int] = []
     with _resumable(place, storage is None, finished):

@@ -191,6 +191,9 @@ class RPNClassifier(ClassifierMixin, RPNEstimator):  # type: ignore[misc]
     def _target(self, y: Any, known: npt.NDArray[Any] | None) -> Target:
         name = type(self).__name__
         y = validate_data(self, X="no_validation", y=labels_of(y, f"{name}: y"), multi_output=True)
+        if np.ndim(y) == 2 and y.shape[1] > 1:
+            advice = "fit a classifier for each column, as sklearn.multioutput.MultiOutputClassifier does"
+            raise ValueError(f"{name}: y should be a 1d array, got an array of shape {y.shape}; {advice}")
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         classes = np.unique(y) if known is None else known

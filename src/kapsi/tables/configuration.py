@@ -112,6 +112,11 @@ class RunConfig(Spec):
 
 RECIPE_OPTIONS = ("loss", "class_weights", "seed")
 """Options of training that recipes use."""
+SINGLE_MODELS = (
+    "needs a single model, and the automatic model, like other recipes, fits several in one process; give --spec FILE, "
+    "or --set with an option of a model or its training, such as --set training.solver=adamw"
+)
+"""Reason to refuse several processes, and logs and checkpoints of single steps, with a recipe."""
 
 
 def trained_options(training: TrainConfig) -> list[str]:

@@ -23,8 +23,15 @@ from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.recipes import LeaderboardRow, Recipe
 from kapsi.spec import ModelSpec
-from kapsi.tables.configuration import RunConfig, notes_on_model, outputs_of, read_problem, resolve_run
-from kapsi.tables.intervals import fit_intervals
+from kapsi.tables.configuration import (
+    SINGLE_MODELS,
+    RunConfig,
+    notes_on_model,
+    outputs_of,
+    read_problem,
+    resolve_run,
+)
+from kapsi.tables.intervals import check_groups, fit_intervals
 from kapsi.tables.kept_rows import keep_rows
 from kapsi.tables.model import FittedPart, TableModel
 from kapsi.tables.preparation import TrainingRows
@@ -116,7 +123,7 @@ def fit_by_recipe(
 ) -> FittedPart:
     """Fit a model to training rows by the recipe of a configuration."""
     if fits is not None and fits.group is not None and fits.group.size > 1:
-        raise SpecError("a recipe runs in one process; leave devices and nodes out, or give a model specification")
+        raise SpecError(f"a group of {fits.group.size} processes: {SINGLE_MODELS}")
     recipe = cast(Recipe, config.recipe)
     watch = None if fits is None else RunWatch(fits.callbacks, fits.checkpoints, recipe, config.training)
     fitted = fit_recipe(problem, train, recipe, config.training, watch)
@@ -271,6 +278,7 @@ def fit_problem(
 def prepared(problem: TableProblem, config: RunConfig) -> tuple[TableProblem, RunConfig, list[_Rows]]:
     """Return the problem with all notes, the resolved configuration, and the rows of each fit, for a fit or its plan."""
     problem = problem if config.recipe is not None else problem.without_texts()
+    check_groups(problem, config.table.interval_by)
     parts = _check_weights(problem, config, _parts(problem, config))
     added = (*notes_on_model(problem, config), *copies(problem, parts))
     return replace(problem, notes=(*problem.notes, *added)), resolve_run(problem, config), parts

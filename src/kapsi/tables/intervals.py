@@ -7,15 +7,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import Column, Table, TableProblem
-from kapsi.data.tabular.types import Floats, label_text
-from kapsi.errors import RunError, SpecError, TableError
+from kapsi.data.tabular.types import Floats, label_text, listed, short
+from kapsi.errors import RunError, SpecError, TableError, nearest
 from kapsi.files import write_json
 from kapsi.model_file import load_bytes, save
 from kapsi.recipes import Conformal, Quantiles, RecipeData
@@ -28,6 +28,9 @@ __all__ = ["Decisions", "Intervals", "fit_intervals"]
 
 MOST_ROWS = 50_000
 """Maximum number of held-out rows for the quantiles; more are sampled."""
+
+LEAST_GROUP = 20
+"""Rows of a group of intervals, on average."""
 
 FILES = ("intervals.json", "spread.safetensors")
 """Files of a run; the second one only if the width of intervals depends on the inputs."""
@@ -144,7 +147,39 @@ def group_names(column: Column) -> list[str]:
         codes, words = column.coded()
         return ["" if code < 0 else words[code] for code in codes.tolist()]
     numbers = column.numbers.tolist()
-    return ["" if number != number else f"{number:g}" for number in numbers]
+    return ["" if number != number else f"{number:.15g}" for number in numbers]
+
+
+def check_groups(problem: TableProblem, by: str | None) -> None:
+    """Refuse a column of groups of intervals, before a fit.
+
+    Raises:
+        TableError: the column is no input, has no categories, or has too many.
+    """
+    if by is None:
+        return
+    columns = problem.features.columns
+    if by not in columns:
+        near = nearest(by, columns)
+        hint = f" (nearest: {listed(near)})" if near else ""
+        _refuse_groups(by, f"is no input of the model{hint}; give one of {listed(columns)}")
+    column = columns[by]
+    if column.kind in ("image", "date") or column.free:
+        kind = "texts" if column.free else f"{column.kind}s"
+        _refuse_groups(by, f"has {kind}; give a column of categories, such as a class, a region or a device")
+    _check_number(by, group_names(column))
+
+
+def _check_number(by: str, names: list[str]) -> None:
+    """Refuse groups of too few rows."""
+    count = len(set(names))
+    if count > max(2, len(names) // LEAST_GROUP):
+        rows = f"{count:,} groups of {len(names):,} rows"
+        _refuse_groups(by, f"{rows}; give a column of fewer groups, with {LEAST_GROUP} rows each on average")
+
+
+def _refuse_groups(by: str, text: str) -> NoReturn:
+    raise TableError(f"intervals by {short(by)}: {text}")
 
 
 def fit_intervals(
@@ -173,15 +208,9 @@ def fit_intervals(
         rows, predicted = rows[some], predicted[some]
     names = None
     if by is not None:
-        if by not in problem.features.columns:
-            raise TableError(
-                f"intervals by {by!r}: is no input of the model; give one of {list(problem.features.columns)[:10]}"
-            )
+        check_groups(problem, by)
         names = group_names(problem.features.columns[by].take(rows))
-        if len(set(names)) > max(2, len(names) // 20):
-            raise TableError(
-                f"intervals by {by!r}: {len(set(names)):,} groups of {len(names):,} rows; give a column of fewer groups"
-            )
+        _check_number(by, names)
     weight = None if problem.weight is None else torch.from_numpy(problem.weight[rows])
     if problem.classes is not None:
         y = torch.from_numpy(problem.y[rows].astype(np.int64))

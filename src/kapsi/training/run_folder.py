@@ -21,6 +21,7 @@ from typing import Any, Self
 from kapsi.errors import RunError
 from kapsi.files import (
     beside,
+    check_place,
     claim,
     clear,
     live,
@@ -159,6 +160,7 @@ def check_new(path: str | Path, *, overwrite: bool = False) -> None:
     recover(path)
     with plain(path, "begin the run"), _lock(resolve(path)):
         NewRun(path, overwrite=overwrite)._check()
+    check_place(resolve(path).parent / "run", show(path), "give another --output")
 
 
 def recover(path: str | Path) -> str | None:

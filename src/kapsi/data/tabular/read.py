@@ -10,7 +10,7 @@ from typing import Any
 
 from kapsi.data.tabular.decide import Decider, unusable
 from kapsi.data.tabular.delimited import read_text
-from kapsi.data.tabular.image_folder import read_folder
+from kapsi.data.tabular.image_folder import IMAGE, LABEL, read_folder
 from kapsi.data.tabular.pictures import may_be_images
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.source import PARQUET_SUFFIXES, check_regular, reading_file, table_suffix
@@ -58,12 +58,17 @@ def read_table(
     """
     path = Path(path)
     reading = Reading() if reading is None else reading
+    given = dict(reading.kinds())
     if path.is_dir():
         check_options(path, _given_options(reading))
-        return read_folder(path)
+        table = read_folder(path)
+        if kinds is None:
+            given |= dict.fromkeys(reading.units(), "unit")
+            _check_names(path, given, list(table.columns))
+            _check_kinds_of_folder(path, given)
+        return table
     check_regular(path)
     suffix, compression = table_suffix(path)
-    given = dict(reading.kinds())
     wanted, given = {**(kinds or {}), **given}, {**given, **dict.fromkeys(reading.units(), "unit")}
     notes: tuple[str, ...] = ()
     if suffix in PARQUET_SUFFIXES:
@@ -79,15 +84,28 @@ def read_table(
     names = [name or f"column {number}" for number, name in enumerate(names, start=1)]
     if not columns or not len(columns[0]):
         reject(path.name, "the file has a header but no rows; add at least one row")
-    for name in given if kinds is None else ():
+    if kinds is None:
+        _check_names(path, given, names)
+    return Table(path.name, by_name(names, columns), digest, notes, decimal)
+
+
+def _check_names(path: Path, given: Mapping[str, str], names: list[str]) -> None:
+    """Refuse columns of options, with the option, that are not in the table."""
+    for name, option in given.items():
         if name not in names:
             near = nearest(name, names)
             hint = f" (nearest: {listed(near)})" if near else ""
-            reject(
-                path.name,
-                f"--{given[name]} {short(name)}: there is no such column{hint}; the columns are {listed(names)}",
-            )
-    return Table(path.name, by_name(names, columns), digest, notes, decimal)
+            there = f"there is no such column{hint}; the columns are {listed(names)}"
+            reject(path.name, f"--{option} {short(name)}: {there}")
+
+
+def _check_kinds_of_folder(path: Path, given: Mapping[str, str]) -> None:
+    """Refuse another kind of the columns of a folder of images."""
+    for name, kind in given.items():
+        known = {IMAGE: "image", LABEL: "categorical"}[name]
+        if kind != known:
+            what = "images" if name == IMAGE else "names of folders, which are classes"
+            reject(path.name, f"--{kind} {short(name)}: the column has {what}; leave --{kind} out")
 
 
 def by_name(names: list[str], columns: list[Column]) -> dict[str, Column]:
