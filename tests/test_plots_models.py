@@ -95,3 +95,32 @@ def test_a_network_has_edges_as_wide_as_important() -> None:
         kp.plots.network(model, ROWS, names=["a"])
     with pytest.raises(kp.DataError, match="a layer has 50 nodes, at most 40"):
         kp.plots.network(kp.Model(kp.rpn([2, 50, 1], kp.Chebyshev(1))), ROWS)
+
+
+def test_an_edge_is_its_function_in_the_order_of_the_input() -> None:
+    model = kp.Model(kp.rpn([2, 3, 1], kp.Chebyshev(3)), seed=0)
+    first, _ = kp.interpret.edge_functions(model, ROWS)
+    curve, rows = kp.plots.edge(first, output=2, input=1).lines
+    assert curve.get_xdata().tolist() == sorted(ROWS[:, 1].tolist())
+    assert curve.get_ydata() == pytest.approx(first.values[ROWS[:, 1].argsort(), 2, 1].numpy())
+    assert len(rows.get_xdata()) == 60
+    with pytest.raises(kp.DataError, match="output 3: expected 0 to 2"):
+        kp.plots.edge(first, output=3)
+
+
+def test_columns_of_images_are_images() -> None:
+    head = kp.Head(6, 2, kp.HeadSpec(kp.Taylor(2)), seed=0)
+    image = torch.arange(6.0)
+    axes = kp.plots.expansion_images(head, image, (2, 3), most=7)
+    shown = np.asarray(axes.images[0].get_array().filled(-1))
+    assert shown.shape == (3 * 2 + 2, 3 * 3 + 2)
+    assert shown[:2, :3].tolist() == image.reshape(2, 3).tolist()
+    assert shown[6:, :3].tolist() == (5 * image).reshape(2, 3).tolist()  # the last block: times the last pixel
+    axes = kp.plots.weight_images(head, (2, 3), output=1, most=2)
+    assert axes.get_title() == "ψ(w), output 1: 2 of 7 images"
+    row = head.weights().dense()[0, 1].detach().numpy()
+    assert np.asarray(axes.images[0].get_array())[:, 4:] == pytest.approx(row[-6:].reshape(2, 3))
+    with pytest.raises(kp.DataError, match="has 42 columns, no multiple of 5 × 5 pixels"):
+        kp.plots.weight_images(head, (5, 5))
+    with pytest.raises(kp.DataError, match="output 2: expected 0 to 1"):
+        kp.plots.weight_images(head, (2, 3), output=2)

@@ -4,6 +4,7 @@ matplotlib is imported on demand; install with `pip install 'kapsi[plot]'`. No f
 """
 
 from kapsi.plots.catalogue import STYLE, Curves, Maps, _matplotlib, drawable, function, picture, save
+from kapsi.plots.heads import edge, expansion_images, weight_images
 from kapsi.plots.models import (
     calibration,
     confusion_matrix,
@@ -25,7 +26,9 @@ __all__ = [
     "calibration",
     "confusion_matrix",
     "drawable",
+    "edge",
     "effect",
+    "expansion_images",
     "function",
     "importances",
     "learning_curves",
@@ -36,4 +39,5 @@ __all__ = [
     "residuals",
     "roc",
     "save",
+    "weight_images",
 ]

@@ -43,7 +43,7 @@ MOST_NODES = 40
 """Largest number of nodes of a layer of a drawn network."""
 
 
-def _drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.2)) -> Axes:
+def drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.2)) -> Axes:
     """Draw on given or new axes, in the style of kapsi."""
     matplotlib = _matplotlib()
     with matplotlib.rc_context(STYLE):
@@ -66,7 +66,7 @@ def effect(shown: Effect, ax: Axes | None = None) -> Axes:
         >>> kp.plots.effect(effects["x1"]).get_xlabel()
         'x1'
     """
-    return _drawn(ax, lambda axes: _levels(axes, shown) if shown.levels else _curve(axes, shown))
+    return drawn(ax, lambda axes: _levels(axes, shown) if shown.levels else _curve(axes, shown))
 
 
 def _curve(axes: Any, shown: Effect) -> None:
@@ -126,7 +126,7 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         axes.figure.colorbar(mesh, ax=axes, label=shown.outputs[output])
         axes.set(xlabel=shown.columns[0], ylabel=shown.columns[1])
 
-    return _drawn(ax, draw)
+    return drawn(ax, draw)
 
 
 def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: int = 20) -> Axes:
@@ -143,7 +143,7 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
         axes.barh([one.column for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)
         axes.set(xlabel="share of the variance of the predictions")
 
-    return _drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
+    return drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
 
 
 def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[str] | None = None) -> Axes:
@@ -193,7 +193,7 @@ def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[
         axes.set(xlim=(0, 1), ylim=(-0.3, len(shares) + 0.2))
         axes.axis("off")
 
-    return _drawn(ax, draw, (max(3.0, 0.5 * max(counts)), 1.0 + 1.2 * len(shares)))
+    return drawn(ax, draw, (max(3.0, 0.5 * max(counts)), 1.0 + 1.2 * len(shares)))
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -217,7 +217,7 @@ def residuals(y: npt.ArrayLike, predicted: npt.ArrayLike, ax: Axes | None = None
         axes.axhline(0, color=SOFT, linewidth=0.8)
         axes.set(xlabel="prediction", ylabel="target − prediction")
 
-    return _drawn(ax, draw)
+    return drawn(ax, draw)
 
 
 def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None, *, bins: int = 10) -> Axes:
@@ -240,7 +240,7 @@ def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = 
         axes.plot(predicted, observed, "o-", color=ACCENT)
         axes.set(xlabel="predicted probability", ylabel="observed share", xlim=(0, 1), ylim=(0, 1))
 
-    return _drawn(ax, draw, (3.6, 3.4))
+    return drawn(ax, draw, (3.6, 3.4))
 
 
 def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None = None) -> Axes:
@@ -272,7 +272,7 @@ def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None
         axes.set(xlabel="predicted class", ylabel="class")
 
     side = 1.8 + 0.5 * len(labels)
-    return _drawn(ax, draw, (side, side))
+    return drawn(ax, draw, (side, side))
 
 
 def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
@@ -294,7 +294,7 @@ def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) ->
         title = f"AUC {roc_area(true, false):.4f}"
         axes.set(xlabel="false positive rate", ylabel="true positive rate", title=title)
 
-    return _drawn(ax, draw, (3.6, 3.4))
+    return drawn(ax, draw, (3.6, 3.4))
 
 
 def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
@@ -315,7 +315,7 @@ def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | No
         title = f"average precision {average_precision(true, false):.4f}"
         axes.set(xlabel="recall", ylabel="precision", ylim=(0, 1.02), title=title)
 
-    return _drawn(ax, draw, (3.6, 3.4))
+    return drawn(ax, draw, (3.6, 3.4))
 
 
 def _pair(y: npt.ArrayLike, other: npt.ArrayLike, where: str) -> tuple[Any, Any]:
@@ -366,4 +366,4 @@ def learning_curves(epochs: str | Path | Iterable[Epoch], ax: Axes | None = None
             axes.set_yscale("log")
         axes.set(xlabel="epoch", ylabel="loss")
 
-    return _drawn(ax, draw)
+    return drawn(ax, draw)
