@@ -1,4 +1,4 @@
-"""Detection of hooks and replaced methods, with which a module must be called."""
+"""Detection of hooks and replaced methods: a module with hooks must be called."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def has_global_hooks() -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks of its own."""
+    """Return whether a module has hooks, apart from submodules."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Return the module that a compiled one wraps, other modules unchanged."""
+    """Return the module within a compiled module; other modules unchanged."""
     inner = getattr(module, "_orig_mod", module)
     return inner if isinstance(inner, nn.Module) else module
 
@@ -57,7 +57,7 @@ def hooked_inputs(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def gradient_hook(module: nn.Module) -> str:
-    """Return the name of a trained parameter with hooks on its gradient, which only a backward pass runs; else empty."""
+    """Return the name of a trained parameter with hooks on its gradient, run by a backward pass only; else empty."""
     return next(
         (
             name
@@ -78,7 +78,7 @@ def refuse_gradient_hooks(module: nn.Module, solver: str) -> None:
 
 
 def copied(module: M) -> M:
-    """Return a deep copy of a module; of tensors computed by hooks the values, which the copy computes anew."""
+    """Return a deep copy of a module; tensors computed by hooks are copied as values, and recomputed by the copy."""
     computed = {
         id(value): value.detach().clone()
         for part in module.modules()

@@ -19,7 +19,7 @@ from kapsi.training.config import TrainConfig
 __all__ = ["device_of", "recipe_of", "spec_of", "training_of"]
 
 OWNERS = {"seed": "random_state", "class_weights": "class_weight", "epochs": "max_epochs", "standardize": ""}
-"""Options of training that belong to an option of the estimator, or have no effect."""
+"""Options of training set by an option of the estimator, or without effect."""
 
 
 def recipe_of(recipe: Any, options: Mapping[str, Any]) -> Recipe:
@@ -27,10 +27,10 @@ def recipe_of(recipe: Any, options: Mapping[str, Any]) -> Recipe:
 
     Args:
         recipe: a name, a mapping with a kind, or a recipe.
-        options: options of the recipe by name; those that are None are left out.
+        options: options of the recipe by name; None for the default.
 
     Raises:
-        SpecError: an unknown recipe, or an option that it does not have.
+        SpecError: an unknown recipe, or an unknown option of the recipe.
     """
     found: Recipe = coerce(Recipe, recipe, "recipe")
     given = {name: value for name, value in options.items() if value is not None}
@@ -47,7 +47,7 @@ def spec_of(spec: Any) -> ModelSpec:
     """Return the specification of a model.
 
     Args:
-        spec: a `ModelSpec` or its plain data; or an expansion, by name, as a mapping or as an object, for one layer with a
+        spec: a `ModelSpec` or plain data; or an expansion, by name, as a mapping or as an object, for one layer with a
             dense ψ, a bias and π = 0.
     """
     if isinstance(spec, str | Expansion) or (isinstance(spec, Mapping) and "kind" in spec):
@@ -63,12 +63,12 @@ def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainCo
     """Return training options.
 
     Args:
-        training: a `TrainConfig` or plain data of one, or None.
+        training: a `TrainConfig`, plain data, or None.
         seed: the seed.
-        options: fields that replace those of `training`, unless None or "auto".
+        options: fields to replace in `training`; None and "auto" replace nothing.
 
     Raises:
-        SpecError: an option that belongs to the estimator, or that is given twice.
+        SpecError: an option of the estimator, or an option given twice.
     """
     if isinstance(training, Mapping):
         _check_names(training)
@@ -86,7 +86,7 @@ def training_of(training: Any, seed: int, options: Mapping[str, Any]) -> TrainCo
 
 
 def _check_names(training: Mapping[Any, Any]) -> None:
-    """Raise a `SpecError` for unknown options of training; suggest what the estimator accepts, there or among its own options."""
+    """Raise a `SpecError` for unknown options of training; suggest options of training or of the estimator."""
     known = [field.name for field in options_of(TrainConfig)]
     for name in map(str, training):
         if name in known:

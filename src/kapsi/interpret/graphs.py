@@ -54,12 +54,12 @@ class DependencyGraph:
 
 
 def graphs(run: LoadedRun, *, strongest: int = 2) -> tuple[DependencyGraph, ...]:
-    """Return the dependency graphs of the rows that a run keeps.
+    """Return the dependency graphs of the rows of a run.
 
-    Naive Bayes and the Markov network have the specified structure; hill climbing finds that of the Bayesian network, on three
-    bins of each column; the RPN shows the combinations of columns with the largest positive and negative coefficients of joint
-    normal densities. The last graph is that of the fitted model, by its own coefficients: arrows from its columns to the target,
-    and lines between columns that act together. Missing numbers are means; columns of other kinds are left out.
+    Naive Bayes and the Markov network have the specified structure; hill climbing finds the structure of the Bayesian
+    network, on three bins of each column; the RPN shows the combinations of columns with the largest positive and negative
+    coefficients of joint normal densities. The last graph has the coefficients of the fitted model: arrows from columns to
+    the target, and lines between columns with a joint effect. Missing numbers are means; columns of other kinds are left out.
 
     Args:
         run: a run of `kp.load_run`.
@@ -122,7 +122,7 @@ def _of_model(run: LoadedRun, strongest: int) -> DependencyGraph | None:
 
 
 def _ranked(head: Head, x: torch.Tensor, column_of: Sequence[str]) -> list[tuple[float, tuple[str, ...]]]:
-    """Return the coefficient of each column of κ, in deviations of the column, with the columns of the table in it."""
+    """Return the coefficient of each column of κ, in deviations of the column, with the columns of the table."""
     count = head.factors[0] * head.factors[1]
     if count > MOST_FEATURES:
         return []
@@ -143,7 +143,7 @@ def _ranked(head: Head, x: torch.Tensor, column_of: Sequence[str]) -> list[tuple
 
 
 def as_dot(found: Sequence[DependencyGraph]) -> str:
-    """Return graphs in the language of Graphviz, one cluster each; names are quoted strings."""
+    """Return graphs in the language of Graphviz, a cluster each; names are quoted strings."""
     lines = ["digraph dependencies {", "  node [shape=box];"]
     for i, graph in enumerate(found):
         number = {name: f"g{i}n{k}" for k, name in enumerate(graph.nodes)}
@@ -185,7 +185,7 @@ def as_graphml(found: Sequence[DependencyGraph]) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return text for XML: escaped, without the control characters that XML forbids."""
+    """Return text for XML: escaped, without control characters, invalid in XML."""
     return html.escape("".join(c if c.isprintable() else "\ufffd" for c in text))
 
 
@@ -246,6 +246,6 @@ def _half_width(name: str) -> float:
 
 
 def _inside(name: str, dx: float, dy: float) -> float:
-    """Return the share of a line from the center of a node that lies inside of its box, with a margin."""
+    """Return the share of a line from the center of a node inside of the box of the node, with a margin."""
     sides = ((_half_width(name) + 3) / abs(dx) if dx else 1.0, 13 / abs(dy) if dy else 1.0)
     return min(*sides, 0.45)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +116,8 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
         found.append(_of_model(run, own, table, targets))
     except FormulaError as error:
         if not found:
-            raise FormulaError(f"{error}; {reason}") from None
+            more = "kapsi fit --head quadratic fits a model with a formula"
+            raise FormulaError(f"{error}; {more}; {reason}") from None
         notes.append(str(error))
     return FormulaTable(tuple(found), tuple(notes))
 
@@ -140,10 +142,10 @@ def _no_search(run: LoadedRun, y: Any) -> str:
     others = [c.name for c in preprocessing.columns if not isinstance(c, NumberColumn | CategoryColumn)]
     others += [*(text.name for text in preprocessing.texts), *(image.name for image in preprocessing.images)]
     if others:
-        return f"a search takes numbers and categories, {others[0]!r} is neither"
+        return f"a search takes numbers and categories, {others[0]!r} is neither; fit again with --drop {shlex.quote(others[0])}"
     inputs = len(_searched_inputs(preprocessing))
     if not 1 <= inputs <= MAX_INPUTS:
-        return f"a search takes up to {MAX_INPUTS} numbers and indicators of categories, there are {inputs}"
+        return f"a search takes up to {MAX_INPUTS} numbers and indicators of categories, there are {inputs}; --drop columns"
     return "" if y is not None else "the run keeps no rows"
 
 

@@ -35,7 +35,7 @@ def as_generator(seed: Seed) -> Generator | None:
 def allocate(module: nn.Module, device: torch.device | str | None) -> None:
     """Allocate the tensors of a module, as on the meta device, without values.
 
-    As `nn.Module.to_empty`, which imports PyTorch's symbolic shapes and SymPy, a second of time.
+    `nn.Module.to_empty` would import PyTorch's symbolic shapes and SymPy, which takes a second.
     """
     module._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
@@ -119,7 +119,7 @@ class Store(nn.Module):
         if value is None:
             value = self._buffers.get(name)
             if value is None:
-                # Also tensors that a parametrization or a hook computes.
+                # Also tensors of parametrizations and hooks.
                 value = getattr(self, name, None) if name in self._declared else None
                 if value is None:
                     raise KeyError(unknown("tensor", name, self._declared))
@@ -128,7 +128,7 @@ class Store(nn.Module):
         return value.movedim(0, -1) if name in self._transposed else value
 
     def ready(self) -> Store:
-        """Return the store after its forward hooks, which may recompute tensors."""
+        """Return the store after the forward hooks, which may recompute tensors."""
         return self() if self._forward_pre_hooks or self._forward_hooks else self
 
     def as_declared(self) -> bool:
@@ -170,7 +170,7 @@ class Store(nn.Module):
 
     @contextmanager
     def evaluating(self) -> Iterator[Store]:
-        """Return the store for a context in which its modules are in evaluation mode, without random numbers."""
+        """Return the store for a context with modules in evaluation mode, without random numbers."""
         training = [module for module in self.modules() if module.training]
         for module in training:
             module.training = False
@@ -181,7 +181,7 @@ class Store(nn.Module):
                 module.training = True
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies of tensors that a hook computed; a copy of the store computes its own.
+        # Copies of tensors computed by a hook; a copy of the store recomputes them.
         computed = {name: value.detach() for name, value in self.__dict__.items() if isinstance(value, Tensor)}
         return {**self.__dict__, **computed}
 
@@ -195,7 +195,7 @@ class Store(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: Generator | None = None, rule: Initializer | None = None) -> None:
-        """Draw new initial values, of random parameters by a rule if one is given."""
+        """Draw new initial values; a given rule applies to random parameters."""
         self.check_as_declared("reset_parameters")
         for name, param in self._declared.items():
             if isinstance(param, Param):
@@ -220,7 +220,7 @@ class Store(nn.Module):
                 target.copy_(value)
 
     def matched(self, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a tensor of the store and its new values, after a check; arguments as in `assign`."""
+        """Return pairs of a tensor of the store and new values, after a check; arguments as in `assign`."""
         pairs: list[tuple[Tensor, Tensor]] = []
         self.check_as_declared(where)
         for name, value in values.items():
@@ -242,7 +242,7 @@ class Store(nn.Module):
         return pairs
 
     def _matched_module(self, module: nn.Module, values: Mapping[str, Any], where: str) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a tensor of a submodule and its new values, by name in its `state_dict`, after a check."""
+        """Return pairs of a tensor of a submodule and new values, by name in its `state_dict`, after a check."""
         pairs = []
         targets = module.state_dict(keep_vars=True)
         for name, value in values.items():
@@ -255,7 +255,7 @@ class Store(nn.Module):
         return pairs
 
     def _as_tensor(self, target: Tensor, value: Any) -> tuple[Tensor | None, str]:
-        """Return new values of a tensor in its shape, and the problem of invalid values."""
+        """Return new values in the shape of a tensor, and the problem of invalid values."""
         shape = tuple(target.shape)
         try:
             # Python numbers have 64 bits; keep all of them.

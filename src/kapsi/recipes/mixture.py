@@ -28,7 +28,7 @@ def mixture(
     """Return f(x) = Σ_i a_i f_i(x) as one layer with the heads of all models; weights are multiplied into ψ, π and b.
 
     Args:
-        models: models of one layer with equal widths, whose heads are summed and whose output is not processed.
+        models: models of one layer with equal widths, summed heads and no processing of the output.
         weights: a_i; heads with a weight of 0 are left out.
         bounds: lowest and highest value of each output, `(n,)` each, as a process `clamp` of the layer; None without.
 
@@ -55,7 +55,7 @@ def mixture(
     output = () if bounds is None else (Clamp(),)
     layer = LayerSpec(tuple(part.spec for part in parts), output=output)
     spec = ModelSpec(pairs[0][0].spec.widths, (layer,))
-    # Without initial values: those of many leaves or centers would take longer than the copy.
+    # Without initial values: drawing many leaves or centers would take longer than the copy.
     result = Model(spec, device="meta", dtype=torch.float64).to_empty(device="cpu")
     for target, part in zip(result.check_layers("mixture")[0].check_heads("mixture"), parts, strict=True):
         part.copy_to(target)
@@ -69,8 +69,8 @@ class _Part(NamedTuple):
 
     Attributes:
         head: the head.
-        weight: its factor.
-        spec: its specification in the sum.
+        weight: factor of the head.
+        spec: specification in the sum.
         wraps: number of expansions around κ in it.
     """
 
@@ -81,9 +81,9 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, head: Head, weight: float, others: Sequence[_Part]) -> _Part:
-        """Return a part; heads with equal specifications of κ share its tensors, so one with other tensors gets another.
+        """Return a part; heads with equal specifications and tensors of κ share the tensors.
 
-        Heads with a trained κ never share its tensors.
+        Heads with a trained κ never share tensors.
         """
         spec, wraps = head.spec, 0
         others = [] if (head._owner[0] if head._owner else head).kappa.trainable() else others
@@ -108,7 +108,7 @@ class _Part(NamedTuple):
 
 
 def _heads(model: Model, first: Model) -> list[Head]:
-    """Return the heads of a model that can be a part of a sum."""
+    """Return the heads of a model, checked as a part of a sum."""
     layers = model.check_layers("mixture")
     plain = len(layers) == 1 and layers[0].spec.fusion == LayerSpec().fusion and not layers[0].spec.output
     if not plain or model.spec.widths != first.spec.widths:
@@ -123,7 +123,7 @@ def _same_kappa(one: HeadSpec, other: HeadSpec) -> bool:
 
 
 def _kappa(head: Head) -> dict[str, torch.Tensor]:
-    """Return the tensors of κ and its processing, those of the owner for a head that shares them."""
+    """Return the tensors of κ and of the processing; of the owner if shared."""
     owner = head._owner[0] if head._owner else head
     return {name: tensor for name, tensor in owner.state_dict().items() if name.startswith(KAPPA)}
 

@@ -15,25 +15,25 @@ from kapsi.training.losses import Loss
 __all__ = ["Selected", "select_heads"]
 
 STEPS = 30
-"""Most greedy steps: weights are multiples of one over the number of steps."""
+"""Maximum number of greedy steps; weights are multiples of 1 / steps."""
 
 NEAR_BEST = 3
-"""Most heads in the average that selection starts from."""
+"""Maximum number of heads in the initial average."""
 
 SIMILAR, MOST_SIMILAR = 2.0, 5
-"""Standard errors between the best head and heads that the rows do not tell from it, and the number of such heads, at most."""
+"""Standard errors within which heads count as equal to the best head, and the maximum number of these heads."""
 
 LEAST_GAIN = 1e-4
-"""Relative decrease of the loss that justifies another step."""
+"""Minimum relative decrease of the loss for another step."""
 
 SMOOTH = 3.0
-"""Rows that speak for a scale of 1, in the choice of the scale of logits."""
+"""Pseudo-rows in favor of a scale of 1, in the choice of the scale of logits."""
 
 UNKNOWN = 1.0
-"""Rows of unknown class in the same choice: few rows that are all classified correctly do not show that none ever is wrong."""
+"""Pseudo-rows of unknown class in the same choice: a few rows without error do not prove a probability of 1."""
 
 SURE_ROWS, SURE_LOSS = 100.0, 5.0
-"""Rows, and summed loss in nats, from which classes count as noisy: many rows without a loss show classes without noise."""
+"""Number of rows, and summed loss in nats, from which classes count as noisy."""
 
 SCALES = tuple(2 ** (i / 10) for i in range(-50, 11))
 """Scales of logits."""
@@ -43,7 +43,7 @@ class Selected(NamedTuple):
     """The weights of the heads.
 
     Attributes:
-        weights: one for each head, at least 0; they sum to the scale of the logits, and to 1 for real targets.
+        weights: weight of each head, at least 0; the sum is the scale of the logits, and to 1 for real targets.
         loss: loss of the weighted sum on held-out rows.
     """
 
@@ -100,8 +100,8 @@ def select_heads(
 
     Greedy selection with replacement, starting from the average of up to three heads within one standard error of the best;
     then heads are left out, the most complex first, while the loss rises by no more than `tie` standard errors of the paired
-    difference. A part of the weights is that of an average of similar heads: few rows favor heads by chance, such as those that
-    are too sure of rows that all heads get right. Logits get a common scale, drawn toward 1. Both matter less for many rows with
+    difference. A part of the weights is shared equally by similar heads: few rows favor heads by chance, for example heads
+    with extreme probabilities on easy rows. Logits get a common scale, drawn toward 1. Both matter less for many rows with
     hardly any loss.
 
     Args:
@@ -111,8 +111,8 @@ def select_heads(
         loss: the loss.
         complexity: order of simplicity of each head.
         tie: number of standard errors that count as a tie.
-        average: the part of the weights, 0 to 1, that is equal for the heads within two standard errors of the best and within
-            twice its loss, at most five.
+        average: the part of the weights, 0 to 1, shared equally by at most five heads within two standard errors, and twice the
+            loss, of the best head.
 
     Source: Caruana, Niculescu-Mizil, Crew and Ksikes, Ensemble selection from libraries of models (2004).
 
@@ -151,13 +151,13 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def _near_best(losses: _Losses, complexity: Sequence[int], errors: float, most: int) -> tuple[list[int], int]:
-    """Return a count of 1 for heads within some standard errors of the best, and within twice its loss, and its position."""
+    """Return a count of 1 for heads within some standard errors, and twice the loss, of the best head; and its position."""
     heads = len(losses.outputs)
     rows = [losses.of([float(i == j) for j in range(heads)]) for i in range(heads)]
     means = [losses.mean(values) for values in rows]
     order = sorted(range(heads), key=lambda i: (means[i], complexity[i]))
     best = order[0]
-    # Errors of a nearly exact head are those of few rows: standard errors are large beside them.
+    # A nearly exact head errs in few rows, so standard errors are relatively large.
     near = [i for i in order if means[i] - means[best] <= abs(means[best])]
     near = [i for i in near if means[i] - means[best] <= errors * losses.error(rows[i] - rows[best])]
     chosen = near[:most] or [best]
@@ -165,7 +165,7 @@ def _near_best(losses: _Losses, complexity: Sequence[int], errors: float, most: 
 
 
 def _start(losses: _Losses, complexity: Sequence[int]) -> list[int]:
-    """Return a count of 1 for the best heads, at most three: those within one standard error of the best."""
+    """Return a count of 1 for the best heads: at most three, within a standard error of the best."""
     average, first = _near_best(losses, complexity, 1.0, NEAR_BEST)
     best = [int(i == first) for i in range(len(average))]
     return average if losses.mean(losses.of(_shares(average))) <= losses.mean(losses.of(_shares(best))) else best

@@ -28,16 +28,16 @@ COUNTS = (1, 2, 3, 5, 8, 12, 20, 32, 50, 80)
 """Candidates for the number of inputs."""
 
 FEW_INPUTS = 30
-"""Inputs up to which a linear head with all of them serves as well."""
+"""Number of inputs up to which a linear head with all inputs is as good."""
 
 DEPTH = 0.02
-"""Weakest penalty of the path of the lasso, relative to the weakest one without any input."""
+"""Weakest penalty of the lasso path, relative to the weakest penalty that excludes all inputs."""
 
 SCREENED = 10_000
-"""Most inputs on the path: those with the largest correlations with the target."""
+"""Maximum number of inputs on the path: the largest correlations with the target."""
 
 MANY_CLASSES = 10
-"""Classes above which the inputs are ordered by their correlations alone."""
+"""Number of classes above which inputs are ordered by correlation alone."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ def _narrow(data: RecipeData, chosen: Tensor) -> RecipeData:
 
 
 def ordered_inputs(data: RecipeData) -> Tensor:
-    """Return the inputs in the order in which they enter the path of the lasso, the most useful first, `(k,)`, at most 200."""
+    """Return the inputs in order of entry to the lasso path, at most 200, `(k,)`."""
     from sklearn.linear_model import lasso_path
 
     data = sample(data)
     weight = torch.ones(len(data.x), dtype=torch.float64) if data.weight is None else data.weight
     root = (weight / weight.sum()).sqrt()[:, None]
     y = F.one_hot(data.y, data.classes).double()[:, int(data.classes == 2) :] if data.classes else data.y
-    # Of a rare class even noise has large correlations: its weight is its standard deviation.
+    # Noise correlates with rare classes, too: classes are weighted by standard deviation.
     importance = ((root.T.square() @ (y - root.T.square() @ y).square()).sqrt() if data.classes else y[:1] * 0 + 1)[0]
     x, y = (_unit(values, root) for values in (data.x, y))
     correlations = ((x.T @ y).abs() * importance).amax(1)
@@ -151,7 +151,7 @@ def ordered_inputs(data: RecipeData) -> Tensor:
 
 
 def _unit(values: Tensor, root: Tensor) -> Tensor:
-    """Return centered columns of length one, times the roots of the shares of the rows; constant ones are 0."""
+    """Return centered columns of length 1, times the roots of the row weights; constant columns are 0."""
     centered = (values - root.T.square() @ values) * root
     length = centered.norm(dim=0)
     return centered / torch.where(length > 1e-7 * values.abs().amax(0), length, torch.inf)

@@ -1,4 +1,4 @@
-"""Reports of runs: one self-contained HTML page, and a page that compares runs."""
+"""Reports of runs as self-contained HTML pages, and comparisons of runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report_html(path: str | Path, seed: int = 0) -> str:
 
 
 def comparison_html(paths: Sequence[str | Path], seed: int = 0) -> str:
-    """Return a page that compares runs.
+    """Return the page of a comparison of runs.
 
     Args:
         paths: run folders.
@@ -56,7 +56,7 @@ def write_report(path: str | Path, output: str | Path | None = None) -> Path:
 
 
 def write_comparison(paths: Sequence[str | Path], output: str | Path) -> Path:
-    """Write a page that compares runs; return its path.
+    """Write the page of a comparison of runs; return the path.
 
     Raises:
         RunError: a folder is no run, or damaged.

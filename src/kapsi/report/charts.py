@@ -24,14 +24,16 @@ def short(text: str, longest: int = LONGEST_LABEL) -> str:
 
 
 def figure(value: float) -> str:
-    """Return a number with four significant digits, without trailing zeros.
+    """Return a number with four significant digits, or as a whole number, without trailing zeros.
 
     Example:
-        >>> figure(0.125), figure(12345678.0), figure(-3.0), figure(float("nan"))
-        ('0.125', '1.235e+07', '−3', '–')
+        >>> figure(0.125), figure(-54321.6), figure(12345678.0), figure(float("nan"))
+        ('0.125', '−54,322', '1.235e+07', '–')
     """
     if not math.isfinite(value):
         return "–"
+    if 1e4 <= abs(value) < 1e6:
+        return f"{value:,.0f}".replace("-", "−")
     return f"{value:.4g}".replace("-", "−") if "e" not in f"{value:.4g}" else f"{value:.4g}"
 
 

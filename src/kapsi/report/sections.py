@@ -25,7 +25,7 @@ from kapsi.text import counted
 
 LONGEST_FORMULA = 2000
 MOST_NODES = 12
-"""Columns of the graph, beside those with interactions."""
+"""Maximum number of columns of the graph without an interaction."""
 VISIBLE = 2e-3
 """Share of the variance of a column whose chart is shown at once."""
 
@@ -45,19 +45,21 @@ def wide(table: Markup, label: str) -> Markup:
 
 
 def score(value: Any, std: Any = None) -> str:
-    """Return a score with four digits, and its standard deviation over folds."""
+    """Return a score with four decimals or four digits, and its standard deviation over folds."""
     if not isinstance(value, int | float):
         return "–"
-    text = f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
-    text = "0.0000" if text == "-0.0000" else text
-    return text.replace("-", "−") + (f" ± {std if std > 1e-12 else 0:.2g}" if isinstance(std, int | float) else "")
+    text = f"{value:.4f}".replace("-", "−") if abs(value) < 100 else figure(value)
+    text = "0.0000" if text == "−0.0000" else text
+    if not isinstance(std, int | float):
+        return text
+    return f"{text} ± {figure(std) if std >= 100 else f'{std if std > 1e-12 else 0:.2g}'}"
 
 
 # ------------------------------------------------------------------------------------------------ first glance
 
 
 def glance(facts: Facts) -> Markup:
-    """Return the answer of a first glance: how good, compared with which baselines, and which columns matter."""
+    """Return the answer of a first glance: scores, baselines, and the most important columns."""
     main, loss = METRICS[facts.model.task]
     scores = _scores(facts.manifest)
     own, several = scores.get("kapsi", {}), bool(facts.manifest.get("folds"))
@@ -104,7 +106,9 @@ def glance(facts: Facts) -> Markup:
             )
             for one in facts.importances[:5]
         ]
-        cards.append(tag("div", tag("h3", "Columns that matter"), tag("ul", *top, class_="pairs bars3"), class_="card"))
+        cards.append(
+            tag("div", tag("h3", "Most important columns"), tag("ul", *top, class_="pairs bars3"), class_="card")
+        )
     return section("At a glance", tag("div", *cards, class_="cards"), name="glance")
 
 
@@ -118,7 +122,7 @@ def _scores(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def care(facts: Facts) -> Markup:
-    """Return notes on data and fit, and warnings that follow from the numbers of rows."""
+    """Return notes on data and fit, and warnings on small numbers of rows."""
     notes = [str(note) for note in facts.manifest.get("notes", ())] + facts.notes
     scored = facts.manifest.get("scored_rows", 0)
     if 0 < scored < 100:
@@ -139,7 +143,7 @@ def care(facts: Facts) -> Markup:
 
 
 def score_table(facts: Facts) -> Markup:
-    """Return the scores of the model beside those of the baselines, and those of each fold."""
+    """Return the scores of the model beside the baselines, and the scores of each fold."""
     scores = _scores(facts.manifest)
     names = [name for name in scores.get("kapsi", {}) if not name.endswith(" std")]
     several = bool(facts.manifest.get("folds"))
@@ -155,7 +159,7 @@ def score_table(facts: Facts) -> Markup:
         lines = [(part, *(score(by.get(m, {}).get(main)) for m in models)) for part, by in facts.folds.items()]
         table = data_table(("part", *models), lines, right=range(1, len(models) + 1), class_="sortable")
         parts.append(tag("details", tag("summary", f"{SHOWN[main]} of each fold"), wide(table, "Scores of each fold")))
-    lead = "Every score is of rows that the scored model was not fitted to."
+    lead = "All scores are on held-out rows."
     return section("Scores", *parts, name="scores", lead=lead)
 
 
@@ -199,7 +203,7 @@ def effect_section(facts: Facts) -> Markup:
     names = f" of the class {facts.labels[1]}" if len(facts.labels) == 2 else ""
     lead = (
         f"How the prediction changes with each column, in {unit}{names}, with mean 0. "
-        "Bars show the density of the rows, bands what other rows of the table would give (90 %). "
+        "Bars show the density of the rows, bands the uncertainty of the rows (bootstrap, 90 %). "
         "“exact”: the model is a sum of this curve and a function of the other columns."
     )
     several = _legend(outputs) if len(outputs) > 1 else Markup("")
@@ -257,7 +261,9 @@ def pair_section(facts: Facts) -> Markup:
         )
         for pair in facts.pairs
     ]
-    lead = "What two columns do together beyond the sum of their effects: blue raises the prediction, orange lowers it."
+    lead = (
+        "The joint effect of two columns beyond the sum of both effects: blue raises the prediction, orange lowers it."
+    )
     return section("Interactions", tag("div", *charts, class_="grid") if charts else "", name="pairs", lead=lead)
 
 
@@ -271,7 +277,7 @@ def graph_section(facts: Facts) -> Markup:
     if not pairs or target in columns:
         return Markup("")
     graph = DependencyGraph("", (*columns, target), tuple((name, target) for name in columns), tuple(pairs))
-    lead = "Arrows: columns that act on the target. Lines: pairs with an interaction."
+    lead = "Arrows: columns with an effect on the target. Lines: interactions."
     drawn = tag(
         "div", Markup(as_svg([graph]).replace(' xmlns="http://www.w3.org/2000/svg"', "").strip()), class_="drawing"
     )
@@ -326,7 +332,7 @@ def column_section(facts: Facts) -> Markup:
 
 
 def head_section(facts: Facts) -> Markup:
-    """Return the heads that the recipe compared."""
+    """Return the heads of the recipe."""
     board = facts.manifest.get("leaderboard")
     if not isinstance(board, list) or not board:
         return Markup("")
@@ -348,7 +354,7 @@ def head_section(facts: Facts) -> Markup:
     header = ("head", SHOWN[METRICS[facts.model.task][0]], "loss", "seconds", "weight in the model")
     table = wide(data_table(header, rows, right=range(1, 5), class_="sortable"), "Heads that were compared")
     more = tag("details", tag("summary", f"{counted(len(left), 'head')} left out"), tag("ul", *left)) if left else ""
-    lead = "Kinds of models that were compared on held-out rows; the model is the weighted sum."
+    lead = "Kinds of models, compared on held-out rows; the saved model is the weighted sum."
     return section("Leaderboard", table, more, name="heads", lead=lead)
 
 
@@ -366,7 +372,7 @@ def training_section(facts: Facts) -> Markup:
 
 
 def repeat_section(facts: Facts) -> Markup:
-    """Return columns and configuration, and the command and the Python lines that repeat the run."""
+    """Return columns and configuration, and the command and the Python lines to repeat the run."""
     table, folder = str(facts.manifest.get("table", "table.csv")), str(facts.path)
     config = f"{folder}/config.yaml"
     command = f"kapsi fit {shlex.quote(table)} --config {shlex.quote(config)} --output {shlex.quote(folder + '-again')}"

@@ -1,4 +1,4 @@
-"""What a fit will do, before it is done."""
+"""The plan of a fit: columns, rows, heads, memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kapsi.tables.recipe_rows import recipe_data
 __all__ = ["FitPlan", "PlannedColumn", "plan_fit"]
 
 COPIES = 3
-"""Copies of the encoded table that a fit holds at once: the rows, those of a fold, and the features of a head."""
+"""Copies of the encoded table that a fit holds at once: all rows, the rows of a fold, and the features of a head."""
 
 
 class PlannedColumn(NamedTuple):
     """A column of the table.
 
     Attributes:
-        name: its name.
-        kind: how it is encoded: number, category, date, …
+        name: name of the column.
+        kind: encoding: number, category, date, …
         inputs: number of inputs of the model.
         missing: number of missing values.
     """
@@ -40,8 +40,8 @@ class FitPlan(NamedTuple):
     """The work of `fit_problem`.
 
     Attributes:
-        columns: the columns that the model uses.
-        notes: what was found in the table.
+        columns: the columns of the model.
+        notes: notes on the table.
         parts: number of fits: folds, and the saved model.
         rows: training rows of the saved model.
         inputs: number of inputs of the model.
@@ -49,7 +49,7 @@ class FitPlan(NamedTuple):
         recipe: heads and seconds of one part; None for a specification.
         widths: widths of a specification.
         parameters: number of parameters of a specification.
-        bytes: an estimate of the memory of the encoded table and of a pass of a specification over it.
+        bytes: an estimate of the memory of the encoded table and of a pass of a specification.
     """
 
     columns: tuple[PlannedColumn, ...]
@@ -65,7 +65,7 @@ class FitPlan(NamedTuple):
 
 
 def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
-    """Return what a fit will do, without a fit.
+    """Return the plan of a fit, without a fit.
 
     Args:
         problem: result of `read_problem`.

@@ -1,4 +1,4 @@
-"""Tune a table: trials of configurations on inner folds of the training rows, the best of which is fitted as a run."""
+"""Tune a table: trials of configurations on inner folds of the training rows; the best configuration is fitted as a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STARTING = 8
 """Trials with random options before the sampler learns from them."""
 
 PARAMETERS = 1_000_000
-"""Most parameters of a specification that is tried."""
+"""Maximum number of parameters of a specification."""
 
 ATTEMPTS = 0.2, 0.5, 1.0
 """Seconds before a database is opened again."""
@@ -69,9 +69,9 @@ class TuneConfig(Spec):
     """Number of trials, time and place of a study.
 
     Args:
-        trials: number of trials of the study, also of those of other processes and before an interrupt.
-        timeout: seconds after which no trial begins; None for no limit. A trial that runs then ends after its fold.
-        inner_folds: folds of the training rows on which a trial is scored.
+        trials: number of trials of the study, including trials of other processes and before an interruption.
+        timeout: seconds after which no trial begins; None for no limit. A running trial ends after its fold.
+        inner_folds: number of folds of the training rows, to score trials.
         storage: a file, or the URL of a database such as `sqlite:///study.db`, of the trials: to resume, and for several
             processes; None keeps them in memory.
     """
@@ -110,7 +110,7 @@ class TuneReport(NamedTuple):
     Attributes:
         report: the fit of the best configuration; None if only trials were requested.
         best: the best trial.
-        front: trials that no other one surpasses in loss, parameters and seconds, the best first.
+        front: Pareto front of loss, parameters and seconds, the best first.
         counts: number of trials by state: complete, pruned, failed.
         failures: reasons of failed trials, by number.
     """
@@ -138,9 +138,9 @@ def tune(
 ) -> TuneReport:
     """Tune a model of a table, fit the best configuration as a run, and return the trials.
 
-    The first trial is what `kapsi fit` does by default: the automatic model. Others are sums of some heads with other options, and
+    The first trial is the automatic model, as in `kapsi fit`. Others are sums of some heads with other options, and
     specifications κ × ψ × π with widths, penalties and solvers. A trial is scored on inner folds of the training rows, and
-    given up after a fold that is worse than the median. The held-out rows of the run do not take part.
+    given up after a fold worse than the median. The held-out rows of the run do not take part.
 
     Args:
         table: CSV or Parquet file.
@@ -178,8 +178,8 @@ def tune_problem(
         config: options of the table, loss and seed, and the recipe of the first trial.
         study: trials, time and place.
         output, overwrite: see `tune`.
-        refit: fit the best configuration; without, only trials are run, for a study that another process ends.
-        on_trial: called after each trial with its row, None if it was given up, and the number of finished trials.
+        refit: fit the best configuration; False runs trials only, for a study completed by another process.
+        on_trial: called after each trial with its row, None for a trial given up, and the number of finished trials.
 
     Raises:
         KapsiError: the table or an option does not fit, or all trials fail.
@@ -210,13 +210,13 @@ class _Options:
         self.trial = trial
 
     def choose(self, name: str, values: Mapping[str, Any]) -> Any:
-        """Return one of several values; the first one is the default."""
+        """Return a choice among values; the first is the default."""
         if isinstance(self.trial, Mapping):
             return values[self.trial[name]]
         return values[self.trial.suggest_categorical(name, list(values))]
 
     def number(self, name: str, low: float, high: float) -> float:
-        """Return a number between bounds, even in its logarithm."""
+        """Return a number between bounds, uniform in the logarithm."""
         if isinstance(self.trial, Mapping):
             return float(self.trial[name])
         return float(self.trial.suggest_float(name, low, high, log=True))
@@ -284,7 +284,7 @@ class _Tuner:
         from optuna.trial import TrialState
 
         trial = self.study.ask()
-        # By the number of the trial: a resumed study draws what an uninterrupted one does, and processes draw differently.
+        # Seeded by the number of the trial: a resumed study draws as an uninterrupted study, and processes differ.
         seed = int(np.random.SeedSequence([self.seed, trial.number]).generate_state(1)[0])
         self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTING)
         try:
@@ -333,7 +333,7 @@ class _Tuner:
         return mean
 
     def _checked(self, config: RunConfig) -> RunConfig:
-        """Return the resolved configuration; refuse specifications that are too large."""
+        """Return the resolved configuration; refuse specifications of too many parameters."""
         config = resolve_run(self.problem, config)
         if config.model is not None:
             widths = len(self.problem.preprocessing.names()), outputs_of(self.problem)
@@ -357,7 +357,7 @@ class _Tuner:
         return self._specification(options)
 
     def _heads(self, options: _Options) -> Auto:
-        """Return the automatic model of some heads; of all with their default options it is the one of `kapsi fit`."""
+        """Return the automatic model of some heads; all heads with default options give the model of `kapsi fit`."""
         recipe, heads, plain = cast(Auto, self.config.recipe), [], True
         for name, offered in self.kinds.items():
             if not options.choose(name, {"yes": True, "no": False}):
@@ -441,7 +441,7 @@ class _Tuner:
         return rows[0]
 
     def front(self) -> tuple[TrialRow, ...]:
-        """Return the trials that no other one surpasses in loss, parameters and seconds."""
+        """Return the Pareto front of loss, parameters and seconds."""
         rows = self.rows_of_trials()
         costs = [(row.loss, row.parameters, row.seconds) for row in rows]
 

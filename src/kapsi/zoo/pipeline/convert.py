@@ -60,7 +60,7 @@ class Stage:
 
 
 class Flow(NamedTuple):
-    """The steps before the last one.
+    """The steps before the last step.
 
     Attributes:
         encoders: steps on raw columns.
@@ -352,7 +352,7 @@ def _encoder(step: Any, columns: Sequence[str], where: str) -> RawEncoder:
 
 
 def _without(places: Any, drop: int) -> Any:
-    """Return indices of indicators without a dropped one, -1 for it."""
+    """Return indices of indicators; -1 for a dropped indicator."""
     return np.where(places == drop, -1, np.where(places > drop, places - 1, places))
 
 
