@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +19,7 @@ from kapsi.function import option
 from kapsi.modules import Head, Model
 from kapsi.modules.store import as_generator
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData, row_losses
+from kapsi.recipes.fold_newton import fold_newton_path, is_small
 from kapsi.recipes.solve import (
     CHUNK,
     CONSTANT,
@@ -206,6 +207,11 @@ class LinearProblem:
             known[key] = problem
         return known[key]
 
+    def takes_folds_at_once(self, folds: int) -> bool:
+        """Return whether the path of all folds is computed at once: for few rows and columns, and losses other than squares."""
+        few = is_small(folds, len(self.data.x), self.rows.width, self.data.outputs)
+        return few and folds > 1 and self.rows.stored is not None and not self.data.loss.closed_form
+
     @property
     def largest(self) -> float:
         """Return the largest mean square of a coordinate."""
@@ -284,15 +290,10 @@ class _Crossed(NamedTuple):
     def of(cls, recipe: LinearInParameters, data: RecipeData, folds: Sequence[Fold], seed: int) -> _Crossed:
         """Return the result for the penalty with the least loss of all held-out rows."""
         whole = LinearProblem.of(recipe, data, seed) if recipe.blind else None
-        # One path for all folds: the strongest useful penalty differs between them.
-        penalties: tuple[float, ...] = ()
-        parts = []
-        for fold in folds:
-            problem = whole or LinearProblem(recipe, data.take(fold[0]), seed)
-            penalties = penalties or recipe.path(problem)
-            outputs_of = whole.held_out(*fold, recipe.bounded) if whole else problem.outputs_of(data.x[fold[1]])
-            thetas = problem.thetas(penalties, ROUGH, fold[0] if whole else None)
-            parts.append(_held_out_path(data, fold[1], outputs_of, zip(penalties, thetas, strict=True)))
+        if whole and whole.takes_folds_at_once(len(folds)):
+            parts = _folds_at_once(whole, folds, recipe)
+        else:
+            parts = _fold_by_fold(whole, data, folds, recipe, seed)
         common = [penalty for penalty in parts[0] if all(penalty in part for part in parts)]
         totals = [sum(part[penalty][0] for part in parts) for penalty in common]
         best = min(range(len(common)), key=totals.__getitem__)
@@ -302,29 +303,80 @@ class _Crossed(NamedTuple):
         return cls(totals[best], replace(recipe, l2=common[best]), outputs)
 
 
+def _fold_by_fold(
+    whole: LinearProblem | None, data: RecipeData, folds: Sequence[Fold], recipe: LinearInParameters, seed: int
+) -> list[dict[float, tuple[float, Tensor]]]:
+    """Return loss and outputs of the held-out rows of each fold by penalty; `whole` is the problem of all rows, if folds share it."""
+    # One path for all folds: the strongest useful penalty differs between them.
+    penalties: tuple[float, ...] = ()
+    parts = []
+    for fold in folds:
+        problem = whole or LinearProblem(recipe, data.take(fold[0]), seed)
+        penalties = penalties or recipe.path(problem)
+        outputs_of = whole.held_out(*fold, recipe.bounded) if whole else problem.outputs_of(data.x[fold[1]])
+        thetas = problem.thetas(penalties, ROUGH, fold[0] if whole else None)
+        parts.append(_held_out_path(data, fold[1], outputs_of, zip(penalties, thetas, strict=True)))
+    return parts
+
+
+def _folds_at_once(
+    whole: LinearProblem, folds: Sequence[Fold], recipe: LinearInParameters
+) -> list[dict[float, tuple[float, Tensor]]]:
+    """Return the same for a small problem of a loss other than squares, whose folds share the path."""
+    data, rows, penalties = whole.data, whole.rows, recipe.path(whole)
+    shares = torch.zeros(len(folds), len(data.x), dtype=torch.float64)
+    for number, (train, _) in enumerate(folds):
+        shares[number, train] = rows.share[train]
+    shares /= shares.sum(1, keepdim=True)
+    maps = [whole.held_out(*fold, recipe.bounded) for fold in folds]
+    z = cast(Tensor, rows.stored)
+    path = zip(penalties, fold_newton_path(z, shares, data.y, data.loss, data.outputs, penalties, ROUGH), strict=True)
+    steps = [_HeldOutPath(data, test, outputs_of) for (_, test), outputs_of in zip(folds, maps, strict=True)]
+    for penalty, thetas in path:
+        if not all([step.add(penalty, theta) for step, theta in zip(steps, thetas, strict=True)]):
+            break
+    return [step.results for step in steps]
+
+
 def _held_out_path(
     data: RecipeData, test: Tensor, outputs_of: Callable[[Tensor], Tensor], path: Iterable[tuple[float, Tensor]]
 ) -> dict[float, tuple[float, Tensor]]:
-    """Return loss and outputs of the held-out rows of a fold by penalty, from strong ones to the first that are too weak.
+    """Return loss and outputs of the held-out rows of a fold by penalty; `path` has penalties with their coefficients."""
+    held_out = _HeldOutPath(data, test, outputs_of)
+    for penalty, theta in path:
+        if not held_out.add(penalty, theta):
+            break
+    return held_out.results
+
+
+class _HeldOutPath:
+    """Loss and outputs of the held-out rows of a fold by penalty, from strong ones to the first that are too weak.
 
     Args:
         data: the rows.
         test: the held-out rows.
         outputs_of: maps coefficients to their outputs.
-        path: penalties with the coefficients of the training rows.
+
+    Attributes:
+        results: loss and outputs by penalty.
     """
-    y, weight = data.y[test], None if data.weight is None else data.weight[test]
-    results: dict[float, tuple[float, Tensor]] = {}
-    least, useless = math.inf, 0
-    for penalty, theta in path:
-        outputs = outputs_of(theta)
-        value = _loss(outputs, y, weight, data)
-        results[penalty] = value, outputs
-        if value < least * (1 - SLIGHT):
-            least, useless = value, 0
-        elif (useless := useless + 1) >= WORSE:
-            break
-    return results
+
+    def __init__(self, data: RecipeData, test: Tensor, outputs_of: Callable[[Tensor], Tensor]) -> None:
+        self.data, self.outputs_of, self.y = data, outputs_of, data.y[test]
+        self.weight = None if data.weight is None else data.weight[test]
+        self.results: dict[float, tuple[float, Tensor]] = {}
+        self.least, self.useless = math.inf, 0
+
+    def add(self, penalty: float, theta: Tensor) -> bool:
+        """Add the coefficients of a penalty; return whether weaker ones are worth a trial."""
+        outputs = self.outputs_of(theta)
+        value = _loss(outputs, self.y, self.weight, self.data)
+        self.results[penalty] = value, outputs
+        if value < self.least * (1 - SLIGHT):
+            self.least, self.useless = value, 0
+        else:
+            self.useless += 1
+        return self.useless < WORSE
 
 
 def _loss(outputs: Tensor, y: Tensor, weight: Tensor | None, data: RecipeData) -> float:

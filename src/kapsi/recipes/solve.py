@@ -19,6 +19,7 @@ from kapsi.training.losses.base import Loss
 __all__ = [
     "Basis",
     "DesignRows",
+    "contrasts",
     "correlated_ridge_path",
     "leave_one_out",
     "newton_path",
@@ -286,7 +287,7 @@ def newton_path(
         tolerance: relative decrease of the penalized loss that ends the steps.
         rough: that of all penalties but the last; None for the same.
     """
-    mix = _contrasts(outputs, rows.share) if loss.shift_invariant else torch.eye(outputs, dtype=rows.share.dtype)
+    mix = contrasts(outputs, rows.share) if loss.shift_invariant else torch.eye(outputs, dtype=rows.share.dtype)
     mix = mix.to(rows.share.device)
     here = rows.share.new_zeros(rows.width, len(mix)), rows.share.new_zeros(len(rows.share), len(mix))
     before = here
@@ -300,7 +301,7 @@ def newton_path(
         yield here[0] @ mix
 
 
-def _contrasts(n: int, like: Tensor) -> Tensor:
+def contrasts(n: int, like: Tensor) -> Tensor:
     """Return n − 1 orthonormal rows with sum 0, `(n − 1, n)`."""
     rows = torch.eye(n, dtype=like.dtype)[1:].clone()
     for i in range(n - 1):
