@@ -72,6 +72,17 @@ def test_few_rows_that_are_all_right_do_not_make_certain() -> None:
     assert float((weight * logits).softmax(1).amax(1).min()) > 0.997
 
 
+def test_many_rows_without_a_loss_give_no_weight_to_an_average_of_heads() -> None:
+    labels = (torch.arange(4000) % 2).long()
+    right = torch.nn.functional.one_hot(labels, 2).double()
+    heads = [(12 + normal(4000, 1, seed=0)) * right, (12 + normal(4000, 1, seed=1)) * right]
+    tied = [torch.where(torch.arange(4000)[:, None] < 40, heads[0], heads[1]), heads[0]]
+    chosen = select_heads(tied, labels, None, kp.CrossEntropy(), [0, 1], average=0.5)
+    assert chosen.loss < 5e-5
+    few = select_heads([h[:100] for h in tied], labels[:100], None, kp.CrossEntropy(), [0, 1], average=0.5)
+    assert sum(few.weights) < 0.9 * sum(chosen.weights)
+
+
 def data_of(rows: int, **parts: torch.Tensor) -> RecipeData:
     y = torch.arange(rows) % 3
     x = torch.zeros(rows, 1, dtype=torch.float64)
