@@ -20,7 +20,8 @@ COUNTS = torch.arange(ROWS, dtype=torch.float64)[:, None] % 4
 
 
 @pytest.mark.parametrize(
-    ("loss", "y", "outputs"), [(kp.CrossEntropy(), LABELS, 3), (kp.CrossEntropy(0.1), LABELS, 3), (Poisson(), COUNTS, 1)]
+    ("loss", "y", "outputs"),
+    [(kp.CrossEntropy(), LABELS, 3), (kp.CrossEntropy(0.1), LABELS, 3), (Poisson(), COUNTS, 1)],
 )
 def test_coefficients_of_each_fold_have_no_gradient(loss, y, outputs) -> None:
     path = list(fold_newton_path(Z, SHARES, y, loss, outputs, PENALTIES, 1e-12))

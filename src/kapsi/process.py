@@ -123,6 +123,15 @@ def _exponential(x: Tensor) -> Tensor:
     return inside.exp() * (1 + (x - inside))
 
 
+LOG_CUTOFF = 1e-4
+"""Smallest exact input of the logarithm, which continues as its tangent to be defined everywhere."""
+
+
+def _logarithm(x: Tensor) -> Tensor:
+    inside = x.clamp_min(LOG_CUTOFF)
+    return inside.log() + (x - inside) / LOG_CUTOFF
+
+
 def _activation(
     title: str, name: str, function: Callable[..., Tensor], formula: str, *aliases: str
 ) -> type[Activation]:
@@ -146,6 +155,9 @@ Softsign = _activation("Softsign", "softsign", F.softsign, "x divided by one plu
 Asinh = _activation("Asinh", "asinh", torch.asinh, "The inverse hyperbolic sine: logarithmic for large x.")
 Sine = _activation("Sine", "sine", torch.sin, "sin(x).", "sin")
 Exp = _activation("Exp", "exp", _exponential, "eˣ for x ≤ 10, its tangent beyond: products from the sums of a layer.")
+Log = _activation(
+    "Log", "log", _logarithm, "log x for x ≥ 10⁻⁴, its tangent below: with `exp`, powers and products of inputs."
+)
 
 
 # ------------------------------------------------------------------------------------------------ norms and dropout

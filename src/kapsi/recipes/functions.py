@@ -17,6 +17,7 @@ from kapsi.function import option
 from kapsi.modules import Model
 from kapsi.recipes.base import CrossFit, Fold, HeadRecipe, RecipeData
 from kapsi.recipes.constant import ConstantHead
+from kapsi.recipes.exact_networks import exact_trial
 from kapsi.recipes.function_search import KAN, MARGIN, PRODUCT, FunctionCandidate, network_head, seconds_of_epoch
 from kapsi.recipes.mixture import mixture
 from kapsi.recipes.trials import Trial, TrialRows, hold_out, random_inputs
@@ -56,8 +57,9 @@ class FunctionsHead(HeadRecipe, name="functions"):
     The network is a Kolmogorov–Arnold network [m, 5, n] with a penalty on the second differences of its splines, or three layers
     [m, 4, 3, n] of splines and products, `Extended` of B-splines and Taylor polynomials of degree 2. All starts are compared on a
     part of the training rows, and the near-best ones are continued on all; `cross_fit` drops a network that is far behind in the
-    first fold. Suits smooth targets with little noise, and at most 9 inputs; inputs are clamped a tenth of their range beyond the
-    training rows.
+    first fold. Products of powers of the inputs, and waves of one input, are tried first, and end the search if they are exact.
+    Suits smooth targets with little noise, and at most 9 inputs; inputs are clamped a tenth of their range beyond the training
+    rows.
 
     Args:
         networks: `kan`, `product`, or both.
@@ -159,9 +161,13 @@ class FunctionsHead(HeadRecipe, name="functions"):
 
 
 def _trials(recipe: FunctionsHead, data: RecipeData, rows: TrialRows, seed: int) -> Iterator[Trial]:
-    """Yield all starts of all networks, fitted without the validation rows."""
+    """Yield all starts of all networks, fitted without the validation rows; an exact one alone if there is one."""
     count = max(1, round(VALIDATION * len(data.x)))
     fitted, held_out = hold_out(data.x, data.y, count, count // 3, 0, seed)
+    exact = exact_trial(rows.subset(fitted), rows.subset(held_out))
+    if exact is not None:
+        yield exact
+        return
     for kind in recipe.networks:
         candidate = NETWORKS[kind].sized(data.x.shape[1], data.outputs)
         candidate = replace(candidate, training=replace(candidate.config, loss=data.loss))

@@ -306,7 +306,7 @@ class _Crossed(NamedTuple):
 def _fold_by_fold(
     whole: LinearProblem | None, data: RecipeData, folds: Sequence[Fold], recipe: LinearInParameters, seed: int
 ) -> list[dict[float, tuple[float, Tensor]]]:
-    """Return loss and outputs of the held-out rows of each fold by penalty; `whole` is the problem of all rows, if folds share it."""
+    """Return loss and outputs of the held-out rows of each fold by penalty; `whole`: the problem of all rows, if folds share it."""
     # One path for all folds: the strongest useful penalty differs between them.
     penalties: tuple[float, ...] = ()
     parts = []
@@ -333,7 +333,8 @@ def _folds_at_once(
     path = zip(penalties, fold_newton_path(z, shares, data.y, data.loss, data.outputs, penalties, ROUGH), strict=True)
     steps = [_HeldOutPath(data, test, outputs_of) for (_, test), outputs_of in zip(folds, maps, strict=True)]
     for penalty, thetas in path:
-        if not all([step.add(penalty, theta) for step, theta in zip(steps, thetas, strict=True)]):
+        going = [step.add(penalty, theta) for step, theta in zip(steps, thetas, strict=True)]
+        if not all(going):
             break
     return [step.results for step in steps]
 
