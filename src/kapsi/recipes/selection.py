@@ -33,7 +33,7 @@ UNKNOWN = 1.0
 """Pseudo-rows of unknown class in the same choice: a few rows without error do not prove a probability of 1."""
 
 SURE_ROWS, SURE_LOSS = 200.0, 5.0
-"""Number of rows, and summed loss in nats, from which classes count as noisy: many rows without a loss have classes without noise."""
+"""Number of rows, and summed loss in nats, from which classes count as noisy: many rows without loss are free of noise."""
 
 SCALES = tuple(2 ** (i / 10) for i in range(-50, 11))
 """Scales of logits."""
