@@ -104,6 +104,38 @@ def test_bash_completes_commands_and_options(words, expected) -> None:
     assert done.stdout.split() == expected, done.stderr
 
 
+IN_SHELLS = {
+    "bash": 'source script; COMP_WORDS=({}); COMP_CWORD={}; _kapsi_completion kapsi; echo "${{COMPREPLY[@]}}"',
+    "zsh": 'compdef() {{ }}; _arguments() {{ print -r -- "$@" }}; source script; words=({}); '
+    "CURRENT=$(({} + 1)); _kapsi_completion",
+    "fish": "source script; complete -C'{}'",
+}
+"""Commands that print completions of some words, and of the index of the last one."""
+
+
+@pytest.mark.parametrize("shell", IN_SHELLS)
+def test_a_shell_completes_choices(tmp_path, shell) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(common.__file__).parents[2])}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+    code = "from kapsi.cli import run; run()"
+    (tmp_path / "kapsi").write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{code}' \"$@\"\n")
+    (tmp_path / "kapsi").chmod(0o755)
+
+    def output(words: list[str], **more: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env={**environment, **more}, capture_output=True, text=True)
+        assert not done.stderr
+        return done.stdout
+
+    (tmp_path / "script").write_text(output(["./kapsi"], _KAPSI_COMPLETE=f"source_{shell}"))
+    plain = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    line = "kapsi fit t.csv --prefer ex"
+    shown = output([shell, *plain, "-c", IN_SHELLS[shell].format(line, len(line.split()) - 1)])
+    assert "explainable" in shown
+    assert "accuracy" not in shown
+
+
 # ------------------------------------------------------------------------------------------------ files and environment
 
 

@@ -36,7 +36,7 @@ app = typer.Typer(
     name="kapsi",
     help="Fit functions with Reconciled Polynomial Networks, y = <kappa(x), psi(w)> + pi(x).",
     epilog="Options also come from environment variables, KAPSI_FIT_FOLDS=5, and from the file of --config. "
-    "kapsi --install-completion completes names in bash, zsh, fish and PowerShell.",
+    "kapsi --install-completion completes commands, options and choices in bash, zsh, fish and PowerShell.",
     pretty_exceptions_enable=False,
 )
 
