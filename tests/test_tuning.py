@@ -62,6 +62,8 @@ def test_the_run_is_the_best_trial(optuna, kapsi) -> None:
     assert "taylor" in best["model"]  # the products, which linear and additive heads do not have
     assert best["score"] > 0.99
     assert data["scores"]["kapsi"]["r2"] > 0.99
+    assert data["report"] == "run/report.html"
+    assert "taylor" in Path("run/report.html").read_text()
     run = json.loads(Path("run/run.json").read_text())
     assert run["tuning"]["front"][0]["options"] == best["options"]
     assert "taylor" in Path("run/config.yaml").read_text()
@@ -79,8 +81,9 @@ def test_the_first_trial_is_the_default_of_fit_and_the_best_is_no_worse(optuna) 
 
 
 def test_the_tables_on_standard_output(optuna, kapsi) -> None:
-    code, out, err = kapsi("tune", "t.csv", "--target", "y", "--trials", 1)
+    code, out, err = kapsi("tune", "t.csv", "--target", "y", "--trials", 1, "--no-report")
     assert code == 0
+    assert not Path("runs/t/report.html").exists()
     assert out.startswith("Trials on inner folds of the training rows (1 complete, 0 pruned, 0 failed)")
     assert out.splitlines()[1].split() == ["trial", "RMSE", "R²", "parameters", "seconds", "model"]
     assert "run folder: runs/t (" in out

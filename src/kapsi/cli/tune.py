@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from kapsi.cli import reading
-from kapsi.cli.common import begin, note, notes, number, readable, run_data, say, show_json, show_report
+from kapsi.cli.common import begin, fit_page, note, notes, number, readable, run_data, say, show_json, show_report
 from kapsi.cli.common import table as show_table
 from kapsi.cli.fit import (
     ClassWeight,
@@ -29,8 +29,9 @@ from kapsi.cli.fit import (
     prepare,
     targets_of,
 )
-from kapsi.cli.options import MODEL, OUTPUT, TRAINING, Json, Overwrite, TableFile, option
+from kapsi.cli.options import MODEL, OUTPUT, TRAINING, Json, NoReport, Open, Overwrite, TableFile, option
 from kapsi.cli.reading import reading_of
+from kapsi.errors import SpecError
 from kapsi.files import check_place
 from kapsi.text import counted
 
@@ -101,9 +102,13 @@ def tune(
     date: reading.Date = None,
     unit: reading.Unit = None,
     json: Json = False,
+    no_report: NoReport = False,
+    open_: Open = False,
 ) -> None:
     """Try heads, functions, widths, penalties and solvers on inner folds, and fit the best as a run."""
     options = dict(locals())
+    if open_ and (no_report or only_trials):
+        raise SpecError(f"--open: needs the report; leave {'--no-report' if no_report else '--only-trials'} out")
     from kapsi.recipes import Auto
     from kapsi.tables import TableConfig, TuneConfig, tune_problem
 
@@ -143,7 +148,8 @@ def tune(
             refit=not only_trials,
             on_trial=lambda row, count: _show_trial(row, count, finished),
         )
-    _show(report, problem.task, json)
+    page = None if report.report is None else fit_page(report.report.path, no_report=no_report, open_=open_)
+    _show(report, problem.task, json, page)
 
 
 @contextlib.contextmanager
@@ -180,14 +186,15 @@ def _show_trial(row: TrialRow | None, count: int, finished: list[int]) -> None:
         say(f"trial {count}: {result}", err=True)
 
 
-def _show(report: TuneReport, task: str, json: bool) -> None:
-    """Write the Pareto front and the run, as tables or as one JSON object."""
+def _show(report: TuneReport, task: str, json: bool, page: Path | None) -> None:
+    """Write the Pareto front and the run with its page, as tables or as one JSON object."""
     from kapsi.tables.scores import METRICS, SHOWN
     from kapsi.training.run_folder import peek
 
     if json:
         fit = report.report
         run = {} if fit is None else {**run_data(fit.path, peek(fit.path) or {}), "notes": fit.notes}
+        run |= {} if page is None else {"report": str(page)}
         show_json({**run, "trials": report.counts, "front": [row._asdict() for row in report.front]})
         if fit is not None:
             notes(fit.notes)
@@ -203,4 +210,4 @@ def _show(report: TuneReport, task: str, json: bool) -> None:
     show_table(rows, right=range(5))
     if report.report is not None:
         say()
-        show_report(report.report)
+        show_report(report.report, page=page)
