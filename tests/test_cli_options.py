@@ -191,6 +191,10 @@ def test_options_come_from_the_environment(good, bad, monkeypatch) -> None:
     assert bad("fit", "n.csv").startswith(
         "kapsi: KAPSI_FIT_FOLD: kapsi fit has no such option; did you mean KAPSI_FIT_FOLDS?"
     )
+    monkeypatch.delenv("KAPSI_FIT_FOLD")
+    monkeypatch.setenv("KAPSI_FIT_FOLDS", "few")
+    assert bad("fit", "n.csv").startswith("kapsi: Invalid value for KAPSI_FIT_FOLDS: few, expected a valid integer")
+    assert bad("fit", "n.csv", "--folds", "x").startswith("kapsi: Invalid value for '--folds': x, expected")
 
 
 # ------------------------------------------------------------------------------------------------ JSON

@@ -193,15 +193,30 @@ def _usage(error: Any, words: Sequence[str]) -> str:
         return f"there is no command {command_name[1]!r}; {_hint(command_name[1], COMMANDS)}"
     number = re.match(r"Invalid value for '(--[\w-]+)': Input should be (.*)", message, re.DOTALL)
     if number:
-        value = next((word for word in _values_of(number[1], words)), "")
+        value = next(iter(_values_of(number[1], words)), os.environ.get(_variable(context, number[1]), ""))
         wanted = re.sub(r"^(greater|less) ", r"a number \1 ", number[2].partition(",")[0])
         message = f"Invalid value for '{number[1]}': {value}, expected {wanted}"
     choice = re.search(r"'([^']*)' is not one of ('.*')", message, re.DOTALL)
     if choice:
         close = nearest(choice[1], choice[2].strip("'").split("', '"))
         message = message.replace("Value error, ", "") + (f"; did you mean {close[0]}?" if close else "")
+    message = _of_environment(message, context, words)
     where = f" (see kapsi {command.name} --help)" if command is not None and command.name else ""
     return f"{message}{where}"
+
+
+def _variable(context: Any, option: str) -> str:
+    """Return the name of the environment variable of an option, empty without one."""
+    return next((str(p.envvar) for p in context.command.params if option in p.opts and p.envvar), "")
+
+
+def _of_environment(message: str, context: Any, words: Sequence[str]) -> str:
+    """Return a message about the value of an option with the name of its environment variable, if the value is from there."""
+    option = re.match(r"Invalid value for '(--[\w-]+)'", message)
+    if option is None or context is None or any(word.partition("=")[0] == option[1] for word in words):
+        return message
+    variable = _variable(context, option[1])
+    return message.replace(f"'{option[1]}'", variable, 1) if variable in os.environ else message
 
 
 def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:

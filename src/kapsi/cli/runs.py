@@ -81,7 +81,7 @@ def _line(path: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     if not manifest:
         return (path.name, *["-"] * 6, "damaged")
     model = _scores(manifest).get("kapsi", {})
-    scores = [_score(model, name) for name in _names(model)[:2]]
+    scores = [_score(model, name, manifest) for name in _names(model)[:2]]
     created = str(manifest.get("created", "-"))[:16].replace("T", " ")
     cells = [manifest.get(name) for name in ("target", "rows", "folds")]
     target, rows, folds = ("-" if cell is None else f"{cell:,}" if type(cell) is int else str(cell) for cell in cells)
@@ -98,10 +98,11 @@ def _names(scores: Mapping[str, Any]) -> list[str]:
     return [name for name in scores if not name.endswith(" std")]
 
 
-def _score(scores: Mapping[str, Any], name: str) -> str:
+def _score(scores: Mapping[str, Any], name: str, manifest: Mapping[str, Any]) -> str:
+    """Return name and value of a score, with the standard deviation over folds if there are any."""
     from kapsi.cli.common import number
 
-    value, std = scores.get(name), scores.get(f"{name} std")
+    value, std = scores.get(name), scores.get(f"{name} std") if manifest.get("folds") else None
     if not isinstance(value, int | float):
         return "-"
     return f"{name} {number(value, std if isinstance(std, int | float) else None)}"
@@ -130,7 +131,8 @@ def _compare(paths: Sequence[str], json: bool) -> None:
     rows = [("", *paths)]
     for name in measured:
         parts = [_scores(m).get("kapsi", {}) for m in manifests]
-        rows.append((name, *(_score(part, name).removeprefix(f"{name} ") for part in parts)))
+        cells = [_score(part, name, m).removeprefix(f"{name} ") for part, m in zip(parts, manifests, strict=True)]
+        rows.append((name, *cells))
     for name in ("parameters", "rows"):
         rows.append((name, *(f"{m[name]:,}" if name in m else "-" for m in manifests)))
     rows += [(name, *(_cell(part.get(name)) for part in options)) for name in differing]
