@@ -21,6 +21,9 @@ __all__ = ["exact_trial"]
 EXACT = 1e-16
 """Mean squared error of the held-out rows, relative to the variance of the targets, of an exact network."""
 
+FAR = 1e-4
+"""The same error of a start after which no other one of the same form is tried."""
+
 GAPS = 0.1, 0.01, 0.5
 """Starts of the least argument of a logarithm, in ranges of its input."""
 
@@ -47,11 +50,15 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
         >>> exact_trial(rows.subset(torch.arange(80)), rows.subset(torch.arange(80, 100))).candidate.name
         'powers'
     """
-    scale = float(rows.y.var(0).mean())
+    scale, far = float(rows.y.var(0).mean()), ""
     for trial in _starts(rows):
+        if trial.candidate.name == far:
+            continue
         trial.train(rows, trial.candidate.config, held_out)
         if trial.error <= EXACT * scale:
             return trial
+        if trial.error > FAR * scale:
+            far = trial.candidate.name
     return None
 
 

@@ -130,21 +130,25 @@ class FunctionsHead(HeadRecipe, name="functions"):
     def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
         start = time.perf_counter()
         outputs = data.x.new_full((len(data.x), data.outputs), torch.nan)
-        recipe = self
+        recipe, exact = self, True
         for number, (rows, test) in enumerate(folds):
-            losses, model = recipe._fit(data.take(rows), seed)
+            losses, model = recipe._fit(data.take(rows), seed, exact)
             if number == 0 and losses:
+                exact = False
                 best = min(losses.values())
                 recipe = replace(self, networks=tuple(kind for kind in losses if losses[kind] <= FAR_BEHIND * best))
             with torch.no_grad():
                 outputs[test] = model(data.x[test])
         return CrossFit(outputs, recipe, time.perf_counter() - start)
 
-    def _fit(self, data: RecipeData, seed: int) -> tuple[dict[Kind, float], Model]:
-        """Return the lowest validation loss of each network, and the model; no losses for the constant if all fits fail."""
+    def _fit(self, data: RecipeData, seed: int, exact: bool = True) -> tuple[dict[Kind, float], Model]:
+        """Return the lowest validation loss of each network, and the model.
+
+        There are no losses for an exact network, which is tried if `exact`, and for the constant if all fits fail.
+        """
         rows = TrialRows(data.x, data.y, weight=data.weight)
         with threads_for(0):
-            trials = [trial for trial in _trials(self, data, rows, seed) if not trial.failed]
+            trials = [trial for trial in _trials(self, data, rows, seed, exact) if not trial.failed]
             if not trials:
                 return {}, ConstantHead().fit(data, seed)
             best = min(trial.error for trial in trials)
@@ -160,13 +164,13 @@ class FunctionsHead(HeadRecipe, name="functions"):
         )
 
 
-def _trials(recipe: FunctionsHead, data: RecipeData, rows: TrialRows, seed: int) -> Iterator[Trial]:
+def _trials(recipe: FunctionsHead, data: RecipeData, rows: TrialRows, seed: int, exact: bool) -> Iterator[Trial]:
     """Yield all starts of all networks, fitted without the validation rows; an exact one alone if there is one."""
     count = max(1, round(VALIDATION * len(data.x)))
     fitted, held_out = hold_out(data.x, data.y, count, count // 3, 0, seed)
-    exact = exact_trial(rows.subset(fitted), rows.subset(held_out))
-    if exact is not None:
-        yield exact
+    found = exact_trial(rows.subset(fitted), rows.subset(held_out)) if exact else None
+    if found is not None:
+        yield found
         return
     for kind in recipe.networks:
         candidate = NETWORKS[kind].sized(data.x.shape[1], data.outputs)
