@@ -51,8 +51,8 @@ def formula(
 ) -> None:
     """Show a run as formulas, from simple to accurate; the last line is the best compromise, `target = formula`.
 
-    Regressions of up to 8 numbers and indicators of categories are searched for short formulas; the last row of the table is the
-    formula of the model.
+    Tables of up to 8 numbers and indicators of categories are searched for short formulas; the last row of the table is the
+    formula of the model. Two classes have one formula, `log-odds(label) = formula`, more have `logit(label) = formula` each.
     """
     from kapsi.files import atomic
     from kapsi.interpret.pareto import short_formulas
@@ -70,7 +70,7 @@ def formula(
             file.write_text(_content(best.formula, Path(output).suffix), encoding="utf-8")
     if json:
         rows = [
-            {"complexity": r.complexity, "rmse": r.rmse, "r2": r.r2, "source": r.source, "formula": r.formula.text(17)}
+            {"complexity": r.complexity, **_scores(r), "source": r.source, "formula": r.formula.text(17)}
             for r in found.rows
         ]
         show_json(
@@ -89,7 +89,9 @@ def formula(
             f"the formula has {len(text):,} characters; write it to a file with --output formula.py, or choose --complexity"
         )
     notes(found.notes)
-    show_table([("complexity", "R²", "RMSE", "", "formula"), *map(_cells, found.rows)], right=(0, 1, 2))
+    classes = any(row.log_loss == row.log_loss for row in found.rows)
+    scores = ("accuracy", "log loss") if classes else ("R²", "RMSE")
+    show_table([("complexity", *scores, "", "formula"), *map(_cells, found.rows)], right=(0, 1, 2))
     say()
     if len(text) > LONGEST_LINE:
         say(f"written: {output}")
@@ -101,7 +103,16 @@ def _cells(row: FormulaRow) -> tuple[str, ...]:
     text = " ; ".join(row.formula.text(4).splitlines())
     shown = text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
     scores = ("-", "-") if row.r2 != row.r2 else (f"{row.r2:.6f}", number(row.rmse, None))
-    return (str(row.complexity), *scores, "model" if row.source == "model" else "", shown)
+    if row.log_loss == row.log_loss:
+        scores = (f"{row.accuracy:.4f}", f"{row.log_loss:.4f}")
+    return (str(row.complexity), *scores, "" if row.source == "search" else row.source, shown)
+
+
+def _scores(row: FormulaRow) -> dict[str, float]:
+    """Return the errors of a formula by name."""
+    if row.log_loss == row.log_loss:
+        return {"log_loss": row.log_loss, "accuracy": row.accuracy}
+    return {"rmse": row.rmse, "r2": row.r2}
 
 
 def _content(formula: ModelFormula, suffix: str) -> str:

@@ -23,6 +23,8 @@ HOMES: dict[str, str] = {
     "ModelFormula": "formulas",
     "PairEffect": "importance",
     "Pruned": "pruning",
+    "Simplified": "simplification",
+    "SimplifiedEdge": "simplification",
     "attribution": "edges",
     "contributions": "attribution",
     "edge_formulas": "edge_fits",
@@ -34,6 +36,7 @@ HOMES: dict[str, str] = {
     "prune": "pruning",
     "search_formula": "search",
     "short_formulas": "pareto",
+    "simplify": "simplification",
 }
 """The module of each public name."""
 

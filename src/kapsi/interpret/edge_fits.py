@@ -283,7 +283,7 @@ def edge_formulas(
         >>> print(result.text())
         y1 = 3*sin(x1) - 2*x2
     """
-    names = FUNCTIONS if functions is None else _checked_names(functions)
+    names = checked_functions(functions)
     least = check_number("edge_formulas(least)", least, 0, 1)
     layers = edge_functions(model, checked_rows(model, x, "edge_formulas", least=2))
     if any(layer.output is not None for layer in layers):
@@ -296,7 +296,10 @@ def edge_formulas(
     return EdgeFormulas(tuple(edges), constants, least)
 
 
-def _checked_names(functions: Any) -> tuple[str, ...]:
+def checked_functions(functions: Any) -> tuple[str, ...]:
+    """Return names of functions of edges, all for None."""
+    if functions is None:
+        return FUNCTIONS
     names = (functions,) if isinstance(functions, str) else tuple(functions)
     if not names:
         raise SpecError(f"edge_formulas(functions): expected at least one of {', '.join(FUNCTIONS)}")
@@ -305,11 +308,17 @@ def _checked_names(functions: Any) -> tuple[str, ...]:
 
 def _best(layer: Edges, j: int, k: int, names: Iterable[str]) -> EdgeFormula:
     """Return the best formula of the edge from node k to node j."""
-    x, y = (values.to("cpu", torch.float64) for values in (layer.inputs[:, k], layer.values[:, j, k]))
     # Variation by rounding of the node counts as zero.
     coarse = torch.finfo(layer.values.dtype).eps
-    size = float(layer.values[:, j].abs().max())
-    if float(y.std()) <= 16 * coarse * size or float(x.amax() - x.amin()) <= 16 * coarse * float(x.abs().max()):
+    rounding = 16 * coarse * float(layer.values[:, j].abs().max())
+    return fitted_edge(layer.inputs[:, k], layer.values[:, j, k], rounding, names)
+
+
+def fitted_edge(x: Tensor, y: Tensor, rounding: float, names: Iterable[str]) -> EdgeFormula:
+    """Return the best formula y = c f(a x + b) + d, a constant if the deviation of y is at most `rounding`."""
+    still = 16 * torch.finfo(x.dtype).eps * float(x.abs().max())
+    x, y = x.to("cpu", torch.float64), y.to("cpu", torch.float64)
+    if float(y.std()) <= rounding or float(x.amax() - x.amin()) <= still:
         return EdgeFormula("0", 1.0, 0.0, 0.0, float(y.mean()), 1.0)
     fits = [formula for name in names for formula in _fit(name, x, y)]
     return min(fits, key=_score, default=EdgeFormula("0", 1.0, 0.0, 0.0, float(y.mean()), 0.0))

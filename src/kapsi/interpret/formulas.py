@@ -32,7 +32,8 @@ class ModelFormula:
     """Formulas of the outputs of a model.
 
     Attributes:
-        outputs: expression of each output: targets, or `logit of LABEL` for each class.
+        outputs: expression of each output: targets, `log-odds(LABEL)` of the second of two classes, or
+            `logit(LABEL)` for each class.
         symbols: a symbol for each input: columns in their units, indicators of categories and of missing values, 0 or 1.
         notes: what the formula leaves out, and where it is valid.
     """
@@ -128,10 +129,11 @@ def _of_table(table: TableModel) -> ModelFormula:
     inputs = [s if scale is None else (s - sympy.Float(scale[0])) / sympy.Float(scale[1]) for s, scale in pairs]
     outputs = model_expressions(table.model, np.array(inputs, dtype=object))
     if table.classes is not None:
-        names = [f"logit of {label_text(label)}" for label in table.classes]
+        names = list(class_outputs(table))
+        outputs = outputs[1:] - outputs[:1] if len(table.classes) == 2 else outputs
     else:
         names = list(table.targets)
-        outputs = np.array([_unscaled(y, table.scale, i) for i, y in enumerate(outputs)], dtype=object)
+        outputs = np.array([unscaled(y, table.scale, i) for i, y in enumerate(outputs)], dtype=object)
     return ModelFormula(dict(zip(names, outputs.tolist(), strict=True)), symbols, tuple(valid_range(table)))
 
 
@@ -157,7 +159,7 @@ def raw_inputs(preprocessing: Preprocessing, features: Any) -> Floats:
     return inputs
 
 
-def _unscaled(y: sympy.Expr, scale: TargetScale | None, index: int) -> sympy.Expr:
+def unscaled(y: sympy.Expr, scale: TargetScale | None, index: int) -> sympy.Expr:
     """Return an output in the unit of the target."""
     if scale is None:
         return y
@@ -173,6 +175,12 @@ def _unscaled(y: sympy.Expr, scale: TargetScale | None, index: int) -> sympy.Exp
     above = sympy.exp(y) - 1 if scale.power == 0 else (p * y + 1) ** (1 / p) - 1
     below = 1 - sympy.exp(-y) if scale.power == 2 else 1 - ((p - 2) * y + 1) ** (1 / (2 - p))
     return sympy.Float(scale.factor) * sympy.Piecewise((above, y >= 0), (below, True))
+
+
+def class_outputs(table: TableModel) -> tuple[str, ...]:
+    """Return the names of the formulas of classes: the log-odds of the second of two, else the logit of each."""
+    labels = [label_text(label) for label in table.classes or ()]
+    return (f"log-odds({labels[1]})",) if len(labels) == 2 else tuple(f"logit({label})" for label in labels)
 
 
 def valid_range(table: TableModel) -> list[str]:

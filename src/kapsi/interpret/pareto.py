@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import sympy
 
-from kapsi.data.tabular import NumberColumn, Preprocessing
+from kapsi.data.tabular import NumberColumn, Preprocessing, Table
 from kapsi.data.tabular.encoders import CategoryColumn
-from kapsi.errors import DataError, FormulaError
+from kapsi.errors import DataError, FormulaError, SpecError
+from kapsi.interpret.class_formulas import MAX_CLASSES, class_errors, class_formulas
 from kapsi.interpret.expressions import Floats, evaluate
-from kapsi.interpret.formulas import ModelFormula, formula, raw_inputs, valid_range
+from kapsi.interpret.formulas import ModelFormula, class_outputs, formula, raw_inputs, valid_range
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.search import MAX_INPUTS
+from kapsi.interpret.simplification import simplify
+from kapsi.interpret.view import of_table
 from kapsi.tables.run_folder import LoadedRun
 
 __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
@@ -36,8 +39,9 @@ class FormulaRow:
         rmse: root mean squared error on the rows, in units of the target; NaN without rows.
         r2: explained share of the variance of the target on the rows.
         formula: the formula.
-        source: `search`, or `model` for the formula of the fitted model.
+        source: `search`, `simplified` for the formula of `kapsi.interpret.simplify`, or `model` for that of the fitted model.
         cost: description length of a searched formula, lower is better.
+        log_loss, accuracy: of classes on the rows, NaN for regressions; `r2` and `rmse` are NaN then.
     """
 
     complexity: int
@@ -46,6 +50,8 @@ class FormulaRow:
     formula: ModelFormula
     source: str
     cost: float = np.inf
+    log_loss: float = np.nan
+    accuracy: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -71,17 +77,22 @@ class FormulaTable:
             if not small:
                 least = min(row.complexity for row in self.rows)
                 raise FormulaError(f"--complexity {complexity}: the simplest formula has complexity {least}")
-            return max(small, key=lambda row: row.r2 if np.isfinite(row.r2) else -np.inf)
+            return max(
+                small, key=lambda row: max((v for v in (row.r2, -row.log_loss) if np.isfinite(v)), default=-np.inf)
+            )
         return min(self.rows, key=lambda row: row.cost)
 
 
 def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: float = 60.0) -> FormulaTable:
-    """Return short formulas of a regression of up to 8 numbers and indicators of categories, and the formula of the fitted model.
+    """Return short formulas of a run of up to 8 numbers and indicators of categories, and the formula of the fitted model.
+
+    For regressions the formula of the target; for two classes the log-odds of the second; for up to 10 classes a logit for each,
+    whose softmax gives the probabilities.
 
     Args:
         run: a run of `kp.load_run`.
         rows: a frame with the columns of the model; None: the rows that the run keeps.
-        y: targets of the rows; None without rows.
+        y: targets or labels of the rows; None without rows.
         seconds: time of the search; 0 for none.
 
     Raises:
@@ -94,13 +105,16 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
     reason = _no_search(run, targets) if seconds else "no search was requested"
     if not reason and table is not None:
         kept = _searched_inputs(model.preprocessing)
-        known = np.isfinite(targets)
+        known = np.isfinite(targets) & ((targets >= 0) | (model.classes is None))
         for column in model.preprocessing.columns:
             known &= ~table.columns[column.name].missing
         if known.sum() >= LEAST_ROWS:
             x = raw_inputs(model.preprocessing, table)[known][:, kept]
             start = time.monotonic()
-            found = _searched(run, x, targets[known], kept, seconds)
+            if model.classes is None:
+                found = _searched(run, x, targets[known], kept, seconds)
+            else:
+                found = _of_classes(run, x, table.take(np.flatnonzero(known)), targets[known], kept, seconds)
             if time.monotonic() - start >= seconds:
                 notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
@@ -112,8 +126,8 @@ def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: 
         notes.append(f"the formula of the model has {weights:,} weights and is left out; --exact shows it")
         return FormulaTable(tuple(found), tuple(notes))
     try:
-        own = formula(run)
-        found.append(_of_model(run, own, table, targets))
+        own = _of_model(run, formula(run), "model", table, targets)
+        found += [*_simplified(run, rows, y, own, table, targets, seconds), own]
     except FormulaError as error:
         if not found:
             more = "kapsi fit --head quadratic fits a model with a formula"
@@ -129,7 +143,10 @@ def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
             raise DataError("short_formulas: rows need their targets; give y, too")
         preprocessing = run.model.preprocessing
         table = preprocessing.check(preprocessing.table_of(rows, "short_formulas", run.model.reading))[0]
-        return table, np.asarray(y, dtype=np.float64)
+        if run.model.classes is None:
+            return table, np.asarray(y, dtype=np.float64)
+        codes = {label: float(code) for code, label in enumerate(run.model.classes)}
+        return table, np.array([codes.get(label, -1.0) for label in np.asarray(y).tolist()])
     kept = run.rows
     return (None, None) if kept is None else (kept.table, np.asarray(kept.y, dtype=np.float64))
 
@@ -137,8 +154,10 @@ def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
 def _no_search(run: LoadedRun, y: Any) -> str:
     """Return why there is no search, empty if there is one."""
     preprocessing = run.model.preprocessing
-    if run.model.classes is not None or len(run.model.targets) > 1:
-        return "a search needs a regression of one target"
+    if len(run.model.targets) > 1:
+        return "a search needs one target"
+    if len(run.model.classes or ()) > MAX_CLASSES:
+        return f"a search takes up to {MAX_CLASSES} classes, there are {len(run.model.classes or ())}"
     others = [c.name for c in preprocessing.columns if not isinstance(c, NumberColumn | CategoryColumn)]
     others += [*(text.name for text in preprocessing.texts), *(image.name for image in preprocessing.images)]
     if others:
@@ -174,14 +193,55 @@ def _searched(run: LoadedRun, x: Floats, y: Floats, kept: list[int], seconds: fl
     ]
 
 
-def _of_model(run: LoadedRun, own: ModelFormula, table: Any, y: Any) -> FormulaRow:
-    """Return the formula of the model with its error on the rows; NaN for classes."""
-    if table is None or run.model.classes is not None or len(run.model.targets) > 1:
-        return FormulaRow(own.complexity, np.nan, np.nan, own, "model")
+def _of_classes(
+    run: LoadedRun, x: Floats, table: Table, codes: Floats, kept: list[int], seconds: float
+) -> list[FormulaRow]:
+    """Return short formulas of the log-odds of two classes, or of the logit of each."""
+    names, outputs = run.model.preprocessing.names(), class_outputs(run.model)
+    symbols = tuple(sympy.Symbol(names[i], real=True) for i in kept)
+    seen = of_table(run.model, table)
+    found = class_formulas(x, codes, seen.function(seen.inputs), symbols, seconds)
+    return [
+        FormulaRow(
+            f.complexity,
+            np.nan,
+            np.nan,
+            ModelFormula(dict(zip(outputs, f.expressions, strict=True)), symbols),
+            "search",
+            f.cost,
+            f.log_loss,
+            f.accuracy,
+        )
+        for f in found
+    ]
+
+
+def _simplified(
+    run: LoadedRun, rows: Any, y: Any, own: FormulaRow, table: Any, targets: Any, seconds: float
+) -> list[FormulaRow]:
+    """Return the simplified formula of a model of univariate functions, if it is shorter than its own."""
+    if not seconds or table is None:
+        return []
+    try:
+        short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
+    except (SpecError, FormulaError):
+        return []
+    return [_of_model(run, short, "simplified", table, targets)] if short.complexity < own.complexity else []
+
+
+def _of_model(run: LoadedRun, own: ModelFormula, source: str, table: Any, y: Any) -> FormulaRow:
+    """Return the formula of the model with its error on the rows."""
+    if table is None or len(run.model.targets) > 1:
+        return FormulaRow(own.complexity, np.nan, np.nan, own, source)
     values = raw_inputs(run.model.preprocessing, table)
+    if run.model.classes is not None:
+        known = y >= 0
+        columns = {symbol: values[known, i] for i, symbol in enumerate(own.symbols)}
+        loss, accuracy = class_errors(tuple(own.outputs.values()), columns, y[known].astype(np.int64))
+        return FormulaRow(own.complexity, np.nan, np.nan, own, source, np.inf, loss, accuracy)
     (output,) = own.outputs.values()
     predicted = np.broadcast_to(evaluate(output, {s: values[:, i] for i, s in enumerate(own.symbols)}), y.shape)
     known = np.isfinite(y)
     mse = float(np.mean((predicted - y)[known] ** 2))
     variance = float(np.var(y[known]))
-    return FormulaRow(own.complexity, float(np.sqrt(mse)), 1 - mse / variance if variance else np.nan, own, "model")
+    return FormulaRow(own.complexity, float(np.sqrt(mse)), 1 - mse / variance if variance else np.nan, own, source)

@@ -6,10 +6,9 @@ of models of univariate functions; inputs and heads are those of any model.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,10 @@ from kapsi.fusion import Sum
 from kapsi.hooks import copied
 from kapsi.interpret.edge_pruning import without_edges
 from kapsi.interpret.importance import importances_of
-from kapsi.interpret.view import View, of_table, view
-from kapsi.modules import Layer, Model, checked_rows
+from kapsi.interpret.rows import ModelRows, model_rows
+from kapsi.modules import Layer, Model
 from kapsi.process import Affine
 from kapsi.spec import STANDARDIZING, ModelSpec
-from kapsi.tables.model import TableModel
-from kapsi.tables.run_folder import LoadedRun
 from kapsi.text import counted
 from kapsi.training.engine import fit
 from kapsi.training.losses import MSE, CrossEntropy, Loss
@@ -125,11 +122,13 @@ def prune(
         )
     if fine_tune is not None and not isinstance(fine_tune, Mapping):
         refuse("prune(fine_tune)", "a mapping of options of kp.fit, such as {'epochs': 20}, or None", fine_tune)
-    task = _Task.of(model, data, loss)
+    task = model_rows(model, data, "prune")
+    criterion = _loss(loss, task.y)
     if fine_tune is not None and task.y is None:
         raise DataError("prune(fine_tune): fine-tuning needs targets; give the data as (x, y)")
     fixed = coerce(bool, fixed, "prune(fixed)")
-    small, removed = task.model, dict.fromkeys(PARTS, ())  # type: dict[str, tuple[str, ...]]
+    small = task.model
+    removed: dict[str, tuple[str, ...]] = dict.fromkeys(PARTS, ())
     if "heads" in given:
         small, removed["heads"] = _without_heads(small, task.x, given["heads"])
     if "inputs" in given:
@@ -138,73 +137,14 @@ def prune(
         small, removed["nodes"], removed["edges"] = without_edges(
             small, task.x, given.get("edges"), given.get("nodes"), fixed=fixed
         )
-    before, after, tuned = task.error(task.model), task.error(small), None
+    before, after, tuned = _error(task.model, task, criterion), _error(small, task, criterion), None
     if fine_tune is not None:
-        options = {"loss": task.loss, **fine_tune}
+        options = {"loss": criterion, **fine_tune}
         fit(small, (task.x, task.y), **options)
         small.train(task.model.training)
-        tuned = task.error(small)
+        tuned = _error(small, task, criterion)
     counts = [sum(p.numel() for p in m.parameters()) for m in (task.model, small)]
     return Pruned(task.wrapped(small), removed, before, after, tuned, (counts[0], counts[1]))
-
-
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """A model with encoded rows: x, targets on the scale of the outputs or class codes, the loss, names of the columns.
-
-    `wrapped` returns a model in the kind of the given one.
-    """
-
-    model: Model
-    x: Tensor
-    y: Tensor | None
-    loss: Loss
-    seen: View
-    wrapped: Callable[[Model], Any] = field(default=lambda model: model)
-
-    @classmethod
-    def of(cls, model: Any, data: Any, loss: Any) -> _Task:
-        """Return the task of a model, a run or an estimator."""
-        rows, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-        if isinstance(model, Model):
-            if rows is None:
-                raise DataError("prune: a model needs data, rows x or (x, y)")
-            x = checked_rows(model, torch.as_tensor(rows), "prune", least=2)
-            target = None if y is None else torch.as_tensor(y, device=x.device)
-            if target is not None and len(target) != len(x):
-                raise DataError(f"prune: {counted(len(x), 'row')} of inputs and {len(target)} of targets")
-            if target is not None and target.is_floating_point():
-                target = target.to(x.dtype).reshape(len(x), -1)
-            return cls(model, x, target, _loss(loss, target), view(model, x, most=len(x)))
-        table = model.model if isinstance(model, LoadedRun) else getattr(model, "_table", None)
-        if not isinstance(table, TableModel):
-            refuse("prune", "a kp.Model, a run of kp.load_run or a fitted estimator", model)
-        seen, target = _table_rows(model, table, rows, y)
-        inner = table.model
-        like = next(inner.parameters(), torch.empty(0, dtype=torch.float64))
-        if not isinstance(seen.inputs, np.ndarray):
-            raise SpecError("prune: models of texts have sparse inputs, which cannot be pruned")
-        x = torch.from_numpy(seen.inputs).to(like)
-
-        def wrapped(small: Model) -> Any:
-            smaller = dataclasses.replace(table, model=small)
-            if isinstance(model, LoadedRun):
-                return model._replace(model=smaller)
-            other = copy.copy(model)
-            other._table, other.model_ = smaller, small
-            return other
-
-        return cls(inner, x, None if target is None else target.to(like.device), _loss(loss, target), seen, wrapped)
-
-    @torch.no_grad()
-    def error(self, model: Model) -> float | None:
-        """Return the mean loss on the rows."""
-        if self.y is None:
-            return None
-        was_training = model.training
-        outputs = model.eval()(self.x)
-        model.train(was_training)
-        return float(self.loss.mean(outputs, self.y))
 
 
 def _loss(loss: Any, y: Tensor | None) -> Loss:
@@ -213,33 +153,15 @@ def _loss(loss: Any, y: Tensor | None) -> Loss:
     return found
 
 
-def _table_rows(model: Any, table: TableModel, rows: Any, y: Any) -> tuple[View, Tensor | None]:
-    """Return the view of the rows of a table, and targets on the scale of the outputs or class codes."""
-    kept = model.rows if rows is None and isinstance(model, LoadedRun) else None
-    if kept is not None:
-        targets = kept.y.reshape(len(kept.y), -1)
-        known = np.isfinite(targets).all(1) & ((targets >= 0).all(1) if table.classes else True)
-        kept = kept.take(np.flatnonzero(known))
-        seen, values = of_table(table, kept.table, kept.y), np.asarray(kept.y)
-    else:
-        seen = view(model, rows, most=2**62)
-        if y is None:
-            return seen, None
-        if table.classes is not None:
-            codes = {label: code for code, label in enumerate(table.classes)}
-            unknown = next((label for label in np.asarray(y).tolist() if label not in codes), None)
-            if unknown is not None:
-                raise DataError(f"prune: the target {unknown!r} is none of the classes {', '.join(map(str, codes))}")
-            values = np.array([codes[label] for label in np.asarray(y).tolist()])
-        else:
-            values = np.asarray(y, dtype=np.float64)
-    if len(values) != seen.rows:
-        raise DataError(f"prune: {counted(seen.rows, 'row')} of inputs and {len(values)} of targets")
-    if table.classes is not None:
-        return seen, torch.from_numpy(values.astype(np.int64))
-    scaled = values if table.scale is None else table.scale.apply(values)
-    like = next(table.model.parameters(), torch.empty(0, dtype=torch.float64))
-    return seen, torch.from_numpy(np.asarray(scaled, dtype=np.float64).reshape(len(values), -1)).to(like.dtype)
+@torch.no_grad()
+def _error(model: Model, task: ModelRows, loss: Loss) -> float | None:
+    """Return the mean loss of a model on the rows, None without targets."""
+    if task.y is None:
+        return None
+    was_training = model.training
+    outputs = model.eval()(task.x)
+    model.train(was_training)
+    return float(loss.mean(outputs, task.y))
 
 
 # ------------------------------------------------------------------------------------------------ heads
@@ -308,7 +230,7 @@ def _copy_layer(old: Layer, new: Layer, gone: Sequence[int], constant: Tensor) -
 
 
 @torch.no_grad()
-def _without_inputs(model: Model, task: _Task, limit: float, *, fixed: bool) -> tuple[Model, tuple[str, ...]]:
+def _without_inputs(model: Model, task: ModelRows, limit: float, *, fixed: bool) -> tuple[Model, tuple[str, ...]]:
     """Return a model that replaces unimportant inputs by their means, and the names of their columns."""
     shares = {one.column: one.share for one in importances_of(dataclasses.replace(task.seen, y=None))}
     gone = [column for column in task.seen.columns if shares.get(column.name, 0.0) <= limit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -168,13 +169,21 @@ def simple_numbers(value: float) -> Iterator[sympy.Expr]:
             yield number
 
 
-def simplify_constants(rows: SearchRows, best: Fit) -> Fit:
-    """Return the fit with free constants replaced by simple numbers, one by one, where the description gets shorter."""
+def simplify_constants(rows: SearchRows, best: Fit, end: float = math.inf) -> Fit:
+    """Return the fit with free constants replaced by simple numbers, one by one, where the description gets shorter.
+
+    Args:
+        rows: the rows.
+        best: the fit.
+        end: the time, of `time.monotonic`, after which no constant is replaced.
+    """
     changed = True
     while changed:
         changed = False
         constants = best.constants
         for symbol in sorted(constants, key=lambda c: _roundness(constants[c])):
+            if time.monotonic() > end:
+                break
             for number in _nearby(constants[symbol]):
                 trial = _replaced(rows, best, symbol, number)
                 if trial is not None and trial.cost < best.cost:

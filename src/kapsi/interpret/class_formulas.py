@@ -1,0 +1,193 @@
+"""Short formulas for classes: log-odds of two classes, a logit for each of several.
+
+A search fits formulas to the logits of the model; their constants are refitted to the classes of the rows by maximum likelihood.
+The best compromise has the shortest description: the log loss of all rows plus the costs of numbers, operations and constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import sympy
+
+from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
+from kapsi.interpret.search import search_formula
+from kapsi.interpret.search.constants import NODE, with_constants
+
+MAX_CLASSES = 10
+STEPS, FAR = 30, 30.0
+"""Largest number of steps of the refit, and the largest logit: classes that a formula separates have no finite optimum."""
+MOST_LEVELS = 12
+"""Largest number of compared complexities of formulas of several classes."""
+
+
+class ClassFormula(NamedTuple):
+    """Formulas of the logits and their errors on the rows.
+
+    Attributes:
+        expressions: log-odds of the second of two classes, or the logit of each class.
+        complexity: number of numbers, variables and operations of all.
+        log_loss: mean log loss.
+        accuracy: share of rows of the class with the largest logit.
+        cost: description length.
+    """
+
+    expressions: tuple[sympy.Expr, ...]
+    complexity: int
+    log_loss: float
+    accuracy: float
+    cost: float
+
+
+def class_formulas(
+    x: Floats, codes: Floats, logits: Floats, symbols: Sequence[sympy.Symbol], seconds: float
+) -> list[ClassFormula]:
+    """Return formulas of the logits, the simplest first, each with a lower log loss than the one before.
+
+    Args:
+        x: (rows, inputs).
+        codes: class of each row, (rows,).
+        logits: of the model, (rows, 1) log-odds of the second of two classes, or (rows, classes).
+        symbols: a symbol for each input.
+        seconds: time of all searches.
+    """
+    codes = codes.astype(np.int64)
+    values = {symbol: x[:, i] for i, symbol in enumerate(symbols)}
+    found = _linear(x, codes, logits, values)
+    fronts: list[list[sympy.Expr]] = []
+    for goal in logits.T:
+        with np.errstate(all="ignore"):
+            results = search_formula(x, goal, symbols, seconds=seconds / logits.shape[1])
+        fronts.append([one.expression for one in results if one.expression.free_symbols] or [sympy.Float(goal.mean())])
+    found += [scored(chosen, values, codes) for chosen in dict.fromkeys(_combined(fronts))]
+    front: list[ClassFormula] = []
+    for one in sorted(found, key=lambda f: (f.complexity, f.log_loss)):
+        if not front or one.log_loss < front[-1].log_loss - 1e-9:
+            front.append(one)
+    return front
+
+
+def _linear(x: Floats, codes: Floats, logits: Floats, values: dict[sympy.Symbol, Floats]) -> list[ClassFormula]:
+    """Return linear formulas of no, one, … and all inputs, each with the next best input."""
+    symbols = list(values)
+    shares = np.log(np.maximum(np.bincount(codes, minlength=max(2, logits.shape[1])), 0.5))
+    constants = shares - shares.mean() if logits.shape[1] > 1 else shares[1:] - shares[:1]
+
+    def linear(chosen: Sequence[int]) -> ClassFormula:
+        columns = np.column_stack([np.ones(len(x)), x[:, list(chosen)]])
+        weights = np.linalg.lstsq(columns, logits, rcond=None)[0].T if chosen else constants[:, None]
+        terms = [sympy.Integer(1), *(symbols[i] for i in chosen)]
+        expressions = [
+            sympy.Add(*[sympy.Float(float(w)) * t for w, t in zip(row, terms, strict=True)]) for row in weights
+        ]
+        return scored(expressions, values, codes)
+
+    chosen: list[int] = []
+    found = [linear(chosen)]
+    while len(chosen) < len(symbols):
+        trials = {i: linear([*chosen, i]) for i in range(len(symbols)) if i not in chosen}
+        best = min(trials, key=lambda i: trials[i].log_loss)
+        chosen.append(best)
+        found.append(trials[best])
+    return found
+
+
+def _combined(fronts: Sequence[Sequence[sympy.Expr]]) -> list[tuple[sympy.Expr, ...]]:
+    """Return a formula for each output, of all complexities in turn."""
+    if len(fronts) == 1:
+        return [(expression,) for expression in fronts[0]]
+    levels = sorted({complexity(e) for front in fronts for e in front})
+    levels = [levels[i] for i in np.unique(np.linspace(0, len(levels) - 1, min(len(levels), MOST_LEVELS)).astype(int))]
+
+    def best(front: Sequence[sympy.Expr], level: int) -> sympy.Expr:
+        return max((e for e in front if complexity(e) <= level), key=complexity, default=front[0])
+
+    return [tuple(best(front, level) for front in fronts) for level in levels]
+
+
+def scored(expressions: Sequence[sympy.Expr], values: dict[sympy.Symbol, Floats], codes: Floats) -> ClassFormula:
+    """Return formulas of the logits with the constants of maximum likelihood, and their errors."""
+    free: list[sympy.Expr] = []
+    start: dict[sympy.Symbol, float] = {}
+    for k, expression in enumerate(expressions):
+        changed, numbers = with_constants(expression, f"c{k}_")
+        free.append(changed)
+        start |= numbers
+    constants = _refitted(free, start, values, codes)
+    filled = tuple(e.xreplace({symbol: sympy.Float(value) for symbol, value in constants.items()}) for e in free)
+    loss, accuracy = class_errors(filled, values, codes)
+    size = sum(map(complexity, filled))
+    cost = len(codes) * loss + NODE * size + 0.5 * math.log(len(codes)) * len(constants)
+    return ClassFormula(filled, size, loss, accuracy, cost)
+
+
+def class_errors(
+    expressions: Sequence[sympy.Expr], values: dict[sympy.Symbol, Floats], codes: Floats
+) -> tuple[float, float]:
+    """Return log loss and accuracy of formulas of the logits."""
+    logits = _logits(expressions, values, len(codes))
+    return _log_loss(logits, codes), float((logits.argmax(1) == codes).mean())
+
+
+def _logits(expressions: Sequence[sympy.Expr], values: Mapping[sympy.Symbol, Any], rows: int) -> Floats:
+    """Return the logit of each class, (rows, classes); that of the first of two classes is 0."""
+    columns = [np.broadcast_to(evaluate(e, values), (rows,)) for e in expressions]
+    return np.stack([np.zeros(rows), *columns] if len(columns) == 1 else columns, axis=1)
+
+
+def _log_loss(logits: Floats, codes: Floats) -> float:
+    if not np.isfinite(logits).all():
+        return math.inf
+    largest = logits.max(1, keepdims=True)
+    total = largest[:, 0] + np.log(np.exp(logits - largest).sum(1))
+    return float((total - logits[np.arange(len(codes)), codes]).mean())
+
+
+def _refitted(
+    expressions: Sequence[sympy.Expr],
+    start: dict[sympy.Symbol, float],
+    values: dict[sympy.Symbol, Floats],
+    codes: Floats,
+) -> dict[sympy.Symbol, float]:
+    """Return the constants of the least log loss near a start, by damped Newton steps."""
+    free, rows = list(start), len(codes)
+    at, damping = np.array(list(start.values())), 1e-3
+    first = 1 if len(expressions) == 1 else 0
+    fixed: Mapping[sympy.Symbol, Any] = values
+    logits = _logits(expressions, {**fixed, **start}, rows)
+    best = _log_loss(logits, codes)
+    for _ in range(STEPS if free and math.isfinite(best) else 0):
+        known = {**fixed, **dict(zip(free, at, strict=True))}
+        jacobian = np.zeros((rows, logits.shape[1], len(free)))
+        for k, expression in enumerate(expressions):
+            for j, symbol in enumerate(free):
+                if expression.has(symbol):
+                    jacobian[:, k + first, j] = slope(expression, known, symbol)
+        if not np.isfinite(jacobian).all():
+            break
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        error = p.copy()
+        error[np.arange(rows), codes] -= 1
+        mean = np.einsum("rk,rkj->rj", p, jacobian)
+        curvature = np.einsum("rk,rki,rkj->ij", p, jacobian, jacobian) - mean.T @ mean
+        gradient = np.einsum("rk,rkj->j", error, jacobian)
+        improved = False
+        for _ in range(6):
+            ridge = damping * np.diag(curvature) + 1e-9
+            step = np.linalg.lstsq(curvature + np.diag(ridge), gradient, rcond=1e-12)[0]
+            trial = _logits(expressions, {**fixed, **dict(zip(free, at - step, strict=True))}, rows)
+            loss = _log_loss(trial, codes)
+            if loss < best and np.abs(trial).max() <= FAR:
+                improved = True
+                break
+            damping = max(damping, 1e-3) * 10
+        if not improved:
+            break
+        gain, at, logits, best, damping = best - loss, at - step, trial, loss, damping / 10
+        if gain < 1e-7:
+            break
+    return dict(zip(free, map(float, at), strict=True))

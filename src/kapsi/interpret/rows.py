@@ -1,0 +1,113 @@
+"""Rows of a model: encoded inputs and targets on the scale of the outputs, for a `kp.Model`, a run or an estimator."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kapsi.errors import DataError, SpecError, refuse
+from kapsi.interpret.view import View, of_table, view
+from kapsi.modules import Model, checked_rows
+from kapsi.tables.model import TableModel
+from kapsi.tables.run_folder import LoadedRun
+from kapsi.text import counted
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRows:
+    """A model with encoded rows.
+
+    Args:
+        model: the model.
+        x: inputs, (rows, m), in the type of the model.
+        y: targets on the scale of the outputs, (rows, n), or codes of classes, (rows,); None if unknown.
+        seen: the rows by columns.
+        table: the model of the table, None for a `kp.Model`.
+        wrapped: returns another model in the kind of the given one.
+    """
+
+    model: Model
+    x: Tensor
+    y: Tensor | None
+    seen: View
+    table: TableModel | None = None
+    wrapped: Callable[[Model], Any] = field(default=lambda model: model)
+
+
+def model_rows(model: Any, data: Any, where: str) -> ModelRows:
+    """Return a model, a run or an estimator with rows.
+
+    Args:
+        model: a `kp.Model`, a run of `kp.load_run`, or a fitted estimator.
+        data: rows x, or (x, y); None: the rows that a run keeps.
+        where: prefix of error messages.
+
+    Raises:
+        DataError: no rows, or rows that do not match the model.
+        SpecError: another kind of model, or a model of sparse inputs.
+    """
+    rows, y = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    if isinstance(model, Model):
+        if rows is None:
+            raise DataError(f"{where}: a model needs data, rows x or (x, y)")
+        x = checked_rows(model, torch.as_tensor(rows), where, least=2)
+        target = None if y is None else torch.as_tensor(y, device=x.device)
+        if target is not None and len(target) != len(x):
+            raise DataError(f"{where}: {counted(len(x), 'row')} of inputs and {len(target)} of targets")
+        if target is not None and target.is_floating_point():
+            target = target.to(x.dtype).reshape(len(x), -1)
+        return ModelRows(model, x, target, view(model, x, most=len(x)))
+    table = model.model if isinstance(model, LoadedRun) else getattr(model, "_table", None)
+    if not isinstance(table, TableModel):
+        refuse(where, "a kp.Model, a run of kp.load_run or a fitted estimator", model)
+    seen, target = _table_rows(model, table, rows, y, where)
+    like = next(table.model.parameters(), torch.empty(0, dtype=torch.float64))
+    if not isinstance(seen.inputs, np.ndarray):
+        raise SpecError(f"{where}: the model has sparse inputs, as of texts; expected dense inputs")
+
+    def wrapped(other: Model) -> Any:
+        changed = dataclasses.replace(table, model=other)
+        if isinstance(model, LoadedRun):
+            return model._replace(model=changed)
+        estimator = copy.copy(model)
+        estimator._table, estimator.model_ = changed, other
+        return estimator
+
+    x = torch.from_numpy(seen.inputs).to(like)
+    return ModelRows(table.model, x, None if target is None else target.to(like.device), seen, table, wrapped)
+
+
+def _table_rows(model: Any, table: TableModel, rows: Any, y: Any, where: str) -> tuple[View, Tensor | None]:
+    """Return the view of the rows of a table, and targets on the scale of the outputs or class codes."""
+    kept = model.rows if rows is None and isinstance(model, LoadedRun) else None
+    if kept is not None:
+        targets = kept.y.reshape(len(kept.y), -1)
+        known = np.isfinite(targets).all(1) & ((targets >= 0).all(1) if table.classes else True)
+        kept = kept.take(np.flatnonzero(known))
+        seen, values = of_table(table, kept.table, kept.y), np.asarray(kept.y)
+    else:
+        seen = view(model, rows, most=2**62)
+        if y is None:
+            return seen, None
+        if table.classes is not None:
+            codes = {label: code for code, label in enumerate(table.classes)}
+            unknown = next((label for label in np.asarray(y).tolist() if label not in codes), None)
+            if unknown is not None:
+                raise DataError(f"{where}: the target {unknown!r} is none of the classes {', '.join(map(str, codes))}")
+            values = np.array([codes[label] for label in np.asarray(y).tolist()])
+        else:
+            values = np.asarray(y, dtype=np.float64)
+    if len(values) != seen.rows:
+        raise DataError(f"{where}: {counted(seen.rows, 'row')} of inputs and {len(values)} of targets")
+    if table.classes is not None:
+        return seen, torch.from_numpy(values.astype(np.int64))
+    scaled = values if table.scale is None else table.scale.apply(values)
+    like = next(table.model.parameters(), torch.empty(0, dtype=torch.float64))
+    return seen, torch.from_numpy(np.asarray(scaled, dtype=np.float64).reshape(len(values), -1)).to(like.dtype)

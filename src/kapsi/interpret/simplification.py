@@ -1,0 +1,289 @@
+"""Simplified formulas of models of univariate functions: every edge becomes an elementary function, constants are refitted."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch import Tensor
+
+from kapsi.errors import SpecError, check_number
+from kapsi.interpret.edge_fits import EdgeFormula, checked_functions, fitted_edge
+from kapsi.interpret.edges import Edges, edge_functions, shares_of
+from kapsi.interpret.expressions import Floats, evaluate
+from kapsi.interpret.formulas import ModelFormula, class_outputs, input_scales, unscaled, valid_range
+from kapsi.interpret.rows import ModelRows, model_rows
+from kapsi.interpret.search.constants import SearchRows, description_length, fit, simplify_constants
+from kapsi.interpret.tracing import traced
+
+__all__ = ["Simplified", "SimplifiedEdge", "simplify"]
+
+MOST_EDGES = 400
+MOST_CONSTANTS = 60
+"""Largest number of constants that are refitted together."""
+MOST_ROWS = 1000
+SYMBOLIC: dict[str, Any] = {
+    "x": lambda z: z,
+    "x^2": lambda z: z**2,
+    "x^3": lambda z: z**3,
+    "x^4": lambda z: z**4,
+    "exp": sympy.exp,
+    "log": sympy.log,
+    "sqrt": sympy.sqrt,
+    "1/x": lambda z: 1 / z,
+    "1/x^2": lambda z: z**-2,
+    "1/sqrt": lambda z: 1 / sympy.sqrt(z),
+    "sin": sympy.sin,
+    "cos": sympy.cos,
+    "tan": sympy.tan,
+    "tanh": sympy.tanh,
+    "arctan": sympy.atan,
+    "abs": sympy.Abs,
+    "gaussian": lambda z: sympy.exp(-(z**2)),
+}
+"""Functions of an edge by their names in `FUNCTIONS`."""
+
+
+@dataclass(frozen=True)
+class SimplifiedEdge:
+    """An edge and its elementary function.
+
+    Attributes:
+        layer: index of the layer.
+        input, output: indices of its nodes.
+        function: the formula; its `r2` is the explained share of the variance of the edge.
+        share: importance of the edge, as in `attribution`.
+    """
+
+    layer: int
+    input: int
+    output: int
+    function: EdgeFormula
+    share: float
+
+
+@dataclass(frozen=True)
+class Simplified:
+    """A simplified formula of a model.
+
+    Attributes:
+        formula: the formula of each output, with refitted constants and without the dropped terms.
+        edges: the edges of the model with their functions before refitting.
+        r2: explained share of the variance of the outputs of the model, for each output.
+        target_r2: explained share of the variance of the targets, None without targets.
+    """
+
+    formula: ModelFormula
+    edges: tuple[SimplifiedEdge, ...]
+    r2: Mapping[str, float]
+    target_r2: Mapping[str, float] | None
+
+    def text(self, digits: int = 4) -> str:
+        """Return a line `output = expression` for each output."""
+        return self.formula.text(digits)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"layer {e.layer}  {e.input} → {e.output}  {e.function.function:<8}  R² {e.function.r2:.6f}"
+            for e in self.edges
+        ]
+        lines += [f"{name}: R² {r2:.6f}" for name, r2 in self.r2.items()]
+        return "\n".join([*lines, self.text()])
+
+
+def simplify(
+    model: Any, data: Any = None, *, functions: Iterable[str] | None = None, seconds: float = 60.0
+) -> Simplified:
+    """Return a short formula of a model of univariate functions.
+
+    Every edge is replaced by the best c f(a x + b) + d with f from a list (see `edge_formulas`), its R² is reported. Then all
+    constants of an output are refitted together by least squares, to the outputs of the model or to targets; terms are dropped
+    and constants become simple numbers (0, fractions, multiples of π, square roots) if this shortens the description: half the
+    number of rows times the logarithm of the error, plus the cost of numbers, operations and constants.
+
+    Args:
+        model: a `kp.Model`, a run of `kp.load_run`, or a fitted estimator, of sums of univariate functions of any expansion, see
+            `edge_functions`.
+        data: rows x, or (x, y) with targets, as for `kapsi.interpret.prune`; the formula is valid in their range.
+        functions: names from `kapsi.interpret.FUNCTIONS`; None: all.
+        seconds: time after which no further constant is simplified.
+
+    Raises:
+        SpecError: a model that mixes inputs, of more than 400 edges, or unknown functions.
+
+    Example:
+        >>> import torch, kapsi as kp
+        >>> model = kp.Model(kp.rpn([2, 1], kp.Chebyshev(7), bias=True), seed=0, dtype=torch.float64)
+        >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+        >>> y = torch.exp(x[:, :1]) + 3 * torch.sin(2 * x[:, 1:])
+        >>> records = kp.fit(model, (x, y), epochs=20)
+        >>> print(kp.interpret.simplify(model, x).text())
+        y = exp(x1) + 3*sin(2*x2)
+    """
+    names = checked_functions(functions)
+    end = time.monotonic() + check_number("simplify(seconds)", seconds, 0, math.inf)
+    task = model_rows(model, data, "simplify")
+    chosen = torch.linspace(0, len(task.x) - 1, min(len(task.x), MOST_ROWS)).long()
+    x = task.x[chosen]
+    layers = edge_functions(task.model, x)
+    count = sum(layer.values.shape[1] * layer.values.shape[2] for layer in layers)
+    if count > MOST_EDGES:
+        raise SpecError(f"simplify: {count:,} edges, at most {MOST_EDGES} are simplified; prune the model first")
+    symbols, raw, layers, outputs = _in_units(task, layers)
+    edges: list[SimplifiedEdge] = []
+    nodes, start = list(symbols), dict[sympy.Symbol, float]()
+    for number, (layer, shares) in enumerate(zip(layers, shares_of(layers).edges, strict=True)):
+        nodes, found = _snapped(layer, nodes, start, names)
+        for (o, i), function in found.items():
+            edges.append(SimplifiedEdge(number, i, o, function, float(shares[o, i])))
+    rows = {symbol: raw[chosen.numpy(), i] for i, symbol in enumerate(symbols)}
+    known = layers[-1].outputs().double().cpu().numpy()
+    targets = _targets(task, chosen)
+    expressions, r2, target_r2 = {}, {}, {}
+    for k, (name, transform) in enumerate(outputs.items()):
+        goal = known[:, k] if targets is None else targets[:, k]
+        expression = _refitted(nodes[k], start, rows, goal, end)
+        values = np.broadcast_to(evaluate(expression, rows), goal.shape)
+        r2[name] = _r2(values, known[:, k])
+        if targets is not None:
+            target_r2[name] = _r2(values, goal)
+        expressions[name] = transform(expression)
+    notes = () if task.table is None else tuple(valid_range(task.table))
+    return Simplified(ModelFormula(expressions, symbols, notes), tuple(edges), r2, target_r2 or None)
+
+
+def _r2(values: Floats, goal: Floats) -> float:
+    variance = float(goal.var())
+    return 1 - float(np.mean((values - goal) ** 2)) / variance if variance else 1.0
+
+
+def _in_units(task: ModelRows, layers: list[Edges]) -> tuple[Any, Floats, list[Edges], dict[str, Any]]:
+    """Return symbols and values of the inputs in the units of the columns, layers in these units, and the outputs.
+
+    The last item maps names of outputs to functions that end a formula. Classes: log odds of two, else logits minus their mean.
+    """
+    if task.table is None:
+        symbols = tuple(sympy.Symbol(f"x{i + 1}", real=True) for i in range(task.x.shape[1]))
+        names = list(task.seen.outputs)
+        return symbols, task.x.double().cpu().numpy(), layers, dict.fromkeys(names, lambda e: e)
+    table = task.table
+    symbols = tuple(sympy.Symbol(name, real=True) for name in table.preprocessing.names())
+    raw, scales = task.x.double().cpu().numpy().copy(), input_scales(table.preprocessing)
+    first = layers[0].inputs.double().clone()
+    for i, pair in enumerate(scales):
+        if pair is not None:
+            raw[:, i] = raw[:, i] * pair[1] + pair[0]
+            first[:, i] = first[:, i] * pair[1] + pair[0]
+    layers = [layers[0]._replace(inputs=first), *layers[1:]]
+    last = layers[-1]
+    if last.output is not None and not bool(torch.isclose(last.outputs(), last.sums()).all()):
+        raise SpecError("simplify: the outputs are processed by other steps than limits that no row reaches")
+    last = last._replace(output=None)
+    if table.classes is not None:
+        values, constant = last.values, last.constant
+        if len(table.classes) == 2:
+            last = last._replace(values=values[:, 1:] - values[:, :1], constant=constant[1:] - constant[:1])
+        else:
+            last = last._replace(values=values - values.mean(1, keepdim=True), constant=constant - constant.mean())
+        outputs = dict.fromkeys(class_outputs(table), lambda e: e)
+    else:
+        outputs, scale = {}, table.scale
+        if scale is not None and scale.transform == "none":
+            center, width = (torch.as_tensor(v).to(last.constant).reshape(-1) for v in (scale.center, scale.scale))
+            last = last._replace(values=last.values * width[:, None], constant=last.constant * width + center)
+            scale = None
+        for k, name in enumerate(table.targets):
+            outputs[name] = functools.partial(unscaled, scale=scale, index=k)
+    return symbols, raw, [*layers[:-1], last], outputs
+
+
+def _snapped(
+    layer: Edges, inputs: list[sympy.Expr], start: dict[sympy.Symbol, float], names: Iterable[str]
+) -> tuple[list[sympy.Expr], dict[tuple[int, int], EdgeFormula]]:
+    """Return the outputs of a layer as expressions with symbols for constants, added to `start`, and the functions of its edges."""
+
+    def constant(value: float) -> sympy.Expr:
+        if value in (0.0, 1.0, -1.0):
+            return sympy.Integer(int(value))
+        symbol = sympy.Dummy(f"c{len(start)}")
+        start[symbol] = value
+        return symbol
+
+    rounding = 16 * torch.finfo(layer.values.dtype).eps
+    found, nodes = {}, []
+    for o in range(layer.values.shape[1]):
+        size, terms, rest = float(layer.values[:, o].abs().max()), [], float(layer.constant[o])
+        for i, node in enumerate(inputs):
+            edge = fitted_edge(layer.inputs[:, i], layer.values[:, o, i], rounding * size, names)
+            found[o, i] = edge
+            rest += edge.d
+            if edge.function == "x":
+                terms.append(constant(edge.c * edge.a) * node)
+                rest += edge.c * edge.b
+            elif edge.function != "0":
+                terms.append(constant(edge.c) * SYMBOLIC[edge.function](constant(edge.a) * node + constant(edge.b)))
+        nodes.append(sympy.Add(*terms, constant(rest)))
+    if layer.output is not None:
+        nodes = list(traced(layer.output, np.array(nodes, dtype=object), "processing of the outputs"))
+    return nodes, found
+
+
+def _refitted(
+    expression: sympy.Expr, start: Mapping[sympy.Symbol, float], values: Mapping[Any, Floats], goal: Floats, end: float
+) -> sympy.Expr:
+    """Return an expression with refitted constants, fewer terms and simple numbers."""
+    own = {symbol: value for symbol, value in start.items() if expression.has(symbol)}
+    variance = float(goal.var())
+    if not variance:
+        return sympy.Float(float(goal.mean()))
+    rows = SearchRows(tuple(values), np.stack(list(values.values()), 1), goal, variance)
+    expression = _without_terms(expression, own, rows)
+    own = {symbol: value for symbol, value in own.items() if expression.has(symbol)}
+    best = fit(rows, expression, own) if len(own) <= MOST_CONSTANTS else None
+    if best is None:
+        return expression.xreplace({symbol: sympy.Float(value) for symbol, value in own.items()})
+    return simplify_constants(rows, best, end=end).filled()
+
+
+def _without_terms(expression: sympy.Expr, start: Mapping[sympy.Symbol, float], rows: SearchRows) -> sympy.Expr:
+    """Return a sum without the terms that cost more than they explain; their factors are refitted, their arguments are not."""
+    terms = [term for term in sympy.Add.make_args(expression) if term.has(*rows.symbols)]
+    rest = expression - sympy.Add(*terms)
+    known = {**rows.values(), **start}
+    columns = np.stack([np.broadcast_to(evaluate(t, known), rows.y.shape) for t in terms] or [np.zeros_like(rows.y)])
+    if not np.isfinite(columns).all():
+        return expression
+
+    def cost(kept: list[int]) -> float:
+        matrix = np.column_stack([np.ones_like(rows.y), *columns[kept]])
+        error = rows.y - matrix @ np.linalg.lstsq(matrix, rows.y, rcond=None)[0]
+        kept_terms = sympy.Add(*[terms[k] for k in kept])
+        free = sum(kept_terms.has(symbol) for symbol in start)
+        return description_length(rows, float(np.mean(error**2)), kept_terms, free)
+
+    kept = list(range(len(terms)))
+    least = cost(kept)
+    while len(kept) > 1:
+        trials = {k: cost([i for i in kept if i != k]) for k in kept}
+        smallest = min(trials, key=lambda k: trials[k])
+        if trials[smallest] > least:
+            break
+        least = trials[smallest]
+        kept.remove(smallest)
+    return rest + sympy.Add(*[terms[k] for k in kept])
+
+
+def _targets(task: ModelRows, chosen: Tensor) -> Floats | None:
+    """Return the targets in the unit of the formulas before their last function; None for classes and without targets."""
+    if task.y is None or not task.y.is_floating_point():
+        return None
+    y = np.asarray(task.y[chosen].double().cpu().numpy())
+    scale = None if task.table is None else task.table.scale
+    return y * np.asarray(scale.scale) + np.asarray(scale.center) if scale and scale.transform == "none" else y
