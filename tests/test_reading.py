@@ -102,6 +102,13 @@ CASES = {
         {},
         [5, 1200.5, -6],
     ),
+    '`"12,34,567"` (India)': (
+        csv_of(a=['"12,34,567"', '"1,23,456.5"', '"5,000"'], y=Y[:3]),
+        {},
+        [1234567, 123456.5, 5000],
+    ),
+    "`2024-12`, …": (csv_of(a=["1970-02", "2024-12"], y=Y[:2]), {}, [31 * 86400.0, 20058 * 86400.0]),
+    "`9999-12-31`": (csv_of(a=["9999-12-31", "1970-01-02"], y=Y[:2]), {"missing": ["9999-12-31"]}, [None, 86400.0]),
     "`7` beside `$5`": (csv_of(a=["$5", "7", "($2)"], y=Y[:3]), {}, [5.0, 7.0, -2.0]),
     "`7` beside `5%`, or beside `12kg` (over 20 values)": (
         csv_of(a=["5%", "7", "8%"], y=Y[:3]),
@@ -580,3 +587,30 @@ def test_missing_words_of_a_prediction_are_those_of_the_fit_in_all_kinds_of_tabl
     fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y")), tmp_path / "typed")
     read_back = load_run(tmp_path / "typed").model.preprocessing.table_of(new, "n").columns["a"]
     assert read_back.values.tolist() == ["red", "-", None, None]
+
+
+def test_decimal_commas_between_blanks(tmp_path) -> None:
+    """Commas in all rows separate no values if the header has names between blanks."""
+    table = read(tmp_path, csv_of(" ", a=COMMAS, b=COMMAS, y=COMMAS), "t.txt")
+    assert column(table, "b").values.tolist() == [float(x) for x in X]
+
+
+def test_sentinels_of_targets_and_dates_have_a_note(tmp_path) -> None:
+    y = ["9999" if i in (3, 9) else value for i, value in enumerate(Y)]
+    days = ["9999-12-31" if i == 5 else f"2024-01-{i % 28 + 1:02}" for i in range(40)]
+    notes = used(read(tmp_path, csv_of(a=X, d=days, y=y))).notes
+    assert any("column 'y' is 9999 in 2 of 40 rows" in note for note in notes)
+    assert any("column 'd' has the date 9999-12-31" in note for note in notes)
+
+
+def test_words_for_missing_values_leave_one_class(tmp_path) -> None:
+    with pytest.raises(
+        TableError, match=r"the one class 'EU' \(20 of 40 rows have no value; words such as NA and None count"
+    ):
+        used(read(tmp_path, csv_of(a=X, y=["NA", "EU"] * 20)))
+
+
+def test_utf_32_has_the_mark_of_utf_16(tmp_path) -> None:
+    assert column(read(tmp_path, csv_of(a=X, y=Y).encode("utf-32"))).values.tolist() == [float(x) for x in X]
+    with pytest.raises(TableError, match="give --encoding utf-16-be"):
+        read(tmp_path, csv_of(a=X, y=Y).encode("utf-16-be"))

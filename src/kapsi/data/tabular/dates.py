@@ -18,6 +18,7 @@ SHORT = r"(?P<year>\d{2})"  # 1969 to 2068
 # The order of day and month in the last four is decided by a day above 12.
 FORMATS = {
     "year-month-day": rf"^{YEAR}-{MONTH}-{DAY}{TIME}",
+    "year-month": rf"^(?P<year>1[89]\d\d|2[01]\d\d)-(?P<month>\d{{2}})(?P<day>){TIME}",
     "yearmonthday": rf"^{YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}}){TIME}",
     "year/month/day": rf"^{YEAR}/{MONTH}/{DAY}{TIME}",
     "day.month.year": rf"^{DAY}\.{MONTH}\.{YEAR}{TIME}",
@@ -136,6 +137,8 @@ def _seconds(parts: Any) -> Floats:
     else:
         month = _number(parts, "month")
     year, day = _number(parts, "year"), _number(parts, "day")
+    month_alone = pc.equal(pc.fill_null(pc.struct_field(parts, "day"), "0"), "")
+    day = np.where(month_alone.to_numpy(zero_copy_only=False), 1, day)
     digits = np.asarray(pc.utf8_length(pc.fill_null(pc.struct_field(parts, "year"), "")).to_numpy(zero_copy_only=False))
     year = np.where(digits == 2, year + np.where(year < 69, 2000, 1900), year)
     good &= (month >= 1) & (month <= 12) & (day >= 1) & (year > 0)

@@ -185,13 +185,13 @@ def _separator(lines: Sequence[str], reading: Reading, default: str) -> tuple[st
         mode, share = _mode(counts)
         score = (mode > 1 and share >= 0.8, counts[0], int(mark == default))
         best = max(best, (score, mark), key=lambda pair: pair[0])
-    if best[0][0]:
-        return best[1], False
-    rows = [split_blanks(line) for line in lines[:MOST_RECORDS] if line.strip()] if _splits(lines) else []
-    if best[0][1] < 2 and len(rows) > 1:
-        mode, share = _mode([len(row) for row in rows])
+    if best[0][1] < 2:  # the separator is not in the header
+        rows = [split_blanks(line) for line in lines[:MOST_RECORDS] if line.strip()] if _splits(lines) else []
+        mode, share = _mode([len(row) for row in rows]) if len(rows) > 1 else (1, 0.0)
+        # Commas between the values may be decimal commas, if the header has as many names.
+        header = not best[0][0] or (best[1] == "," and len(rows[0]) == mode)
         values = [value for row in rows[1:] for value in row]
-        if mode > 1 and share >= 0.8 and sum(_is_value(value) for value in values) * 2 >= len(values):
+        if mode > 1 and share >= 0.8 and header and sum(_is_value(value) for value in values) * 2 >= len(values):
             return "\t", True
     return best[1], False
 

@@ -56,7 +56,8 @@ class Numerals:
         whole = r"\d+"
         if self.thousands:
             separator = {" ": f"[{BLANK}]", "'": "['’]"}.get(self.thousands, re.escape(self.thousands))
-            whole = rf"([1-9]\d{{0,2}}({separator}\d{{3}})+|\d+)"
+            lakhs = r"|[1-9]\d?(,\d{2})+,\d{3}" * (self.thousands == ",")  # as in India: 12,34,567
+            whole = rf"([1-9]\d{{0,2}}({separator}\d{{3}})+{lakhs}|\d+)"
         return rf"^[+-]?(({whole}({mark}\d*)?|{mark}\d+){EXPONENT}|(?i:inf|infinity))$"
 
     def parse(self, strings: Any) -> Floats:

@@ -23,6 +23,8 @@ from kapsi.data.tabular.types import (
 from kapsi.data.tabular.units import to_unit
 
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
+NEVER = 221845392000.0
+"""Seconds from 1970 to the year 9000."""
 FAR = 5.0
 LEAST_ROWS = 10
 LARGE_WEIGHT = 1e100
@@ -49,7 +51,7 @@ def index_columns(table: Table) -> dict[str, str]:
 
 
 def sentinels(features: Table) -> list[str]:
-    """Return notes on repeated values far from all others, for example −9999."""
+    """Return notes on repeated values far from all others, for example −9999, and on dates such as 9999-12-31."""
     notes = []
     for names, values in features.blocks():
         for sentinel in SENTINELS:
@@ -63,6 +65,13 @@ def sentinels(features: Table) -> list[str]:
                         f"column {short(names[i])} is {sentinel} in {count}, far from all other values; "
                         f"--missing {sentinel} treats them as missing"
                     )
+    for name, column in features.columns.items():
+        last = np.nanmax(column.numbers) if column.kind == "date" and not column.missing.all() else 0.0
+        if last >= NEVER:
+            notes.append(
+                f"column {short(name)} has the date {np.datetime64(int(last), 's').astype('datetime64[D]')}, as for no end; "
+                "--missing DATE, as it is written, treats it as missing"
+            )
     return notes
 
 

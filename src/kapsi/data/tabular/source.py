@@ -20,7 +20,13 @@ TEXT_SUFFIXES = {".csv": ",", ".txt": ",", ".tsv": "\t", ".dat": ",", ".data": "
 """Suffixes of text files, and the separator of written ones."""
 PARQUET_SUFFIXES = (".parquet", ".pq")
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zip": "zip"}
-MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as the mark of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISCHR, "a device"),
@@ -200,7 +206,8 @@ def foreign(sample: bytes) -> str | None:
 def check_text(data: bytes, where: str) -> None:
     """Refuse binary data, and UTF-16 without a mark."""
     if data.count(b"\0") * 3 > len(data):
-        reject(where, "the file has NUL characters, it is no text; for UTF-16 give --encoding utf-16-le")
+        order = "be" if data[:1] == b"\0" else "le"
+        reject(where, f"the file has NUL characters, it is no text; for UTF-16 give --encoding utf-16-{order}")
 
 
 def sample_of(raw: BinaryIO) -> tuple[bytes, bool]:
@@ -220,7 +227,7 @@ def sample_of(raw: BinaryIO) -> tuple[bytes, bool]:
 def find_encoding(sample: bytes, complete: bool, given: str | None) -> tuple[str, int, str | None]:
     """Return the encoding of a text by the first bytes, the length of the byte order mark, and a note on a guess."""
     for mark, name in MARKS:
-        if sample.startswith(mark) and (given is None or codecs.lookup(given).name in (name, "utf-8", "utf-16")):
+        if sample.startswith(mark) and (given is None or codecs.lookup(given).name in (name, "utf-8", name[:6])):
             return name, len(mark), None
     if given is not None:
         return codecs.lookup(given).name, 0, None

@@ -196,7 +196,10 @@ def make_problem(
     if len(targets) > 1:
         y = np.stack([numbers.astype(np.float64) for _, numbers, _ in values], axis=1)
     features = informative(table, names, rows, notes, required)
-    notes += [*sentinels(features), *order_notes(features, y, classes is not None)]
+    numbers = (
+        features if classes is not None else Table(where, {**features.columns, **table.take(rows, targets).columns})
+    )
+    notes += [*sentinels(numbers), *order_notes(features, y, classes is not None)]
     held = None if validation is None else rows >= count
     return TableProblem(
         where,
@@ -317,7 +320,13 @@ def _classes_of(
             reject(where, f"{value}; labels are text, booleans or whole numbers up to 2**53; use --task regression")
         labels = [bool(value) if column.kind == "boolean" else int(value) for value in values]
     if len(labels) == 1:
-        reject(where, f"the target {short(target)} has the one class {short(labels[0])}; at least 2 are needed")
+        lost = len(column) - len(rows)
+        missing = f" ({lost} of {len(column)} rows have no value; words such as NA and None count as missing)" * (
+            lost > 0
+        )
+        reject(
+            where, f"the target {short(target)} has the one class {short(labels[0])}{missing}; at least 2 are needed"
+        )
     if len(labels) > MAX_CLASSES:
         advice = "choose another target" + ("" if column.kind == "text" else " or --task regression")
         reject(
