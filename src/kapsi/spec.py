@@ -324,11 +324,12 @@ def parse_yaml(text: str, where: str, *, scalar_anchors: bool = False) -> Any:
     if len(text) > MAX_TEXT:
         raise SpecError(f"{where}: {len(text):,} characters; a specification has at most {MAX_TEXT:,}")
     try:
-        _refuse_tricks(yaml, text, where, scalar_anchors)
-        loader = yaml.SafeLoader(text)
+        loader = _plain_loader(yaml, scalar_anchors)(text)
         try:
             loader.yaml_implicit_resolvers = _resolvers(yaml)
-            return loader.get_single_data()
+            node = loader.get_single_node()
+            _refuse_tricks(yaml, node, where)
+            return None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
     except SpecError:  # a ValueError
@@ -356,9 +357,8 @@ def to_yaml(data: Any, *, unicode: bool = False) -> str:
     return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=unicode))
 
 
-def _refuse_tricks(yaml: Any, text: str, where: str, scalar_anchors: bool) -> None:
-    """Refuse anchors (a few lines can expand to terabytes) and repeated keys (the first value would be lost)."""
-    node = yaml.compose(text, Loader=_plain_loader(yaml, scalar_anchors))
+def _refuse_tricks(yaml: Any, node: Any, where: str) -> None:
+    """Refuse merge keys and repeated keys (the first value would be lost)."""
     pending = [node] if node is not None else []
     while pending:
         node = pending.pop()
@@ -376,7 +376,9 @@ def _refuse_tricks(yaml: Any, text: str, where: str, scalar_anchors: bool) -> No
             pending.extend(node.value)
 
 
-def _plain_loader(yaml: Any, scalar_anchors: bool) -> type:
+def _plain_loader(yaml: Any, scalar_anchors: bool) -> Any:
+    """Return a loader that refuses tags, and anchors: a few lines can expand to terabytes."""
+
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             event = self.peek_event()
