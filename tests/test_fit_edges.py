@@ -10,7 +10,8 @@ import pytest
 
 import kapsi as kp
 from kapsi.data.tabular import TargetScale, write_table
-from kapsi.tables.scores import Scores, better_baselines, note_on_r2, scores_of
+from kapsi.tables.scores import Scores, better_baselines, notes_on_scores, scores_of
+from kapsi.training.metrics import MAE, MAPE
 
 X = np.random.default_rng(0).normal(size=(80, 2))
 LINE = X[:, 0] + 0.5 * X[:, 1]
@@ -85,8 +86,8 @@ def test_a_single_held_out_row_has_no_r2(kapsi) -> None:
 
 
 def test_r2_of_each_target_and_fold(kapsi) -> None:
-    assert note_on_r2(np.array([[1.0, 2.0], [1.0, 3.0]]), "rows")  # one of two targets
-    assert not note_on_r2(np.array([[1.0, 2.0], [2.0, 3.0]]), "rows")
+    assert notes_on_scores(np.array([[1.0, 2.0], [1.0, 3.0]]), "rows")  # one of two targets
+    assert not notes_on_scores(np.array([[1.0, 2.0], [2.0, 3.0]]), "rows")
     table(a=X[:8, 0], y=[0.5] * 7 + [1.5])
     _, err, _ = fit(kapsi, "--folds", 2)
     assert len([line for line in err.splitlines() if "R² has no meaning" in line]) == 1
@@ -201,3 +202,10 @@ def test_messages_name_the_option(kapsi, options, said) -> None:
     assert said in err
     assert "Config" not in err
     assert "Auto" not in err
+
+
+def test_relative_errors_of_zeros_have_a_note() -> None:
+    y = np.array([[1.0, 0.0], [2.0, 3.0]])
+    assert notes_on_scores(y, "rows", [MAPE()]) == ["the target is 0 in 1 of 2 rows: mape has no meaning; use mae"]
+    assert not notes_on_scores(y, "rows", [MAE()])
+    assert not notes_on_scores(y + 1, "rows", [MAPE()])

@@ -21,6 +21,9 @@ kapsi info runs/table
 kapsi info model.yaml --set widths.0=8 --set widths.1=1
 """
 
+MOST_INPUTS, LONGEST = 200, 80
+"""Inputs to show, and letters of their names."""
+
 HEADER = ("head", "in", "D", "out", "parameters", "operations", "memory", "largest", "contraction")
 
 
@@ -110,7 +113,9 @@ def _facts(fitted: TableModel, manifest: dict[str, Any]) -> list[tuple[str, str]
     if fitted.classes is not None:
         shown = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
         task += f", {len(fitted.classes)} classes: {shown}"
-    rows = [("task", task), ("inputs", ", ".join(fitted.preprocessing.described()))]
+    names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 13]}...{n[-10:]}" for n in fitted.preprocessing.described()]
+    more = f" and {len(names) - MOST_INPUTS:,} more" if len(names) > MOST_INPUTS else ""
+    rows = [("task", task), ("inputs", ", ".join(names[:MOST_INPUTS]) + more)]
     keys = [key for key in ("table", "rows", "folds", "seed", "created") if manifest.get(key) is not None]
     rows += [(key, str(manifest[key])) for key in keys]
     for title, entry in (("versions", manifest.get("versions")), *_scores(manifest)):

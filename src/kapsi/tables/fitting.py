@@ -46,7 +46,7 @@ from kapsi.tables.scores import (
     better_baselines,
     copies,
     more_scores,
-    note_on_r2,
+    notes_on_scores,
     scores_of,
 )
 from kapsi.text import counted
@@ -55,6 +55,7 @@ from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
 from kapsi.training.logs import LogName
 from kapsi.training.losses import Loss
+from kapsi.training.metrics import Metric
 from kapsi.training.run_folder import NewRun, free_path
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
@@ -245,7 +246,9 @@ def fit_problem(
                 part_scores = _add_scores(problem, config, test, predictions, scores, metrics)
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
-        fitted = fitted._replace(notes=(*fitted.notes, *_notes_on_scores(problem, parts, fitted, scores)))
+        fitted = fitted._replace(
+            notes=(*fitted.notes, *_notes_on_scores(problem, config.table.metrics, parts, fitted, scores))
+        )
         if run is not None:
             fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
             log_epochs(run.folder, logs, fitted.epochs)
@@ -384,13 +387,18 @@ def _check_weights(problem: TableProblem, config: RunConfig, parts: list[_Rows])
 
 
 def _notes_on_scores(
-    problem: TableProblem, parts: list[_Rows], fitted: FittedPart, scores: dict[str, list[Scores]]
+    problem: TableProblem,
+    metrics: Sequence[Metric],
+    parts: list[_Rows],
+    fitted: FittedPart,
+    scores: dict[str, list[Scores]],
 ) -> list[str]:
     """Return notes on better baselines, and on held-out rows without R², out of range, or with unseen values."""
     notes = better_baselines(scores, problem.task)
     for name, _, test in parts if problem.task == "regression" else ():
         if len(test):
-            notes += note_on_r2(problem.y[test], f"held-out rows of {name}" if len(parts) > 1 else "validation rows")
+            where = f"held-out rows of {name}" if len(parts) > 1 else "validation rows"
+            notes += notes_on_scores(problem.y[test], where, metrics)
     if len(parts) == 1 and fitted.model.ranges is not None:
         notes += fitted.model.ranges.shifted(problem.features, parts[0][2])
     if problem.held is None:

@@ -31,7 +31,7 @@ from kapsi.recipes import LeaderboardRow
 from kapsi.tables.configuration import RunConfig
 from kapsi.tables.intervals import Decisions, Intervals, added
 from kapsi.tables.ranges import Ranges, Tally
-from kapsi.tables.scores import Floats, Scores, note_on_r2, scores_of
+from kapsi.tables.scores import Floats, Scores, notes_on_scores, scores_of
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import PenaltyScore
@@ -251,7 +251,7 @@ class TableModel:
             text = "the rows count as its weights" if name else "without it, all rows count the same"
             notes.append(f"the model was fitted with the weights {self.weight!r}: {text}")
         if self.task == "regression":
-            notes += note_on_r2(y[rows], "scored rows")
+            notes += notes_on_scores(y[rows], "scored rows")
         scores = scores_of(self.outputs(features, rows), y[rows], weights_of(table, name, rows))
         return scores, len(rows), [*table.notes, *units, *notes]
 

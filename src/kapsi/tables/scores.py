@@ -16,9 +16,9 @@ from kapsi.data.tabular import TableProblem, TargetScale
 from kapsi.tables.preparation import TrainingRows
 from kapsi.text import counted
 from kapsi.training.losses import MSE, CrossEntropy
-from kapsi.training.metrics import Metric
+from kapsi.training.metrics import MAPE, Metric
 
-__all__ = ["MoreScores", "Scores", "baselines", "better_baselines", "note_on_r2", "scores_of", "summarize"]
+__all__ = ["MoreScores", "Scores", "baselines", "better_baselines", "notes_on_scores", "scores_of", "summarize"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -169,20 +169,27 @@ def better_baselines(scores: Mapping[str, Sequence[Scores]], task: str) -> list[
     return notes
 
 
-def note_on_r2(y: npt.NDArray[Any], rows: str) -> list[str]:
-    """Return a note if a target is the same in all scored rows, as in a single row.
+def notes_on_scores(y: npt.NDArray[Any], rows: str, metrics: Sequence[Metric] = ()) -> list[str]:
+    """Return notes on scores without meaning: R² if a target is the same in all scored rows, MAPE if a target is 0.
 
     Args:
         y: the targets of the scored rows, (rows,) or (rows, targets).
         rows: name of these rows.
+        metrics: the further metrics.
 
     Example:
-        >>> note_on_r2(np.array([2.0, 2.0]), "scored rows")
+        >>> notes_on_scores(np.array([2.0, 2.0]), "scored rows")
         ['the target is the same in all scored rows: R² has no meaning (1 for exact predictions, else 0)']
+        >>> notes_on_scores(np.array([2.0, 0.0]), "validation rows", [MAPE()])
+        ['the target is 0 in 1 of 2 validation rows: mape has no meaning; use mae']
     """
-    if not (y == y[:1]).all(0).any():
-        return []
-    return [f"the target is the same in all {rows}: R² has no meaning (1 for exact predictions, else 0)"]
+    notes = []
+    if (y == y[:1]).all(0).any():
+        notes.append(f"the target is the same in all {rows}: R² has no meaning (1 for exact predictions, else 0)")
+    zeros = int((y.reshape(len(y), -1) == 0).any(1).sum())
+    if zeros and any(isinstance(metric, MAPE) for metric in metrics):
+        notes.append(f"the target is 0 in {zeros} of {len(y)} {rows}: mape has no meaning; use mae")
+    return notes
 
 
 def copies(
