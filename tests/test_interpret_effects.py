@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +237,8 @@ def test_texts_and_images_have_importances_and_contributions(tmp_path) -> None:
     kept = kp.load_run(tmp_path / "images").rows
     shown = [picture.ravel()[0] for picture in kept.table.columns["image"].values]
     assert shown == levels[kept.numbers - 1].tolist()
+
+
+def test_no_module_hides_a_public_name() -> None:
+    modules = {path.stem for path in Path(kp.interpret.__file__).parent.iterdir()}
+    assert not modules & kp.interpret.HOMES.keys()

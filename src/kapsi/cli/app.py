@@ -25,8 +25,8 @@ import typer
 
 from kapsi.cli import end
 from kapsi.cli.common import begin, note, say
+from kapsi.cli.configured import Config, ConfiguredCommand
 from kapsi.cli.data import formula_last
-from kapsi.cli.once import Config, Once
 from kapsi.cli.options import as_option
 from kapsi.errors import KapsiError, SpecError, line_of, nearest
 from kapsi.installed import load_own
@@ -52,7 +52,7 @@ def _register() -> list[str]:
         if inspect.isfunction(command):
             examples = f"Examples:\n{sys.modules[command.__module__].EXAMPLES}"
             name = module.name.removesuffix("_")
-            app.command(name, cls=Once, epilog=examples)(_loading(command))
+            app.command(name, cls=ConfiguredCommand, epilog=examples)(_loading(command))
             names.append(name)
     return names
 

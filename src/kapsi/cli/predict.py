@@ -119,7 +119,7 @@ def predict(
 def _contributions(loaded: LoadedRun) -> Callable[[Table], dict[str, list[float]]]:
     """Return the contributions of rows, with a note on their scale."""
     from kapsi.data.tabular.types import label_text
-    from kapsi.interpret.attribution import explainer_of
+    from kapsi.interpret.shapley import explainer_of
 
     if not loaded.model.kept:
         raise SpecError(

@@ -11,7 +11,7 @@ from typing import Any
 HOMES: dict[str, str] = {
     "FUNCTIONS": "edge_fits",
     "Attribution": "edges",
-    "Contributions": "attribution",
+    "Contributions": "shapley",
     "DependencyGraph": "graphs",
     "EdgeFormula": "edge_fits",
     "EdgeFormulas": "edge_fits",
@@ -26,7 +26,7 @@ HOMES: dict[str, str] = {
     "Simplified": "simplification",
     "SimplifiedEdge": "simplification",
     "attribution": "edges",
-    "contributions": "attribution",
+    "contributions": "shapley",
     "edge_formulas": "edge_fits",
     "edge_functions": "edges",
     "effects": "effect",

@@ -313,7 +313,7 @@ class Preprocessing:
 
     def _accepted(self, table: Table) -> dict[str, Column]:
         """Return the columns typed as fitted; finite numbers stay as they are. The table keeps them."""
-        last = table.__dict__.get("_accepted")
+        last = table.derived.get("accepted")
         if last is not None and last[0] is self:
             return cast(dict[str, Column], last[1])
         columns: dict[str, Column] = {}
@@ -331,7 +331,7 @@ class Preprocessing:
                     table.use([encoder.name])
                 columns[encoder.name] = encoder.accept(given, table.name)
         columns = {column.name: columns[column.name] for column in self.columns}
-        table.__dict__["_accepted"] = self, columns
+        table.derived["accepted"] = self, columns
         return columns
 
     def to_dict(self) -> dict[str, Any]:

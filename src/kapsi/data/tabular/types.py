@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -186,6 +186,9 @@ class Table:
         digest: SHA-256 of the file; empty for a table that was not read from a file.
         notes: notes on the file for the user, one line each.
         decimal: the decimal mark of a text file, None if unknown.
+
+    Attributes:
+        derived: results computed from the columns, kept for the next use; not copied by `replace`.
     """
 
     name: str
@@ -193,6 +196,7 @@ class Table:
     digest: str = ""
     notes: tuple[str, ...] = ()
     decimal: str | None = None
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -227,11 +231,11 @@ class Table:
 
     def _block(self, names: list[str]) -> Floats:
         """Return the values of all numeric columns of a small table, computed once."""
-        found: Floats | None = self.__dict__.get("_values")
+        found: Floats | None = self.derived.get("values")
         if found is None:
             found = np.stack([self.columns[name].numbers for name in names])
             found.flags.writeable = False
-            self.__dict__["_values"] = found
+            self.derived["values"] = found
         return found
 
     def use(self, names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ SECTIONS = ("table", "model", "training", "recipe")
 """Parts of the configuration of a run."""
 
 
-class Once(TyperCommand):
+class ConfiguredCommand(TyperCommand):
     """A command that reads options from `--folds 5`, `KAPSI_FIT_FOLDS=5` or `folds: 5` in the file of `--config`, in this order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
