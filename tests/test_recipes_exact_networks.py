@@ -16,6 +16,7 @@ def uniform(rows: int, inputs: int) -> torch.Tensor:
 FUNCTIONS = {
     "quotient": ("powers", 1 + 4 * uniform(200, 3), lambda x: x[:, 0] * x[:, 1] / x[:, 2] ** 2),
     "pole": ("powers", 0.001 + uniform(200, 1), lambda x: x[:, 0] ** -0.2),
+    "logarithm of a quotient": ("logarithms", 1 + 4 * uniform(200, 2), lambda x: (x[:, 0] / x[:, 1] ** 2).log()),
     "wave": ("wave", 2 * uniform(200, 1) - 1, lambda x: (20 * x[:, 0] + 1).sin()),
 }
 

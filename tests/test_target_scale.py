@@ -11,7 +11,7 @@ from sklearn.preprocessing import PowerTransformer
 import kapsi as kp
 from kapsi.data.tabular import TargetScale
 from kapsi.recipes import RecipeData
-from kapsi.tables.target_choice import choose_target
+from kapsi.tables.target_choice import choose_target, corrected
 
 SKEWED = np.random.default_rng(0).lognormal(1.0, 1.0, size=400)
 
@@ -101,3 +101,18 @@ def test_rows_of_little_weight_have_little_say_in_the_choice() -> None:
     weight = np.repeat([2.0, 1e-9], 100)
     data = replace(data_of(np.concatenate([x, x]), y), weight=torch.from_numpy(weight))
     assert choose_target(data, y, weight, "y").scale.transform in {"log", "log_link"}
+
+
+def test_the_mean_after_a_logarithm_is_corrected_beyond_its_standard_error() -> None:
+    scale = TargetScale.fit(SKEWED, None, "log")
+    exact = torch.from_numpy(scale.apply(SKEWED))[:, None]
+    exact[:5] = torch.nan
+    assert corrected(scale, exact, SKEWED, None).factor == 1
+    low = exact - np.log(1.25) / scale.scale
+    assert corrected(scale, low, SKEWED, None).factor == pytest.approx(1.25)
+    weight = np.where(np.arange(400) < 200, 2.0, 0.0)
+    assert corrected(scale, torch.where(torch.arange(400)[:, None] < 200, low, exact), SKEWED, weight).factor == (
+        pytest.approx(1.25)
+    )
+    plain = TargetScale.fit(SKEWED)
+    assert corrected(plain, low, SKEWED, None) is plain

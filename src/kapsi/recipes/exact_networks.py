@@ -1,4 +1,4 @@
-"""Networks of a few units that are exact for powers of inputs and for waves, fitted before larger ones are tried."""
+"""Networks of a few units that are exact for products of powers, sums of logarithms and waves, tried before larger ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
     """Return a network whose error on held-out rows is that of rounding; None if there is none.
 
     Products of powers: y = a Π (cᵢ·x + dᵢ)^pᵢ + b with as many factors as inputs, as layers of logarithms and of an exponential,
-    c from the unit vectors, p from 0. Waves of one input: y = a sin(ωx + φ) + b, ω from the largest part of the spectrum.
+    c from the unit vectors, p from 0; their logarithms, y = Σ pᵢ log(cᵢ·x + dᵢ) + b. Waves of one input: y = a sin(ωx + φ) + b, ω from
+    the largest part of the spectrum.
 
     Args:
         rows: rows of the fits.
@@ -50,15 +51,15 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
         >>> exact_trial(rows.subset(torch.arange(80)), rows.subset(torch.arange(80, 100))).candidate.name
         'powers'
     """
-    scale, far = float(rows.y.var(0).mean()), ""
+    scale, far = float(rows.y.var(0).mean()), set()
     for trial in _starts(rows):
-        if trial.candidate.name == far:
+        if trial.candidate.name in far:
             continue
         trial.train(rows, trial.candidate.config, held_out)
         if trial.error <= EXACT * scale:
             return trial
         if trial.error > FAR * scale:
-            far = trial.candidate.name
+            far.add(trial.candidate.name)
     return None
 
 
@@ -72,6 +73,7 @@ def _starts(rows: TrialRows) -> Iterator[Trial]:
         first = (1 / width).diag(), gap - low / width
         second = x.new_zeros(1, inputs), x.new_zeros(1)
         yield _trial("powers", number, (inputs, inputs, 1, outputs), ("log", "exp"), [first, second], y)
+        yield _trial("logarithms", number, (inputs, inputs, outputs), ("log",), [first], y)
     if inputs == 1:
         yield _trial("wave", 0, (1, 1, outputs), ("sine",), [_wave(x[:, 0], y)], y)
 
@@ -101,7 +103,7 @@ def _trial(
     spec = ModelSpec(widths, (*layers, LayerSpec((HeadSpec(bias=True),))))
     candidate = FunctionCandidate(name=name, model=spec, training=replace(TRAINING, epochs=EPOCHS))
     model = Model(spec, seed=number, dtype=torch.float64)
-    last = y.std(0)[:, None], y.mean(0)
+    last = y.std(0)[:, None].expand(-1, widths[-2]), y.mean(0)
     with torch.no_grad():
         for layer, (matrix, bias) in zip(model.check_layers(name), (*values, last), strict=True):
             head = layer.check_heads(name)[0]

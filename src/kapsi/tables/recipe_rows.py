@@ -15,7 +15,7 @@ from kapsi.tables.configuration import check_loss
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
 from kapsi.tables.ranges import Ranges
-from kapsi.tables.target_choice import choose_target
+from kapsi.tables.target_choice import choose_target, corrected
 from kapsi.training.config import TrainConfig
 from kapsi.training.resolve import resolve_loss
 
@@ -63,6 +63,8 @@ def fit_recipe(
         train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
     result = recipe.build(data, training.seed, watch)
+    if note:  # the correction after a logarithm is that of the model, not of the heads that the choice was made with
+        train = replace(train, scale=corrected(train.scale, result.held_out, y, train.weight))
     texts = [text.note() for text in train.preprocessing.texts]
     texts += [image.note() for image in train.preprocessing.images]
     result = result._replace(notes=(*texts, *filter(None, [note]), *result.notes))

@@ -16,7 +16,7 @@ from kapsi.function import catalogue
 from kapsi.recipes.base import Fold, HeadRecipe, RecipeData
 from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
 
-__all__ = ["TargetChoice", "choose_target"]
+__all__ = ["TargetChoice", "choose_target", "corrected"]
 
 SKEWED = 1.0
 """Skewness from which transformations are tried."""
@@ -82,7 +82,7 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
     transform, loss = change.trial.scale.transform, change.trial.data.loss
     if float(mean) <= (0.0 if isinstance(loss, Poisson) else error):
         return plain
-    scale = replace(TargetScale.fit(y, weight, transform))
+    scale = TargetScale.fit(y, weight, transform)
     if transform == "log":
         scale = replace(scale, factor=change.factor)
     how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
@@ -173,9 +173,8 @@ class _Trial(NamedTuple):
         for head in heads or _quick_heads(data):
             outputs = head.cross_fit(data, folds).outputs
             predicted = self.scale.invert(outputs[known, 0].clamp(float(low), float(high)).numpy())
-            predicted, ratio = np.ldexp(predicted, -exponent), 1.0
-            if self.scale.transform == "log":
-                ratio = float(np.clip((weight @ wanted) / (weight @ predicted), *FACTORS))
+            predicted = np.ldexp(predicted, -exponent)
+            ratio = _mean_correction(self.scale, predicted, wanted, weight)
             errors = torch.zeros_like(share)
             errors[known] = torch.from_numpy((ratio * predicted - wanted) ** 2)
             found.append(_Errors(self, head, errors, share, ratio))
@@ -188,6 +187,33 @@ def _quick_heads(data: RecipeData) -> Iterator[HeadRecipe]:
         for head in kind.offered() if issubclass(kind, HeadRecipe) else ():
             if head.closed_form and 0 <= head.complexity <= QUICK and head.reason_against(data) is None:
                 yield head
+
+
+def _mean_correction(scale: TargetScale, predicted: Floats, wanted: Floats, weight: Floats) -> float:
+    """Return the factor that corrects the mean of predictions after a logarithm, 1 within its standard error."""
+    error = wanted - predicted
+    mean = weight @ error
+    if scale.transform != "log" or abs(mean) <= np.sqrt(weight**2 @ (error - mean) ** 2):
+        return 1.0
+    return float(np.clip((weight @ wanted) / (weight @ predicted), *FACTORS))
+
+
+def corrected(scale: TargetScale, held_out: Tensor, y: Floats, weight: Floats | None) -> TargetScale:
+    """Return a scale with the correction of the mean by the held-out outputs of a model; others than logarithms as they are.
+
+    Args:
+        scale: the transformation.
+        held_out: outputs of the model, `(rows, 1)`; NaN for rows that were not held out.
+        y, weight: targets in their unit, and weights of the rows.
+    """
+    known = ~held_out[:, 0].isnan().numpy()
+    if scale.transform != "log" or not known.any():
+        return scale
+    share = np.ones(known.sum()) if weight is None else weight[known]
+    exponent, plain = _exponent(y), replace(scale, factor=1.0)
+    predicted = np.ldexp(plain.invert(held_out[known, 0].numpy()), -exponent)
+    wanted = np.ldexp(y[known], -exponent)
+    return replace(scale, factor=_mean_correction(scale, predicted, wanted, share / share.sum()))
 
 
 def _exponent(y: Floats) -> int:
