@@ -38,8 +38,8 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
     """Return a network whose error on held-out rows is that of rounding; None if there is none.
 
     Products of powers: y = a Π (cᵢ·x + dᵢ)^pᵢ + b with as many factors as inputs, as layers of logarithms and of an exponential,
-    c from the unit vectors, p from 0; their logarithms, y = Σ pᵢ log(cᵢ·x + dᵢ) + b. Waves of one input: y = a sin(ωx + φ) + b, ω from
-    the largest part of the spectrum.
+    c from the unit vectors, p from 0; their logarithms, y = Σ pᵢ log(cᵢ·x + dᵢ) + b. Waves of one input: y = a sin(ωx + φ) + b, ω
+    from the largest part of the spectrum.
 
     Args:
         rows: rows of the fits.
