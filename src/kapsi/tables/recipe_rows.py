@@ -64,7 +64,7 @@ def fit_recipe(
         data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
     result = recipe.build(data, training.seed, watch)
     if note:  # the correction after a logarithm is that of the model, not of the heads that the choice was made with
-        train = replace(train, scale=corrected(train.scale, result.held_out, y, train.weight))
+        train = replace(train, scale=corrected(choice.scale, result.held_out, y, train.weight))
     texts = [text.note() for text in train.preprocessing.texts]
     texts += [image.note() for image in train.preprocessing.images]
     result = result._replace(notes=(*texts, *filter(None, [note]), *result.notes))
