@@ -122,11 +122,23 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         mesh = axes.imshow(values, origin="lower", aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest)
         for axis, points, levels in zip((axes.xaxis, axes.yaxis), shown.points, shown.levels, strict=True):
             marks = np.unique(np.linspace(0, len(points) - 1, min(5, len(points))).round().astype(int))
-            axis.set_ticks(marks, [levels[i] if levels else f"{points[i]:.2g}" for i in marks])
+            axis.set_ticks(marks, [levels[i] if levels else _within(points, i) for i in marks])
         axes.figure.colorbar(mesh, ax=axes, label=shown.outputs[output])
         axes.set(xlabel=shown.columns[0], ylabel=shown.columns[1])
 
     return drawn(ax, draw)
+
+
+def _within(points: Any, i: int) -> str:
+    """Return a point as text, with about two digits of the range of all points.
+
+    Example:
+        >>> _within(np.array([0.0003, 0.26, 1.0]), 0), _within(np.array([1900.0, 2024.0]), 0)
+        ('0', '1900')
+    """
+    span = float(points[-1] - points[0]) or abs(float(points[0])) or 1.0
+    digits = max(0, 1 - int(np.floor(np.log10(span))))
+    return f"{round(float(points[i]), digits) + 0.0:.4g}"
 
 
 def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: int = 20) -> Axes:
