@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -91,13 +92,15 @@ def test_the_tables_on_standard_output(optuna, kapsi) -> None:
     assert os.listdir("runs") == ["t"]
 
 
-def test_a_resumed_study_is_an_uninterrupted_one(optuna) -> None:
+def test_a_resumed_study_is_an_uninterrupted_one(optuna, caplog, monkeypatch) -> None:
     problem = read_problem("t.csv", CONFIG.table)
     whole, _ = rows_of(problem, 7)
     first, _ = rows_of(problem, 3, "study.log")
     rest, report = rows_of(problem, 7, "study.log")
     assert first + rest == whole
+    monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)
     assert rows_of(problem, 7, "study.log")[0] == []
+    assert not caplog.records  # of Optuna
     assert sum(report.counts.values()) == 7
     other = replace(CONFIG, training=replace(CONFIG.training, seed=1))
     assert tune_problem(problem, other, TuneConfig(1, storage="study.log"), refit=False).counts["complete"] == 1

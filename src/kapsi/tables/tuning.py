@@ -259,7 +259,8 @@ class _Tuner:
         self.study = _study(self._name(), study)
         first = _Defaults()
         self._configuration(first)
-        self.study.enqueue_trial(first.chosen, skip_if_exists=True)
+        with _quiet():
+            self.study.enqueue_trial(first.chosen, skip_if_exists=True)
 
     def _name(self) -> str:
         """Return the name of the study: trials of another table, configuration or version are others."""
