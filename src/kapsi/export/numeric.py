@@ -97,7 +97,6 @@ class Encoding(nn.Module):
         self.register_buffer("first", torch.tensor(first, dtype=torch.float64))
         self.numbers = len(numbers)
         self.parts = nn.ModuleList()
-        self.rounded = bool(preprocessing.images) and not preprocessing.texts  # to float32, as in the preprocessing
         self._blocks: dict[str, list[tuple[float, ...]]] = {
             name: [] for name in ("number", "mark", "indicator", "mean", "part")
         }
@@ -130,6 +129,7 @@ class Encoding(nn.Module):
                     "form in ONNX and torch.export; use the format huggingface, or fit without the column (--drop)"
                 )
         self.codes = code
+        self.rounded = {type(part) for part in self.parts} == {ImagePart}  # to float32, as in the preprocessing
         self._finish(inputs)
 
     def _add(self, block: str, entries: Sequence[tuple[float, ...]]) -> Inputs:

@@ -26,7 +26,7 @@ def exported_program(part: NumericPart) -> torch.export.ExportedProgram:
     others = tuple(part.encoding.others(3))
     words = (torch.export.Dim(f"words_{i}", min=3) for i in itertools.count(1))
     dynamic = tuple({0: rows, 1: next(words)} if value.dtype == torch.int64 else {0: rows} for value in others)
-    shapes = {"numbers": {0: rows}, "codes": {0: rows}, "others": dynamic}
+    shapes = {"numbers": {0: rows}, "codes": {0: rows}, **({"others": dynamic} if others else {})}
     with torch.no_grad():
         return torch.export.export(part, (numbers, codes, *others), dynamic_shapes=shapes)
 
