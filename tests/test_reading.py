@@ -614,3 +614,13 @@ def test_utf_32_has_the_mark_of_utf_16(tmp_path) -> None:
     assert column(read(tmp_path, csv_of(a=X, y=Y).encode("utf-32"))).values.tolist() == [float(x) for x in X]
     with pytest.raises(TableError, match="give --encoding utf-16-be"):
         read(tmp_path, csv_of(a=X, y=Y).encode("utf-16-be"))
+
+
+def test_a_class_of_the_fit_is_no_missing_value(tmp_path) -> None:
+    """The file of the fit has types, and the scored file has none."""
+    labels = ["NA", "EU"] * 20
+    pq.write_table(pa.table({"a": [float(label == "NA") for label in labels], "y": labels}), tmp_path / "t.parquet")
+    fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y")), tmp_path / "run")
+    model = load_run(tmp_path / "run").model
+    (tmp_path / "n.csv").write_text("a,y\n1,NA\n0,EU\n")
+    assert model.scores(model.read(tmp_path / "n.csv"))[1] == 2
