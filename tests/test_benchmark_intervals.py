@@ -1,0 +1,50 @@
+"""The benchmark of intervals: coverage, calibration error, and the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def intervals(monkeypatch):
+    """Return the module; nothing of it stays."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    import intervals
+
+    yield intervals
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def test_the_calibration_error_is_that_of_the_bins(intervals) -> None:
+    probabilities = np.array([[0.8, 0.2], [0.8, 0.2], [0.35, 0.65], [0.35, 0.65]])
+    # Bin of 0.8: accuracy 0.5, distance 0.3; bin of 0.65: accuracy 1, distance 0.35.
+    assert intervals.calibration_error(probabilities, np.array([0, 1, 1, 1])) == pytest.approx(0.325)
+
+
+def test_a_constant_target_is_covered(intervals) -> None:
+    data = intervals.data.TableData("small", pd.DataFrame({"a": np.arange(60.0)}), np.ones(60), 0)
+    data.y[::2] = 3.0
+    record = intervals.measure(data, 0)
+    assert (record["rows"], record["held_out"]) == (60, 30)
+    assert record["covered"][0] <= record["covered"][1] <= 1
+    assert record["size"][0] > 0
+
+
+def test_the_page_has_means_and_standard_errors(intervals) -> None:
+    first = {"table": "t", "split": 0, "rows": 1200, "held_out": 600, "covered": [0.78, 0.9], "size": [1.0, 1.5]}
+    second = {**first, "split": 1, "covered": [0.82, 0.92]}
+    labels = {**first, "table": "c", "accuracy": 0.7, "calibration": 0.04, "size": [1.0, 1.25]}
+    text = intervals.page([first, second, labels])
+    assert "| t | 1,200 | 2 | 0.800 ± 0.020 | 0.910 ± 0.010 | 1.50 |" in text
+    assert "| c | 1,200 | 1 | 0.780 | 0.900 | 1.25 |" in text
+    assert "| c | 0.700 | 0.040 |" in text
