@@ -319,7 +319,8 @@ def threshold_chart(title: str, x: Floats, y: Floats, thresholds: Floats, names:
         marks.insert(0, path(axes, np.array([0.0, 1.0]), np.array([0.0, 1.0]), class_="zero"))
     chosen = np.unique(np.linspace(0, len(x) - 1, MOST_HOVERED).round().astype(int))
     for j in chosen.tolist():
-        text = f"{names[0]} {x[j]:.3f}, {names[1]} {y[j]:.3f}\nthreshold {thresholds[j]:.3g}"
+        threshold = f"{thresholds[j]:.3g}".replace("inf", "∞")
+        text = f"{names[0]} {x[j]:.3f}, {names[1]} {y[j]:.3f}\nthreshold {threshold}"
         where = {"cx": axes.px(float(x[j])), "cy": axes.py(float(y[j]))}
         marks.append(tag("circle", tag("title", text), r=6, class_="dot c0", **where))
     return axes.draw(title, *marks)
