@@ -18,9 +18,10 @@ from kapsi.interpret import formula, short_formulas
 from kapsi.interpret.expressions import complexity, evaluate, slope
 from kapsi.interpret.formulas import ModelFormula
 from kapsi.interpret.search import search_formula
-from kapsi.interpret.search.constants import Fit, SearchRows, simple_numbers
+from kapsi.interpret.search.constants import Fit, SearchRows, description_length, simple_numbers
 from kapsi.interpret.search.reductions import reduce
 from kapsi.interpret.search.search import _front
+from kapsi.interpret.search.terms import candidate_terms
 from kapsi.interpret.text import as_latex, as_python, as_text
 
 NO_CLOSED_FORM = {"combinatorial_categorical", "combinatorial_state", "joint_normal", "pair_splines"}
@@ -202,6 +203,24 @@ def test_a_simple_number_stands_before_a_free_constant_of_a_lower_error() -> Non
     free, simple = Fit(c * x, {c: 0.5001}, 1e-6, -300.0), Fit(x / 2, {}, 1.01e-6, -308.0)
     (found,) = _front(rows, [free, simple])
     assert found.expression == x / 2
+
+
+def test_the_shortest_description_stays_even_if_it_is_complex() -> None:
+    """1/√(2π) has more parts than a free constant, and a larger error."""
+    x = sympy.Symbol("x", real=True)
+    c = sympy.Dummy("c")
+    rows = SearchRows((x,), np.linspace(0, 1, 50)[:, None], np.linspace(0, 0.4, 50), 1 / 72)
+    exact = x / sympy.sqrt(2 * sympy.pi)
+    assert description_length(rows, 1e-6, exact, 0) < description_length(rows, 1e-6, c * x, 1)
+    free, listed = Fit(c * x, {c: 0.3989}, 1e-6, -300.0), Fit(exact, {}, 1.01e-6, -303.0)
+    assert min(_front(rows, [free, listed]), key=lambda found: found.cost).expression == exact
+
+
+def test_products_of_any_two_functions_are_terms() -> None:
+    a, b = sympy.symbols("a b", real=True)
+    x = np.random.default_rng(0).uniform(-2, 2, (50, 2))
+    expressions = {term.expression() for term in candidate_terms([(a, x[:, 0]), (b, x[:, 1])])}
+    assert {sympy.exp(-(a**2)) * sympy.cos(sympy.pi * b), b * sympy.Abs(a), sympy.sin(2 * b)} <= expressions
 
 
 def test_simple_numbers() -> None:

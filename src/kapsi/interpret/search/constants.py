@@ -20,6 +20,8 @@ EXACT = 1e-20
 """Share of the target's variance that counts as no error."""
 NODE = 1.6
 """Cost of a number, variable or operation, in units of log-likelihood."""
+LISTED = 6.5
+"""Largest cost of a factor from the list of simple numbers: the logarithm of the length of the list."""
 MAX_DENOMINATOR = 12
 
 
@@ -68,8 +70,18 @@ class Fit:
 def description_length(rows: SearchRows, mse: float, expression: sympy.Expr, free: int) -> float:
     """Return n/2 log(error) plus the costs of the expression and of its free constants."""
     share = max(mse / rows.variance, EXACT)
-    nodes = NODE * complexity(expression) + _cost_of_numbers(expression)
+    nodes = NODE * complexity(expression) + _cost_of_numbers(expression) - _savings(expression)
     return 0.5 * len(rows.y) * math.log(share) + nodes + free * cost_of_constant(share, len(rows.y))
+
+
+def _savings(expression: sympy.Expr) -> float:
+    """Return by how much irrational factors such as 1/√(2π) cost more than their place in the list of simple numbers."""
+    saved = 0.0
+    for product in expression.atoms(sympy.Mul):
+        number = sympy.Mul(*[part for part in product.args if not part.free_symbols])
+        if number.is_number and not number.is_Rational and not number.is_Float:
+            saved += max(0.0, NODE * complexity(number) + _cost_of_numbers(number) - LISTED)
+    return saved
 
 
 def cost_of_constant(share: float, rows: int) -> float:

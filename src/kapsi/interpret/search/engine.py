@@ -67,6 +67,8 @@ OUTER: tuple[Outer, ...] = (
         1,
     ),
 )
+LEAST_INSIDE, NEAR = 0.5, 0.05
+"""Least share of rows in the image of g, and the distance from it, in deviations of the target, that may be noise."""
 LEAST_SLOPE = 1e-3
 """Rows with a slope of g below this share of the largest carry no weight."""
 
@@ -101,9 +103,10 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
         most: largest number of terms, 1 to 4.
     """
     with np.errstate(all="ignore"):
-        # A little noise may lead out of the image of g.
+        # A little noise may lead out of the image of g, of many rows if their targets are near its end.
         inside = (y > outer.low) & (y < outer.high)
-        if inside.mean() < 0.95:
+        beyond = float(np.maximum(outer.low - y, y - outer.high).max())
+        if inside.mean() < LEAST_INSIDE or (inside.mean() < 0.95 and beyond > NEAR * y.std()):
             return []
         target, slope = outer.inverse(np.where(inside, y, np.median(y))), outer.slope(np.where(inside, y, np.median(y)))
         weight = np.where(inside, 1 / np.abs(slope), 0.0)

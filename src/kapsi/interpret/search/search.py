@@ -210,20 +210,30 @@ def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | No
     total = sympy.Add(*[c * t for c, t in zip(constants[:above], terms[:above], strict=True)])
     if candidate.denominator:
         total /= 1 + sympy.Add(*[c * t for c, t in zip(constants[above:], terms[above:], strict=True)])
-    expression = reduced.factor * candidate.outer.symbolic(total)
+    inside = candidate.outer.symbolic(total)
+    if candidate.outer.name == "log" and not candidate.denominator and abs(start[0]) < 100:
+        # A factor before the exponential may be a simple number, where its logarithm is none.
+        start[0] = np.exp(start[0])
+        inside = constants[0] * candidate.outer.symbolic(total - constants[0])
+    expression = reduced.factor * inside
     expression, more = with_constants(expression)
     return fit(rows, expression, {**dict(zip(constants, map(float, start), strict=True)), **more})
 
 
 def _front(rows: SearchRows, fits: Sequence[Fit]) -> tuple[Found, ...]:
-    """Return the formulas without a better one of the same or less complexity."""
+    """Return the formulas that are more accurate, or of a shorter description, than all simpler ones."""
     found = []
     for one in fits:
         expression = one.filled()
         found.append(Found(complexity(expression), one.mse, 1 - one.mse / rows.variance, one.cost, expression))
     front: list[Found] = []
+    least = math.inf
     # Of the formulas of one complexity the shortest description: free constants always have a lower error than simple numbers.
     for entry in sorted(found, key=lambda f: (f.complexity, f.cost)):
-        if not front or (entry.complexity > front[-1].complexity and entry.mse < front[-1].mse * (1 - 1e-9)):
+        larger = not front or entry.complexity > front[-1].complexity
+        # Exact constants such as 1/√(2π) are complex, and never more accurate than a free one.
+        better = entry.mse < least * (1 - 1e-9) or all(entry.cost < other.cost - 1e-9 for other in front)
+        if larger and better:
             front.append(entry)
+            least = min(least, entry.mse)
     return tuple(front)

@@ -154,15 +154,20 @@ def candidate_terms(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> list[Term]:
         )
         kinds = kinds if count <= 5 else _POWERS[: 3 if count == 6 else 2]
         single = [list(unaries(expression, values, 1, kinds)) for expression, values in inputs]
+        wide: list[list[Term]] = []
         for expression, values in inputs:
-            terms += unaries(expression, values, 1, every)
-            if count == 2:
-                terms += _scaled(expression, values)
+            wide.append(list(unaries(expression, values, 1, every)))
+            if count <= 4:
+                wide[-1] += _scaled(expression, values)
+            terms += wide[-1]
+        if count <= 3:
+            terms += _wide_products(wide, single)
         pairs = [list(unaries(e, v, c, every if count <= 4 else (*_POWERS[:4], *_WAVES))) for e, v, c in _pairs(inputs)]
         terms += itertools.chain(*pairs)
         terms += _products(single)
         if count <= 5:
-            plain = [t for (e, v) in inputs for t in unaries(e, v, 1, _POWERS[: 3 if count <= 3 else 1])]
+            powers = {2: (*_POWERS[:4], _POWERS[5])}.get(count, _POWERS[: 3 if count == 3 else 1])
+            plain = [t for (e, v) in inputs for t in unaries(e, v, 1, powers)]
             if count >= 3:
                 plain += [p for p in map(_product, itertools.combinations(plain, 2)) if p is not None and p.cost <= 3]
             for term in itertools.chain(*pairs):
@@ -183,6 +188,19 @@ def _of_one(expression: sympy.Expr, values: Floats) -> list[Term]:
     ]
     products = [p for p in map(_product, itertools.combinations([*base, *scaled], 2)) if p is not None]
     return [*base, *scaled, *nested, *products]
+
+
+def _wide_products(wide: Sequence[Sequence[Term]], single: Sequence[Sequence[Term]]) -> Iterator[Term]:
+    """Yield products of any function of one input, and a function of another input: any one for two inputs, else a simple one."""
+    for i, j in itertools.permutations(range(len(wide)), 2):
+        if len(wide) == 2 and i > j:
+            return
+        others = wide[j] if len(wide) == 2 else [term for term in single[j] if term.cost <= 2]
+        for pair in itertools.product(wide[i], others):
+            if pair[0].cost + pair[1].cost <= 8:
+                product = _product(pair)
+                if product is not None:
+                    yield product
 
 
 def _products(single: Sequence[Sequence[Term]]) -> Iterator[Term]:
