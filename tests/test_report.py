@@ -27,7 +27,7 @@ from kapsi.recipes import Auto
 from kapsi.report import charts
 from kapsi.report.facts import facts_of
 from kapsi.report.held_out import error_section
-from kapsi.report.sections import formula_section, graph_section, training_section
+from kapsi.report.sections import care, formula_section, graph_section, training_section
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_config
 from kapsi.training.records import Epoch
 
@@ -158,6 +158,16 @@ def test_curves_over_thresholds_need_rows_of_both_classes(folder) -> None:
     assert f"AUC {roc_auc_score(known.y == 1, known.outputs[:, 1]):.4f}" in error_section(facts)
     one = replace(facts.predictions, y=np.zeros_like(facts.predictions.y))
     assert "AUC" not in error_section(replace(facts, predictions=one))
+
+
+def test_notes_and_rare_classes_are_warnings(folder) -> None:
+    facts = facts_of(folder / "classes")
+    rare = np.zeros_like(facts.predictions.y)
+    rare[0] = 1
+    manifest = {**facts.manifest, "notes": ["dropped the ID-like column '<i>'"]}
+    shown = care(replace(facts, manifest=manifest, predictions=replace(facts.predictions, y=rare)))
+    assert "Only 1.2 % of the held-out rows are of the class a &amp; b" in shown
+    assert "<li>dropped the ID-like column &#x27;&lt;i&gt;&#x27;</li>" in shown
 
 
 def test_a_trained_model_has_learning_curves(folder) -> None:
