@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.cli import common
+from kapsi.cli import common, main
 from kapsi.data.tabular import Column, TargetScale, write_table
 from kapsi.recipes import Conformal, Quantiles, RecipeData
 from kapsi.tables.intervals import group_names
@@ -167,6 +169,16 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "DELAY", float("inf"))
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> Path:
+    """A folder with a table and a run on it."""
+    folder = tmp_path_factory.mktemp("whole")
+    with contextlib.chdir(folder):
+        table("t.csv", 60, 0)
+        assert main([*FIT, "--target", "y", "--drop", "label", "--output", "run"]) == 0
+    return folder
+
+
 def table(name, n, seed, noise=1.0):
     generator = np.random.default_rng(seed)
     x = generator.uniform(-2, 2, n)
@@ -309,9 +321,8 @@ def test_groups_of_large_numbers_stay_apart() -> None:
         lambda data: data.update({"classes": [[["a"], [1]]]}),
     ],
 )
-def test_damaged_intervals_are_refused(kapsi, change) -> None:
-    table("t.csv", 60, 0)
-    assert kapsi(*FIT, "--target", "y", "--drop", "label", "--output", "run")[0] == 0
+def test_damaged_intervals_are_refused(whole_run, kapsi, change) -> None:
+    shutil.copytree(whole_run, ".", dirs_exist_ok=True)
     file, manifest = Path("run/intervals.json"), Path("run/run.json")
     data = json.loads(file.read_text())
     change(data)

@@ -445,7 +445,9 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(SIZES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("-variants") else n for n in sorted(SIZES)]
+)
 def test_the_shipped_tables_have_the_sizes_of_the_paper(name: str) -> None:
     experiment = load_shipped(name)
     assert len(experiment.rows) == 17

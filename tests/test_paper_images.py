@@ -519,12 +519,9 @@ def colored(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     [
         "whitened_mlp",
         "paper_model",
-        "mlp",
-        "kan",
-        "svm_linear",
         "svm_rbf",
-        "naive_bayes_gaussian",
         "naive_bayes_multinomial",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mlp", "kan", "svm_linear", "naive_bayes_gaussian")),
     ],
 )
 def test_what_is_done_with_cifar_learns_colored_images(monkeypatch: pytest.MonkeyPatch, method: str) -> None:

@@ -150,7 +150,7 @@ def test_the_configuration_of_a_run_fits_the_same_recipe_again(table, monkeypatc
 
 
 @pytest.mark.all_heads
-@pytest.mark.parametrize("target", ["y", "c"])
+@pytest.mark.parametrize("target", ["y", pytest.param("c", marks=pytest.mark.slow)])
 def test_all_heads_compete_for_a_table(table, tmp_path, target) -> None:
     config = RunConfig(TableConfig(target, drop=tuple({"y", "c"} - {target})), recipe=Auto())
     report = fit_table(table, config, tmp_path / "run")

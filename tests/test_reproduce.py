@@ -667,7 +667,7 @@ def test_what_another_process_did_meanwhile_is_not_done_again(tmp_path) -> None:
     [
         (signal.SIGKILL, -9, "1"),
         pytest.param(signal.SIGTERM, 143, "1", marks=pytest.mark.slow),
-        (signal.SIGINT, 130, "2"),
+        pytest.param(signal.SIGINT, 130, "2", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, -9, "2", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 143, "2", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, 130, "1", marks=pytest.mark.slow),

@@ -439,7 +439,7 @@ def test_a_column_that_is_not_there(tmp_path) -> None:
         ("pairs", "[a]", ["tiny-pairs.svg"]),
     ],
 )
-@pytest.mark.parametrize("metric", ["mse", "accuracy"])
+@pytest.mark.parametrize("metric", ["mse", pytest.param("accuracy", marks=pytest.mark.slow)])
 def test_pictures_are_drawn_and_the_same_every_time(tmp_path, kind, rows, files, metric) -> None:
     pytest.importorskip("matplotlib")
     experiment = tiny(tmp_path, metric, rows, f"pictures: [{kind}]\n")

@@ -445,7 +445,7 @@ SPECS = {
     [
         ("classification", "lbfgs"),
         ("regression", "lbfgs"),
-        ("classification", "adamw"),
+        pytest.param("classification", "adamw", marks=pytest.mark.slow),
         pytest.param("regression", "adamw", marks=pytest.mark.slow),
     ],
 )
