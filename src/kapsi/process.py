@@ -6,6 +6,7 @@ A `Process` is an option of a specification. The head or layer registers its mod
 
 from __future__ import annotations
 
+import math
 import types
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -124,12 +125,12 @@ def _exponential(x: Tensor) -> Tensor:
 
 
 LOG_CUTOFF = 1e-4
-"""Smallest exact input of the logarithm, which continues as its tangent to be defined everywhere."""
+"""Smallest exact input c of the logarithm; below, its mirror image log c² − log(2c − x): defined everywhere, never steep."""
 
 
 def _logarithm(x: Tensor) -> Tensor:
-    inside = x.clamp_min(LOG_CUTOFF)
-    return inside.log() + (x - inside) / LOG_CUTOFF
+    mirrored = (2 * LOG_CUTOFF - x).clamp_min(LOG_CUTOFF)
+    return x.clamp_min(LOG_CUTOFF).log() - mirrored.log() + math.log(LOG_CUTOFF)
 
 
 def _activation(
@@ -156,7 +157,7 @@ Asinh = _activation("Asinh", "asinh", torch.asinh, "The inverse hyperbolic sine:
 Sine = _activation("Sine", "sine", torch.sin, "sin(x).", "sin")
 Exp = _activation("Exp", "exp", _exponential, "eˣ for x ≤ 10, its tangent beyond: products from the sums of a layer.")
 Log = _activation(
-    "Log", "log", _logarithm, "log x for x ≥ 10⁻⁴, its tangent below: with `exp`, powers and products of inputs."
+    "Log", "log", _logarithm, "log x for x ≥ 10⁻⁴, its mirror image below: with `exp`, powers and products of inputs."
 )
 
 

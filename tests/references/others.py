@@ -28,7 +28,7 @@ FORMULAS: dict[str, Callable[..., ndarray]] = {
     "asinh": lambda f, x: np.arcsinh(x),
     "sine": lambda f, x: np.sin(x),
     "exp": lambda f, x: np.where(x <= 10, np.exp(np.minimum(x, 10)), math.exp(10) * (x - 9)),
-    "log": lambda f, x: np.where(x >= 1e-4, np.log(np.maximum(x, 1e-4)), math.log(1e-4) + 1e4 * x - 1),
+    "log": lambda f, x: np.where(x >= 1e-4, np.log(np.abs(x)), 2 * np.log(1e-4) - np.log(np.abs(2e-4 - x))),
     "layer_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "instance_norm": lambda f, x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + f.epsilon),
     "batch_norm": lambda f, x: x / np.sqrt(1 + f.epsilon),  # in evaluation, before it has seen a batch
