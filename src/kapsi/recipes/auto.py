@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from kapsi.recipes.base import (
 )
 from kapsi.recipes.constant import ConstantHead
 from kapsi.recipes.mixture import mixture
-from kapsi.recipes.selection import select_heads
+from kapsi.recipes.selection import Selected, select_heads
 
 __all__ = ["Auto"]
 
@@ -183,8 +184,14 @@ class _AutoSearch:
         entries = self._entries(heads, rows, plan, known, (start, used))
         outputs = [_bounded(entry.outputs, rows) for entry in entries]
         complexity = [entry.recipe.complexity for entry in entries]
-        prefer = self.auto.prefer
-        chosen = select_heads(outputs, y, weight, rows.loss, complexity, TIES[prefer], AVERAGED[prefer])
+        select = partial(
+            select_heads,
+            loss=rows.loss,
+            complexity=complexity,
+            tie=TIES[self.auto.prefer],
+            average=AVERAGED[self.auto.prefer],
+        )
+        chosen = select(outputs, y, weight)
         model, seconds = self._fitted(entries, chosen.weights)
         stacked = replace(rows, x=rows.x[:0], y=y, weight=weight)
         board = []
@@ -192,12 +199,12 @@ class _AutoSearch:
             loss, score = held_out_scores(out, stacked)
             note = self.fitted_on.get(entry.name, "")
             board.append(LeaderboardRow(entry.name, loss, score, entry.seconds + more, share, note))
-        total = sum(w * out for w, out in zip(chosen.weights, outputs, strict=True))
-        loss, score = held_out_scores(cast(Tensor, total), stacked)
+        total = _crossed(outputs, y, weight, known % len(rows.x), plan, select)
+        loss, score = held_out_scores(total, stacked)
         whole = LeaderboardRow("sum", loss, score, time.perf_counter() - start, 1.0)
         left_out = [LeaderboardRow(name, math.nan, math.nan, 0.0, 0.0, why) for name, why in self.skipped.items()]
         board = [whole, *sorted(board, key=lambda row: row.loss), *left_out]
-        held_out = self._held_out(cast(Tensor, total), plan, compared)
+        held_out = self._held_out(total, plan, compared)
         return RecipeResult(model, tuple(board), tuple(self.notes), held_out)
 
     def plan(self) -> RecipePlan:
@@ -435,20 +442,46 @@ class _AutoSearch:
             yield left * cost / images if head.reads_images else part / len(heads)
 
     def _held_out(self, total: Tensor, plan: Sequence[Sequence[Fold]], compared: Tensor | None) -> Tensor:
-        """Return the outputs of the sum for each row, the mean over repetitions; NaN where no fold held the row out."""
+        """Return the output of the sum for each row, NaN where no fold held the row out.
+
+        Of repetitions the first counts: means over repetitions have smaller errors than the single fit to all rows.
+        """
         rows = len(self.data.x) if compared is None else len(compared)
-        sums, counts, at = torch.zeros(rows, total.shape[1], dtype=total.dtype), torch.zeros(rows, 1), 0
+        found, at = torch.full((rows, total.shape[1]), torch.nan, dtype=total.dtype), 0
         for folds in plan:
             held = torch.cat([test for _, test in folds]).sort().values
-            sums[held] += total[at : at + len(held)]
-            counts[held] += 1
+            first = found[held].isnan()
+            found[held] = torch.where(first, total[at : at + len(held)], found[held])
             at += len(held)
-        means = sums / counts
         if compared is None:
-            return means
+            return found
         everything = torch.full((len(self.data.x), total.shape[1]), torch.nan, dtype=total.dtype)
-        everything[compared] = means
+        everything[compared] = found
         return everything
+
+
+def _crossed(
+    outputs: Sequence[Tensor],
+    y: Tensor,
+    weight: Tensor | None,
+    row: Tensor,
+    plan: Sequence[Sequence[Fold]],
+    select: Callable[..., Selected],
+) -> Tensor:
+    """Return the weighted sum of the heads for held-out rows, of each fold with weights chosen on the other rows."""
+    total, left = torch.empty_like(outputs[0]), torch.ones(len(y), dtype=torch.bool)
+    for _, test in (fold for folds in plan for fold in folds):
+        here = left & torch.isin(row, test)
+        if not bool(here.any()):  # in an earlier repetition
+            continue
+        left &= ~here
+        other = ~torch.isin(row, test)
+        if not bool(other.any()):
+            other = ~other
+        known = None if weight is None else weight[other]
+        weights = select([out[other] for out in outputs], y[other], known).weights
+        total[here] = sum(share * out[here] for share, out in zip(weights, outputs, strict=True))
+    return total
 
 
 def _stacked(rows: RecipeData, plan: Sequence[Sequence[Fold]]) -> tuple[Tensor, Tensor | None, Tensor]:
