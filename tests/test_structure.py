@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -73,6 +74,13 @@ FILES = sorted(ROOT.rglob("*.py"))
 EACH_FILE = pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
 
 
+tree_of = functools.cache(ast.parse)
+
+
+def parsed(path: Path) -> ast.Module:
+    return tree_of(path.read_text(encoding="utf-8"))
+
+
 def layer(path: Path) -> str:
     """Return the module or folder right below the package that a file belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -97,7 +105,7 @@ def violations(source: str, path: Path) -> list[str]:
     """Return what a file imports from above or beside itself."""
     own = layer(path)
     bad = []
-    for line, name in imported(ast.parse(source), path):
+    for line, name in imported(tree_of(source), path):
         # A name that is no module is one that the package itself offers.
         below = name.split(".")[1] if name.split(".")[1:2] and name.split(".")[1] in ORDER else "__init__"
         if below != own and ORDER.index(below) >= ORDER.index(own):
@@ -183,7 +191,7 @@ def rules_of_torch(tree: ast.AST) -> list[str]:
 def test_forward_derivatives_may_be_differentiated_again(path) -> None:
     """A function with a forward derivative of its own is one of `kapsi.derivatives`."""
     if layer(path) != "derivatives":
-        assert not rules_of_torch(ast.parse(path.read_text(encoding="utf-8")))
+        assert not rules_of_torch(parsed(path))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +207,7 @@ def test_a_rule_of_torch_is_seen(source) -> None:
 
 @EACH_FILE
 def test_nothing_dangerous_or_stray_is_used(path) -> None:
-    assert not misuse(ast.parse(path.read_text(encoding="utf-8")), layer(path))
+    assert not misuse(parsed(path), layer(path))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +220,7 @@ def test_misuse_is_seen(source) -> None:
 
 @EACH_FILE
 def test_every_module_says_what_it_is_and_what_it_offers(path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     assert ast.get_docstring(tree)
     if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
         assert path.name in ("__init__.py", "public.py")  # offers what other files list
@@ -298,7 +306,7 @@ def test_losses_and_solvers_are_not_told_apart_by_their_names(path) -> None:
     if place.startswith((*OWN_FILES, *OTHER_MEANINGS)):
         return
     names = {cls.name for role in ("loss", "solver") for cls in kapsi.catalogue(role)}
-    assert not compared_names(ast.parse(path.read_text(encoding="utf-8")), names), "use a property of the class"
+    assert not compared_names(parsed(path), names), "use a property of the class"
 
 
 @pytest.mark.parametrize("source", ["solver == 'adamw'", "loss.name in ('mse', 'huber')", "match x:\n case 'ridge': 1"])
@@ -323,7 +331,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def test_files_and_bodies_stay_readable(path) -> None:
     source = path.read_text(encoding="utf-8")
     assert source.count("\n") <= LONGEST_FILE
-    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in ast.walk(tree_of(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {f"line {node.lineno}: {node.name}": body_lines(node) for node in functions}
     assert not {place: size for place, size in long.items() if size > LONGEST_BODY}
 
@@ -331,7 +339,7 @@ def test_files_and_bodies_stay_readable(path) -> None:
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: found for name, found in places.items() if len(found) > 1}
@@ -340,7 +348,7 @@ def test_a_class_name_has_one_meaning() -> None:
 def prose(source: str) -> list[str]:
     """Return the words of docstrings and comments in lower case."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree_of(source)) if isinstance(node, documented)]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
     return re.findall(r"[a-z']+", "\n".join(texts).lower())
@@ -362,5 +370,5 @@ def test_pronouns_are_counted() -> None:
 def test_errors_are_raised_at_boundaries() -> None:
     """At most 18 raises per 1,000 lines: validate where data and options enter, trust them inside."""
     sources = [path.read_text(encoding="utf-8") for path in FILES]
-    raises = sum(isinstance(node, ast.Raise) for source in sources for node in ast.walk(ast.parse(source)))
+    raises = sum(isinstance(node, ast.Raise) for source in sources for node in ast.walk(tree_of(source)))
     assert 1000 * raises / sum(source.count("\n") for source in sources) <= 18
