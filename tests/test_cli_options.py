@@ -301,6 +301,8 @@ def test_a_run_is_deleted_with_yes_and_nothing_else_is(good, bad, fitted) -> Non
     assert "has files that are not of the run: 'notes.txt'" in bad("runs", "delete", "runs/a", "--yes")
     assert "is not a run folder" in bad("runs", "delete", "runs", "--yes")
     assert "no such run folder" in bad("runs", "delete", "runs/b", "runs/none", "--yes")
+    assert "given twice" in bad("runs", "delete", "runs/b", "runs/b/", "--yes")
+    assert "kapsi runs list runs lists the runs of a folder" in bad("runs", "runs")
     assert Path("runs/b").is_dir()
     assert good("runs", "delete", "runs/b", "--yes") == "deleted: runs/b\n"
     assert sorted(os.listdir("runs")) == ["a"]

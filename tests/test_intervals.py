@@ -382,6 +382,7 @@ def test_the_classifier_decides_by_costs_and_recall() -> None:
         ({"recall": 0.9}, "recall=0.9: expected a label and a share"),
         ({"costs": [2]}, r"costs=\[2\]: expected costs by label"),
         ({"costs": {True: "2"}}, "label True: expected a number, got '2'"),
+        ({"costs": {True: 10**400}}, "label True: expected a number, got 1000"),
         ({"costs": {"yes": 2}}, "cost 'yes': there is no such class; there are false, true"),
     ):
         with pytest.raises(kp.SpecError, match=message):

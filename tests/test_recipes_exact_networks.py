@@ -15,6 +15,7 @@ def uniform(rows: int, inputs: int) -> torch.Tensor:
 
 FUNCTIONS = {
     "quotient": ("powers", 1 + 4 * uniform(200, 3), lambda x: x[:, 0] * x[:, 1] / x[:, 2] ** 2),
+    "negative product": ("negative powers", 1 + 4 * uniform(100, 2), lambda x: -x[:, 0] * x[:, 1]),
     "pole": ("powers", 0.001 + uniform(200, 1), lambda x: x[:, 0] ** -0.2),
     "logarithm of a quotient": ("logarithms", 1 + 4 * uniform(200, 2), lambda x: (x[:, 0] / x[:, 1] ** 2).log()),
     "wave": ("wave", 2 * uniform(200, 1) - 1, lambda x: (20 * x[:, 0] + 1).sin()),
@@ -25,7 +26,8 @@ FUNCTIONS = {
 def test_formulas_are_found_to_rounding(name) -> None:
     kind, x, function = FUNCTIONS[name]
     x, y = (x - x.mean(0)) / x.std(0), function(x)[:, None]
-    trial = exact_trial(TrialRows(x[:150], y[:150]), TrialRows(x[150:], y[150:]))
+    count = len(x) * 3 // 4
+    trial = exact_trial(TrialRows(x[:count], y[:count]), TrialRows(x[count:], y[count:]))
     assert trial is not None
     assert trial.candidate.name == kind
     with torch.no_grad():

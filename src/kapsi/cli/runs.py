@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def runs(
     """List the runs of a folder, compare runs, or delete them."""
     action, *paths = words or ["list"]
     if action not in ACTIONS:
-        raise SpecError(f"runs: {unknown('action', action, ACTIONS)}")
+        remedy = f"; kapsi runs list {action} lists the runs of a folder" if Path(action).is_dir() else ""
+        raise SpecError(f"runs: {unknown('action', action, ACTIONS)}{remedy}")
     if yes and action != "delete":
         raise SpecError(f"runs {action}: --yes is an option of delete; leave it out")
     if action == "list":
@@ -114,8 +116,7 @@ def _compare(paths: Sequence[str], json: bool) -> None:
 
     if len(paths) < 2:
         raise SpecError(f"runs compare: expected two runs or more, got {len(paths)}")
-    if len(set(paths)) < len(paths):
-        raise SpecError("runs compare: a run is given twice; leave one out")
+    _check_distinct("compare", paths)
     loaded = [load_run(path) for path in paths]
     manifests = [{**run.manifest, "target": run.model.target} for run in loaded]
     options = [dict(_flat(to_dict(run.model.config))) for run in loaded]
@@ -137,6 +138,11 @@ def _compare(paths: Sequence[str], json: bool) -> None:
         rows.append((name, *(f"{m[name]:,}" if name in m else "-" for m in manifests)))
     rows += [(name, *(_cell(part.get(name)) for part in options)) for name in differing]
     table(rows, right=range(1, len(paths) + 1))
+
+
+def _check_distinct(action: str, paths: Sequence[str]) -> None:
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise SpecError(f"runs {action}: a run is given twice; leave one out")
 
 
 def _flat(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -177,6 +183,7 @@ def _delete(paths: Sequence[str], yes: bool, json: bool) -> None:
 
     if not paths:
         raise SpecError("runs delete: expected the path of a run, such as runs/first")
+    _check_distinct("delete", paths)
     for path in paths:
         check_deletable(path)
     if not yes:

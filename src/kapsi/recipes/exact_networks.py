@@ -38,8 +38,8 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
     """Return a network whose error on held-out rows is that of rounding; None if there is none.
 
     Products of powers: y = a Π (cᵢ·x + dᵢ)^pᵢ + b with as many factors as inputs, as layers of logarithms and of an exponential,
-    c from the unit vectors, p from 0; their logarithms, y = Σ pᵢ log(cᵢ·x + dᵢ) + b. Waves of one input: y = a sin(ωx + φ) + b, ω
-    from the largest part of the spectrum.
+    c from the unit vectors, p from 0, a of either sign; their logarithms, y = Σ pᵢ log(cᵢ·x + dᵢ) + b. Waves of one input:
+    y = a sin(ωx + φ) + b, ω from the largest part of the spectrum.
 
     Args:
         rows: rows of the fits.
@@ -56,7 +56,7 @@ def exact_trial(rows: TrialRows, held_out: TrialRows) -> Trial | None:
         if trial.candidate.name in far:
             continue
         trial.train(rows, trial.candidate.config, held_out)
-        if trial.error <= EXACT * scale:
+        if trial.error <= EXACT * scale < math.inf:
             return trial
         if trial.error > FAR * scale:
             far.add(trial.candidate.name)
@@ -72,7 +72,8 @@ def _starts(rows: TrialRows) -> Iterator[Trial]:
     for number, gap in enumerate(GAPS):
         first = (1 / width).diag(), gap - low / width
         second = x.new_zeros(1, inputs), x.new_zeros(1)
-        yield _trial("powers", number, (inputs, inputs, 1, outputs), ("log", "exp"), [first, second], y)
+        for name, sign in (("powers", 1), ("negative powers", -1)):  # no path leads from one sign of a to the other
+            yield _trial(name, number, (inputs, inputs, 1, outputs), ("log", "exp"), [first, second], y, sign)
         yield _trial("logarithms", number, (inputs, inputs, outputs), ("log",), [first], y)
     if inputs == 1:
         yield _trial("wave", 0, (1, 1, outputs), ("sine",), [_wave(x[:, 0], y)], y)
@@ -80,7 +81,7 @@ def _starts(rows: TrialRows) -> Iterator[Trial]:
 
 def _wave(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the frequency of the sine and cosine with the least squared error, `(1, 1)`, and the phase of the first target."""
-    length = float(x.max() - x.min())
+    length = max(float(x.max() - x.min()), 1e-12)
     frequencies = torch.linspace(0.5, max(1.0, len(x) / 4), WAVES, dtype=x.dtype) * (2 * math.pi / length)
     angles = frequencies[:, None] * x
     columns = torch.stack([angles.sin(), angles.cos(), torch.ones_like(angles)], 2)
@@ -97,13 +98,14 @@ def _trial(
     processes: tuple[str, ...],
     values: list[tuple[Tensor, Tensor]],
     y: Tensor,
+    sign: int = 1,
 ) -> Trial:
-    """Return a network of linear layers, each but the last followed by a process, with values of ψ and bias."""
+    """Return a network of linear layers, each but the last followed by a process, with values of ψ and bias; that of ψ in the last has `sign`."""
     layers = [LayerSpec((HeadSpec(bias=True),), output=(coerce(Process, each, name),)) for each in processes]
     spec = ModelSpec(widths, (*layers, LayerSpec((HeadSpec(bias=True),))))
     candidate = FunctionCandidate(name=name, model=spec, training=replace(TRAINING, epochs=EPOCHS))
     model = Model(spec, seed=number, dtype=torch.float64)
-    last = y.std(0)[:, None].expand(-1, widths[-2]), y.mean(0)
+    last = sign * y.std(0)[:, None].expand(-1, widths[-2]), y.mean(0)
     with torch.no_grad():
         for layer, (matrix, bias) in zip(model.check_layers(name), (*values, last), strict=True):
             head = layer.check_heads(name)[0]

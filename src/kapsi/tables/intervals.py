@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Decisions:
 
 def _number(label: Any, number: object) -> tuple[str, float]:
     """Return a label as text and its cost or share."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    if isinstance(number, bool) or not isinstance(number, int | float) or abs(number) > sys.float_info.max:
         raise SpecError(f"label {label!r}: expected a number, got {number!r}")
     return label_text(label.item() if isinstance(label, np.generic) else label), float(number)
 
