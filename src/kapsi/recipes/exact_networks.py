@@ -100,7 +100,7 @@ def _trial(
     y: Tensor,
     sign: int = 1,
 ) -> Trial:
-    """Return a network of linear layers, each but the last followed by a process, with values of ψ and bias, the last ψ with a sign."""
+    """Return a network of linear layers, each but the last followed by a process, with values of ψ and bias."""
     layers = [LayerSpec((HeadSpec(bias=True),), output=(coerce(Process, each, name),)) for each in processes]
     spec = ModelSpec(widths, (*layers, LayerSpec((HeadSpec(bias=True),))))
     candidate = FunctionCandidate(name=name, model=spec, training=replace(TRAINING, epochs=EPOCHS))
