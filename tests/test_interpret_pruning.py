@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -157,3 +158,42 @@ def test_what_cannot_be_pruned_is_named() -> None:
             kp.interpret.prune(model, data, heads=0.1)
     with pytest.raises(kp.DataError, match="needs targets"):
         kp.interpret.prune(model, x, heads=0.1, fine_tune={})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((points(9, 2), torch.full((9, 1), float("nan"))), "targets must be finite"),
+        ((points(9, 2), torch.ones(9, 2)), r"needs targets of shape \(rows, 1\)"),
+        ((points(9, 2), torch.ones(9, dtype=torch.long)), "needs one output per class"),
+        ((points(9, 2), ["a"] * 9), "expected numbers as targets"),
+        ("rows", "expected numbers as inputs, got str"),
+        ((points(9, 2).to("meta"), points(9, 1)), "on the meta device"),
+    ],
+)
+def test_data_that_do_not_match_the_model_are_refused(data: Any, message: str) -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.Identity()), seed=0, dtype=F64)
+    with pytest.raises((kp.DataError, kp.SpecError), match=message):
+        kp.interpret.prune(model, data, edges=0)
+
+
+def test_frames_and_half_precision_are_rows_of_a_model() -> None:
+    frame = pd.DataFrame(points(9, 2).numpy())
+    model = kp.Model(kp.rpn([2, 1], kp.Identity()), seed=0, dtype=torch.bfloat16)
+    found = kp.interpret.prune(model, (frame, frame[[0]]), edges=0)
+    assert found.before == found.after
+
+
+def test_targets_of_estimators_are_checked() -> None:
+    x = points(20, 2).numpy()
+    labels = np.where(x[:, :1] > 0, "yes", "no")
+    fitted = kp.RPNClassifier(heads=["linear"]).fit(x, labels[:, 0])
+    assert kp.interpret.prune(fitted, (x, labels), edges=0).before is not None
+    for y, message in (
+        ([None, *labels[1:, 0]], "the target None is none of the classes no, yes"),
+        (x, "one label for each row"),
+    ):
+        with pytest.raises(kp.DataError, match=message):
+            kp.interpret.prune(fitted, (x, y), edges=0)
+    with pytest.raises(kp.DataError, match="expected at least 2 rows, got 1"):
+        kp.interpret.prune(fitted, (x[:1], labels[:1]), edges=0)

@@ -56,6 +56,8 @@ def test_tables_have_formulas_in_their_units(heads: list[str]) -> None:
 
 
 def test_what_cannot_be_simplified_is_named() -> None:
+    with pytest.raises(kp.DataError, match="the targets must be finite"):
+        kp.interpret.simplify(kp.Model(kp.rpn([2, 1], kp.Identity()), dtype=F64), (X, torch.full_like(Y, float("nan"))))
     with pytest.raises(kp.SpecError, match=r"layers.0.heads.0: .*Taylor mixes inputs"):
         kp.interpret.simplify(kp.Model(kp.rpn([2, 1], kp.Taylor(2)), dtype=F64), X)
     with pytest.raises(kp.SpecError, match="did you mean 'sin'"):

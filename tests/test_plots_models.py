@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -104,7 +106,7 @@ def test_an_edge_is_its_function_in_the_order_of_the_input() -> None:
     assert curve.get_xdata().tolist() == sorted(ROWS[:, 1].tolist())
     assert curve.get_ydata() == pytest.approx(first.values[ROWS[:, 1].argsort(), 2, 1].numpy())
     assert len(rows.get_xdata()) == 60
-    with pytest.raises(kp.DataError, match="output 3: expected 0 to 2"):
+    with pytest.raises(kp.DataError, match=r"edge\(output\): expected an integer from 0 to 2, got 3"):
         kp.plots.edge(first, output=3)
 
 
@@ -122,5 +124,39 @@ def test_columns_of_images_are_images() -> None:
     assert np.asarray(axes.images[0].get_array())[:, 4:] == pytest.approx(row[-6:].reshape(2, 3))
     with pytest.raises(kp.DataError, match="has 42 columns, no multiple of 5 × 5 pixels"):
         kp.plots.weight_images(head, (5, 5))
-    with pytest.raises(kp.DataError, match="output 2: expected 0 to 1"):
+    with pytest.raises(kp.DataError, match=r"weight_images\(output\): expected an integer from 0 to 1, got 2"):
         kp.plots.weight_images(head, (2, 3), output=2)
+
+
+def test_errors_of_pictures_name_the_value() -> None:
+    """Missing values, labels other than 0 and 1, and no probabilities are refused instead of drawn."""
+    nan = float("nan")
+    with pytest.raises(kp.DataError, match="roc: the values must be finite"):
+        kp.plots.roc([0, 1, 1], [0.1, nan, 0.4])
+    with pytest.raises(kp.DataError, match="expected y of 0 and 1, whether a row is of the class, got 2"):
+        kp.plots.precision_recall([1, 2, 2], [0.1, 0.2, 0.4])
+    with pytest.raises(kp.DataError, match="expected probabilities from 0 to 1, got -1 to 9"):
+        kp.plots.calibration([0, 1], [-1, 9])
+    head = kp.Head(4, 2, kp.HeadSpec(kp.Chebyshev(2)), seed=0)
+    with pytest.raises(kp.DataError, match=r"κ\(x\) is not finite"):
+        kp.plots.expansion_images(head, torch.full((4,), nan), (2, 2))
+    with pytest.raises(kp.DataError, match=r"weight_images\(shape\): expected an integer of at least 1, got 0"):
+        kp.plots.weight_images(head, (0, 2))
+
+
+def test_images_of_a_head_in_training_are_without_dropout() -> None:
+    head = kp.Head(4, 2, kp.HeadSpec(kp.Identity(), before=("dropout",)), seed=0).train()
+    state = torch.get_rng_state()
+    image = torch.arange(1.0, 5.0)
+    drawn = kp.plots.expansion_images(head, image, (2, 2)).images[0].get_array()
+    assert drawn is not None
+    np.testing.assert_array_equal(np.asarray(drawn), image.reshape(2, 2))
+    assert head.training
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.Identity()), seed=0)
+    axes = kp.plots.network(model, torch.rand(5, 2), names=["$x^$", "price ($)"])
+    axes.figure.savefig(tmp_path / "network.svg")
+    assert "$x^$" in (tmp_path / "network.svg").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, SpecError, check_choice, check_integer, check_number
+from kapsi.errors import DataError, SpecError, check_choice, check_integer, check_number, refuse
 from kapsi.interpret.edges import Edges, edge_functions
 from kapsi.modules import Model, checked_rows
 
@@ -300,6 +300,8 @@ def checked_functions(functions: Any) -> tuple[str, ...]:
     """Return names of functions of edges, all for None."""
     if functions is None:
         return FUNCTIONS
+    if not isinstance(functions, Iterable):
+        refuse("edge_formulas(functions)", "names of functions", functions)
     names = (functions,) if isinstance(functions, str) else tuple(functions)
     if not names:
         raise SpecError(f"edge_formulas(functions): expected at least one of {', '.join(FUNCTIONS)}")

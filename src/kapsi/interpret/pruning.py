@@ -120,10 +120,13 @@ def prune(
             "prune: give the largest importance of removed parts, at least one of edges=, nodes=, inputs= and heads=, such as "
             "edges=0.03"
         )
-    if fine_tune is not None and not isinstance(fine_tune, Mapping):
+    own = isinstance(fine_tune, Mapping) and all(isinstance(k, str) and k not in ("model", "train") for k in fine_tune)
+    if fine_tune is not None and not own:
         refuse("prune(fine_tune)", "a mapping of options of kp.fit, such as {'epochs': 20}, or None", fine_tune)
     task = model_rows(model, data, "prune")
     criterion = _loss(loss, task.y)
+    if task.y is not None:
+        criterion.check_targets(task.y, task.model.out_features, "prune")
     if fine_tune is not None and task.y is None:
         raise DataError("prune(fine_tune): fine-tuning needs targets; give the data as (x, y)")
     fixed = coerce(bool, fixed, "prune(fixed)")

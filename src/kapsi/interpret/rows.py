@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kapsi.arrays import as_dense
 from kapsi.errors import DataError, SpecError, refuse
 from kapsi.interpret.view import View, of_table, view
 from kapsi.modules import Model, checked_rows
@@ -57,17 +58,21 @@ def model_rows(model: Any, data: Any, where: str) -> ModelRows:
     if isinstance(model, Model):
         if rows is None:
             raise DataError(f"{where}: a model needs data, rows x or (x, y)")
-        x = checked_rows(model, torch.as_tensor(rows), where, least=2)
-        target = None if y is None else torch.as_tensor(y, device=x.device)
+        x = checked_rows(model, as_dense(rows, "inputs", where), where, least=2)
+        target = None if y is None else as_dense(y, "targets", where).to(x.device)
         if target is not None and len(target) != len(x):
             raise DataError(f"{where}: {counted(len(x), 'row')} of inputs and {len(target)} of targets")
         if target is not None and target.is_floating_point():
             target = target.to(x.dtype).reshape(len(x), -1)
+        elif target is not None:
+            target = target.long()
         return ModelRows(model, x, target, view(model, x, most=len(x)))
     table = model.model if isinstance(model, LoadedRun) else getattr(model, "_table", None)
     if not isinstance(table, TableModel):
         refuse(where, "a kp.Model, a run of kp.load_run or a fitted estimator", model)
     seen, target = _table_rows(model, table, rows, y, where)
+    if seen.rows < 2:
+        raise DataError(f"{where}: expected at least 2 rows, got {seen.rows}")
     like = next(table.model.parameters(), torch.empty(0, dtype=torch.float64))
     if not isinstance(seen.inputs, np.ndarray):
         raise SpecError(f"{where}: the model has sparse inputs, as of texts; expected dense inputs")
@@ -98,13 +103,18 @@ def _table_rows(model: Any, table: TableModel, rows: Any, y: Any, where: str) ->
             return seen, None
         if table.classes is not None:
             codes = {label: code for code, label in enumerate(table.classes)}
-            unknown = next((label for label in np.asarray(y).tolist() if label not in codes), None)
-            if unknown is not None:
-                raise DataError(f"{where}: the target {unknown!r} is none of the classes {', '.join(map(str, codes))}")
-            values = np.array([codes[label] for label in np.asarray(y).tolist()])
+            array = np.asarray(y)
+            if array.shape not in ((len(array),), (len(array), 1)):
+                raise DataError(f"{where}: expected one label for each row, got targets of shape {array.shape}")
+            labels = array.ravel().tolist()
+            unknown = [label for label in labels if label not in codes]
+            if unknown:
+                names = ", ".join(map(str, codes))
+                raise DataError(f"{where}: the target {unknown[0]!r} is none of the classes {names}")
+            values = np.array([codes[label] for label in labels])
         else:
-            values = np.asarray(y, dtype=np.float64)
-    if len(values) != seen.rows:
+            values = as_dense(y, "targets", where).double().cpu().numpy()
+    if len(values) != seen.rows or not seen.rows:
         raise DataError(f"{where}: {counted(seen.rows, 'row')} of inputs and {len(values)} of targets")
     if table.classes is not None:
         return seen, torch.from_numpy(values.astype(np.int64))

@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from kapsi.errors import SpecError, check_number
+from kapsi.errors import DataError, SpecError, check_number
 from kapsi.interpret.edge_fits import EdgeFormula, checked_functions, fitted_edge
 from kapsi.interpret.edges import Edges, edge_functions, shares_of
 from kapsi.interpret.expressions import Floats, evaluate
@@ -284,6 +284,8 @@ def _targets(task: ModelRows, chosen: Tensor) -> Floats | None:
     """Return the targets in the unit of the formulas before their last function; None for classes and without targets."""
     if task.y is None or not task.y.is_floating_point():
         return None
+    if not bool(task.y.isfinite().all()):
+        raise DataError("simplify: the targets must be finite; drop the rows without a target")
     y = np.asarray(task.y[chosen].double().cpu().numpy())
     scale = None if task.table is None else task.table.scale
     return y * np.asarray(scale.scale) + np.asarray(scale.center) if scale and scale.transform == "none" else y

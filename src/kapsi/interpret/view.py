@@ -243,7 +243,7 @@ def _of_module(module: torch.nn.Module, rows: Any, most: int, seed: int) -> View
     if rows is None:
         raise DataError("interpret: a model without a table needs rows=, inputs of the shape (rows, m)")
     like = next((p for p in module.parameters()), torch.empty(0, dtype=torch.float64))
-    values = np.asarray(rows.detach().cpu() if isinstance(rows, torch.Tensor) else rows, dtype=np.float64)
+    values = np.asarray(rows.detach().double().cpu() if isinstance(rows, torch.Tensor) else rows, dtype=np.float64)
     if values.ndim != 2 or not len(values):
         raise DataError(f"interpret: expected inputs of the shape (rows, m), got {values.shape}")
     values = values[_sample(len(values), most, seed)]

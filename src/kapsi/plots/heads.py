@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from kapsi.errors import DataError
+from kapsi.arrays import as_dense
+from kapsi.errors import DataError, check_integer, refuse
+from kapsi.interpret.edges import Edges
+from kapsi.modules import Head
 from kapsi.plots.models import ACCENT, MOST_POINTS, SOFT, drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor
 
-    from kapsi.interpret.edges import Edges
-    from kapsi.modules import Head
 
 __all__ = ["edge", "expansion_images", "weight_images"]
 
@@ -43,11 +46,12 @@ def edge(layer: Edges, output: int = 0, input: int = 0, ax: Axes | None = None) 
         >>> kp.plots.edge(first, output=2, input=1).get_ylabel()
         'φ of output 2'
     """
+    if not isinstance(layer, Edges):
+        refuse("edge", "edges of one layer, such as kp.interpret.edge_functions(model, x)[0]", layer, DataError)
     _, outputs, inputs = layer.values.shape
-    for name, position, count in (("output", output, outputs), ("input", input, inputs)):
-        if not 0 <= position < count:
-            raise DataError(f"edge: {name} {position}: expected 0 to {count - 1}")
-    x, y = layer.inputs[:, input].numpy(force=True), layer.values[:, output, input].numpy(force=True)
+    output = check_integer("edge(output)", output, 0, outputs - 1, error=DataError)
+    input = check_integer("edge(input)", input, 0, inputs - 1, error=DataError)
+    x, y = (t.double().numpy(force=True) for t in (layer.inputs[:, input], layer.values[:, output, input]))
     order = np.argsort(x, kind="stable")
 
     def draw(axes: Any) -> None:
@@ -76,7 +80,7 @@ def expansion_images(
         most: maximum number of blocks, evenly spaced.
 
     Raises:
-        DataError: another number of pixels, or of columns.
+        DataError: another number of pixels, or of columns; values that are not finite.
 
     Example:
         >>> import kapsi as kp, torch
@@ -84,7 +88,10 @@ def expansion_images(
         >>> kp.plots.expansion_images(head, torch.rand(64), (8, 8)).get_title()
         'κ(x): 3 images'
     """
-    columns = head.expand(image.reshape(1, -1)).dense()[0]
+    _check_head("expansion_images", head)
+    pixels = as_dense(image, "pixels", "expansion_images").reshape(1, -1)
+    with evaluating(head):
+        columns = head.expand(pixels).dense()[0]
     return _montage("expansion_images", "κ(x)", columns, shape, ax, most)
 
 
@@ -111,22 +118,46 @@ def weight_images(
         >>> kp.plots.weight_images(head, (8, 8), output=4).get_title()
         'ψ(w), output 4: 3 images'
     """
-    for name, position, count in (("output", output, head.out_features), ("channel", channel, head.spec.channels)):
-        if not 0 <= position < count:
-            raise DataError(f"weight_images: {name} {position}: expected 0 to {count - 1}")
+    _check_head("weight_images", head)
+    output = check_integer("weight_images(output)", output, 0, head.out_features - 1, error=DataError)
+    channel = check_integer("weight_images(channel)", channel, 0, head.spec.channels - 1, error=DataError)
     size = head.spec.channels * head.out_features * math.prod(head.factors)
     if size > MAX_WEIGHTS:
         raise DataError(f"weight_images: ψ(w) has {size:,} entries, at most {MAX_WEIGHTS:,} are drawn")
-    row = head.weights().dense()[channel, output]
+    with evaluating(head):
+        row = head.weights().dense()[channel, output]
     return _montage("weight_images", f"ψ(w), output {output}", row, shape, ax, most)
+
+
+def _check_head(where: str, head: Any) -> None:
+    if not isinstance(head, Head):
+        refuse(where, "a head, such as model.layers[0].heads[0]", head, DataError)
+
+
+@contextlib.contextmanager
+def evaluating(head: Head) -> Iterator[None]:
+    """Put a head into evaluation mode for a while: dropout would draw from the global generator."""
+    modes = {module: module.training for module in head.modules()}
+    head.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _montage(where: str, name: str, values: Tensor, shape: tuple[int, int], ax: Axes | None, most: int) -> Axes:
     """Draw blocks of values as images in a square, with one color scale around 0."""
-    height, width = shape
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        refuse(f"{where}(shape)", "height and width, such as (28, 28)", shape, DataError)
+    height, width = (check_integer(f"{where}(shape)", size, 1, error=DataError) for size in shape)
+    most = check_integer(f"{where}(most)", most, 1, error=DataError)
     count, rest = divmod(len(values), height * width)
     if rest or not count:
         raise DataError(f"{where}: {name} has {len(values):,} columns, no multiple of {height} × {width} pixels")
+    if values.is_meta or not bool(values.isfinite().all()):
+        reason = "without values, on the meta device" if values.is_meta else "not finite"
+        raise DataError(f"{where}: {name} is {reason}")
     blocks = values.double().numpy(force=True).reshape(count, height, width)
     chosen = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
     across = math.ceil(math.sqrt(len(chosen)))

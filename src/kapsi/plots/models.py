@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.errors import DataError
+from kapsi.arrays import as_dense
+from kapsi.errors import DataError, check_integer
 from kapsi.plots.catalogue import STYLE, _figure, _matplotlib
 from kapsi.plots.curves import above_thresholds, average_precision, reliability, roc_area
 from kapsi.training.logs import read_epochs
@@ -52,6 +53,11 @@ def drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float
     return axes
 
 
+def _plain(name: object) -> str:
+    """Return a name as text of matplotlib: a dollar sign starts no formula."""
+    return str(name).replace("$", r"\$")
+
+
 def effect(shown: Effect, ax: Axes | None = None) -> Axes:
     """Draw the effect of a column: a line with band and density, or a dot for each category.
 
@@ -76,14 +82,16 @@ def _curve(axes: Any, shown: Effect) -> None:
         x, bins = ([_day(value) for value in part] for part in (shown.points, shown.bins))
     for i, name in enumerate(shown.outputs[:MOST_LINES]):
         color = ACCENT if len(shown.outputs) == 1 else f"C{i}"
-        axes.plot(x, shown.values[:, i], color=color, label=name)
+        axes.plot(x, shown.values[:, i], color=color, label=_plain(name))
         axes.fill_between(x, shown.low[:, i], shown.high[:, i], color=color, alpha=0.15, linewidth=0)
     density = axes.inset_axes([0, 0, 1, 0.12], sharex=axes)
     density.stairs(shown.counts, bins, fill=True, color=SOFT, alpha=0.5)
     density.axis("off")
     axes.axhline(0, color=SOFT, linewidth=0.6, zorder=0)
     unit = f" ({shown.unit})" if shown.unit else ""
-    axes.set(xlabel=f"{shown.column}{unit}", ylabel=shown.outputs[0] if len(shown.outputs) == 1 else "effect")
+    axes.set(
+        xlabel=_plain(f"{shown.column}{unit}"), ylabel=_plain(shown.outputs[0]) if len(shown.outputs) == 1 else "effect"
+    )
     if len(shown.outputs) > 1:
         axes.legend()
 
@@ -99,10 +107,10 @@ def _levels(axes: Any, shown: Effect) -> None:
     for i, name in enumerate(shown.outputs[:MOST_LINES]):
         color = ACCENT if len(shown.outputs) == 1 else f"C{i}"
         axes.hlines(place, shown.low[order, i], shown.high[order, i], color=color, alpha=0.4)
-        axes.plot(shown.values[order, i], place, "o", color=color, label=name)
+        axes.plot(shown.values[order, i], place, "o", color=color, label=_plain(name))
     axes.axvline(0, color=SOFT, linewidth=0.6, zorder=0)
-    axes.set_yticks(place, [shown.levels[i] for i in order])
-    axes.set(xlabel=shown.outputs[0] if len(shown.outputs) == 1 else "effect", ylabel=shown.column)
+    axes.set_yticks(place, [_plain(shown.levels[i]) for i in order])
+    axes.set(xlabel=_plain(shown.outputs[0]) if len(shown.outputs) == 1 else "effect", ylabel=_plain(shown.column))
     if len(shown.outputs) > 1:
         axes.legend()
 
@@ -115,6 +123,7 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         ax: axes to draw on; None for a new figure.
         output: position of the output.
     """
+    output = check_integer("pair_effect(output)", output, 0, len(shown.outputs) - 1, error=DataError)
 
     def draw(axes: Any) -> None:
         values = shown.values[..., output].T
@@ -122,9 +131,9 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         mesh = axes.imshow(values, origin="lower", aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest)
         for axis, points, levels in zip((axes.xaxis, axes.yaxis), shown.points, shown.levels, strict=True):
             marks = np.unique(np.linspace(0, len(points) - 1, min(5, len(points))).round().astype(int))
-            axis.set_ticks(marks, [levels[i] if levels else _within(points, i) for i in marks])
-        axes.figure.colorbar(mesh, ax=axes, label=shown.outputs[output])
-        axes.set(xlabel=shown.columns[0], ylabel=shown.columns[1])
+            axis.set_ticks(marks, [_plain(levels[i]) if levels else _within(points, i) for i in marks])
+        axes.figure.colorbar(mesh, ax=axes, label=_plain(shown.outputs[output]))
+        axes.set(xlabel=_plain(shown.columns[0]), ylabel=_plain(shown.columns[1]))
 
     return drawn(ax, draw)
 
@@ -149,10 +158,10 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
         ax: axes to draw on; None for a new figure.
         most: maximum number of columns.
     """
-    bars = list(shown[:most])[::-1]
+    bars = list(shown[: check_integer("importances(most)", most, 1, error=DataError)])[::-1]
 
     def draw(axes: Any) -> None:
-        axes.barh([one.column for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)
+        axes.barh([_plain(one.column) for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)
         axes.set(xlabel="share of the variance of the predictions")
 
     return drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
@@ -179,9 +188,11 @@ def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[
     """
     from kapsi.interpret.edges import attribution
 
-    shares = [edges.numpy() for edges in attribution(model, x).edges][1 if model.standardized else 0 :]
+    shares = [edges.double().numpy(force=True) for edges in attribution(model, x).edges][
+        1 if model.standardized else 0 :
+    ]
     counts = [shares[0].shape[1], *(edges.shape[0] for edges in shares)]
-    shown = [f"x{i + 1}" for i in range(counts[0])] if names is None else list(names)
+    shown = [f"x{i + 1}" for i in range(counts[0])] if names is None else list(map(_plain, names))
     if max(counts) > MOST_NODES:
         raise DataError(
             f"network: a layer has {max(counts)} nodes, at most {MOST_NODES} are drawn; prune the model first"
@@ -242,9 +253,12 @@ def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = 
         bins: number of bins.
 
     Raises:
-        DataError: different numbers of rows.
+        DataError: different numbers of rows, other targets than 0 and 1, or probabilities outside of 0 to 1.
     """
-    hit, p = _pair(y, probability, "calibration")
+    hit, p = _hits(y, probability, "calibration")
+    if p.min() < 0 or p.max() > 1:
+        raise DataError(f"calibration: expected probabilities from 0 to 1, got {p.min():g} to {p.max():g}")
+    bins = check_integer("calibration(bins)", bins, 1, MOST_POINTS, error=DataError)
     predicted, observed, _ = reliability(p, hit, bins)
 
     def draw(axes: Any) -> None:
@@ -279,8 +293,8 @@ def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None
         axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
         for (i, j), count in np.ndenumerate(counts):
             axes.text(j, i, f"{count:,}", ha="center", va="center", color="white" if shares[i, j] > 0.6 else "black")
-        axes.set_xticks(range(len(labels)), list(map(str, labels)))
-        axes.set_yticks(range(len(labels)), list(map(str, labels)))
+        axes.set_xticks(range(len(labels)), list(map(_plain, labels)))
+        axes.set_yticks(range(len(labels)), list(map(_plain, labels)))
         axes.set(xlabel="predicted class", ylabel="class")
 
     side = 1.8 + 0.5 * len(labels)
@@ -331,15 +345,26 @@ def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | No
 
 
 def _pair(y: npt.ArrayLike, other: npt.ArrayLike, where: str) -> tuple[Any, Any]:
-    first, second = np.ravel(np.asarray(y, dtype=np.float64)), np.ravel(np.asarray(other, dtype=np.float64))
+    first, second = (as_dense(values, "values", where).double().cpu().numpy().ravel() for values in (y, other))
     if len(first) != len(second) or not len(first):
         raise DataError(f"{where}: expected two arrays of equal length, got {len(first)} and {len(second)} values")
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise DataError(f"{where}: the values must be finite; drop the rows with NaN")
     return first, second
+
+
+def _hits(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
+    """Return whether each row is of the class, and the probabilities."""
+    hit, p = _pair(y, probability, where)
+    if not np.isin(hit, (0, 1)).all():
+        value = hit[~np.isin(hit, (0, 1))][0]
+        raise DataError(f"{where}: expected y of 0 and 1, whether a row is of the class, got {value:g}; use y == label")
+    return hit, p
 
 
 def _counts(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
     """Return numbers of rows of the class and of other rows with at least each probability, from none to all."""
-    hit, p = _pair(y, probability, where)
+    hit, p = _hits(y, probability, where)
     if hit.min() == hit.max():
         raise DataError(f"{where}: all rows are of one class; give rows of the class and others")
     return above_thresholds(hit, p)[:2]
