@@ -362,6 +362,17 @@ def test_an_onnx_file_of_columns_of_one_kind(tmp_path, columns, head) -> None:
 
 
 @pytest.mark.slow
+def test_an_onnx_file_keeps_the_mean_of_tiny_targets(tmp_path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
+    x = np.linspace(1, 3, 60)[:, None]
+    regressor = kp.RPNRegressor("linear").fit(x, 1e-9 * x[:, 0])
+    regressor.export(str(tmp_path / "tiny.onnx"), "onnx")
+    session = session_of(tmp_path / "tiny.onnx")
+    (values,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert np.allclose(values, regressor.predict(x), rtol=1e-9, atol=0)
+
+
+@pytest.mark.slow
 def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path) -> None:
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
     random = np.random.default_rng(0)

@@ -48,8 +48,10 @@ def onnx_bytes(model: FittedTable) -> bytes:
     """
     onnx = _packages()
     part = NumericPart(model.model, model.preprocessing, model.scale)
-    with _quiet():
-        program = torch.onnx.export(exported_program(part), dynamo=True, opset_version=OPSET, verbose=False)
+    with _quiet():  # the optimizer takes means below 1e-8 for zero, and drops them
+        program = torch.onnx.export(
+            exported_program(part), dynamo=True, opset_version=OPSET, verbose=False, optimize=False
+        )
     if program is None:
         raise SpecError("export: torch.onnx returned no program; upgrade torch and onnxscript")
     proto = _with_columns(onnx, program.model_proto, model)
