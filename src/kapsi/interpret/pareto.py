@@ -224,7 +224,7 @@ def _simplified(
         return []
     try:
         short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
-    except (SpecError, FormulaError):
+    except (DataError, SpecError, FormulaError):
         return []
     return [_of_model(run, short, "simplified", table, targets)] if short.complexity < own.complexity else []
 
