@@ -664,7 +664,9 @@ def spoil(path, how):
         path.write_bytes({"cut": data[: len(data) // 3], "empty": b"", "garbled": bytes(b ^ 0x55 for b in data)}[how])
 
 
-@pytest.mark.parametrize("how", ["deleted", "cut", "empty", "garbled"])
+@pytest.mark.parametrize(
+    "how", ["deleted", "cut", *(pytest.param(h, marks=pytest.mark.slow) for h in ("empty", "garbled"))]
+)
 def test_a_damaged_run_is_refused_by_all_verbs(bad, run, how):
     for name in sorted(p.name for p in Path(run).iterdir()):
         for resealed in (False, True):

@@ -476,7 +476,7 @@ def test_a_run_has_the_threads_that_the_experiment_says(tmp_path) -> None:
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_fails_is_told_and_stops_nothing(tmp_path, jobs) -> None:
     text = BASE.replace("rows: [a, b, c]", "rows: [m, w, b, i, z]").replace(
         "{iterations: 3", "{missing: [m], wrong: [w], broken: [b], infinite: [i], iterations: 3"
@@ -618,6 +618,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path, capsys) -> Non
     assert {entry.name for entry in out.iterdir()} == {"tiny.jsonl"}
 
 
+@pytest.mark.slow
 def test_processes_do_not_wait_for_runs_that_are_elsewhere(tmp_path) -> None:
     script = tmp_path / "holder.py"
     script.write_text(

@@ -177,7 +177,11 @@ def test_files_of_another_run(capsys) -> None:
 
 @pytest.mark.parametrize(
     "board",
-    [None, [], {}, "x", [1], [{"head": 1}], [{"head": "sum", "loss": "x", "score": None, "seconds": [], "weight": {}}]],
+    [
+        [{"head": "sum", "loss": "x", "score": None, "seconds": [], "weight": {}}],
+        None,
+        *(pytest.param(board, marks=pytest.mark.slow) for board in ([], {}, "x", [1], [{"head": 1}])),
+    ],
     ids=str,
 )
 def test_an_edited_leaderboard(capsys, board) -> None:
