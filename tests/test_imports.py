@@ -23,9 +23,9 @@ HEAVY = [
     "torch._dynamo",
     "sympy",
 ]
-FOUND = list(pkgutil.walk_packages(kapsi.__path__, "kapsi."))
-MODULES = [module.name for module in FOUND if not module.name.endswith("__main__")]
-PACKAGES = {module.name for module in FOUND if module.ispkg}
+MODULES = [
+    module.name for module in pkgutil.walk_packages(kapsi.__path__, "kapsi.") if not module.name.endswith("__main__")
+]
 
 
 def run(code: str) -> str:
@@ -48,11 +48,11 @@ def test_import_says_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# `import kapsi` loads nothing, so each module may be the first. All of them in the slow set; in every run the packages. Each has
-# a process of its own, forked from one that has loaded the libraries.
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["packages", "modules"])
-def test_each_module_can_be_imported_first(every) -> None:
-    names = [name for name in MODULES if every or name in PACKAGES]
+# `import kapsi` loads nothing, so each module may be the first. Each has a process of its own, forked from one that has loaded
+# the libraries.
+@pytest.mark.slow
+def test_each_module_can_be_imported_first() -> None:
+    names = MODULES
     assert len(names) > 15
     if not hasattr(os, "fork"):
         for name in names:

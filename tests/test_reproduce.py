@@ -452,6 +452,7 @@ def test_results_of_another_machine_are_kept_and_do_not_count(tmp_path, monkeypa
     assert len(ResultStore(tmp_path, "tiny").read()) == 24
 
 
+@pytest.mark.slow
 def test_one_process_and_several_give_the_same_bits(tmp_path) -> None:
     found = tiny(tmp_path, "threads: 1\n")
     told: list[tuple[int, int]] = []

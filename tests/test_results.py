@@ -66,6 +66,7 @@ def test_converted_results_are_left_alone(tmp_path: Path) -> None:
     assert all((tmp_path / path.name).read_bytes() == path.read_bytes() for path in RESULTS.glob("*.jsonl"))
 
 
+@pytest.mark.slow
 def test_results_of_measured_initial_values_are_converted_by_their_hash_alone(tmp_path: Path) -> None:
     script = runpy.run_path(str(RESULTS / "convert_measured.py"))
     names = ("elementary-variants", "composite-variants", "feynman-variants")

@@ -354,6 +354,7 @@ def test_wrong_python_values_say_what_is_allowed(make, parts) -> None:
         assert part in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_million_widths_make_no_message_of_megabytes() -> None:
     with pytest.raises(kp.SpecError) as caught:
         kp.ModelSpec((4,) * 10**6 + (0,))

@@ -196,6 +196,7 @@ def test_kinds_of_standard_input(monkeypatch, capsys) -> None:
         assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_copies_of_standard_input_do_not_outlive_a_kill(monkeypatch) -> None:
     """The folder of a process that was killed is deleted by the next one; those of others stay."""
     Path("tmp").mkdir()

@@ -36,13 +36,6 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def again(model: str) -> bool:
-    """Return whether the model is fitted in kapsi, and one of the same layers is imported."""
-    return "fitted in kapsi" in model and model.replace("fitted in kapsi", "imported") in {
-        each.model for each in cases()
-    }
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @EACH
 def test_deviation_is_within_the_tolerance(case, seed) -> None:
@@ -82,8 +75,8 @@ def test_specification_is_data(case) -> None:
     assert kp.from_dict(kp.to_dict(spec), kp.ModelSpec) == spec
 
 
-# A case of each model; one that was fitted in kapsi has the layers of the one that was imported.
-FIRST = {each.model: each.data + each.quantity for each in reversed(cases()) if not again(each.model)}
+# A case of each library in every run.
+FIRST = {each.package: (each.model, each.data, each.quantity) for each in reversed(cases())}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +85,7 @@ FIRST = {each.model: each.data + each.quantity for each in reversed(cases()) if 
         pytest.param(
             each,
             id=f"{each.model}-{each.quantity}-{each.data}",
-            marks=() if FIRST.get(each.model) == each.data + each.quantity else pytest.mark.slow,
+            marks=() if FIRST[each.package] == (each.model, each.data, each.quantity) else pytest.mark.slow,
         )
         for each in cases()
     ],
