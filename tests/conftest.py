@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +46,18 @@ def quick_heads(request, monkeypatch):
     if "intervals" not in request.node.path.name:
         # Half a second of each fit of numbers: the width of intervals is a constant elsewhere.
         monkeypatch.setattr(conformal, "LEAST_ROWS", math.inf)
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    """Return a function that imports a module of `benchmarks` as Python does when it is run; nothing of it stays."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]
 
 
 @pytest.fixture

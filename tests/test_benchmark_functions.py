@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pandas")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def functions(monkeypatch):
-    """Yield the benchmark; nothing of it stays."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    before = set(sys.modules)
-    yield importlib.import_module("functions")
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
-            del sys.modules[name]
+def functions(benchmark_module):
+    return benchmark_module("functions")
 
 
 def test_functions_have_the_rows_and_values_of_their_names(functions) -> None:

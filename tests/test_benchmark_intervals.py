@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 pd = pytest.importorskip("pandas")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def intervals(monkeypatch):
-    """Return the module; nothing of it stays."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    before = set(sys.modules)
-    import intervals
-
-    yield intervals
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
-            del sys.modules[name]
+def intervals(benchmark_module):
+    return benchmark_module("intervals")
 
 
 def test_the_calibration_error_is_that_of_the_bins(intervals) -> None:

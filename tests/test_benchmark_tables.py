@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pd = pytest.importorskip("pandas")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-@pytest.fixture
-def part(monkeypatch):
-    """Return a function that imports a part of the benchmark; nothing of it stays."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
-            del sys.modules[name]
 
 
 class Constant:
@@ -50,16 +35,16 @@ def failing(x, y, classes, seed):
     raise ValueError("too few\nrows")
 
 
-def small(part):
+def small(benchmark_module):
     y = np.arange(20.0)
-    return part("tabular.data").TableData("small", pd.DataFrame({"a": y}), y, 0)
+    return benchmark_module("tabular.data").TableData("small", pd.DataFrame({"a": y}), y, 0)
 
 
 # ------------------------------------------------------------------------------------------------ data
 
 
-def test_formulas_have_the_shapes_of_their_names_and_are_reproducible(part) -> None:
-    data = part("tabular.data")
+def test_formulas_have_the_shapes_of_their_names_and_are_reproducible(benchmark_module) -> None:
+    data = benchmark_module("tabular.data")
     assert len(data.NAMES) == 30
     assert len(data.WIDE) == 12
     for name in data.FORMULAS:
@@ -77,10 +62,10 @@ def test_formulas_have_the_shapes_of_their_names_and_are_reproducible(part) -> N
 
 
 @pytest.mark.parametrize(("signal", "used"), [("linear", 30), ("sparse", 10), ("additive", 8), ("blocks", 100)])
-def test_signals_depend_on_as_many_inputs_as_stated(part, signal: str, used: int) -> None:
+def test_signals_depend_on_as_many_inputs_as_stated(benchmark_module, signal: str, used: int) -> None:
     width = {"linear": 30, "blocks": 200}.get(signal, 60)
     x = np.random.default_rng(0).standard_normal((50, width))
-    function = part("tabular.data").SIGNALS[signal]
+    function = benchmark_module("tabular.data").SIGNALS[signal]
     before = function(x, np.random.default_rng(1))
     changed = 0
     for i in range(width):
@@ -90,9 +75,9 @@ def test_signals_depend_on_as_many_inputs_as_stated(part, signal: str, used: int
     assert changed == used
 
 
-def test_columns_of_text_keep_missing_values_and_numbers_are_floats(part) -> None:
+def test_columns_of_text_keep_missing_values_and_numbers_are_floats(benchmark_module) -> None:
     frame = pd.DataFrame({"n": [1, 2, 3], "t": ["a", None, "b"], "b": [True, False, True]})
-    table = part("tabular.data").table_of("t", frame, ["yes", "no", "yes"], "classification")
+    table = benchmark_module("tabular.data").table_of("t", frame, ["yes", "no", "yes"], "classification")
     assert table.x["n"].dtype == np.float64
     assert table.x["t"].tolist() == ["a", None, "b"]
     assert table.x["b"].tolist() == ["True", "False", "True"]
@@ -103,10 +88,10 @@ def test_columns_of_text_keep_missing_values_and_numbers_are_floats(part) -> Non
 # ------------------------------------------------------------------------------------------------ scores and records
 
 
-def test_scores_are_those_of_scikit_learn(part) -> None:
+def test_scores_are_those_of_scikit_learn(benchmark_module) -> None:
     from sklearn.metrics import accuracy_score, log_loss, r2_score, root_mean_squared_error
 
-    records = part("tabular.records")
+    records = benchmark_module("tabular.records")
     generator = np.random.default_rng(0)
     p, y = generator.dirichlet([1, 1, 1], 50), generator.integers(0, 3, 50)
     found = records.scores(p, y, 3)
@@ -119,9 +104,9 @@ def test_scores_are_those_of_scikit_learn(part) -> None:
     assert found["loss"] == pytest.approx(root_mean_squared_error(targets, values))
 
 
-def test_pooled_scores_are_those_of_all_held_out_rows(part) -> None:
-    records, page = part("tabular.records"), part("tabular.page")
-    table = small(part)
+def test_pooled_scores_are_those_of_all_held_out_rows(benchmark_module) -> None:
+    records, page = benchmark_module("tabular.records"), benchmark_module("tabular.page")
+    table = small(benchmark_module)
     found = list(records.run(table, "mean", lambda: mean_of, 0, list(range(5)), 10))
     outputs = np.zeros(20)
     for train, test in records.folds(table, 0):
@@ -130,9 +115,9 @@ def test_pooled_scores_are_those_of_all_held_out_rows(part) -> None:
     assert page.pooled(found) == pytest.approx((1 - squares / table.y.var(), squares**0.5))
 
 
-def test_failures_and_limits_are_recorded(part) -> None:
-    records = part("tabular.records")
-    table = small(part)
+def test_failures_and_limits_are_recorded(benchmark_module) -> None:
+    records = benchmark_module("tabular.records")
+    table = small(benchmark_module)
     failed = list(records.run(table, "bad", lambda: failing, 0, [0, 1], 10))
     assert [record.failure for record in failed] == ["ValueError: too few rows"] * 2
     over = list(records.run(table, "slow", lambda: endless, 0, [1, 2], 0))
@@ -140,10 +125,10 @@ def test_failures_and_limits_are_recorded(part) -> None:
     assert [record.fold for record in over] == [1, 2]
 
 
-def test_a_run_continues_after_a_line_cut_off(part, tmp_path, monkeypatch, capsys) -> None:
-    tables, records = part("tables"), part("tabular.records")
+def test_a_run_continues_after_a_line_cut_off(benchmark_module, tmp_path, monkeypatch, capsys) -> None:
+    tables, records = benchmark_module("tables"), benchmark_module("tabular.records")
     calls = []
-    monkeypatch.setattr(tables.data, "read", lambda name: small(part))
+    monkeypatch.setattr(tables.data, "read", lambda name: small(benchmark_module))
     monkeypatch.setattr(tables.methods, "method", lambda name: calls.append(name) or mean_of)
     file = tmp_path / "r.jsonl"
     chosen = argparse.Namespace(
@@ -166,8 +151,8 @@ def test_a_run_continues_after_a_line_cut_off(part, tmp_path, monkeypatch, capsy
 # ------------------------------------------------------------------------------------------------ page
 
 
-def test_ranks_share_ties_and_put_failures_last(part) -> None:
-    page, records = part("tabular.page"), part("tabular.records")
+def test_ranks_share_ties_and_put_failures_last(benchmark_module) -> None:
+    page, records = benchmark_module("tabular.page"), benchmark_module("tabular.records")
     scores = {"linear": 0.9, "MLP": 0.9, "XGBoost": 0.95, "EBM": None}
     found = {}
     for method, score in scores.items():
@@ -189,8 +174,8 @@ def test_ranks_share_ties_and_put_failures_last(part) -> None:
     assert "XGBoost is more than 0.02 below the best on: no table." in lines
 
 
-def test_methods_are_compared_on_the_tables_that_they_have(part) -> None:
-    page, records = part("tabular.page"), part("tabular.records")
+def test_methods_are_compared_on_the_tables_that_they_have(benchmark_module) -> None:
+    page, records = benchmark_module("tabular.page"), benchmark_module("tabular.records")
     tables = {"linear": "abcdef", "MLP": "abcdef", "CatBoost": "abc", "EBM": "a", "recipe:auto": "abcd"}
     found = {}
     for number, (method, names) in enumerate(tables.items()):

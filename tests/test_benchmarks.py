@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import runpy
@@ -41,16 +40,10 @@ SCRIPTS = (
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """Return a function that imports a benchmark as Python does when it is run; nothing of it stays."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    before = set(sys.modules)
+def script(benchmark_module):
     threads = torch.get_num_threads()
-    yield importlib.import_module
+    yield benchmark_module
     torch.set_num_threads(threads)
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
-            del sys.modules[name]
 
 
 @pytest.fixture
