@@ -471,11 +471,11 @@ def _crossed(
     """Return the weighted sum of the heads for held-out rows, of each fold with weights chosen on the other rows."""
     total, left = torch.empty_like(outputs[0]), torch.ones(len(y), dtype=torch.bool)
     for _, test in (fold for folds in plan for fold in folds):
-        here = left & torch.isin(row, test)
+        inside = torch.isin(row, test)
+        here, other = left & inside, ~inside
         if not bool(here.any()):  # in an earlier repetition
             continue
         left &= ~here
-        other = ~torch.isin(row, test)
         if not bool(other.any()):
             other = ~other
         known = None if weight is None else weight[other]
