@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kapsi.cli import reading
 from kapsi.cli.common import announce_recovery, machine_line, notes, readable, say, score_rows, show_json
 from kapsi.cli.common import table as show_table
@@ -14,32 +16,24 @@ kapsi evaluate runs/table test.parquet --json
 """
 
 
+@reading.adds(reading.FORMAT)
 def evaluate(
     run: Run,
     table: TableFile,
-    missing: reading.Missing = None,
-    decimal: reading.Decimal = None,
-    thousands: reading.Thousands = None,
-    separator: reading.Separator = None,
-    skip: reading.Skip = None,
-    comment: reading.Comment = None,
-    encoding: reading.Encoding = None,
-    header: reading.Header = None,
-    unit: reading.Unit = None,
     json: Json = False,
+    **of_reading: Any,
 ) -> None:
     """Score a run on the rows of a table (- for standard input) with the target column.
 
     The table is read with the options of the fit; options of reading given here replace them, and --missing adds words.
     """
-    options = dict(locals())
     from kapsi.tables import load_run
     from kapsi.tables.scores import METRICS
 
     announce_recovery(run)
     loaded = load_run(run)
     with readable(table) as path:
-        model = reading.with_reading(loaded.model, path, options)
+        model = reading.with_reading(loaded.model, path, of_reading)
         scores, rows, messages = model.scores(model.read(path))
     notes(messages)
     if json:

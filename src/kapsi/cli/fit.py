@@ -137,6 +137,7 @@ DryRun: TypeAlias = Annotated[
 ]
 
 
+@reading.adds(reading.OPTIONS)
 def fit(
     table: TableFile,
     target: Target = None,
@@ -165,28 +166,15 @@ def fit(
     validation: Validation = None,
     metric: Metric = None,
     class_weight: ClassWeight = None,
-    missing: reading.Missing = None,
-    decimal: reading.Decimal = None,
-    thousands: reading.Thousands = None,
-    separator: reading.Separator = None,
-    skip: reading.Skip = None,
-    comment: reading.Comment = None,
-    encoding: reading.Encoding = None,
-    header: reading.Header = None,
-    numeric: reading.Numeric = None,
-    categorical: reading.Categorical = None,
-    text: reading.Text = None,
-    image: reading.Image = None,
-    date: reading.Date = None,
-    unit: reading.Unit = None,
     dry_run: DryRun = False,
     json: Json = False,
     interval_by: IntervalBy = None,
     no_report: NoReport = False,
     open_: Open = False,
+    **of_reading: Any,
 ) -> None:
     """Fit a model to a table (- for standard input), score it, and write a run folder."""
-    options = dict(locals())
+    options = {**locals(), **of_reading}
     if open_ and (no_report or dry_run):
         raise SpecError(f"--open: needs the report; leave {'--no-report' if no_report else '--dry-run'} out")
     from kapsi.tables import TableConfig, find_complete, fit_problem
@@ -202,7 +190,7 @@ def fit(
         "interval_by": interval_by,
     }
     table_config = TableConfig(
-        targets_of(target, table), task, folds, strict, tuple(drop or ()), reading=reading_of(options), **roles
+        targets_of(target, table), task, folds, strict, tuple(drop or ()), reading=reading_of(of_reading), **roles
     )
     for name in log or ():
         check_choice("--log", name, LOGS)

@@ -61,6 +61,7 @@ Explain: TypeAlias = Annotated[
 Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an existing file.", "--overwrite")]
 
 
+@reading.adds(reading.FORMAT)
 def predict(
     run: Run,
     table: TableFile,
@@ -68,26 +69,17 @@ def predict(
     keep: Keep = None,
     outside: Outside = False,
     overwrite: Replace = False,
-    missing: reading.Missing = None,
-    decimal: reading.Decimal = None,
-    thousands: reading.Thousands = None,
-    separator: reading.Separator = None,
-    skip: reading.Skip = None,
-    comment: reading.Comment = None,
-    encoding: reading.Encoding = None,
-    header: reading.Header = None,
-    unit: reading.Unit = None,
     json: Json = False,
     interval: Interval = None,
     cost: Cost = None,
     recall: Recall = None,
     explain: Explain = False,
+    **of_reading: Any,
 ) -> None:
     """Predict the rows of a table (- for standard input): original labels with probabilities, or real values.
 
     The table is read with the options of the fit; options of reading given here replace them, and --missing adds words.
     """
-    options = dict(locals())
     from kapsi.data.tabular import csv_writer, table_writer
     from kapsi.tables import load_run
 
@@ -101,7 +93,7 @@ def predict(
         path = stack.enter_context(readable(table))
         write: Callable[[dict[str, Any]], None]
         write = csv_writer(show_data, "standard output") if output == "-" else stack.enter_context(table_writer(output))
-        model = reading.with_reading(loaded.model, path, options)
+        model = reading.with_reading(loaded.model, path, of_reading)
         decisions = _decisions(interval, cost, recall)
         contributions = _contributions(loaded) if explain else None
         rows, messages = model.predict_file(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from kapsi.cli.options import option
 from kapsi.errors import SpecError, did_you_mean
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 PANEL = "Reading the table"
 
+Command = TypeVar("Command", bound=Callable[..., None])
 
 Missing: TypeAlias = Annotated[
     list[str] | None, option(PANEL, "WORD", "A further word for missing values. May be repeated.")
@@ -62,6 +64,47 @@ Unit: TypeAlias = Annotated[
         "--unit",
     ),
 ]
+
+
+FORMAT: Mapping[str, Any] = {
+    "missing": Missing,
+    "decimal": Decimal,
+    "thousands": Thousands,
+    "separator": Separator,
+    "skip": Skip,
+    "comment": Comment,
+    "encoding": Encoding,
+    "header": Header,
+    "unit": Unit,
+}
+"""Options on the format of a file, by name."""
+
+KINDS: Mapping[str, Any] = {
+    "numeric": Numeric,
+    "categorical": Categorical,
+    "text": Text,
+    "image": Image,
+    "date": Date,
+}
+"""Options on the kinds of columns, which only a fit decides."""
+
+OPTIONS: Mapping[str, Any] = {**FORMAT, **KINDS}
+"""All options of reading."""
+
+
+def adds(options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options to a command, in place of its `**` parameter, which receives them."""
+
+    def added(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        new = [
+            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=a) for n, a in options.items()
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *new])  # type: ignore[attr-defined]
+        return command
+
+    return added
 
 
 def reading_of(options: Mapping[str, Any]) -> Reading:

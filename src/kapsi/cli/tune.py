@@ -65,6 +65,7 @@ Budget: TypeAlias = Annotated[
 ]
 
 
+@reading.adds(reading.OPTIONS)
 def tune(
     table: TableFile,
     target: Target = None,
@@ -87,26 +88,13 @@ def tune(
     validation: Validation = None,
     metric: Metric = None,
     class_weight: ClassWeight = None,
-    missing: reading.Missing = None,
-    decimal: reading.Decimal = None,
-    thousands: reading.Thousands = None,
-    separator: reading.Separator = None,
-    skip: reading.Skip = None,
-    comment: reading.Comment = None,
-    encoding: reading.Encoding = None,
-    header: reading.Header = None,
-    numeric: reading.Numeric = None,
-    categorical: reading.Categorical = None,
-    text: reading.Text = None,
-    image: reading.Image = None,
-    date: reading.Date = None,
-    unit: reading.Unit = None,
     json: Json = False,
     no_report: NoReport = False,
     open_: Open = False,
+    **of_reading: Any,
 ) -> None:
     """Try heads, functions, widths, penalties and solvers on inner folds, and fit the best as a run."""
-    options = dict(locals())
+    options = {**locals(), **of_reading}
     if open_ and (no_report or only_trials):
         raise SpecError(f"--open: needs the report; leave {'--no-report' if no_report else '--only-trials'} out")
     from kapsi.recipes import Auto
@@ -120,7 +108,7 @@ def tune(
         "metrics": tuple(metric or ()),
     }
     config = TableConfig(
-        targets_of(target, table), task, None, strict, tuple(drop or ()), reading=reading_of(options), **roles
+        targets_of(target, table), task, None, strict, tuple(drop or ()), reading=reading_of(of_reading), **roles
     )
     study = TuneConfig(trials, timeout, inner_folds, storage)
     with readable(table) as path:
