@@ -11,6 +11,7 @@ from kapsi.cli import main
 from kapsi.data.tabular import write_table
 from kapsi.interpret import short_formulas
 from kapsi.interpret.class_formulas import class_formulas, scored
+from kapsi.interpret.rows import target_values
 
 A, B = sympy.symbols("a b", real=True)
 RNG = np.random.default_rng(0)
@@ -63,3 +64,15 @@ def test_a_run_of_classes_ends_with_its_log_odds(tmp_path, capsys) -> None:
     assert table.rows[-1].log_loss < 0.6
     small = table.best(1)
     assert small.complexity == 1
+
+
+def test_a_label_of_no_class_is_refused_everywhere() -> None:
+    fitted = kp.RPNClassifier(heads=["linear"]).fit(X, np.where(CODES > 0, "yes", "no"))
+    table = fitted._table
+    assert target_values(table, [["no"], ["yes"]], 2, "here").tolist() == [0, 1]
+    with pytest.raises(
+        kp.DataError, match="here: the target 'maybe' is none of the classes no, yes; leave out such rows"
+    ):
+        target_values(table, ["no", "maybe"], 2, "here")
+    with pytest.raises(kp.DataError, match="here: 3 rows of inputs and 2 of targets"):
+        target_values(table, ["no", "yes"], 3, "here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.cli import main
+from kapsi.data.tabular import write_table
 
 F64 = torch.float64
 X = 2 * torch.rand(200, 2, generator=torch.Generator().manual_seed(0), dtype=F64) - 1
@@ -66,3 +69,30 @@ def test_what_cannot_be_simplified_is_named() -> None:
         kp.interpret.simplify(kp.Model(kp.rpn([2, 250], kp.Identity()), dtype=F64), X)
     with pytest.raises(kp.SpecError, match="processed by activations"):
         kp.interpret.edge_formulas(kp.Model(kp.rpn([2, 2, 1], kp.Identity(), output="tanh"), dtype=F64), X)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of Chebyshev polynomials of each column, with two targets."""
+    folder, x = tmp_path_factory.mktemp("simplify"), np.random.default_rng(0).uniform(-1, 1, (60, 2))
+    columns = {"a": x[:, 0], "b": x[:, 1], "y": 3 * np.exp(2 * x[:, 0]) + x[:, 1], "z": x[:, 1] ** 2 - 1}
+    write_table(folder / "t.csv", {name: values.tolist() for name, values in columns.items()})
+    spec = kp.rpn((None, None), kp.Chebyshev(8), bias=True)
+    config = kp.tables.RunConfig(kp.tables.TableConfig(("y", "z")), spec, kp.TrainConfig(solver="ridge"))
+    kp.tables.fit_table(folder / "t.csv", config, folder / "run")
+    return folder / "run"
+
+
+def test_the_simplified_formula_of_a_run_competes_by_its_description_length(run: Any) -> None:
+    found = kp.interpret.short_formulas(kp.load_run(run), sources=("simplified", "model"))
+    assert [row.source for row in found.rows] == ["simplified", "model"]
+    assert found.rows[0].cost < found.rows[1].cost < math.inf
+    assert found.best().formula.text(3) == "y = b + 3*exp(2*a)\nz = b**2 - 1"
+    assert found.best().r2 > 0.9999
+
+
+def test_the_command_prints_the_simplified_formula(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["formula", str(run), "--simplify"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["y = b + 3*exp(2*a)", "z = b**2 - 1"]
+    assert main(["formula", str(run), "--simplify", "--exact"]) == 2
+    assert "--exact and --simplify exclude each other" in capsys.readouterr().err

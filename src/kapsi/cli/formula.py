@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 kapsi formula runs/table
 kapsi formula runs/table --complexity 12 --latex
+kapsi formula runs/table --simplify
 kapsi formula runs/table --exact --output formula.py
 """
 
@@ -32,7 +33,15 @@ Latex: TypeAlias = Annotated[bool, option(FORMULA, None, "Print the formula as L
 Exact: TypeAlias = Annotated[
     bool, option(FORMULA, None, "The formula of the fitted model, without a search.", "--exact")
 ]
-Seconds: TypeAlias = Annotated[float, option(FORMULA, "S", "Time of the search for short formulas.", min=0, max=86400)]
+Simplify: TypeAlias = Annotated[
+    bool,
+    option(
+        FORMULA, None, "The formula of the model with elementary functions as terms, without a search.", "--simplify"
+    ),
+]
+Seconds: TypeAlias = Annotated[
+    float | None, option(FORMULA, "S", "Time of the search for short formulas; default: 60.", min=0, max=86400)
+]
 Target: TypeAlias = Annotated[
     str | None, option(OUTPUT, "FILE", "Write the formula: .txt, .tex (LaTeX) or .py (a function of NumPy arrays).")
 ]
@@ -42,8 +51,9 @@ Replace: TypeAlias = Annotated[bool, option(OUTPUT, None, "Replace an old file."
 def formula(
     run: Run,
     complexity: Complexity = None,
+    simplify: Simplify = False,
     exact: Exact = False,
-    seconds: Seconds = 60.0,
+    seconds: Seconds = None,
     latex: Latex = False,
     output: Target = None,
     overwrite: Replace = False,
@@ -51,11 +61,12 @@ def formula(
 ) -> None:
     """Show a run as formulas, from simple to accurate; the last line is the best compromise, `target = formula`.
 
-    Tables of up to 8 numbers and indicators of categories are searched for short formulas; the last row of the table is the
-    formula of the model. Two classes have one formula, `log-odds(label) = formula`, more have `logit(label) = formula` each.
+    Tables of up to 8 numbers and indicators of categories are searched for short formulas. The last rows are formulas of the
+    model: simplified, for models of functions of single columns, and exact. The best compromise has the shortest description.
+    Two classes have one formula, `log-odds(label) = formula`, more have `logit(label) = formula` each.
     """
     from kapsi.files import atomic
-    from kapsi.interpret.pareto import short_formulas
+    from kapsi.interpret.pareto import SOURCES, short_formulas
     from kapsi.tables import load_run
 
     if output is not None:
@@ -63,8 +74,15 @@ def formula(
         if Path(output).suffix not in SUFFIXES:
             raise FileError(f"--output {output}: expected a file that ends with {', '.join(SUFFIXES)}")
     announce_recovery(run)
-    found = short_formulas(load_run(run), seconds=0 if exact else seconds)
-    best = found.rows[-1] if exact else found.best(complexity)
+    options = {"--exact": exact, "--simplify": simplify, "--complexity": complexity is not None}
+    both = [name for name, given in options.items() if given]
+    if len(both) > 1:
+        raise FormulaError(f"{both[0]} and {both[1]} exclude each other: each chooses the formula")
+    if exact and seconds is not None:
+        raise FormulaError("--exact needs no --seconds: there is no search")
+    sources = ("model",) if exact else ("simplified",) if simplify else SOURCES
+    found = short_formulas(load_run(run), seconds=60.0 if seconds is None else seconds, sources=sources)
+    best = found.best(complexity)
     if output is not None:
         with atomic(output) as file:
             file.write_text(_content(best.formula, Path(output).suffix), encoding="utf-8")

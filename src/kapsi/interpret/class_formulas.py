@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import sympy
+import torch
+from torch import Tensor
 
 from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import NODE, with_constants
+from kapsi.training.losses import CrossEntropy
 
 MAX_CLASSES = 10
+LOSS = CrossEntropy()
 STEPS, FAR = 30, 30.0
 """Largest number of steps of the refit, and the largest logit: classes that a formula separates have no finite optimum."""
 MOST_LEVELS = 12
@@ -116,49 +120,44 @@ def scored(expressions: Sequence[sympy.Expr], values: dict[sympy.Symbol, Floats]
         changed, numbers = with_constants(expression, f"c{k}_")
         free.append(changed)
         start |= numbers
-    constants = _refitted(free, start, values, codes)
+    constants = _refitted(free, start, values, torch.from_numpy(codes.astype(np.int64)))
     filled = tuple(e.xreplace({symbol: sympy.Float(value) for symbol, value in constants.items()}) for e in free)
-    loss, accuracy = class_errors(filled, values, codes)
-    size = sum(map(complexity, filled))
-    cost = len(codes) * loss + NODE * size + 0.5 * math.log(len(codes)) * len(constants)
-    return ClassFormula(filled, size, loss, accuracy, cost)
+    return measured(filled, values, codes)
 
 
-def class_errors(
-    expressions: Sequence[sympy.Expr], values: dict[sympy.Symbol, Floats], codes: Floats
-) -> tuple[float, float]:
-    """Return log loss and accuracy of formulas of the logits."""
-    logits = _logits(expressions, values, len(codes))
-    return _log_loss(logits, codes), float((logits.argmax(1) == codes).mean())
+def measured(expressions: Sequence[sympy.Expr], values: dict[sympy.Symbol, Floats], codes: Floats) -> ClassFormula:
+    """Return formulas of the logits with their errors and their description length."""
+    logits, target = _logits(expressions, values, len(codes)), torch.from_numpy(codes.astype(np.int64))
+    loss, size = _log_loss(logits, target), sum(map(complexity, expressions))
+    free = sum(len(with_constants(expression)[1]) for expression in expressions)
+    cost = len(codes) * loss + NODE * size + 0.5 * math.log(len(codes)) * free
+    accuracy = float((logits.argmax(1) == target).double().mean())
+    return ClassFormula(tuple(expressions), size, loss, accuracy, cost)
 
 
-def _logits(expressions: Sequence[sympy.Expr], values: Mapping[sympy.Symbol, Any], rows: int) -> Floats:
+def _logits(expressions: Sequence[sympy.Expr], values: Mapping[sympy.Symbol, Any], rows: int) -> Tensor:
     """Return the logit of each class, (rows, classes); that of the first of two classes is 0."""
     columns = [np.broadcast_to(evaluate(e, values), (rows,)) for e in expressions]
-    return np.stack([np.zeros(rows), *columns] if len(columns) == 1 else columns, axis=1)
+    return torch.from_numpy(np.stack([np.zeros(rows), *columns] if len(columns) == 1 else columns, axis=1))
 
 
-def _log_loss(logits: Floats, codes: Floats) -> float:
-    if not np.isfinite(logits).all():
-        return math.inf
-    largest = logits.max(1, keepdims=True)
-    total = largest[:, 0] + np.log(np.exp(logits - largest).sum(1))
-    return float((total - logits[np.arange(len(codes)), codes]).mean())
+def _log_loss(logits: Tensor, target: Tensor) -> float:
+    return float(LOSS.mean(logits, target)) if bool(logits.isfinite().all()) else math.inf
 
 
 def _refitted(
     expressions: Sequence[sympy.Expr],
     start: dict[sympy.Symbol, float],
     values: dict[sympy.Symbol, Floats],
-    codes: Floats,
+    target: Tensor,
 ) -> dict[sympy.Symbol, float]:
     """Return the constants of the least log loss near a start, by damped Newton steps."""
-    free, rows = list(start), len(codes)
+    free, rows = list(start), len(target)
     at, damping = np.array(list(start.values())), 1e-3
     first = 1 if len(expressions) == 1 else 0
     fixed: Mapping[sympy.Symbol, Any] = values
     logits = _logits(expressions, {**fixed, **start}, rows)
-    best = _log_loss(logits, codes)
+    best = _log_loss(logits, target)
     for _ in range(STEPS if free and math.isfinite(best) else 0):
         known = {**fixed, **dict(zip(free, at, strict=True))}
         jacobian = np.zeros((rows, logits.shape[1], len(free)))
@@ -168,20 +167,17 @@ def _refitted(
                     jacobian[:, k + first, j] = slope(expression, known, symbol)
         if not np.isfinite(jacobian).all():
             break
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        error = p.copy()
-        error[np.arange(rows), codes] -= 1
-        mean = np.einsum("rk,rkj->rj", p, jacobian)
-        curvature = np.einsum("rk,rki,rkj->ij", p, jacobian, jacobian) - mean.T @ mean
+        error, root = (part.numpy() for part in LOSS.curvature(logits, target))
+        weighted = (root @ jacobian).reshape(-1, len(free))
+        curvature = weighted.T @ weighted
         gradient = np.einsum("rk,rkj->j", error, jacobian)
         improved = False
         for _ in range(6):
             ridge = damping * np.diag(curvature) + 1e-9
             step = np.linalg.lstsq(curvature + np.diag(ridge), gradient, rcond=1e-12)[0]
             trial = _logits(expressions, {**fixed, **dict(zip(free, at - step, strict=True))}, rows)
-            loss = _log_loss(trial, codes)
-            if loss < best and np.abs(trial).max() <= FAR:
+            loss = _log_loss(trial, target)
+            if loss < best and float(trial.abs().max()) <= FAR:
                 improved = True
                 break
             damping = max(damping, 1e-3) * 10

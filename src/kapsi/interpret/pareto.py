@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sympy
 
 from kapsi.data.tabular import NumberColumn, Preprocessing, Table
 from kapsi.data.tabular.encoders import CategoryColumn
-from kapsi.errors import DataError, FormulaError, SpecError
-from kapsi.interpret.class_formulas import MAX_CLASSES, class_errors, class_formulas
+from kapsi.errors import DataError, FormulaError, SpecError, check_choice
+from kapsi.interpret.class_formulas import MAX_CLASSES, ClassFormula, class_formulas, measured
 from kapsi.interpret.expressions import Floats, evaluate
 from kapsi.interpret.formulas import ModelFormula, class_outputs, formula, raw_inputs, valid_range
+from kapsi.interpret.rows import target_values
 from kapsi.interpret.search import search_formula
-from kapsi.interpret.search.search import MAX_INPUTS
+from kapsi.interpret.search.constants import SearchRows, description_length, with_constants
+from kapsi.interpret.search.search import FITTED, MAX_INPUTS
 from kapsi.interpret.simplification import simplify
 from kapsi.interpret.view import of_table
+from kapsi.tables.model import TableModel
 from kapsi.tables.run_folder import LoadedRun
 
 __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
 
+SOURCES = ("search", "simplified", "model")
 LEAST_ROWS = 20
 """Least number of rows of a search."""
 LARGEST = 1_000
@@ -36,11 +42,11 @@ class FormulaRow:
 
     Attributes:
         complexity: number of numbers, variables and operations.
-        rmse: root mean squared error on the rows, in units of the target; NaN without rows.
-        r2: explained share of the variance of the target on the rows.
+        rmse: root mean squared error on the rows, in units of the target, mean over several targets; NaN without rows.
+        r2: explained share of the variance of the target on the rows, mean over several targets.
         formula: the formula.
         source: `search`, `simplified` for the formula of `kapsi.interpret.simplify`, or `model` for that of the fitted model.
-        cost: description length of a searched formula, lower is better.
+        cost: description length, lower is better; infinite without rows.
         log_loss, accuracy: of classes on the rows, NaN for regressions; `r2` and `rmse` are NaN then.
     """
 
@@ -67,7 +73,7 @@ class FormulaTable:
     notes: tuple[str, ...]
 
     def best(self, complexity: int | None = None) -> FormulaRow:
-        """Return the best compromise of the search, or the most accurate formula up to a complexity.
+        """Return the best compromise, of the lowest cost, or the most accurate formula up to a complexity.
 
         Raises:
             FormulaError: no formula of this complexity.
@@ -83,75 +89,130 @@ class FormulaTable:
         return min(self.rows, key=lambda row: row.cost)
 
 
-def short_formulas(run: LoadedRun, rows: Any = None, y: Any = None, *, seconds: float = 60.0) -> FormulaTable:
-    """Return short formulas of a run of up to 8 numbers and indicators of categories, and the formula of the fitted model.
+def short_formulas(
+    run: LoadedRun,
+    rows: Any = None,
+    y: Any = None,
+    *,
+    seconds: float = 60.0,
+    sources: Collection[str] = ("search", "simplified", "model"),
+) -> FormulaTable:
+    """Return short formulas of a run of up to 8 numbers and indicators of categories, and the formulas of the fitted model.
 
     For regressions the formula of the target; for two classes the log-odds of the second; for up to 10 classes a logit for each,
-    whose softmax gives the probabilities.
+    whose softmax gives the probabilities. All formulas are scored on the same rows, and have a cost by the same rule.
 
     Args:
         run: a run of `kp.load_run`.
         rows: a frame with the columns of the model; None: the rows that the run keeps.
         y: targets or labels of the rows; None without rows.
-        seconds: time of the search; 0 for none.
+        seconds: time of the search; 0 for neither a search nor a simplification.
+        sources: of `search`, `simplified` and `model`, see `FormulaRow`.
 
     Raises:
-        FormulaError: neither a search nor a formula of the model is possible.
+        FormulaError: no formula of these sources.
+        DataError: rows without targets, or an unknown label.
+        SpecError: only the simplified formula is requested, and the model mixes inputs.
     """
+    wanted = {check_choice("short_formulas(sources)", source, SOURCES) for source in sources}
+    wanted -= set() if seconds else {"search", "simplified"}
     model = run.model
     notes = valid_range(model)
-    table, targets = _rows(run, rows, y)
+    known = _known_rows(run, rows, y)
     found: list[FormulaRow] = []
-    reason = _no_search(run, targets) if seconds else "no search was requested"
-    if not reason and table is not None:
-        kept = _searched_inputs(model.preprocessing)
-        known = np.isfinite(targets) & ((targets >= 0) | (model.classes is None))
-        for column in model.preprocessing.columns:
-            known &= ~table.columns[column.name].missing
-        if known.sum() >= LEAST_ROWS:
-            x = raw_inputs(model.preprocessing, table)[known][:, kept]
+    reason = "no search was requested"
+    if "search" in wanted:
+        complete = None if known is None else known.without_missing(model)
+        reason = _no_search(run, complete)
+        if not reason and complete is not None:
+            known = complete
             start = time.monotonic()
-            if model.classes is None:
-                found = _searched(run, x, targets[known], kept, seconds)
-            else:
-                found = _of_classes(run, x, table.take(np.flatnonzero(known)), targets[known], kept, seconds)
+            found = (_searched if model.classes is None else _of_classes)(run, known, seconds)
             if time.monotonic() - start >= seconds:
                 notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
-            reason = f"a search needs {LEAST_ROWS} rows without missing values"
-    if reason:
-        notes.append(f"formula of the model only: {reason}")
-    weights = model.parameter_count
+            notes.append(f"formula of the model only: {reason}")
+    if "simplified" in wanted:
+        try:
+            short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
+            found.append(_scored(short, "simplified", known))
+        except (DataError, SpecError, FormulaError):
+            if wanted == {"simplified"}:
+                raise
+    if "model" in wanted:
+        found = _with_model(run, found, known, notes, reason)
+    return FormulaTable(tuple(found), tuple(notes))
+
+
+def _with_model(
+    run: LoadedRun, found: list[FormulaRow], known: KnownRows | None, notes: list[str], reason: str
+) -> list[FormulaRow]:
+    """Return the formulas and that of the model, without a simplified one that is no shorter."""
+    weights = run.model.parameter_count
     if found and weights > LARGEST:
         notes.append(f"the formula of the model has {weights:,} weights and is left out; --exact shows it")
-        return FormulaTable(tuple(found), tuple(notes))
+        return found
     try:
-        own = _of_model(run, formula(run), "model", table, targets)
-        found += [*_simplified(run, rows, y, own, table, targets, seconds), own]
+        own = _scored(formula(run), "model", known)
     except FormulaError as error:
         if not found:
             more = "kapsi fit --head quadratic fits a model with a formula"
             raise FormulaError(f"{error}; {more}; {reason}") from None
         notes.append(str(error))
-    return FormulaTable(tuple(found), tuple(notes))
+        return found
+    return [row for row in found if row.source != "simplified" or row.complexity < own.complexity] + [own]
 
 
-def _rows(run: LoadedRun, rows: Any, y: Any) -> tuple[Any, Any]:
-    """Return the columns of rows, typed as fitted, and their targets; None where unknown."""
+@dataclass(frozen=True, eq=False)
+class KnownRows:
+    """Rows whose target is known.
+
+    Attributes:
+        table: the columns, typed as fitted.
+        x: value of each symbol of a formula, (rows, m); missing numbers are means.
+        y: class codes (rows,), or targets (rows, targets).
+        classes: whether the targets are classes.
+    """
+
+    table: Table
+    x: Floats
+    y: npt.NDArray[Any]
+    classes: bool
+
+    def take(self, rows: npt.NDArray[Any]) -> KnownRows:
+        """Return a selection of the rows."""
+        return KnownRows(self.table.take(rows), self.x[rows], self.y[rows], self.classes)
+
+    def without_missing(self, model: TableModel) -> KnownRows:
+        """Return the rows of a search: without missing values."""
+        complete = np.ones(len(self.x), dtype=np.bool_)
+        for column in model.preprocessing.columns:
+            complete &= ~self.table.columns[column.name].missing
+        return self.take(np.flatnonzero(complete))
+
+
+def _known_rows(run: LoadedRun, rows: Any, y: Any) -> KnownRows | None:
+    """Return the rows with a known target, None without rows."""
+    model = run.model
+    classes = model.classes is not None
+    if rows is not None and y is None:
+        raise DataError("short_formulas: rows need their targets; give y, too")
+    if model.preprocessing.texts or model.preprocessing.images:  # which have no formula
+        return None
     if rows is not None:
-        if y is None:
-            raise DataError("short_formulas: rows need their targets; give y, too")
-        preprocessing = run.model.preprocessing
-        table = preprocessing.check(preprocessing.table_of(rows, "short_formulas", run.model.reading))[0]
-        if run.model.classes is None:
-            return table, np.asarray(y, dtype=np.float64)
-        codes = {label: float(code) for code, label in enumerate(run.model.classes)}
-        return table, np.array([codes.get(label, -1.0) for label in np.asarray(y).tolist()])
-    kept = run.rows
-    return (None, None) if kept is None else (kept.table, np.asarray(kept.y, dtype=np.float64))
+        table = model.preprocessing.check(model.preprocessing.table_of(rows, "short_formulas", model.reading))[0]
+        targets = target_values(model, y, table.rows, "short_formulas")
+    else:
+        kept = run.rows
+        if kept is None:
+            return None
+        table, targets = kept.table, kept.y
+    targets = targets if classes else np.asarray(targets, dtype=np.float64).reshape(table.rows, -1)
+    known = np.flatnonzero(targets >= 0 if classes else np.isfinite(targets).all(1))
+    return KnownRows(table, raw_inputs(model.preprocessing, table), targets, classes).take(known)
 
 
-def _no_search(run: LoadedRun, y: Any) -> str:
+def _no_search(run: LoadedRun, rows: KnownRows | None) -> str:
     """Return why there is no search, empty if there is one."""
     preprocessing = run.model.preprocessing
     if len(run.model.targets) > 1:
@@ -165,7 +226,9 @@ def _no_search(run: LoadedRun, y: Any) -> str:
     inputs = len(_searched_inputs(preprocessing))
     if not 1 <= inputs <= MAX_INPUTS:
         return f"a search takes up to {MAX_INPUTS} numbers and indicators of categories, there are {inputs}; --drop columns"
-    return "" if y is not None else "the run keeps no rows"
+    if rows is None:
+        return "the run keeps no rows"
+    return "" if len(rows.x) >= LEAST_ROWS else f"a search needs {LEAST_ROWS} rows without missing values"
 
 
 def _searched_inputs(preprocessing: Preprocessing) -> list[int]:
@@ -179,12 +242,11 @@ def _searched_inputs(preprocessing: Preprocessing) -> list[int]:
     return kept
 
 
-def _searched(run: LoadedRun, x: Floats, y: Floats, kept: list[int], seconds: float) -> list[FormulaRow]:
-    names = run.model.preprocessing.names()
-    symbols = tuple(sympy.Symbol(names[i], real=True) for i in kept)
+def _searched(run: LoadedRun, rows: KnownRows, seconds: float) -> list[FormulaRow]:
+    symbols, x = _inputs(run, rows)
     (target,) = run.model.targets
     with np.errstate(all="ignore"):  # candidates have poles
-        results = search_formula(x, y, symbols, seconds=seconds)
+        results = search_formula(x, rows.y[:, 0], symbols, seconds=seconds)
     return [
         FormulaRow(
             f.complexity, float(np.sqrt(f.mse)), f.r2, ModelFormula({target: f.expression}, symbols), "search", f.cost
@@ -193,55 +255,42 @@ def _searched(run: LoadedRun, x: Floats, y: Floats, kept: list[int], seconds: fl
     ]
 
 
-def _of_classes(
-    run: LoadedRun, x: Floats, table: Table, codes: Floats, kept: list[int], seconds: float
-) -> list[FormulaRow]:
+def _of_classes(run: LoadedRun, rows: KnownRows, seconds: float) -> list[FormulaRow]:
     """Return short formulas of the log-odds of two classes, or of the logit of each."""
-    names, outputs = run.model.preprocessing.names(), class_outputs(run.model)
-    symbols = tuple(sympy.Symbol(names[i], real=True) for i in kept)
-    seen = of_table(run.model, table)
-    found = class_formulas(x, codes, seen.function(seen.inputs), symbols, seconds)
+    symbols, x = _inputs(run, rows)
+    seen = of_table(run.model, rows.table)
+    found = class_formulas(x, rows.y, seen.function(seen.inputs), symbols, seconds)
+    outputs = class_outputs(run.model)
     return [
-        FormulaRow(
-            f.complexity,
-            np.nan,
-            np.nan,
-            ModelFormula(dict(zip(outputs, f.expressions, strict=True)), symbols),
-            "search",
-            f.cost,
-            f.log_loss,
-            f.accuracy,
-        )
+        _of_class_formula(f, ModelFormula(dict(zip(outputs, f.expressions, strict=True)), symbols), "search")
         for f in found
     ]
 
 
-def _simplified(
-    run: LoadedRun, rows: Any, y: Any, own: FormulaRow, table: Any, targets: Any, seconds: float
-) -> list[FormulaRow]:
-    """Return the simplified formula of a model of univariate functions, if it is shorter than its own."""
-    if not seconds or table is None:
-        return []
-    try:
-        short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
-    except (DataError, SpecError, FormulaError):
-        return []
-    return [_of_model(run, short, "simplified", table, targets)] if short.complexity < own.complexity else []
+def _inputs(run: LoadedRun, rows: KnownRows) -> tuple[tuple[sympy.Symbol, ...], Floats]:
+    """Return the symbols of a search and their values."""
+    names, kept = run.model.preprocessing.names(), _searched_inputs(run.model.preprocessing)
+    return tuple(sympy.Symbol(names[i], real=True) for i in kept), rows.x[:, kept]
 
 
-def _of_model(run: LoadedRun, own: ModelFormula, source: str, table: Any, y: Any) -> FormulaRow:
-    """Return the formula of the model with its error on the rows."""
-    if table is None or len(run.model.targets) > 1:
+def _of_class_formula(found: ClassFormula, shown: ModelFormula, source: str) -> FormulaRow:
+    return FormulaRow(found.complexity, np.nan, np.nan, shown, source, found.cost, found.log_loss, found.accuracy)
+
+
+def _scored(own: ModelFormula, source: str, rows: KnownRows | None) -> FormulaRow:
+    """Return a formula with its errors and its cost on the rows of a search, by the rules of searched formulas."""
+    if rows is None or not len(rows.x):
         return FormulaRow(own.complexity, np.nan, np.nan, own, source)
-    values = raw_inputs(run.model.preprocessing, table)
-    if run.model.classes is not None:
-        known = y >= 0
-        columns = {symbol: values[known, i] for i, symbol in enumerate(own.symbols)}
-        loss, accuracy = class_errors(tuple(own.outputs.values()), columns, y[known].astype(np.int64))
-        return FormulaRow(own.complexity, np.nan, np.nan, own, source, np.inf, loss, accuracy)
-    (output,) = own.outputs.values()
-    predicted = np.broadcast_to(evaluate(output, {s: values[:, i] for i, s in enumerate(own.symbols)}), y.shape)
-    known = np.isfinite(y)
-    mse = float(np.mean((predicted - y)[known] ** 2))
-    variance = float(np.var(y[known]))
-    return FormulaRow(own.complexity, float(np.sqrt(mse)), 1 - mse / variance if variance else np.nan, own, source)
+    values = {symbol: rows.x[:, i] for i, symbol in enumerate(own.symbols)}
+    if rows.classes:
+        return _of_class_formula(measured(tuple(own.outputs.values()), values, rows.y), own, source)
+    values = {symbol: column[:FITTED] for symbol, column in values.items()}
+    errors, r2, cost = [], [], 0.0
+    for expression, y in zip(own.outputs.values(), rows.y[:FITTED].T, strict=True):
+        mse, variance = float(np.mean((evaluate(expression, values) - y) ** 2)), float(np.var(y))
+        errors.append(np.sqrt(mse))
+        r2.append(1 - mse / variance if variance else np.nan)
+        known = SearchRows(tuple(values), rows.x[:FITTED], y, variance)
+        free = len(with_constants(expression)[1])
+        cost += description_length(known, mse, expression, free) if variance and np.isfinite(mse) else np.inf
+    return FormulaRow(own.complexity, float(np.mean(errors)), float(np.mean(r2)), own, source, cost)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kapsi.arrays import as_dense
+from kapsi.data.tabular.types import Floats, Ints
 from kapsi.errors import DataError, SpecError, refuse
 from kapsi.interpret.view import View, of_table, view
 from kapsi.modules import Model, checked_rows
@@ -101,23 +102,41 @@ def _table_rows(model: Any, table: TableModel, rows: Any, y: Any, where: str) ->
         seen = view(model, rows, most=2**62)
         if y is None:
             return seen, None
-        if table.classes is not None:
-            codes = {label: code for code, label in enumerate(table.classes)}
-            array = np.asarray(y)
-            if array.shape not in ((len(array),), (len(array), 1)):
-                raise DataError(f"{where}: expected one label for each row, got targets of shape {array.shape}")
-            labels = array.ravel().tolist()
-            unknown = [label for label in labels if label not in codes]
-            if unknown:
-                names = ", ".join(map(str, codes))
-                raise DataError(f"{where}: the target {unknown[0]!r} is none of the classes {names}")
-            values = np.array([codes[label] for label in labels])
-        else:
-            values = as_dense(y, "targets", where).double().cpu().numpy()
-    if len(values) != seen.rows or not seen.rows:
-        raise DataError(f"{where}: {counted(seen.rows, 'row')} of inputs and {len(values)} of targets")
+        values = target_values(table, y, seen.rows, where)
     if table.classes is not None:
         return seen, torch.from_numpy(values.astype(np.int64))
     scaled = values if table.scale is None else table.scale.apply(values)
     like = next(table.model.parameters(), torch.empty(0, dtype=torch.float64))
     return seen, torch.from_numpy(np.asarray(scaled, dtype=np.float64).reshape(len(values), -1)).to(like.dtype)
+
+
+def target_values(table: TableModel, y: Any, rows: int, where: str) -> Ints | Floats:
+    """Return class codes (rows,), or targets as given, of the targets of rows.
+
+    Args:
+        table: the model of a table.
+        y: labels or values, one for each row.
+        rows: number of rows.
+        where: prefix of error messages.
+
+    Raises:
+        DataError: another number of targets, or a label of no class.
+    """
+    if table.classes is None:
+        values = as_dense(y, "targets", where).double().cpu().numpy()
+    else:
+        values = np.asarray(y)
+        if values.ndim == 2 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != 1:
+            raise DataError(f"{where}: expected one label for each row, got targets of shape {values.shape}")
+        codes = {label: code for code, label in enumerate(table.classes)}
+        unknown = [label for label in values.tolist() if label not in codes]
+        if unknown:
+            raise DataError(
+                f"{where}: the target {unknown[0]!r} is none of the classes {', '.join(map(str, codes))}; leave out such rows"
+            )
+        values = np.array([codes[label] for label in values.tolist()], dtype=np.int64)
+    if len(values) != rows or not rows:
+        raise DataError(f"{where}: {counted(rows, 'row')} of inputs and {len(values)} of targets")
+    return values
