@@ -362,10 +362,11 @@ def test_an_onnx_file_of_columns_of_one_kind(tmp_path, columns, head) -> None:
 
 
 @pytest.mark.slow
-def test_an_onnx_file_keeps_the_mean_of_tiny_targets(tmp_path) -> None:
+@pytest.mark.parametrize("unit", [1e-9, 1e-300])
+def test_an_onnx_file_keeps_the_means_of_tiny_numbers(tmp_path, unit) -> None:
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install kapsi[onnx]")
-    x = np.linspace(1, 3, 60)[:, None]
-    regressor = kp.RPNRegressor("linear").fit(x, 1e-9 * x[:, 0])
+    x = unit * np.linspace(1, 3, 60)[:, None]
+    regressor = kp.RPNRegressor("linear").fit(x, x[:, 0])
     regressor.export(str(tmp_path / "tiny.onnx"), "onnx")
     session = session_of(tmp_path / "tiny.onnx")
     (values,) = session.run(None, {session.get_inputs()[0].name: x})

@@ -224,7 +224,11 @@ def test_several_targets_have_bounds_each(kapsi) -> None:
     assert kapsi("predict", "run", "t.csv", "--output", "p.csv", "--interval", 0.8)[0] == 0
     names = [f"prediction_{name}{end}" for end in ("", "_lower", "_upper") for name in ("y", "z")]
     assert sorted(pd.read_csv("p.csv").columns) == sorted(names)
-    assert kp.load_run("run").predict_interval(frame, 0.8).shape == (100, 2, 2)
+    run = kp.load_run("run")
+    assert run.predict_interval(frame, 0.8).shape == (100, 2, 2)
+    for name, other in (("decide", "predict"), ("predict_set", "predict_interval")):
+        with pytest.raises(kp.TableError, match=f"^{name}: the run is a regression and has no classes; use {other}$"):
+            getattr(run, name)(frame)
 
 
 def test_a_specification_has_intervals_from_its_validation_rows(kapsi) -> None:
@@ -255,12 +259,14 @@ def test_sets_costs_and_recall_of_classes(kapsi) -> None:
     run, new = kp.load_run("run"), pd.read_csv("new.csv")
     assert run.decide(new, costs={"yes": 4}).tolist() == costly.prediction.tolist()
     assert run.decide(new, recall=("yes", 0.95)).tolist() == found.tolist()
+    with pytest.raises(kp.SpecError, match="predict_interval: the run is a classification"):
+        run.predict_interval(new)
 
 
 @pytest.mark.parametrize(
     ("target", "words", "message"),
     [
-        ("y", ("--recall", "yes=0.9"), "costs and recall are for classes"),
+        ("y", ("--recall", "yes=0.9"), "costs and recall are for a classification, and the run is a regression"),
         ("label", ("--recall", "maybe=0.9"), "recall 'maybe': there is no such class; there are no, yes"),
         ("label", ("--recall", "yes"), "--recall yes: expected a label and a number, such as yes=0.95"),
         ("label", ("--recall", "yes=2"), "recall yes=2: expected a share above 0 and below 1"),

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.target_encoding import TargetColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.errors import SpecError, shown
-from kapsi.export.texts_and_images import MISSING, EncoderPart, ImagePart, TextPart, standardize
+from kapsi.export.texts_and_images import MISSING, EncoderPart, ImagePart, Standardize, TextPart
 from kapsi.modules import Model
 
 __all__ = ["NumericPart"]
@@ -77,8 +78,6 @@ class Encoding(nn.Module):
 
     first: Tensor
     source: Tensor
-    center: Tensor
-    width: Tensor
     marked: Tensor
     indicated: Tensor
     category: Tensor
@@ -160,8 +159,8 @@ class Encoding(nn.Module):
 
         number, indicator, mean = (self._blocks[block] for block in ("number", "indicator", "mean"))
         buffer("source", [entry[0] for entry in number])
-        buffer("center", [entry[1] for entry in number], torch.float64)
-        buffer("width", [entry[2] for entry in number], torch.float64)
+        center, width = (torch.tensor([entry[i] for entry in number], dtype=torch.float64) for i in (1, 2))
+        self.standardize = Standardize(center, width)
         buffer("marked", [entry[0] for entry in self._blocks["mark"]])
         buffer("indicated", [entry[0] for entry in indicator])
         buffer("category", [entry[1] for entry in indicator])
@@ -175,7 +174,7 @@ class Encoding(nn.Module):
         if len(self.source):
             parts = [calendar(numbers[:, column], self.first[i]) for i, column in enumerate(self.dates)]
             reals = torch.cat([numbers, *parts], 1).index_select(1, self.source)
-            blocks.append(standardize(torch.where(reals.isnan(), self.center, reals), self.center, self.width))
+            blocks.append(self.standardize(reals))
         if len(self.marked):
             blocks.append(numbers.index_select(1, self.marked).isnan().double())
         if len(self.indicated):
@@ -240,11 +239,13 @@ def calendar(seconds: Tensor, first: Tensor) -> Tensor:
 class InverseScale(nn.Module):
     """Outputs of a model in the unit of the target, see `TargetScale.invert`.
 
-    All numbers are tensors: the exporter rounds Python's to float32.
+    All numbers are tensors: the exporter rounds Python's to float32. Tiny targets are computed in a unit near their size, a
+    power of two, since onnxruntime takes constants below 10⁻⁴⁵ for zero.
     """
 
     center: Tensor
     scale: Tensor
+    unit: Tensor
     power: Tensor
     factor: Tensor
     largest: Tensor
@@ -252,17 +253,19 @@ class InverseScale(nn.Module):
     def __init__(self, scale: TargetScale) -> None:
         super().__init__()
         self.transform, self.exponents = scale.transform, (scale.power, 2 - scale.power)
-        largest = torch.finfo(torch.float64).max
-        numbers = {"power": self.exponents, "factor": scale.factor, "largest": largest}
-        for name, value in {"center": scale.center, "scale": scale.scale, **numbers}.items():
+        center, deviation = np.asarray(scale.center), np.asarray(scale.scale)
+        unit = np.ldexp(1.0, np.clip(np.frexp(np.maximum(np.abs(center), deviation))[1], -1022, 0))
+        numbers = {"center": center / unit, "scale": deviation / unit, "unit": unit}
+        others = {"power": self.exponents, "factor": scale.factor, "largest": np.finfo(np.float64).max}
+        for name, value in {**numbers, **others}.items():
             self.register_buffer(name, torch.tensor(value, dtype=torch.float64))
 
     def forward(self, outputs: Tensor) -> Tensor:
         values = outputs if outputs.shape[1] > 1 else outputs.squeeze(-1)
         if self.transform == "log_link":
-            values = values.exp() * self.scale
+            values = values.exp() * self.scale * self.unit
         else:
-            values = values * self.scale + self.center
+            values = (values * self.scale + self.center) * self.unit
         if self.transform == "log":
             values = values.exp() * self.factor
         elif self.transform == "yeo_johnson":

@@ -9,7 +9,7 @@ from kapsi.data.tabular.encoders import FARTHEST
 from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import PAIR, TextColumn
 
-__all__ = ["EMPTY", "MISSING", "UNSEEN", "EncoderPart", "ImagePart", "TextPart", "standardize"]
+__all__ = ["EMPTY", "MISSING", "UNSEEN", "EncoderPart", "ImagePart", "Standardize", "TextPart"]
 
 MISSING = -1
 """Code of a missing value, and of no word behind the last one of a text."""
@@ -19,9 +19,34 @@ EMPTY = -3
 """Code that stands for the words of a text without any."""
 
 
-def standardize(values: Tensor, center: Tensor, scale: Tensor) -> Tensor:
-    """Return (values − center)/scale within ±10⁶; the difference of two huge values stays finite by halves, as in the encoders."""
-    return ((values / 2 - center / 2) / scale * 2).clamp(-FARTHEST, FARTHEST)
+class Standardize(nn.Module):
+    """(values − center)/scale within ±10⁶, and 0 for NaN.
+
+    A power of two, which is exact, brings the scale between ½ and 1 first: the difference of two huge values stays finite, and
+    onnxruntime does not drop a tiny center. It takes constants below 10⁻⁴⁵ for zero.
+
+    Args:
+        center, scale: float64 of equal shape.
+
+    Example:
+        >>> part = Standardize(torch.tensor(2e-300, dtype=torch.float64), torch.tensor(1e-300, dtype=torch.float64))
+        >>> part(torch.tensor([3e-300, torch.nan], dtype=torch.float64))
+        tensor([1., 0.], dtype=torch.float64)
+    """
+
+    factor: Tensor
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, center: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        factor = torch.ldexp(torch.ones_like(scale), -torch.frexp(scale).exponent.clamp(-1022, 1023))
+        for name, value in {"factor": factor, "center": center * factor, "scale": scale * factor}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, values: Tensor) -> Tensor:
+        inputs = (values * self.factor - self.center) / self.scale
+        return torch.where(inputs.isnan(), 0.0, inputs).clamp(-FARTHEST, FARTHEST)
 
 
 class EncoderPart(nn.Module):
@@ -32,13 +57,12 @@ class EncoderPart(nn.Module):
     """
 
     mean: Tensor
-    scale: Tensor
 
     def __init__(self, column: TextColumn | ImageColumn) -> None:
         super().__init__()
         self.marked = column.missing
-        for name in ("mean", "scale"):
-            self.register_buffer(name, torch.tensor(getattr(column, name), dtype=torch.float64))
+        self.register_buffer("mean", torch.tensor(column.mean, dtype=torch.float64))
+        self.standardize = Standardize(self.mean, torch.tensor(column.scale, dtype=torch.float64))
 
     def examples(self, rows: int) -> list[Tensor]:
         """Return arguments for tracing."""
@@ -46,7 +70,7 @@ class EncoderPart(nn.Module):
 
     def beside(self, value: Tensor, missing: Tensor) -> Tensor:
         """Return a standardized value and the mark of missing ones, `(rows, names)`, for values `(rows,)`."""
-        inputs = [standardize(value, self.mean, self.scale)]
+        inputs = [self.standardize(value)]
         return torch.stack([*inputs, missing.double()] if self.marked else inputs, 1)
 
 

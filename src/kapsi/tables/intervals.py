@@ -250,7 +250,7 @@ def added(model: TableModel, features: Table, outputs: Floats, decisions: Decisi
         DataError: too few rows were held out.
     """
     if model.classes is None and (decisions.costs or decisions.recall):
-        raise SpecError("costs and recall are for classes, and the target has real values; leave them out")
+        raise SpecError("costs and recall are for a classification, and the run is a regression; leave them out")
     columns: dict[str, list[Any]] = {}
     if model.classes is not None and (decisions.costs or decisions.recall):
         labels = list(map(label_text, model.classes))
@@ -286,7 +286,7 @@ def bounds_of_rows(
     """
     known, scale = known_intervals(model), model.scale
     if scale is None:
-        raise SpecError("intervals are for real values, and the target has classes; use sets of classes")
+        raise SpecError("predict_interval: the run is a classification and has no real values; use predict_set")
     values = torch.from_numpy(scale.predicted(outputs)).reshape(len(outputs), -1)
     pairs = known.conformal.intervals(_dense(x), values, level, groups).numpy()
     restored = [scale.restore(pairs[..., side].reshape(np.shape(outputs))) for side in range(2)]

@@ -200,9 +200,12 @@ class LoadedRun(NamedTuple):
         Raises:
             TableError: as `predict`, or a regression.
         """
+        return self._probabilities(frame, "predict_proba", "predict")
+
+    def _probabilities(self, frame: Any, where: str, instead: str) -> npt.NDArray[np.float64]:
         if self.model.classes is None:
-            raise TableError("predict_proba: the run is a regression and has no classes; use predict")
-        return self.model.outputs(self._features(frame, "predict_proba"))
+            raise TableError(f"{where}: the run is a regression and has no classes; use {instead}")
+        return self.model.outputs(self._features(frame, where))
 
     def export(self, path: str | Path, format: str = "onnx", *, overwrite: bool = False) -> None:
         """Write the run for other programs: predictions without kapsi, or a folder for the Hugging Face Hub.
@@ -261,7 +264,7 @@ class LoadedRun(NamedTuple):
         Raises:
             KapsiError: a regression, or too few held-out rows for the level.
         """
-        probabilities = self.predict_proba(frame)
+        probabilities = self._probabilities(frame, "predict_set", "predict_interval")
         known = known_intervals(self.model)
         groups = None if known.by is None else known.groups(self._features(frame, "predict_set"))
         inside: npt.NDArray[np.bool_] = known.conformal.sets(torch.from_numpy(probabilities), level, groups).numpy()
@@ -282,7 +285,7 @@ class LoadedRun(NamedTuple):
         Raises:
             KapsiError: a regression, an unknown label, or too few held-out rows for the share.
         """
-        probabilities, classes = self.predict_proba(frame), self.model.classes or ()
+        probabilities, classes = self._probabilities(frame, "decide", "predict"), self.model.classes or ()
         decisions = Decisions.of(costs, recall)
         codes = decided(list(map(label_text, classes)), probabilities, decisions, lambda: known_intervals(self.model))
         labels: npt.NDArray[Any] = np.array(classes)[codes]
