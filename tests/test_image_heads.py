@@ -175,6 +175,29 @@ def test_weights_of_rows_count() -> None:
         assert right.double().mean() > 0.9
 
 
+def test_an_interrupted_fit_resumes_with_equal_weights(tmp_path, monkeypatch) -> None:
+    head, data, batches = replace(SMALL, epochs=3, shift=1, flip=True), rows_of(96), []
+    whole, change = head.fit(data), ImageProductsHead._change
+
+    def counted(self, data):
+        inner = change(self, data)
+
+        def changed(pixels):
+            batches.append(len(pixels))
+            if len(batches) == 7:
+                raise KeyboardInterrupt
+            return inner(pixels)
+
+        return changed
+
+    monkeypatch.setattr(ImageProductsHead, "_change", counted)
+    with pytest.raises(KeyboardInterrupt):
+        head.resumed(data, 0, kp.Checkpoints(tmp_path, steps=1))
+    resumed = head.resumed(data, 0, kp.Checkpoints(tmp_path, resume=True))
+    assert len(batches) == 7 + 7  # of 10: a look at the shape, and three epochs of three batches
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
 def test_the_budget_shortens_the_fit() -> None:
     data, head = rows_of(), ImageProductsHead()
     assert head.within(data, 1e9) == head

@@ -422,7 +422,7 @@ class _AutoSearch:
                 if data is not self.data:
                     self.fitted_on[entry.name] = f"fitted on {len(data.x):,} rows"
                 with _named(entry.name):
-                    models.append((recipe.fit_to_all(data, self.seed), weight))
+                    models.append((recipe.fit_to_all(data, self.seed, self.watch.checkpoints(recipe)), weight))
             seconds.append(time.perf_counter() - start)
         bounds = None if self.data.classes else bounds_of(self.data)
         return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds

@@ -18,6 +18,7 @@ from kapsi.function import Function, short_form
 from kapsi.modules import Model
 from kapsi.recipes.widened import widened
 from kapsi.text import counted
+from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.losses import Loss
 
 __all__ = [
@@ -194,7 +195,7 @@ class RecipePlan(NamedTuple):
 
 
 class Watch:
-    """Receive the progress of a recipe, and keep comparisons of heads for a resumed run; this base does neither."""
+    """Receive the progress of a recipe, and keep comparisons and long fits for a resumed run; this base does neither."""
 
     def on_head(self, name: str) -> None:
         """Take note of the head fitted next."""
@@ -204,6 +205,10 @@ class Watch:
 
     def kept(self, name: str) -> CrossFit | None:
         """Return the comparison of a head stored by an interrupted run of the same data, recipe and seed; None without."""
+        return None
+
+    def checkpoints(self, head: HeadRecipe) -> Checkpoints | None:
+        """Return the checkpoints of the fit of a chosen head; None to keep nothing."""
         return None
 
 
@@ -287,9 +292,9 @@ class HeadRecipe(Recipe):
         """Return the recipe with a fit that takes some seconds at most, if an option can bring that about."""
         return self
 
-    def fit_to_all(self, data: RecipeData, seed: int = 0) -> Model:
+    def fit_to_all(self, data: RecipeData, seed: int = 0, checkpoints: Checkpoints | None = None) -> Model:
         """Return `fit` as a model of all inputs, also of terms and pixels that the head does not read."""
-        model = self.fit(data if self.reads_images else replace(data, pixels=None, shapes=()), seed)
+        model = self.resumed(data if self.reads_images else replace(data, pixels=None, shapes=()), seed, checkpoints)
         return model if model.in_features == data.inputs else widened(model, data.inputs)
 
     @abstractmethod
@@ -298,6 +303,10 @@ class HeadRecipe(Recipe):
 
         The layer has no processing of its output, and the fusion is the sum, so that models add up; see `mixture`.
         """
+
+    def resumed(self, data: RecipeData, seed: int, checkpoints: Checkpoints | None) -> Model:
+        """Return `fit`; a recipe whose fit takes minutes overrides this method, and resumes from the checkpoints."""
+        return self.fit(data, seed)
 
     def cross_fit(self, data: RecipeData, folds: Sequence[Fold], seed: int = 0) -> CrossFit:
         """Return outputs for held-out rows, and the recipe with options chosen by these.
@@ -323,7 +332,8 @@ class HeadRecipe(Recipe):
             raise SpecError(f"recipe {self.label()}: does not suit these rows: {reason}")
         start = time.perf_counter()
         crossed = self.cross_fit(data, data.folds(5), seed)
-        model = crossed.recipe.fit_to_all(data, seed)
+        checkpoints = None if watch is None else watch.checkpoints(crossed.recipe)
+        model = crossed.recipe.fit_to_all(data, seed, checkpoints)
         loss, score = held_out_scores(crossed.outputs, data)
         row = LeaderboardRow(type(self).name, loss, score, time.perf_counter() - start, 1.0)
         return RecipeResult(model, (row,), (), crossed.outputs)

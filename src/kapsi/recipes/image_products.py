@@ -26,10 +26,11 @@ from kapsi.reconciliation.dense import ZeroReconciliation
 from kapsi.remainder import IdentityRemainder, LinearRemainder
 from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
 from kapsi.training.augmentation import augmented, flipped, moved, shifted
+from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
-from kapsi.training.engine import train
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.prediction import predict
+from kapsi.training.selection import Fits
 from kapsi.training.solvers import AdamW
 
 __all__ = ["ImageProductsHead"]
@@ -96,12 +97,15 @@ class ImageProductsHead(ImageHead, name="image_products"):
     def narrowed(self, trial: Self) -> Self:
         return replace(self, shift=trial.shift, flip=trial.flip)
 
-    @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
+        return self.resumed(data, seed, None)
+
+    @torch.no_grad()
+    def resumed(self, data: RecipeData, seed: int, checkpoints: Checkpoints | None) -> Model:
         recipe = self
         if self.shift is None or self.flip is None:
             recipe = self.narrowed(cast(Self, self.cross_fit(data, data.folds(3)[:1], seed).recipe))
-        network = recipe._trained(data, self._epochs(len(data.x)), seed)
+        network = recipe._trained(data, self._epochs(len(data.x)), seed, checkpoints)
         models = [_as_head(network, data)]
         if recipe.flip:
             models.append(copy.deepcopy(models[0]))
@@ -171,7 +175,7 @@ class ImageProductsHead(ImageHead, name="image_products"):
         layers = (inputs, layer(3 * width // 2, 0.2), layer(width, 0.2), layer(width // 2, None))
         return ModelSpec((pixels, pixels, width, width, outputs), layers)
 
-    def _trained(self, data: RecipeData, epochs: int, seed: int) -> Model:
+    def _trained(self, data: RecipeData, epochs: int, seed: int, checkpoints: Checkpoints | None = None) -> Model:
         """Return a network in float32, trained on changed images."""
         model = Model(self._spec(data.images().shape[1], data.outputs), seed=seed, dtype=torch.float32)
         shift, scale = channel_scale(data)
@@ -185,9 +189,9 @@ class ImageProductsHead(ImageHead, name="image_products"):
         loss = CrossEntropy(label_smoothing=SMOOTHING) if data.loss == CrossEntropy() else data.loss
         solver = AdamW(schedule="one_cycle", batch_size=size, learning_rate=0.003)
         with torch.enable_grad():
-            for _ in train(model, loader, TrainConfig(loss=loss, solver=solver, epochs=epochs, metrics=(), seed=seed)):
-                pass
-        return model.eval()
+            config = TrainConfig(loss=loss, solver=solver, epochs=epochs, metrics=(), seed=seed)
+            Fits(checkpoints=checkpoints)(model, loader, config)
+        return model
 
     def _change(self, data: RecipeData) -> Callable[[Tensor], Tensor]:
         """Return the random changes of the pixels of a batch."""

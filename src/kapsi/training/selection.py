@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from kapsi.modules import Model
 from kapsi.training.checkpoint import Checkpoints
@@ -72,7 +73,7 @@ class Fits:
         self.count = 0
 
     def __call__(
-        self, model: nn.Module, data: Data, config: TrainConfig, validation: Data | None = None
+        self, model: nn.Module, data: Data | DataLoader[Any], config: TrainConfig, validation: Data | None = None
     ) -> list[Epoch]:
         """Fit a model; raise an interrupt again as `KeyboardInterrupt` after the end of the fit."""
         self.count += 1
