@@ -27,6 +27,7 @@ ORDER = [
     "installed",
     "frozen",
     "function",
+    "notation",
     "derivatives",
     "hooks",
     "features",

@@ -295,8 +295,9 @@ def test_a_second_fit_says_where_it_writes(capsys) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"widths: [{'2, ' * 10_000}2]", "10,000 heads in all layers, at most 4,096"),
-        (f"widths: [2, 2]\nlayers: [{{heads: [{'{}, ' * 5_000}]}}]", "5,000 heads in all layers"),
+        (f"widths: [{'2, ' * 10_000}2]", "widths: 10,001 items; at most 4,097 are allowed"),
+        (f"widths: [2, 2]\nlayers: [{{heads: [{'{}, ' * 5_000}]}}]", "layers[0].heads: 5,000 items; at most 4,096"),
+        (f"widths: [{'2, ' * 3_000}2]\nlayers: {{heads: [{{}}, {{}}]}}", "6,000 heads in all layers, at most 4,096"),
         (f"widths: [2, 2]\nname: {'x' * 1_000_001}", "a specification has at most 1,000,000"),
         ("widths: [2, 2]\nlayers: {heads: {channels: 2000000}}", "at most 1048576"),
     ],

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import flop_registry
 from kapsi.contraction import Route, check_route, describe
 from kapsi.errors import SpecError, check_integer, refuse
 from kapsi.features import Features, NormalizedFeatures
-from kapsi.function import short_form
 from kapsi.modules import Head, Layer, Model
+from kapsi.notation import short_form
 from kapsi.remainder import ZeroRemainder
 from kapsi.weights import ActingWeights
 

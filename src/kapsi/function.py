@@ -149,6 +149,17 @@ Params: TypeAlias = "Mapping[str, Param | Submodule | Params]"
 """Parameters declared by a function, by name; nested for functions made of functions."""
 
 
+def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:
+    """Yield all parameters of a nested declaration with dotted names, without those of submodules."""
+    if not isinstance(params, Mapping):
+        raise SpecError(f"expected Param, or mappings of names to Param, got {shown(params)}")
+    for name, param in params.items():
+        if isinstance(param, Param):
+            yield prefix + name, param
+        elif not isinstance(param, Submodule):
+            yield from flatten(param, f"{prefix}{name}.")
+
+
 class Tensors(typing.Protocol):
     """The tensors of a function by name, in a `Store` or a plain dictionary."""
 
@@ -315,6 +326,7 @@ def option(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    longest: int | None = None,
     read: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """Return a dataclass field for an option of a function or a specification.
@@ -322,9 +334,10 @@ def option(
     Args:
         default: value of an option left out; without a default the option is required.
         minimum, maximum: inclusive range of a number.
+        longest: most items of a list; a longer list is refused before its items are read.
         read: expands short forms before the type is checked, `(value, where) -> value`; values already read pass through.
     """
-    metadata = {"minimum": minimum, "maximum": maximum, "read": read}
+    metadata = {"minimum": minimum, "maximum": maximum, "longest": longest, "read": read}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -373,7 +386,9 @@ def _check_fields(instance: Any) -> None:
 
 
 def _coerce_field(field: dataclasses.Field[Any], kind: Any, value: Any, where: str) -> Any:
-    read = field.metadata.get("read")
+    read, longest = field.metadata.get("read"), field.metadata.get("longest")
+    if longest is not None and isinstance(value, list | tuple) and len(value) > longest:
+        raise SpecError(f"{where}: {len(value):,} items; at most {longest:,} are allowed")
     return coerce(kind, value if read is None else read(value, where), where)
 
 
@@ -559,42 +574,3 @@ def _coerce_scalar(kind: Any, value: Any, where: str) -> Any:
         if math.isfinite(number):
             return number
     return refuse(where, "a finite number" if kind is float and isinstance(value, float) else _type_name(kind), value)
-
-
-# ------------------------------------------------------------------------------------------------ notation
-
-
-def short_form(value: Any) -> str:
-    """Return a function, or plain data, in the notation of a specification on one line; options with defaults are left out.
-
-    Example:
-        >>> import kapsi as kp
-        >>> short_form(kp.Extended((kp.Taylor(3), kp.Identity())))
-        'extended(parts=[taylor(degree=3), identity])'
-        >>> short_form({"kind": "taylor", "degree": 3})
-        'taylor(degree=3)'
-    """
-    if isinstance(value, Function | Spec):
-        fields = ((f.name, getattr(value, f.name), f.default) for f in options_of(type(value)))
-        kind = {"kind": value.name} if isinstance(value, Function) else {}
-        value = {**kind, **{name: item for name, item, default in fields if item != default}}
-    if isinstance(value, Mapping):
-        if "kind" not in value:
-            return f"{{{', '.join(f'{name}: {short_form(item)}' for name, item in value.items())}}}"
-        options = ", ".join(f"{name}={short_form(item)}" for name, item in value.items() if name != "kind")
-        return f"{value['kind']}({options})" if options else str(value["kind"])
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(short_form, value))}]"
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def flatten(params: Params, prefix: str = "") -> Iterator[tuple[str, Param]]:
-    """Yield all parameters of a nested declaration with dotted names, without those of submodules."""
-    if not isinstance(params, Mapping):
-        raise SpecError(f"expected Param, or mappings of names to Param, got {shown(params)}")
-    for name, param in params.items():
-        if isinstance(param, Param):
-            yield prefix + name, param
-        elif not isinstance(param, Submodule):
-            yield from flatten(param, f"{prefix}{name}.")

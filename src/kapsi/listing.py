@@ -17,9 +17,10 @@ from typing import Any, Literal, Self, get_args, get_origin, overload
 
 from kapsi.errors import SpecError, nearest, unknown
 from kapsi.expansion.base import Expansion
-from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of, short_form
+from kapsi.function import ALIASES, ROLES, Function, Param, Params, catalogue, flatten, options_of
 from kapsi.fusion import Fusion
 from kapsi.installed import load_installed
+from kapsi.notation import short_form
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder
 from kapsi.spec import from_dict, to_dict

@@ -90,7 +90,7 @@ class LayerSpec(Spec):
         (LayerNorm(affine=False, epsilon=1e-05),)
     """
 
-    heads: tuple[HeadSpec, ...] = (HeadSpec(),)
+    heads: tuple[HeadSpec, ...] = option((HeadSpec(),), longest=MAX_HEADS)
     fusion: Fusion = Sum()
     output: tuple[Process, ...] = ()
 
@@ -125,8 +125,8 @@ class ModelSpec(Spec):
         torch.Size([5, 1])
     """
 
-    widths: tuple[int | None, ...]
-    layers: tuple[LayerSpec, ...] = (LayerSpec(),)
+    widths: tuple[int | None, ...] = option(longest=MAX_HEADS + 1)
+    layers: tuple[LayerSpec, ...] = option((LayerSpec(),), longest=MAX_HEADS)
 
     def check(self) -> None:
         count, ends = len(self.widths) - 1, (0, len(self.widths) - 1)

@@ -15,12 +15,12 @@ from kapsi.contraction import Route
 from kapsi.errors import DataError, SpecError, refuse
 from kapsi.expansion.base import Expansion
 from kapsi.features import Features, check_formed
-from kapsi.function import short_form
 from kapsi.hooks import original
 from kapsi.html import data_table, joined, tag
 from kapsi.modules.head import Head, check_dtype, check_tensor, check_width
 from kapsi.modules.layer import Layer
 from kapsi.modules.store import Seed, Store, allocate, as_generator
+from kapsi.notation import short_form
 from kapsi.spec import STANDARDIZING, HeadSpec, ModelSpec
 from kapsi.text import text_table
 

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from kapsi.errors import FileError
 from kapsi.files import locked, one_line, plain, show, sync, unlock
-from kapsi.function import short_form
+from kapsi.notation import short_form
 from kapsi.paper.experiment import Outcome, Run
 
 FORMAT = 2

@@ -17,9 +17,10 @@ from torch import Tensor
 from kapsi.errors import DataError, FileError, KapsiError, SpecError
 from kapsi.expansion.base import Expansion, common_domain
 from kapsi.files import atomic
-from kapsi.function import Function, Params, flatten, short_form
+from kapsi.function import Function, Params, flatten
 from kapsi.fusion import Fusion
 from kapsi.modules import Store
+from kapsi.notation import short_form
 from kapsi.process import Activation, Process
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder

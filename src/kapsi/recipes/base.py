@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kapsi.data.tabular.split import Splits
 from kapsi.errors import SpecError, TableError
-from kapsi.function import Function, short_form
+from kapsi.function import Function
 from kapsi.modules import Model
+from kapsi.notation import short_form
 from kapsi.recipes.widened import widened
 from kapsi.text import counted
 from kapsi.training.checkpoint import Checkpoints

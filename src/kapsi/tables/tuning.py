@@ -18,8 +18,9 @@ import numpy as np
 from kapsi.data.tabular import TableProblem
 from kapsi.errors import KapsiError, SpecError
 from kapsi.files import finite, one_line
-from kapsi.function import Function, Spec, option, short_form
+from kapsi.function import Function, Spec, option
 from kapsi.modules import Model
+from kapsi.notation import short_form
 from kapsi.recipes import Auto, HeadRecipe
 from kapsi.spec import ModelSpec, rpn, to_dict
 from kapsi.tables.configuration import RunConfig, TableConfig, outputs_of, read_problem, resolve_run
