@@ -15,6 +15,7 @@ import pytest
 
 from kapsi.data.tabular import Reading, Table, make_problem, read_batches, read_table
 from kapsi.data.tabular.encoders import Unseen
+from kapsi.data.tabular.units import to_unit
 from kapsi.errors import SpecError, TableError
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
@@ -168,7 +169,7 @@ CASES = {
         {},
         [271800.0, 29700.0],
     ),
-    "`59:30` beside `1:02:10`": (
+    "`59:30`, `9:30` beside `1:02:10`, also in a table for prediction and that of the fit": (
         csv_of(a=["59:30", "1:02:10"], y=Y[:2]),
         {},
         "'59:30' may be hours and minutes or minutes and seconds; write 59:30:00 or 0:59:30",
@@ -205,6 +206,12 @@ CASES = {
     "rows with too few or too many values": ("a,y\n1,2\n3,4,5\n", {}, "line 3 has 3 values, the header has 2"),
     "a quote that is never closed": ('a,y\n1,"x\n2,y\n3,z\n', {}, "never closed"),
     "binary data": (b"a,y\n" + bytes(200), {}, "it is no text"),
+    "`12 kg` beside `3 lb` where the fit had numbers": (
+        csv_of(a=["12 kg", "3 lb", "5 kg"], y=Y[:3]),
+        {"numeric": ["a"]},
+        "column 'a': 0 of 3 values are numbers; not: '12 kg' (row 1), '3 lb' (row 2), '5 kg' (row 3); "
+        "the units are 'kg', 'lb'; convert all values to one unit",
+    ),
     "`--numeric`, `--categorical`, `--date`": (csv_of(a=["007", "8"], y=Y[:2]), {"numeric": ["a"]}, [7.0, 8.0]),
 }
 
@@ -566,9 +573,21 @@ def test_times_of_two_parts_are_read_alike_in_all_tables(tmp_path) -> None:
     run = fitted(tmp_path, a=[f"{i}:30" for i in range(40)], y=[i + 0.5 for i in range(40)])
     assert run.predict({"a": ["20:30", "35:30"]}) == pytest.approx([20.5, 35.5], abs=0.1)
     with pytest.raises(
-        TableError, match="has numbers with the unit 's', and the table of the fit has times such as 75:30"
+        TableError, match="has numbers with the unit 's', and the table of the fit has times such as 19:30"
     ):
         run.predict({"a": ["25:20:30"] * 2})
+
+
+@pytest.mark.parametrize(("first", "then"), [("19:30", "1:20:30"), ("1:20:30", "19:30")])
+def test_times_with_and_without_seconds_are_never_mixed(tmp_path, first, then) -> None:
+    """19:30 is 70,200 seconds as hours, and 1,170 as minutes and seconds; 1:20:30 leaves the choice open."""
+    with pytest.raises(TableError, match="'19:30' may be hours and minutes or minutes and seconds; write 19:30:00 or"):
+        all_used(tmp_path, csv_of(a=[first, then], y=Y[:2]), {})
+    fitted, new = (column(read(tmp_path, csv_of(a=[word] * 2, y=Y[:2]))) for word in (first, then))
+    with pytest.raises(TableError, match=r"has times such as .*; write the times of both tables in one way"):
+        to_unit(new, fitted.unit, "a", "n.csv")
+    noon = column(read(tmp_path, csv_of(a=["2:30 pm", first], y=Y[:2])))
+    assert to_unit(new, noon.unit, "a", "n.csv") == (1.0, "")
 
 
 def test_missing_words_of_a_prediction_are_those_of_the_fit_in_all_kinds_of_tables(tmp_path) -> None:
@@ -587,6 +606,11 @@ def test_missing_words_of_a_prediction_are_those_of_the_fit_in_all_kinds_of_tabl
     fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y")), tmp_path / "typed")
     read_back = load_run(tmp_path / "typed").model.preprocessing.table_of(new, "n").columns["a"]
     assert read_back.values.tolist() == ["red", "-", None, None]
+
+
+def test_codes_and_times_of_a_repaired_file(tmp_path) -> None:
+    table = read(tmp_path, "a,b,y\n007,9:30,1\n008,8:15,2,\n")
+    assert [column(table, name).values.tolist() for name in "ab"] == [["007", "008"], [34_200.0, 29_700.0]]
 
 
 def test_decimal_commas_between_blanks(tmp_path) -> None:
@@ -608,6 +632,12 @@ def test_words_for_missing_values_leave_one_class(tmp_path) -> None:
         TableError, match=r"the one class 'EU' \(20 of 40 rows have no value; words such as NA and None count"
     ):
         used(read(tmp_path, csv_of(a=X, y=["NA", "EU"] * 20)))
+
+
+@pytest.mark.parametrize("y", [["3.5"], ["x"], ["x", ""]])
+def test_one_row_is_too_few(tmp_path, y) -> None:
+    with pytest.raises(TableError, match="1 row with a target 'y'; one row is too few, at least 4 are needed"):
+        used(read(tmp_path, csv_of(a=X[: len(y)], y=y)))
 
 
 def test_utf_32_has_the_mark_of_utf_16(tmp_path) -> None:

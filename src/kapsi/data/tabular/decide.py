@@ -20,6 +20,7 @@ from kapsi.data.tabular.numerals import (
     Numerals,
     is_number,
     read_numbers,
+    units_of,
 )
 from kapsi.data.tabular.pictures import may_be_images, read_images
 from kapsi.data.tabular.reading import Reading
@@ -29,11 +30,12 @@ from kapsi.data.tabular.types import (
     Floats,
     Kind,
     is_truth,
+    listed,
     parse_numbers,
     short,
     to_floats,
 )
-from kapsi.data.tabular.units import PAIRS, SECONDS, TIME_OF_DAY, problem_of_stated
+from kapsi.data.tabular.units import CLOCK, PAIRS, SECONDS, TIME_OF_DAY, problem_of_stated
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
@@ -270,6 +272,9 @@ class Decider:
         if signed.bare and not np.isnan(signed.values).any():
             stated = f", or --unit {short(name)}={signed.signs} takes 12 as 12{signed.signs}" if self.options else ""
             return words.other("numbers without a unit", values, f"write the unit behind all of them{stated}")
+        units = units_of(odd) if kind == "numbers" else []
+        if len(units) > 1:
+            return words.other(kind, values, f"the units are {listed(units)}; convert all values to one unit")
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
         if odd == [name]:
@@ -377,25 +382,28 @@ class Decider:
             return None
         times, example = read_times(words.known), short(words.list[0])
         paired = [word for word in words.list if re.fullmatch(r"\d+:\d\d", word)]
-        if not np.isnan(times).any():
-            reason = "times of the day, in seconds"
-            column = Column("real", words.spread(times), reason=reason, unit=TIME_OF_DAY, form={"the form": "times"})
-            if words.any_match(r"^\d+:\d+:\d[^ ]*$"):
-                column.notes = (f"column {short(words.name)} has times such as {example}; read as seconds",)
-            return column
-        alone = len(paired) == words.count
-        durations = read_durations(pc.replace_substring_regex(words.known, r"^(\d+:\d\d)$", r"\1:00"))
-        if np.isnan(durations).any():
+        # 19:30 may be minutes and seconds beside 1:20:30, but not beside 2:30 pm.
+        full, half = words.any_match(r"^\d+:\d+:\d[^ ]*$"), words.any_match("(?i)[ap]m$")
+        clock = not np.isnan(times).any()
+        seconds = times if clock else read_durations(pc.replace_substring_regex(words.known, r"^(\d+:\d\d)$", r"\1:00"))
+        if np.isnan(seconds).any():
             return None
-        if paired and not alone:
+        if 0 < len(paired) < words.count and not (clock and half):
             long = max(paired, key=lambda word: int(word.partition(":")[0]))
             text = f": {short(long)} may be hours and minutes or minutes and seconds; write {long}:00 or 0:{long}"
             return unusable(words.rows, text, words)
-        reason, unit = ("hours and minutes", PAIRS) if alone else ("durations", SECONDS)
-        column = Column("real", words.spread(durations), reason=f"{reason}, in seconds", unit=unit)
-        more = "; the model of minutes and seconds is the same" if alone else ""
-        column.notes = (f"column {short(words.name)} has {reason} such as {example}; read as seconds{more}",)
+        if clock:
+            reason, unit = "times of the day", TIME_OF_DAY if half else CLOCK if full else PAIRS
+        else:
+            reason, unit = ("hours and minutes", PAIRS) if paired else ("durations", SECONDS)
+        column = Column("real", words.spread(seconds), reason=f"{reason}, in seconds", unit=unit)
+        if full or not clock:
+            more = "; the model of minutes and seconds is the same" if paired else ""
+            has = "times" if clock else reason
+            column.notes = (f"column {short(words.name)} has {has} such as {example}; read as seconds{more}",)
         column.form = {"the form": "times"}
+        if (paired or full) and not half:
+            column.form["the form of times"] = "14:30" if paired else "14:30:00"
         return column
 
     def _dates(self, words: Words) -> Column | None:

@@ -189,11 +189,7 @@ class TextFile:
         comma = decider.decimal == "," and (self.dialect.decimal is None or self.dialect.separator == ",")
         if self.reading.decimal == "," or self.reading.thousands or comma:
             strings = set(which)
-        try:
-            table, stream = self._arrow(which, strings, self.dialect)
-        except (pa.ArrowInvalid, pa.ArrowCapacityError):
-            # Trailing separators, comments between the rows, blank lines; the csv module also reports the line of an error.
-            table, stream = self._arrow(which, strings, self.dialect, plain=False)
+        table, stream = self._arrow_or_repaired(which, strings)
         if any(map(_is_binary, table.columns)):
             raise pa.ArrowInvalid("invalid UTF8")
         self._check_quotes(table, stream)
@@ -202,6 +198,8 @@ class TextFile:
         columns = list(table.columns)
         if stream.zeros or stream.plus or any(map(_has_huge, columns)):
             columns = self._with_codes(columns, which)
+        if any(map(_is_time, columns)):
+            columns = self._with_times(columns, which)
         typed = [decider.column(name, column) for name, column in zip(names, columns, strict=True)]
         return typed, stream.digest.hexdigest(), decider
 
@@ -211,7 +209,7 @@ class TextFile:
 
         real = any(pa.types.is_floating(column.type) for column in table.columns)
         if real and decider.grouped:
-            table, _ = self._arrow(which, which, self.dialect, plain=self.dialect.plain)
+            table, _ = self._arrow_or_repaired(which, which)
         if plus:  # Arrow reads +5 as a real number
             return table, self.with_mark(decider)
         marks = {"."} if real and not decider.grouped else set()
@@ -220,6 +218,16 @@ class TextFile:
                 for chunk in column.chunks:
                     marks |= decimal_marks(chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk)
         return table, replace(decider, decimal=marks.pop() if len(marks) == 1 else None)
+
+    def _arrow_or_repaired(self, which: Sequence[int], strings: Collection[int]) -> tuple[Any, TextStream]:
+        """Return columns as `_arrow`, by way of the csv module for an irregular layout."""
+        import pyarrow as pa
+
+        try:
+            return self._arrow(which, strings, self.dialect)
+        except (pa.ArrowInvalid, pa.ArrowCapacityError):
+            # Trailing separators, comments between the rows, blank lines; the csv module also reports the line of an error.
+            return self._arrow(which, strings, self.dialect, plain=False)
 
     def _arrow(
         self, which: Sequence[int], strings: Collection[int], dialect: Dialect, *, plain: bool = True
@@ -280,7 +288,7 @@ class TextFile:
         integers = [i for i, column in enumerate(columns) if whole(column)]
         if integers:
             again = [which[i] for i in integers]
-            table, _ = self._arrow(again, again, self.dialect, plain=self.dialect.plain)
+            table, _ = self._arrow_or_repaired(again, again)
             for i, strings in zip(integers, table.columns, strict=True):
                 words = pa.chunked_array([chunk.dictionary for chunk in strings.chunks])
                 if pc.any(
@@ -290,6 +298,21 @@ class TextFile:
                 ).as_py():
                     columns[i] = strings
         return columns
+
+    def _with_times(self, columns: list[Any], which: Sequence[int]) -> list[Any]:
+        """Return the columns; times become strings, since Arrow reads 19:30 beside 01:20:30 without a doubt."""
+        times = [i for i, column in enumerate(columns) if _is_time(column)]
+        again = [which[i] for i in times]
+        table, _ = self._arrow_or_repaired(again, again)
+        found = dict(zip(times, table.columns, strict=True))
+        return [found.get(i, column) for i, column in enumerate(columns)]
+
+
+def _is_time(column: Any) -> bool:
+    """Return whether Arrow found times of the day in a column."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_time(column.type))
 
 
 def _is_binary(column: Any) -> bool:

@@ -15,6 +15,7 @@ from kapsi.data.tabular.types import Floats, parse_numbers
 CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
 SIGN = f"[{re.escape(CURRENCIES)}]|{CODES}"
+SYMBOLS = re.escape(f"{CURRENCIES}%°/²³")
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"
 LEAST_WITH_UNIT = 20
@@ -116,6 +117,20 @@ class Numbers:
 def is_number(word: str) -> bool:
     """Return whether a word is a number with some decimal mark and separator of thousands."""
     return any(re.match(way.pattern(), word) for way in WAYS)
+
+
+def units_of(words: Iterable[str]) -> list[str]:
+    """Return the different signs before or behind the numbers of some words; empty unless all are numbers with a sign.
+
+    Example:
+        >>> units_of(["12 kg", "3 lb", "4.5kg"]), units_of(["12 kg", "many"])
+        (['kg', 'lb'], [])
+    """
+    before, number, after = rf"(?:{SIGN})[{BLANK}]?", r"[+-]?[0-9.,]*[0-9]", rf"[{BLANK}]?([^\W\d_]|[{SYMBOLS}]){{1,8}}"
+    pattern = re.compile(rf"(?P<before>{before})?{number}(?P<after>{after})?")
+    parts = [pattern.fullmatch(word) for word in words]
+    found = [((part["before"] or "") + (part["after"] or "")).strip() if part else "" for part in parts]
+    return list(dict.fromkeys(found)) if all(found) else []
 
 
 def decimal_mark(words: Iterable[str]) -> str | None:

@@ -282,6 +282,8 @@ def _rows_with_targets(table: Table, targets: Sequence[str], strict: bool, notes
             rows = f"{count} of {table.rows} rows, first in row {first}"
             reject(table.name, f"the target {target} is missing in {rows}; fill them in, or allow dropping them")
         notes.append(f"dropped {count} of {table.rows} rows without a target {target} (first: row {first})")
+    if table.rows - missing.sum() == 1:
+        reject(table.name, f"1 row with a target {target}; one row is too few, at least 4 are needed")
     return np.flatnonzero(~missing).astype(np.int64)
 
 

@@ -9,17 +9,21 @@ from kapsi.data.tabular.types import Column, short, table_error
 
 SECONDS = "s"
 TIME_OF_DAY = "time of the day"
+CLOCK = "hours, minutes and seconds"
+"""The unit of times such as 1:20:30, of the day or durations, in seconds."""
 PAIRS = "hours and minutes"
-"""The unit of times such as 75:30, in seconds; they may be minutes and seconds, the model is the same."""
+"""The unit of times such as 19:30, in seconds; they may be minutes and seconds, the model is the same."""
+TIMES = {TIME_OF_DAY: "times of the day", CLOCK: "times such as 1:20:30", PAIRS: "times such as 19:30"}
 NONE = "1"
 """The stated unit of numbers without a unit, such as fractions beside percentages."""
 FACTORS = {("%", NONE): 100.0, (NONE, "%"): 0.01, **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()}}
 """Factor from a unit (second) to the unit of the fit (first)."""
-EQUAL = ({TIME_OF_DAY, SECONDS}, {TIME_OF_DAY, PAIRS}, {"", NONE}, {SUFFIXED, "", NONE})
+EQUAL = ({TIME_OF_DAY, CLOCK, SECONDS}, {TIME_OF_DAY, PAIRS}, {"", NONE}, {SUFFIXED, "", NONE})
 """Units of equal numbers: K, M and B are multiplied on reading."""
 REMEDIES = {
     "%": "--unit {name}=% takes 12 as 12%, --unit {name}=1 takes 0.12 as 12%",
     TIME_OF_DAY: "write times as 14:30, or --unit {name}=s takes the numbers as seconds",
+    CLOCK: "write times as 1:20:30, or --unit {name}=s takes the numbers as seconds",
     PAIRS: "write times as 14:30",
     **{letter: f"--unit {{name}}={letter} takes 12 as 12{letter}" for letter in MULTIPLES},
 }
@@ -54,7 +58,10 @@ def to_unit(column: Column, unit: str, name: str, where: str) -> tuple[float, st
         why = f"read in {short(unit)}, the unit of the table of the fit"
         return 1.0, f"column {short(name)} has numbers without a unit; {why}"
     has, needs = (described(text) for text in (given, unit))
-    remedy = REMEDIES[unit].format(name=short(name)) if given in ("", NONE) else "convert the numbers"
+    remedy = (
+        "write the times of both tables in one way" if {given, unit} <= {*TIMES, SECONDS} else "convert the numbers"
+    )
+    remedy = REMEDIES[unit].format(name=short(name)) if given in ("", NONE) else remedy
     raise table_error(where, f"column {short(name)} has {has}, and the table of the fit has {needs}; {remedy}")
 
 
@@ -65,8 +72,8 @@ def described(unit: str) -> str:
         >>> described("$"), described(""), described(TIME_OF_DAY)
         ("numbers with the unit '$'", 'numbers without a unit', 'times of the day')
     """
-    if unit in (TIME_OF_DAY, PAIRS):
-        return "times of the day" if unit == TIME_OF_DAY else "times such as 75:30"
+    if unit in TIMES:
+        return TIMES[unit]
     return "numbers without a unit" if unit in ("", NONE) else f"numbers with the unit {short(unit)}"
 
 
@@ -77,7 +84,7 @@ def label(unit: str) -> str:
         >>> label("$"), label(TIME_OF_DAY), label("1")
         ('$', 's', '')
     """
-    return {TIME_OF_DAY: SECONDS, PAIRS: SECONDS, SUFFIXED: "", NONE: ""}.get(unit, unit)
+    return SECONDS if unit in TIMES else {SUFFIXED: "", NONE: ""}.get(unit, unit)
 
 
 def shared_unit(units: Sequence[str]) -> str:
