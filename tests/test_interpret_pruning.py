@@ -197,3 +197,12 @@ def test_targets_of_estimators_are_checked() -> None:
             kp.interpret.prune(fitted, (x, y), edges=0)
     with pytest.raises(kp.DataError, match="expected at least 2 rows, got 1"):
         kp.interpret.prune(fitted, (x[:1], labels[:1]), edges=0)
+
+
+def test_integer_targets_are_values_of_a_loss_of_values() -> None:
+    x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
+    model = kp.Model(kp.rpn([1, 1], "identity"), seed=0, dtype=torch.float64)
+    losses = [kp.interpret.prune(model, (x, y), inputs=0.1, loss="mse").before for y in ([1, 0, 2], [1.0, 0.0, 2.0])]
+    assert losses[0] == losses[1]
+    with pytest.raises(kp.SpecError, match="cross_entropy needs one output per class"):
+        kp.interpret.prune(model, (x, [1, 0, 2]), inputs=0.1)

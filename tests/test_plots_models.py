@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -77,6 +79,16 @@ def test_areas_are_those_of_scikit_learn() -> None:
         kp.plots.roc([1, 1], [0.5, 0.6])
 
 
+@pytest.mark.parametrize("labels", [(-1, 1), (False, True), ("ham", "spam"), (1, 2)])
+def test_the_larger_label_is_the_positive_class(labels: tuple[object, object]) -> None:
+    y = [labels[int(hit)] for hit in Y]
+    area = f"AUC {roc_auc_score(Y, P):.4f}"
+    assert kp.plots.roc(y, P).get_title() == kp.plots.roc(np.array(y), P).get_title() == area
+    assert kp.plots.roc(y, 1 - P, positive=labels[0]).get_title() == area
+    shares = kp.plots.calibration(y, P).lines[1].get_ydata()
+    assert list(shares) == list(kp.plots.calibration(Y, P).lines[1].get_ydata())
+
+
 def test_learning_curves_are_losses() -> None:
     names = Epoch._fields
     records = [Epoch(**{**dict.fromkeys(names, 0), "loss": loss, "validation_loss": 2 * loss}) for loss in (1.0, 0.5)]
@@ -133,8 +145,8 @@ def test_errors_of_pictures_name_the_value() -> None:
     nan = float("nan")
     with pytest.raises(kp.DataError, match="roc: the values must be finite"):
         kp.plots.roc([0, 1, 1], [0.1, nan, 0.4])
-    with pytest.raises(kp.DataError, match="expected y of 0 and 1, whether a row is of the class, got 2"):
-        kp.plots.precision_recall([1, 2, 2], [0.1, 0.2, 0.4])
+    with pytest.raises(kp.DataError, match="expected y of two labels, got 3: 1, 2, 3, …; name one with positive="):
+        kp.plots.precision_recall([1, 2, 3], [0.1, 0.2, 0.4])
     with pytest.raises(kp.DataError, match="expected probabilities from 0 to 1, got -1 to 9"):
         kp.plots.calibration([0, 1], [-1, 9])
     head = kp.Head(4, 2, kp.HeadSpec(kp.Chebyshev(2)), seed=0)
@@ -160,3 +172,31 @@ def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
     axes = kp.plots.network(model, torch.rand(5, 2), names=["$x^$", "price ($)"])
     axes.figure.savefig(tmp_path / "network.svg")
     assert "$x^$" in (tmp_path / "network.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: kp.plots.roc(Y, P, ax=3), r"plots\(ax\): expected axes of matplotlib.*, got 3"),
+        (lambda: kp.plots.function(kp.Taylor(2), ax="x"), r"plots\(ax\): expected axes of matplotlib.*, got 'x'"),
+        (lambda: kp.plots.network(kp.Model(kp.rpn([2, 1], "identity")), ROWS, names=5), r"network\(names\).*, got 5"),
+        (lambda: kp.plots.confusion_matrix(None, [1]), "confusion_matrix: expected y as a label for each row"),
+        (lambda: kp.plots.learning_curves(None), "learning_curves: expected records of epochs.*, got None"),
+        (lambda: kp.plots.learning_curves([1]), "learning_curves: expected records of epochs.*, got 1"),
+        (lambda: kp.plots.importances(5), "importances: expected importances of columns.*, got 5"),
+        (lambda: kp.plots.effect({}), r"effect: expected an effect of a column.*, got \{\}"),
+        (lambda: kp.plots.pair_effect(None), "pair_effect: expected an interaction.*, got None"),
+        (lambda: kp.plots.roc(Y, P, positive="x"), r"roc\(positive\): expected one of the labels .*, got 'x'"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(draw: Any, message: str) -> None:
+    with pytest.raises(kp.DataError, match=message):
+        draw()
+
+
+def test_a_network_takes_arrays_and_frames() -> None:
+    model = kp.Model(kp.rpn([2, 1], kp.Chebyshev(3)), seed=0)
+    widths = [line.get_linewidth() for line in kp.plots.network(model, ROWS).lines]
+    array = ROWS.numpy()
+    for rows in (array, pyarrow.table({"a": array[:, 0], "b": array[:, 1]})):
+        assert [line.get_linewidth() for line in kp.plots.network(model, rows).lines] == pytest.approx(widths)

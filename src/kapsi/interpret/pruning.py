@@ -126,7 +126,11 @@ def prune(
     task = model_rows(model, data, "prune")
     criterion = _loss(loss, task.y)
     if task.y is not None:
-        criterion.check_targets(task.y, task.model.out_features, "prune")
+        y = task.y
+        if not (criterion.classes or y.is_floating_point()):  # integers as values
+            y = y.to(task.x.dtype).reshape(len(y), -1)
+            task = dataclasses.replace(task, y=y)
+        criterion.check_targets(y, task.model.out_features, "prune")
     if fine_tune is not None and task.y is None:
         raise DataError("prune(fine_tune): fine-tuning needs targets; give the data as (x, y)")
     fixed = coerce(bool, fixed, "prune(fixed)")

@@ -59,7 +59,7 @@ def model_rows(model: Any, data: Any, where: str) -> ModelRows:
     if isinstance(model, Model):
         if rows is None:
             raise DataError(f"{where}: a model needs data, rows x or (x, y)")
-        x = checked_rows(model, as_dense(rows, "inputs", where), where, least=2)
+        x = checked_rows(model, rows, where, least=2)
         target = None if y is None else as_dense(y, "targets", where).to(x.device)
         if target is not None and len(target) != len(x):
             raise DataError(f"{where}: {counted(len(x), 'row')} of inputs and {len(target)} of targets")

@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from kapsi.arrays import wider_dtype
+from kapsi.arrays import as_dense, wider_dtype
 from kapsi.contraction import Route
 from kapsi.errors import DataError, SpecError, refuse
 from kapsi.expansion.base import Expansion
@@ -309,11 +309,10 @@ def trained_count(model: nn.Module) -> int:
 
 
 def checked_rows(model: Any, x: Any, where: str, least: int = 1) -> Tensor:
-    """Return at least `least` input rows in the type and on the device of a model."""
+    """Return at least `least` rows of a tensor, array or frame in the type and on the device of a model."""
     if not isinstance(model, Model):
         raise SpecError(f"{where}: expected a kapsi Model, got {type(model).__name__}")
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
-        raise DataError(f"{where}: expected inputs as a dense floating-point tensor, got {type(x).__name__}")
+    x = as_dense(x, "inputs", where)
     if x.dim() != 2 or x.shape[1] != model.in_features or len(x) < least:
         size = "" if least == 1 else f" with at least {least} rows"
         raise DataError(f"{where}: expected inputs of shape (rows, {model.in_features}){size}, got {tuple(x.shape)}")
@@ -322,5 +321,7 @@ def checked_rows(model: Any, x: Any, where: str, least: int = 1) -> Tensor:
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise SpecError(f"{where}: the model is on the meta device and has no values")
-    like = next((tensor for tensor in tensors if tensor.is_floating_point()), x)
+    like = next(
+        (tensor for tensor in tensors if tensor.is_floating_point()), x.new_empty(0, dtype=torch.get_default_dtype())
+    )
     return x.to(like.device, like.dtype)

@@ -21,6 +21,7 @@ from kapsi.function import Function, Params, flatten
 from kapsi.fusion import Fusion
 from kapsi.modules import Store
 from kapsi.notation import short_form
+from kapsi.plots.arguments import check_axes
 from kapsi.process import Activation, Process
 from kapsi.reconciliation.base import Reconciliation
 from kapsi.remainder import Remainder
@@ -344,6 +345,7 @@ def function(instance: Function, ax: Axes | None = None) -> Figure:
         ('x', True)
     """
     matplotlib = _matplotlib()
+    check_axes(ax)
     shown = picture(instance)
     with matplotlib.rc_context(STYLE):
         if isinstance(shown, Curves):

@@ -14,6 +14,7 @@ from kapsi.arrays import as_dense
 from kapsi.errors import DataError, check_integer, refuse
 from kapsi.interpret.edges import Edges
 from kapsi.modules import Head
+from kapsi.plots.arguments import check_kind
 from kapsi.plots.models import ACCENT, MOST_POINTS, SOFT, drawn
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["edge", "expansion_images", "weight_images"]
 
+A_HEAD = "a head, such as model.layers[0].heads[0]"
 MAX_WEIGHTS = 2**27
 """Largest number of entries of a ψ(w) that is materialized for a picture: half a GiB."""
 
@@ -46,8 +48,7 @@ def edge(layer: Edges, output: int = 0, input: int = 0, ax: Axes | None = None) 
         >>> kp.plots.edge(first, output=2, input=1).get_ylabel()
         'φ of output 2'
     """
-    if not isinstance(layer, Edges):
-        refuse("edge", "edges of one layer, such as kp.interpret.edge_functions(model, x)[0]", layer, DataError)
+    check_kind("edge", layer, Edges, "edges of one layer, such as kp.interpret.edge_functions(model, x)[0]")
     _, outputs, inputs = layer.values.shape
     output = check_integer("edge(output)", output, 0, outputs - 1, error=DataError)
     input = check_integer("edge(input)", input, 0, inputs - 1, error=DataError)
@@ -88,7 +89,7 @@ def expansion_images(
         >>> kp.plots.expansion_images(head, torch.rand(64), (8, 8)).get_title()
         'κ(x): 3 images'
     """
-    _check_head("expansion_images", head)
+    check_kind("expansion_images", head, Head, A_HEAD)
     pixels = as_dense(image, "pixels", "expansion_images").reshape(1, -1)
     with evaluating(head):
         columns = head.expand(pixels).dense()[0]
@@ -118,7 +119,7 @@ def weight_images(
         >>> kp.plots.weight_images(head, (8, 8), output=4).get_title()
         'ψ(w), output 4: 3 images'
     """
-    _check_head("weight_images", head)
+    check_kind("weight_images", head, Head, A_HEAD)
     output = check_integer("weight_images(output)", output, 0, head.out_features - 1, error=DataError)
     channel = check_integer("weight_images(channel)", channel, 0, head.spec.channels - 1, error=DataError)
     size = head.spec.channels * head.out_features * math.prod(head.factors)
@@ -127,11 +128,6 @@ def weight_images(
     with evaluating(head):
         row = head.weights().dense()[channel, output]
     return _montage("weight_images", f"ψ(w), output {output}", row, shape, ax, most)
-
-
-def _check_head(where: str, head: Any) -> None:
-    if not isinstance(head, Head):
-        refuse(where, "a head, such as model.layers[0].heads[0]", head, DataError)
 
 
 @contextlib.contextmanager

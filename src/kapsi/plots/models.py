@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.arrays import as_dense
 from kapsi.errors import DataError, check_integer
+from kapsi.interpret.effect import Effect
+from kapsi.interpret.importance import Importance, PairEffect
+from kapsi.plots.arguments import (
+    check_axes,
+    check_kind,
+    check_kinds,
+    check_labels,
+    check_names,
+    check_pair,
+    check_positive,
+)
 from kapsi.plots.catalogue import STYLE, _figure, _matplotlib
 from kapsi.plots.curves import above_thresholds, average_precision, reliability, roc_area
 from kapsi.training.logs import read_epochs
@@ -20,9 +30,7 @@ from kapsi.training.run_folder import read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from torch import Tensor
 
-    from kapsi.interpret import Effect, Importance, PairEffect
     from kapsi.modules import Model
 
 __all__ = [
@@ -47,6 +55,7 @@ MOST_NODES = 40
 def drawn(ax: Axes | None, draw: Callable[[Any], None], size: tuple[float, float] = (5.0, 3.2)) -> Axes:
     """Draw on given or new axes, in the style of kapsi."""
     matplotlib = _matplotlib()
+    check_axes(ax)
     with matplotlib.rc_context(STYLE):
         axes = _figure(matplotlib, 1, size)[0] if ax is None else ax
         draw(axes)
@@ -72,6 +81,7 @@ def effect(shown: Effect, ax: Axes | None = None) -> Axes:
         >>> kp.plots.effect(effects["x1"]).get_xlabel()
         'x1'
     """
+    check_kind("effect", shown, Effect, "an effect of a column, such as kp.interpret.effects(model, x)['x1']")
     return drawn(ax, lambda axes: _levels(axes, shown) if shown.levels else _curve(axes, shown))
 
 
@@ -123,6 +133,7 @@ def pair_effect(shown: PairEffect, ax: Axes | None = None, *, output: int = 0) -
         ax: axes to draw on; None for a new figure.
         output: position of the output.
     """
+    check_kind("pair_effect", shown, PairEffect, "an interaction, such as kp.interpret.interactions(model, x)[0]")
     output = check_integer("pair_effect(output)", output, 0, len(shown.outputs) - 1, error=DataError)
 
     def draw(axes: Any) -> None:
@@ -158,7 +169,9 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
         ax: axes to draw on; None for a new figure.
         most: maximum number of columns.
     """
-    bars = list(shown[: check_integer("importances(most)", most, 1, error=DataError)])[::-1]
+    most = check_integer("importances(most)", most, 1, error=DataError)
+    wanted = "importances of columns, such as kp.interpret.importances(model, x)"
+    bars = check_kinds("importances", shown, Importance, wanted)[:most][::-1]
 
     def draw(axes: Any) -> None:
         axes.barh([_plain(one.column) for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)
@@ -167,12 +180,12 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
     return drawn(ax, draw, (5.0, 0.8 + 0.28 * len(bars)))
 
 
-def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[str] | None = None) -> Axes:
+def network(model: Model, x: Any, ax: Axes | None = None, *, names: Sequence[str] | None = None) -> Axes:
     """Draw the nodes and edges of a model of univariate functions; the width of an edge is its importance.
 
     Args:
         model: see `kapsi.interpret.edge_functions`.
-        x: inputs whose `kapsi.interpret.attribution` is drawn, at least two rows.
+        x: inputs whose `kapsi.interpret.attribution` is drawn, a tensor, array or frame of at least two rows.
         ax: axes to draw on; None for a new figure.
         names: names of the inputs; None for x1, x2, ….
 
@@ -192,13 +205,11 @@ def network(model: Model, x: Tensor, ax: Axes | None = None, *, names: Sequence[
         1 if model.standardized else 0 :
     ]
     counts = [shares[0].shape[1], *(edges.shape[0] for edges in shares)]
-    shown = [f"x{i + 1}" for i in range(counts[0])] if names is None else list(map(_plain, names))
+    shown = list(map(_plain, check_names("network", names, counts[0])))
     if max(counts) > MOST_NODES:
         raise DataError(
             f"network: a layer has {max(counts)} nodes, at most {MOST_NODES} are drawn; prune the model first"
         )
-    if len(shown) != counts[0]:
-        raise DataError(f"network: expected {counts[0]} names, got {len(shown)}")
     place = [(np.arange(count) + 0.5) / count for count in counts]
 
     def draw(axes: Any) -> None:
@@ -233,7 +244,7 @@ def residuals(y: npt.ArrayLike, predicted: npt.ArrayLike, ax: Axes | None = None
     Raises:
         DataError: different numbers of rows.
     """
-    target, p = _pair(y, predicted, "residuals")
+    target, p = check_pair("residuals", y, predicted)
 
     def draw(axes: Any) -> None:
         axes.scatter(p[:MOST_POINTS], (target - p)[:MOST_POINTS], s=8, color=ACCENT, alpha=0.5, linewidths=0)
@@ -243,19 +254,22 @@ def residuals(y: npt.ArrayLike, predicted: npt.ArrayLike, ax: Axes | None = None
     return drawn(ax, draw)
 
 
-def calibration(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None, *, bins: int = 10) -> Axes:
+def calibration(
+    y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None, *, positive: Any = None, bins: int = 10
+) -> Axes:
     """Draw the observed share of a class against its predicted probability, in bins of equal width.
 
     Args:
-        y: whether a row is of the class, (rows,).
-        probability: predicted probability of the class, (rows,).
+        y: labels of two classes, (rows,): 0 and 1, −1 and 1, booleans or strings.
+        probability: predicted probability of the positive class, (rows,).
         ax: axes to draw on; None for a new figure.
+        positive: label of the positive class; None: the larger of the two.
         bins: number of bins.
 
     Raises:
-        DataError: different numbers of rows, other targets than 0 and 1, or probabilities outside of 0 to 1.
+        DataError: different numbers of rows, more labels, or probabilities outside of 0 to 1.
     """
-    hit, p = _hits(y, probability, "calibration")
+    hit, p = check_positive("calibration", y, probability, positive)
     if p.min() < 0 or p.max() > 1:
         raise DataError(f"calibration: expected probabilities from 0 to 1, got {p.min():g} to {p.max():g}")
     bins = check_integer("calibration(bins)", bins, 1, MOST_POINTS, error=DataError)
@@ -278,15 +292,17 @@ def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None
         ax: axes to draw on; None for a new figure.
 
     Raises:
-        DataError: different numbers of rows.
+        DataError: different numbers of rows, or labels of several types.
     """
-    true, chosen = list(y), list(predicted)
-    if len(true) != len(chosen) or not true:
+    given = {"y": y, "predicted": predicted}
+    true, chosen = (check_labels("confusion_matrix", name, values).tolist() for name, values in given.items())
+    if len(true) != len(chosen):
         raise DataError(f"confusion_matrix: expected equally many labels, got {len(true)} and {len(chosen)}")
-    labels = sorted({*true, *chosen}, key=str)
-    code = {label: i for i, label in enumerate(labels)}
+    labels, codes = np.unique(
+        check_labels("confusion_matrix", "y with predicted", [*true, *chosen]), return_inverse=True
+    )
     counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(counts, ([code[a] for a in true], [code[b] for b in chosen]), 1)
+    np.add.at(counts, (codes[: len(true)], codes[len(true) :]), 1)
 
     def draw(axes: Any) -> None:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -301,18 +317,24 @@ def confusion_matrix(y: Sequence[Any], predicted: Sequence[Any], ax: Axes | None
     return drawn(ax, draw, (side, side))
 
 
-def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
+def roc(y: npt.ArrayLike, scores: npt.ArrayLike, ax: Axes | None = None, *, positive: Any = None) -> Axes:
     """Draw the true positive rate against the false positive rate over all thresholds; the title has the area.
 
     Args:
-        y: whether a row is of the class, (rows,).
-        probability: predicted probability of the class, (rows,).
+        y: labels of two classes, (rows,): 0 and 1, −1 and 1, booleans or strings.
+        scores: numbers that grow with the probability of the positive class, (rows,).
         ax: axes to draw on; None for a new figure.
+        positive: label of the positive class against all others; None: the larger of two, as in scikit-learn.
 
     Raises:
-        DataError: different numbers of rows, or rows of a single class.
+        DataError: different numbers of rows, more labels, or rows of a single class.
+
+    Example:
+        >>> import kapsi as kp
+        >>> kp.plots.roc(["no", "yes", "yes"], [0.1, 0.3, 0.8]).get_title()
+        'AUC 1.0000'
     """
-    true, false = _counts(y, probability, "roc")
+    true, false = _counts("roc", y, scores, positive)
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color=SOFT, linewidth=0.8, linestyle="--")
@@ -323,16 +345,16 @@ def roc(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) ->
     return drawn(ax, draw, (3.6, 3.4))
 
 
-def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | None = None) -> Axes:
+def precision_recall(y: npt.ArrayLike, scores: npt.ArrayLike, ax: Axes | None = None, *, positive: Any = None) -> Axes:
     """Draw precision against recall over all thresholds; the title has the average precision.
 
     Args:
-        y, probability, ax: see `roc`.
+        y, scores, ax, positive: see `roc`.
 
     Raises:
-        DataError: different numbers of rows, or rows of a single class.
+        DataError: different numbers of rows, more labels, or rows of a single class.
     """
-    true, false = _counts(y, probability, "precision_recall")
+    true, false = _counts("precision_recall", y, scores, positive)
     precision, recall = true[1:] / (true[1:] + false[1:]), true[1:] / true[-1]
 
     def draw(axes: Any) -> None:
@@ -344,30 +366,12 @@ def precision_recall(y: npt.ArrayLike, probability: npt.ArrayLike, ax: Axes | No
     return drawn(ax, draw, (3.6, 3.4))
 
 
-def _pair(y: npt.ArrayLike, other: npt.ArrayLike, where: str) -> tuple[Any, Any]:
-    first, second = (as_dense(values, "values", where).double().cpu().numpy().ravel() for values in (y, other))
-    if len(first) != len(second) or not len(first):
-        raise DataError(f"{where}: expected two arrays of equal length, got {len(first)} and {len(second)} values")
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise DataError(f"{where}: the values must be finite; drop the rows with NaN")
-    return first, second
-
-
-def _hits(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
-    """Return whether each row is of the class, and the probabilities."""
-    hit, p = _pair(y, probability, where)
-    if not np.isin(hit, (0, 1)).all():
-        value = hit[~np.isin(hit, (0, 1))][0]
-        raise DataError(f"{where}: expected y of 0 and 1, whether a row is of the class, got {value:g}; use y == label")
-    return hit, p
-
-
-def _counts(y: npt.ArrayLike, probability: npt.ArrayLike, where: str) -> tuple[Any, Any]:
-    """Return numbers of rows of the class and of other rows with at least each probability, from none to all."""
-    hit, p = _hits(y, probability, where)
+def _counts(where: str, y: Any, scores: Any, positive: Any) -> tuple[Any, Any]:
+    """Return numbers of rows of the class and of other rows with at least each score, from none to all."""
+    hit, score = check_positive(where, y, scores, positive)
     if hit.min() == hit.max():
         raise DataError(f"{where}: all rows are of one class; give rows of the class and others")
-    return above_thresholds(hit, p)[:2]
+    return above_thresholds(hit, score)[:2]
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -386,7 +390,8 @@ def learning_curves(epochs: str | Path | Iterable[Epoch], ax: Axes | None = None
     if isinstance(epochs, str | Path):
         records = read_epochs(read_run(epochs, ("metrics.jsonl",))[1].get("metrics.jsonl", b""))
     else:
-        records = list(epochs)
+        wanted = "records of epochs, such as kp.fit(…) returns, or a run folder"
+        records = check_kinds("learning_curves", epochs, Epoch, wanted)
     losses, validation = [one.loss for one in records], [one.validation_loss for one in records]
     if not losses:
         raise DataError(

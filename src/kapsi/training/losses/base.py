@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kapsi.errors import DataError, SpecError, attempt
 from kapsi.function import Function, catalogue
+from kapsi.text import counted
 
 
 def columns_of(target: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class Loss(Function, role="loss"):
         if target.shape[1:] not in ((columns,), *([()] if columns == 1 else [])):
             shapes = f"(rows, {columns})" + (" or (rows,)" if columns == 1 else "")
             raise DataError(
-                f"{where}: the model has {outputs} outputs, and {self.name} needs targets of shape {shapes}; "
+                f"{where}: the model has {counted(outputs, 'output')}, and {self.name} needs targets of shape {shapes}; "
                 f"got targets of shape {tuple(target.shape)}"
             )
         if not bool(torch.isfinite(target).all()):
@@ -190,7 +191,8 @@ class Loss(Function, role="loss"):
                 return
             values += f" from {low} to {high}"
         raise DataError(
-            f"{where}: class labels are integers from 0 to {count - 1} (int64), one per row, for {outputs} outputs; got {values}"
+            f"{where}: class labels are integers from 0 to {count - 1} (int64), one per row, "
+            f"for {counted(outputs, 'output')}; got {values}"
         )
 
     @classmethod
