@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.expansion import Nystrom, TreeLeaves
+from kapsi.expansion import LogCountScale, Nystrom, TreeLeaves
 from kapsi.recipes import mixture
 
 X = torch.rand(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -38,6 +38,15 @@ def test_heads_with_equal_expansions_and_other_tensors_keep_their_own(name) -> N
     again = kp.Model(both.spec, dtype=torch.float64)
     again.load_state_dict(both.state_dict())
     assert torch.equal(again(X), both(X))
+
+
+def test_heads_of_texts_with_other_scales_take_sparse_rows() -> None:
+    """As heads fitted on different rows have them."""
+    parts = [model(kp.HeadSpec(LogCountScale(), bias=True), seed) for seed in range(2)]
+    for part, scale in zip(parts, (1.0, 2.0), strict=True):
+        part.layers[0].heads[0].assign("expansion", scale=torch.full((3,), scale, dtype=torch.float64))
+    both = mixture(parts, [1.0, 1.0])
+    assert torch.allclose(both(X.to_sparse_csr()), parts[0](X) + parts[1](X))
 
 
 def test_a_sum_of_a_sum_is_a_sum() -> None:

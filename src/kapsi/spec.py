@@ -14,8 +14,8 @@ from kapsi.files import atomic, plain
 from kapsi.function import Function, Spec, coerce, option, options_of
 from kapsi.fusion import Fusion, Sum
 from kapsi.process import Affine, Process
-from kapsi.reconciliation import Dense, Eye, Reconciliation
-from kapsi.remainder import Remainder, ZeroRemainder
+from kapsi.reconciliation import Dense, Eye, Reconciliation, ZeroReconciliation
+from kapsi.remainder import IdentityRemainder, Remainder, ZeroRemainder
 
 Init: TypeAlias = Literal["smooth", "measured", "xavier_uniform", "xavier_normal", "kaiming_uniform", "fan_out"]
 """Rules of initial values; see `HeadSpec`."""
@@ -97,6 +97,11 @@ class LayerSpec(Spec):
     def check(self) -> None:
         if not self.heads:
             raise SpecError("LayerSpec(heads=()): at least one head is needed")
+
+
+def passing(*output: Process) -> LayerSpec:
+    """Return a layer y = 0 + x with processing: later layers receive the processed inputs, remainders too."""
+    return LayerSpec((HeadSpec(Identity(), ZeroReconciliation(), IdentityRemainder()),), output=output)
 
 
 STANDARDIZING = LayerSpec((HeadSpec(Identity(), Eye()),), output=(Affine(),))

@@ -69,6 +69,9 @@ class Processed(Expansion, name="processed"):
     def inner_processes(self) -> tuple[Process, ...]:
         return (*self.before, *self.expansion.inner_processes(), *self.after)
 
+    def takes_sparse(self) -> bool:
+        return not self.before and not self.after and self.expansion.takes_sparse()
+
     def factors(self, in_features: int) -> tuple[int, int]:
         q, t = self.expansion.factors(in_features)
         if len(self.after) > folds(self.after):

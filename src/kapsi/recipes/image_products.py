@@ -13,7 +13,7 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from kapsi.expansion import Identity, Taylor
+from kapsi.expansion import Taylor
 from kapsi.function import option
 from kapsi.hidden_layers import Layers
 from kapsi.modules import Model
@@ -22,9 +22,8 @@ from kapsi.recipes.base import CrossFit, Fold, RecipeData, held_out_scores
 from kapsi.recipes.image_linear import ImageHead, channel_scale, of_images
 from kapsi.recipes.mixture import mixture
 from kapsi.reconciliation import KhatriRao
-from kapsi.reconciliation.dense import ZeroReconciliation
-from kapsi.remainder import IdentityRemainder, LinearRemainder
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.remainder import LinearRemainder
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, passing
 from kapsi.training.augmentation import augmented, flipped, moved, shifted
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
@@ -170,9 +169,8 @@ class ImageProductsHead(ImageHead, name="image_products"):
                 return LayerSpec((head,))
             return LayerSpec((head,), output=(BatchNorm(), *([Dropout(p)] if dropout else [])))
 
-        same = HeadSpec(Identity(), ZeroReconciliation(), IdentityRemainder())
-        inputs = LayerSpec((same,), output=(Affine(), *([Dropout(0.1)] if dropout else [])))
-        layers = (inputs, layer(3 * width // 2, 0.2), layer(width, 0.2), layer(width // 2, None))
+        inputs = (Affine(), *([Dropout(0.1)] if dropout else []))
+        layers = (passing(*inputs), layer(3 * width // 2, 0.2), layer(width, 0.2), layer(width // 2, None))
         return ModelSpec((pixels, pixels, width, width, outputs), layers)
 
     def _trained(self, data: RecipeData, epochs: int, seed: int, checkpoints: Checkpoints | None = None) -> Model:

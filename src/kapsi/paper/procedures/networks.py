@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from kapsi.calibrate import calibrate
 from kapsi.errors import DataError, SpecError
-from kapsi.expansion import Identity
 from kapsi.function import Spec, option
 from kapsi.modules import Model, trained_count
 from kapsi.paper.procedures.classifier_kinds import (
@@ -25,15 +23,14 @@ from kapsi.paper.procedures.classifier_kinds import (
 from kapsi.paper.procedures.dry_run import dry_run
 from kapsi.paper.procedures.sparse_kan import SparseKAN
 from kapsi.process import Process
-from kapsi.reconciliation.dense import ZeroReconciliation
-from kapsi.remainder import IdentityRemainder
-from kapsi.spec import HeadSpec, LayerSpec, ModelSpec
+from kapsi.spec import HeadSpec, LayerSpec, ModelSpec, passing
 from kapsi.training.augmentation import augmented
 from kapsi.training.config import TrainConfig
 from kapsi.training.engine import fit as fit_model
 from kapsi.training.engine import train
 from kapsi.training.prediction import predict, predict_log_proba
 from kapsi.training.resolve import resolve_loss
+from kapsi.training.rows.stored import of_scipy
 from kapsi.zoo import kan, mlp
 
 
@@ -80,9 +77,7 @@ class Network(Spec):
             layers.append(LayerSpec((head,) * self.heads, output=() if at_end else self.output))
         widths = (in_features, *hidden, out_features)
         if self.input:
-            # y = 0 + x, a layer without parameters: all later parts receive the processed inputs, remainders too.
-            identity = HeadSpec(Identity(), ZeroReconciliation(), IdentityRemainder())
-            layers.insert(0, LayerSpec((identity,), output=self.input))
+            layers.insert(0, passing(*self.input))
             widths = (in_features, *widths)
         return ModelSpec(widths, tuple(layers))
 
@@ -120,7 +115,7 @@ class EpochKind(ClassifierKind):
         spec = self._spec(task.x.shape[1], task.classes, task.where)
         model = Model(spec, seed=task.seed, dtype=torch.float32)
         if getattr(self, "calibrate", False):
-            calibrate(model, _tensor(task.x), torch.as_tensor(task.y))
+            calibrate(model, _inputs(task.x), torch.as_tensor(task.y))
         return _train(model, task, self.config(task.seed))
 
 
@@ -227,7 +222,7 @@ class KANClassifier(EpochKind):
         network = Model(self.spec(task.x.shape[1], task.classes), seed=task.seed, dtype=torch.float32)
         model = SparseKAN(network, centered=self.centered)
         if self.calibrate:
-            model.calibrate(_tensor(task.x))
+            model.calibrate(_inputs(task.x))
         return _train(model, task, self.config(task.seed))
 
 
@@ -261,11 +256,6 @@ def _train(model: Model | SparseKAN, task: ClassifierTask, config: TrainConfig) 
     return FittedClassifier(predict_labels, trained_count(model), details=details, scores=scores)
 
 
-def _tensor(x: Any) -> Tensor:
+def _inputs(x: Any) -> Tensor:
     """Return inputs as a tensor, a SciPy matrix as sparse CSR."""
-    if isinstance(x, np.ndarray):
-        return torch.as_tensor(x)
-    starts, indices = (torch.as_tensor(part.astype(np.int64)) for part in (x.indptr, x.indices))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse CSR tensors are in beta
-        return torch.sparse_csr_tensor(starts, indices, torch.as_tensor(x.data), x.shape, check_invariants=True)
+    return torch.as_tensor(x) if isinstance(x, np.ndarray) else of_scipy(x, "inputs")

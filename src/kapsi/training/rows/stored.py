@@ -379,7 +379,7 @@ def as_column(values: object, kind: str, where: str) -> _Column:
             problem = f"expected dense {kind}, got {values.layout}; use to_dense(), some rows at a time{also}"
     elif hasattr(values, "tocsr"):
         if kind == "inputs":
-            return _Csr(_of_scipy(values, where))
+            return _Csr(of_scipy(values, where))
         problem = f"expected dense {kind}, got a sparse matrix; use .toarray()"
     elif isinstance(values, np.ndarray):
         return _Mapped(values, kind, where) if _is_mapped(values) else _Dense(as_tensor(values, kind, where))
@@ -403,7 +403,8 @@ def reject_several(values: object, kind: str, where: str) -> None:
         )
 
 
-def _of_scipy(matrix: Any, where: str) -> Tensor:
+def of_scipy(matrix: Any, where: str) -> Tensor:
+    """Return a SciPy matrix as a sparse CSR tensor; `where` begins messages."""
     if len(matrix.shape) != 2:
         reject(where, f"expected inputs of shape (rows, m), got a sparse array of shape {matrix.shape}")
     csr = matrix.tocsr()
