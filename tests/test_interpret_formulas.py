@@ -19,9 +19,10 @@ from kapsi.interpret.expressions import complexity, evaluate, slope
 from kapsi.interpret.formulas import ModelFormula
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import Fit, SearchRows, description_length, simple_numbers
+from kapsi.interpret.search.engine import OUTER, _extended, polynomials, sums
 from kapsi.interpret.search.reductions import reduce
-from kapsi.interpret.search.search import _front
-from kapsi.interpret.search.terms import candidate_terms
+from kapsi.interpret.search.search import _front, _natural
+from kapsi.interpret.search.terms import candidate_terms, monomials
 from kapsi.interpret.text import as_latex, as_python, as_text
 
 NO_CLOSED_FORM = {"combinatorial_categorical", "combinatorial_state", "joint_normal", "pair_splines"}
@@ -223,6 +224,70 @@ def test_products_of_any_two_functions_are_terms() -> None:
     assert {sympy.exp(-(a**2)) * sympy.cos(sympy.pi * b), b * sympy.Abs(a), sympy.sin(2 * b)} <= expressions
 
 
+def test_only_irrational_numbers_of_the_list_are_cheap() -> None:
+    x = sympy.Symbol("x", real=True)
+    rows = SearchRows((x,), np.linspace(0, 1, 50)[:, None], np.linspace(0, 0.4, 50), 1 / 72)
+    listed, other = x / sympy.sqrt(2 * sympy.pi), sympy.sqrt(77) * x / 22
+    assert description_length(rows, 1e-6, listed, 0) < description_length(rows, 1e-6, other, 0)
+
+
+def sampled(text: str, **ranges: tuple[float, float]):
+    """Return inputs (expression and values) and values of a formula on 200 rows."""
+    rng = np.random.default_rng(0)
+    inputs = [(sympy.Symbol(name, real=True), rng.uniform(*ends, 200)) for name, ends in ranges.items()]
+    return inputs, evaluate(sympy.sympify(text, {s.name: s for s, _ in inputs}), dict(inputs))
+
+
+@pytest.mark.parametrize(
+    ("text", "outer", "terms"), [("x", 0, ["x"]), ("cosh(x)", 0, ["cosh(x)"]), ("exp(-x)", 1, ["x"])]
+)
+def test_of_sums_without_error_the_simplest_is_best(text, outer, terms) -> None:
+    inputs, y = sampled(text, x=(0.5, 2))
+    terms_of_x = [term for term in candidate_terms(inputs) if term.cost <= 3]
+    best = sums(terms_of_x, y, 200, OUTER[outer], 2)[0]
+    assert [str(term.expression()) for term in best.terms] == terms
+    assert best.error < 1e-14
+
+
+def test_the_extensions_of_sums_are_those_of_least_squares() -> None:
+    rng = np.random.default_rng(0)
+    columns, goal = rng.standard_normal((2, 6, 30))[0], rng.standard_normal(30)
+    columns /= np.linalg.norm(columns, axis=1)[:, None]
+    sets, left = _extended(columns, goal, np.array([[0, 1], [1, 4]]), 4)
+    assert {tuple(s) for s in sets.tolist()} == {
+        tuple(sorted((*beam, i))) for beam in ((0, 1), (1, 4)) for i in range(6) if i not in beam
+    }
+    for chosen, error in zip(sets, left, strict=True):
+        rest = goal - columns[chosen].T @ np.linalg.lstsq(columns[chosen].T, goal, rcond=None)[0]
+        assert error == pytest.approx(rest @ rest)
+
+
+def test_a_polynomial_has_the_monomials_that_matter() -> None:
+    inputs, y = sampled("1 + x + x**2*y - y**3/2", x=(-1, 1), y=(-1, 1))
+    noisy = y + 0.001 * np.random.default_rng(1).standard_normal(200)
+    for target in (y, noisy):
+        best = polynomials(monomials(inputs), target, 200, OUTER[0])[0]
+        assert {str(term.expression()) for term in best.terms} == {"x", "x**2*y", "y**3"}
+
+
+def test_a_formula_of_whole_constants_beats_one_of_free_constants_in_noise() -> None:
+    (_, x), *_ = inputs = sampled("x", x=(1, 3))[0]
+    y = np.log(x**2 + np.exp(x)) + 0.01 * np.random.default_rng(2).standard_normal(200)
+    rows = SearchRows((inputs[0][0],), x[:, None], y, float(y.var()))
+    (reduced,) = reduce(rows.symbols, rows.x, y)
+    pool = sums([t for t in candidate_terms(inputs) if t.cost <= 2], y, 200, OUTER[6], 2)
+    found = min(_natural(rows, reduced, pool), key=lambda one: one.cost)
+    assert str(found.expression) == "log(x**2 + exp(x))"
+    assert not found.constants
+
+
+def test_a_distance_of_three_coordinates_is_one_input() -> None:
+    inputs, y = sampled("log(a**2 + b**2 + c**2)", a=(1, 3), b=(1, 3), c=(1, 3))
+    last = reduce(tuple(s for s, _ in inputs), np.column_stack([v for _, v in inputs]), y)[-1]
+    (norm,) = last.inputs
+    assert norm == sympy.sqrt(sum(s**2 for s, _ in inputs))
+
+
 def test_simple_numbers() -> None:
     assert sympy.Rational(1, 3) in list(simple_numbers(0.3331))
     assert sympy.pi / 2 in list(simple_numbers(1.5706))
@@ -248,6 +313,11 @@ def test_recovery(name) -> None:
     assert not best.expression.atoms(sympy.Float)
 
 
+@pytest.mark.parametrize(("name", "formula"), [("E.0", "x + y"), ("E.9", "acos(x + y)")])
+def test_the_simplest_exact_formula_wins(name, formula) -> None:
+    assert str(searched(name, rows=60)[0].expression) == formula
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "noise"), [("C.13", 0), ("I.18.4", 0), ("II.35.18", 0), ("E.4", 0.01), ("C.2", 0.01)])
 def test_recovery_of_harder_functions(name, noise) -> None:
@@ -266,9 +336,9 @@ def test_reductions_end_with_one_input() -> None:
 
 
 def test_a_constant_target_and_too_many_inputs() -> None:
-    symbols = sympy.symbols("x:9")
+    symbols = sympy.symbols("x:11")
     assert search_formula(np.ones((5, 1)), np.full(5, 2.5), symbols[:1])[0].expression == 2.5
-    with pytest.raises(FormulaError, match="9 inputs"):
-        search_formula(np.ones((5, 9)), np.ones(5), symbols)
+    with pytest.raises(FormulaError, match="11 inputs"):
+        search_formula(np.ones((5, 11)), np.ones(5), symbols)
     with pytest.raises(FormulaError, match="not finite"):
         search_formula(np.full((5, 1), math.nan), np.ones(5), symbols[:1])

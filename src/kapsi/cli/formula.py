@@ -61,7 +61,7 @@ def formula(
 ) -> None:
     """Show a run as formulas, from simple to accurate; the last line is the best compromise, `target = formula`.
 
-    Tables of up to 8 numbers and indicators of categories are searched for short formulas. The last rows are formulas of the
+    Tables of up to 10 numbers and indicators of categories are searched for short formulas. The last rows are formulas of the
     model: simplified, for models of functions of single columns, and exact. The best compromise has the shortest description.
     Two classes have one formula, `log-odds(label) = formula`, more have `logit(label) = formula` each.
     """

@@ -97,7 +97,7 @@ def short_formulas(
     seconds: float = 60.0,
     sources: Collection[str] = ("search", "simplified", "model"),
 ) -> FormulaTable:
-    """Return short formulas of a run of up to 8 numbers and indicators of categories, and the formulas of the fitted model.
+    """Return short formulas of a run of up to 10 numbers and indicators of categories, and the formulas of the fitted model.
 
     For regressions the formula of the target; for two classes the log-odds of the second; for up to 10 classes a logit for each,
     whose softmax gives the probabilities. All formulas are scored on the same rows, and have a cost by the same rule.

@@ -79,14 +79,16 @@ def _savings(expression: sympy.Expr) -> float:
     saved = 0.0
     for product in expression.atoms(sympy.Mul):
         number = sympy.Mul(*[part for part in product.args if not part.free_symbols])
-        if number.is_number and not number.is_Rational and not number.is_Float:
+        factor, unit = number.as_coeff_Mul()
+        listed = max(abs(factor.p), factor.q) <= 16 if factor.is_Rational else False
+        if listed and unit != 1 and all(abs(n) <= 2 for n in unit.atoms(sympy.Integer)):
             saved += max(0.0, NODE * complexity(number) + _cost_of_numbers(number) - LISTED)
     return saved
 
 
 def cost_of_constant(share: float, rows: int) -> float:
-    """Return the cost of a constant to the precision of its estimate, error/√rows, beyond that of a number."""
-    return max(0.5 * math.log(rows / max(share, EXACT)), 4.0)
+    """Return the cost of a constant to the precision of its estimate, error/√rows, beyond that of a simple number."""
+    return max(0.5 * math.log(rows / max(share, EXACT)), 4.0) + NODE
 
 
 def _cost_of_numbers(expression: sympy.Expr) -> float:

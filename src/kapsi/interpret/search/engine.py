@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sympy
 
 from kapsi.interpret.expressions import Floats
-from kapsi.interpret.search.constants import EXACT, NODE, cost_of_constant
+from kapsi.interpret.search.constants import NODE
 from kapsi.interpret.search.terms import Term
 
 FIRST = 250
@@ -20,8 +21,15 @@ PAIRS, TRIPLES = 240_000, 72_000
 MAX_COST_BELOW, MOST_BELOW = 7, 300
 MAX_COST_ABOVE, MOST_ABOVE = 7, 150
 """Largest cost and number of the terms of a quotient."""
+ENOUGH, MOST_MONOMIALS = 1.1, 12
+"""Error of a polynomial of a sufficient degree in those of the best degree, and the largest number of its monomials."""
 MOST_PER_SIZE = 12
 """Number of sums of each size kept for an outer function."""
+ROUNDING = 1e-14
+"""Squared error of a selection, as a share of the target's variance, that may be rounding: the simplest sum below it is best."""
+
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -102,16 +110,10 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
         outer: the outer function.
         most: largest number of terms, 1 to 4.
     """
-    with np.errstate(all="ignore"):
-        # A little noise may lead out of the image of g, of many rows if their targets are near its end.
-        inside = (y > outer.low) & (y < outer.high)
-        beyond = float(np.maximum(outer.low - y, y - outer.high).max())
-        if inside.mean() < LEAST_INSIDE or (inside.mean() < 0.95 and beyond > NEAR * y.std()):
-            return []
-        target, slope = outer.inverse(np.where(inside, y, np.median(y))), outer.slope(np.where(inside, y, np.median(y)))
-        weight = np.where(inside, 1 / np.abs(slope), 0.0)
-    known = np.isfinite(weight) & np.isfinite(target)
-    weight, target = np.where(known, weight, 0.0), np.where(known, target, 0.0)
+    inverted = _inverted(y, outer)
+    if inverted is None:
+        return []
+    target, weight = inverted
     matrix = np.stack([term.values for term in terms])
     costs = np.array([term.cost for term in terms])
     variance = float(np.var(y)) * len(y)
@@ -120,6 +122,60 @@ def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -
         cost = _cost(error, rows, outer.cost, costs[list(chosen)])
         found.append(TermSum(cost, error, outer, tuple(terms[i] for i in chosen)))
     return sorted(found, key=lambda s: s.cost)
+
+
+def _inverted(y: Floats, outer: Outer) -> tuple[Floats, Floats] | None:
+    """Return g⁻¹(y) and the weight of each row; None where g has no inverse at the targets."""
+    with np.errstate(all="ignore"):
+        # A little noise may lead out of the image of g, of many rows if their targets are near its end.
+        inside = (y > outer.low) & (y < outer.high)
+        beyond = float(np.maximum(outer.low - y, y - outer.high).max())
+        if inside.mean() < LEAST_INSIDE or (inside.mean() < 0.95 and beyond > NEAR * y.std()):
+            return None
+        target, slope = outer.inverse(np.where(inside, y, np.median(y))), outer.slope(np.where(inside, y, np.median(y)))
+        weight = np.where(inside, 1 / np.abs(slope), 0.0)
+    known = np.isfinite(weight) & np.isfinite(target)
+    return np.where(known, target, 0.0), np.where(known, weight, 0.0)
+
+
+def polynomials(degrees: Sequence[Sequence[Term]], y: Floats, rows: int, outer: Outer) -> list[TermSum]:
+    """Return a polynomial under an outer function: of the least sufficient degree, without the monomials that save nothing.
+
+    Args:
+        degrees: the monomials up to each degree.
+        y: targets of the rows of the monomials.
+        rows: number of rows of the whole search.
+        outer: the outer function.
+    """
+    inverted = _inverted(y, outer)
+    if inverted is None:
+        return []
+    target, weight = inverted
+    goal, total = target * weight, float(np.var(y)) * len(y)
+
+    def squared_error(kept: Sequence[Term]) -> tuple[float, Floats]:
+        """Return the squared error of least squares and its increase without each monomial."""
+        matrix = np.stack([np.ones_like(y), *(t.values for t in kept)], 1) * weight[:, None]
+        sizes = np.linalg.norm(matrix, axis=0)
+        basis, triangle = np.linalg.qr(matrix / np.where(sizes > 0, sizes, 1.0))
+        if np.abs(np.diag(triangle)).min() < 1e-12:
+            return math.inf, np.zeros(len(kept))
+        inverse = np.linalg.inv(triangle)
+        rest = goal - basis @ (basis.T @ goal)
+        gains = (inverse @ (basis.T @ goal)) ** 2 / (inverse**2).sum(1)
+        return float(rest @ rest) / total, gains[1:] / total
+
+    fits = [(squared_error(kept)[0] / max(1 - (len(kept) + 1) / len(y), 0.1), kept) for kept in degrees]
+    least = min((error for error, _ in fits), default=math.inf)
+    best: list[Term] = next((list(k) for e, k in fits if e <= max(ENOUGH * least, ROUNDING)), []) if least < 1 else []
+    found: list[TermSum] = []
+    while best:
+        error, gains = squared_error(best)
+        cost = _cost(error, rows, outer.cost, np.array([t.cost for t in best]))
+        if len(best) <= MOST_MONOMIALS:
+            found.append(TermSum(float(cost), error, outer, tuple(best)))
+        best.pop(int(gains.argmin()))
+    return sorted(found, key=lambda s: s.cost)[:2]
 
 
 def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[TermSum]:
@@ -164,7 +220,7 @@ def _numerators(columns: Floats, goal: Floats) -> list[tuple[int, ...]]:
     gain = np.triu(first * first + (slope - gram * first) ** 2 / np.where(norm > 1e-8, norm, np.inf), 1)
     order = np.argpartition(-gain.ravel(), 4)[:4]
     pairs = [(int(k // len(slope)), int(k % len(slope))) for k in order[np.argsort(-gain.ravel()[order])]]
-    triples = [(*pair, i) for pair in pairs[:3] for i, _ in _extended(columns, goal, pair, 1)]
+    triples = [tuple(map(int, chosen)) for chosen in _extended(columns, goal, np.array(pairs[:3]), 1)[0]]
     return [*single, *pairs[:3], *triples]
 
 
@@ -189,10 +245,13 @@ def _quotient_error(above: Floats, below: Floats, y: Floats) -> float:
     return float(((numerator / denominator - y) ** 2).sum())
 
 
-def _cost(error: float, rows: int, outer: float, costs: Floats) -> float:
+def _cost(error: Any, rows: int, outer: float, costs: Floats) -> Any:
+    """Return the approximate description length of sums; costs are those of their terms, along the last axis."""
     # A factor for each term, perhaps 1, and a constant.
-    nodes = outer + float(costs.sum()) + 1.5 * len(costs)
-    return 0.5 * rows * math.log(max(error, EXACT)) + NODE * nodes + 0.3 * cost_of_constant(error, rows) * len(costs)
+    error, count = np.maximum(error, ROUNDING), costs.shape[-1]
+    nodes = outer + costs.sum(-1) + 1.5 * count
+    constants = np.maximum(0.5 * np.log(rows / error), 4.0) * count
+    return 0.5 * rows * np.log(error) + NODE * nodes + 0.3 * constants
 
 
 def _selected(
@@ -212,47 +271,40 @@ def _selected(
         return
     goal = goal / math.sqrt(total)
     share = total / variance
-    beams: list[tuple[int, ...]] = [()]
+    beams: Indices = np.empty((1, 0), dtype=np.int64)
     pairs, triples = max(40, min(PAIRS // len(columns), 500)), max(12, min(TRIPLES // len(columns), 150))
     for size, width in enumerate((1, FIRST, pairs, triples)[:most], 1):
-        best: dict[tuple[int, ...], float] = {}
-        if size == 2:
-            best = _best_pairs(columns, goal, [first for (first,) in beams[:width]])
-        for chosen in beams[:width] if size != 2 else ():
-            for i, left in _extended(columns, goal, chosen, 8 if size > 1 else FIRST):
-                best[tuple(sorted((*chosen, i)))] = max(left, 0.0)
+        sets, left = _extended(columns, goal, beams[:width], FIRST if size == 1 else 8)
+        error = np.maximum(left, 0.0) * share
         # Cheap terms first among equally good ones.
-        order = sorted(best, key=lambda c: _cost(best[c] * share, rows, 0.0, costs[list(c)]))
-        for chosen in order[:MOST_PER_SIZE]:
-            yield chosen, best[chosen] * share
-        beams = order
+        order = np.argsort(_cost(error, rows, 0.0, costs[sets]), kind="stable")
+        beams = sets[order]
+        for k in order[:MOST_PER_SIZE]:
+            yield tuple(map(int, sets[k])), float(error[k])
 
 
-def _best_pairs(columns: Floats, goal: Floats, firsts: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Return pairs of a first and a further term, and the share of the goal left unexplained."""
-    gram = columns[firsts] @ columns.T
-    slope = columns @ goal
-    first = slope[firsts][:, None]
-    norm = 1 - gram * gram
-    left = 1 - first * first - (slope - gram * first) ** 2 / np.where(norm > 1e-8, norm, np.inf)
-    count = min(8, left.shape[1])
+def _extended(columns: Floats, goal: Floats, beams: Indices, count: int) -> tuple[Indices, Floats]:
+    """Return sums that are a beam and one of its best further terms, and the share of the goal left unexplained.
+
+    Args:
+        columns: (terms, rows), orthogonal to the intercept, of unit norm.
+        goal: (rows,), likewise.
+        beams: indices of the terms of each sum, (sums, size).
+        count: number of further terms of each sum.
+    """
+    number, size = beams.shape
+    basis = np.linalg.qr(columns[beams].transpose(0, 2, 1))[0]
+    rest = goal - (basis @ (goal @ basis)[..., None])[..., 0] if size else goal[None]
+    norm = np.ones((number, len(columns)))
+    for k in range(size):
+        norm -= (basis[..., k] @ columns.T) ** 2
+    left = (rest * rest).sum(1)[:, None] - (rest @ columns.T) ** 2 / np.where(norm > 1e-10, norm, np.inf)
+    left[np.arange(number)[:, None], beams] = np.inf
+    count = min(count, len(columns))
     top = np.argpartition(left, count - 1, axis=1)[:, :count]
-    found = ((firsts[j], int(i), float(left[j, i])) for j in range(len(firsts)) for i in top[j])
-    return {tuple(sorted((f, i))): max(error, 0.0) for f, i, error in found if f != i and math.isfinite(error)}
-
-
-def _extended(columns: Floats, goal: Floats, chosen: tuple[int, ...], count: int) -> list[tuple[int, float]]:
-    """Return the best further terms of a sum and the share of the goal left unexplained."""
-    if not chosen:
-        left = 1 - (columns @ goal) ** 2
-    else:
-        basis = np.linalg.qr(columns[list(chosen)].T)[0]
-        rest = goal - basis @ (basis.T @ goal)
-        inside = columns @ basis
-        norm = 1 - (inside * inside).sum(1)
-        gain = (columns @ rest) ** 2 / np.where(norm > 1e-10, norm, np.inf)
-        left = float(rest @ rest) - gain
-        left[list(chosen)] = np.inf
-    count = min(count, len(left))
-    top = np.argpartition(left, count - 1)[:count]
-    return [(int(i), float(left[i])) for i in top if math.isfinite(left[i])]
+    errors = np.take_along_axis(left, top, 1).ravel()
+    sets = np.sort(np.concatenate([np.repeat(beams, count, 0), top.reshape(-1, 1)], 1), axis=1)
+    keys = sets @ len(columns) ** np.arange(size + 1)
+    first = np.unique(keys, return_index=True)[1]
+    first = first[np.isfinite(errors[first])]
+    return sets[first], errors[first]

@@ -174,6 +174,9 @@ def _joined(now: Reduced, i: int, j: int, c: float, name: str) -> Reduced | None
             weight = sympy.Float(c) if ratio is None else ratio
             expression = symbol(a) + weight * symbol(b)
             values = function(now.x[:, i]) + float(weight) * function(now.x[:, j])
+            if name == "squares" and weight > 0:
+                # A norm, so that a third square may join.
+                expression, values = sympy.sqrt(expression), np.sqrt(values)
     if not np.isfinite(values).all() or values.std() < 1e-9 * np.abs(values).max():
         return None
     rest = [k for k in range(len(now.inputs)) if k not in (i, j)]

@@ -23,17 +23,19 @@ from kapsi.interpret.search.constants import (
     simplify_constants,
     with_constants,
 )
-from kapsi.interpret.search.engine import OUTER, TermSum, quotients, sums
+from kapsi.interpret.search.engine import OUTER, ROUNDING, TermSum, polynomials, quotients, sums
 from kapsi.interpret.search.reductions import Reduced, reduce
-from kapsi.interpret.search.terms import Term, candidate_terms
+from kapsi.interpret.search.terms import Term, candidate_terms, monomials
 
-MAX_INPUTS = 8
+MAX_INPUTS = 10
 SCREENED = 200
 """Rows that sums of terms are compared on."""
 FITTED = 1000
 """Rows that constants are fitted to."""
-TRIED, SINGLE, SIMPLIFIED = 16, 6, 8
-"""Sums whose constants are fitted, single terms beyond, and the best, whose constants are simplified."""
+TRIED, SINGLE, POLYNOMIALS, SIMPLIFIED = 16, 6, 2, 8
+"""Sums whose constants are fitted, single terms and polynomials beyond, and the best, whose constants are simplified."""
+NATURAL = 300
+"""Sums whose constants may be integers and halves."""
 MOST_TERMS = 4
 SIMPLE_COST, MOST_SIMPLE = 5, 400
 """Largest cost and number of the terms that are tried first."""
@@ -74,7 +76,7 @@ def search_formula(
     by simple numbers where the description gets shorter.
 
     Args:
-        x: (rows, inputs), 1 to 8 inputs.
+        x: (rows, inputs), 1 to 10 inputs.
         y: (rows,).
         symbols: a symbol for each input.
         seconds: time after which no further set of inputs is tried.
@@ -129,32 +131,45 @@ def _searched(rows: SearchRows, reduced: Reduced, end: float) -> list[Fit]:
     inputs = [(e, reduced.x[_screened(rows), i]) for i, e in enumerate(reduced.inputs)]
     terms = candidate_terms(inputs)
     simple = [term for term in terms if term.cost <= SIMPLE_COST][:MOST_SIMPLE]
-    fits = _of_terms(rows, reduced, simple, end)
+    fits = _of_terms(rows, reduced, simple, monomials(inputs), end)
     if len(simple) < len(terms) and not _solved(rows, reduced, fits):
-        fits += _of_terms(rows, reduced, terms, end)
+        fits += _of_terms(rows, reduced, terms, [], end)
     return fits
 
 
-def _of_terms(rows: SearchRows, reduced: Reduced, terms: Sequence[Term], end: float) -> list[Fit]:
+def _of_terms(
+    rows: SearchRows, reduced: Reduced, terms: Sequence[Term], degrees: Sequence[Sequence[Term]], end: float
+) -> list[Fit]:
+    """Return fitted sums and quotients of terms, and polynomials of monomials up to some degrees."""
     z = reduced.z[_screened(rows)]
     pool: list[TermSum] = []
+    powers: list[TermSum] = []
     fits: list[Fit] = []
     tried: set[int] = set()
+    solved, least = False, math.inf
     for outer in OUTER:
-        found = sums(terms, z, len(rows.y), outer, MOST_TERMS)
-        pool += found
-        exact = [candidate for candidate in found[:2] if candidate.error < 1e-14]
+        # More rows than the sums are selected on would reward chance.
+        found = sums(terms, z, len(z), outer, 1 if solved else MOST_TERMS)
+        smooth = [] if solved else polynomials(degrees, z, len(z), outer)
+        pool, powers = [*pool, *found], [*powers, *smooth]
+        best = sorted([*found[:2], *smooth], key=lambda candidate: candidate.cost)
+        exact = [candidate for candidate in best if candidate.error < ROUNDING and candidate.cost <= least][:2]
         tried |= {id(candidate) for candidate in exact}
         fits += _finished(rows, reduced, exact, 1)
         if any(one.mse <= 10 * EXACT * rows.variance for one in fits):
-            return fits
+            # Another outer function may give a simpler formula, of a single term.
+            solved, least = True, min([least, *(candidate.cost + NODE for candidate in exact)])
         if time.monotonic() > end:
             break
-    pool += quotients(terms, z, len(rows.y))
+    if solved:
+        return fits
+    pool += quotients(terms, z, len(z))
     pool.sort(key=lambda s: s.cost)
     left = [s for s in pool if id(s) not in tried]
     single = [s for s in left[TRIED:] if len(s.terms) == 1 and not s.denominator][:SINGLE]
-    return fits + _finished(rows, reduced, [*left[:TRIED], *single], SIMPLIFIED)
+    powers = sorted((s for s in powers if id(s) not in tried), key=lambda s: s.cost)
+    fits += _natural(rows, reduced, [*left[:NATURAL], *powers])
+    return fits + _finished(rows, reduced, [*left[:TRIED], *single, *powers[:POLYNOMIALS]], SIMPLIFIED)
 
 
 def _screened(rows: SearchRows) -> npt.NDArray[np.int64]:
@@ -191,25 +206,30 @@ def _finished(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum], count
     return [*simplified, *fits]
 
 
-def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | None:
-    """Return a sum with constants by least squares, in all rows."""
+def _system(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> tuple[Floats, Floats]:
+    """Return matrix and target of the linear least squares of a sum's constants, on the rows of the selection."""
     z = reduced.z[_screened(rows)]
     with np.errstate(all="ignore"):
         target, weight = candidate.outer.inverse(z), 1 / np.abs(candidate.outer.slope(z))
     known = np.isfinite(target) & np.isfinite(weight)
     columns = [np.ones_like(z), *(t.values for t in candidate.terms), *(-z * t.values for t in candidate.denominator)]
-    matrix = np.stack(columns, 1)[known] * weight[known][:, None]
-    start = np.linalg.lstsq(matrix, target[known] * weight[known], rcond=1e-15)[0]
+    return np.stack(columns, 1)[known] * weight[known][:, None], target[known] * weight[known]
+
+
+def _total(candidate: TermSum, constants: Sequence[sympy.Expr]) -> sympy.Expr:
+    """Return a sum, or quotient of sums, with its constants: intercept, terms, terms of the denominator."""
     above = len(candidate.terms) + 1
+    terms = [sympy.Integer(1), *(t.expression() for t in (*candidate.terms, *candidate.denominator))]
+    products = [c * t for c, t in zip(constants, terms, strict=True)]
+    return sympy.Add(*products[:above]) / (1 + sympy.Add(*products[above:]))
+
+
+def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | None:
+    """Return a sum with constants by least squares, in all rows."""
+    matrix, target = _system(rows, reduced, candidate)
+    start = np.linalg.lstsq(matrix, target, rcond=1e-15)[0]
     constants = [sympy.Dummy(f"c{i}") for i in range(len(start))]
-    terms = [
-        sympy.Integer(1),
-        *(t.expression() for t in candidate.terms),
-        *(t.expression() for t in candidate.denominator),
-    ]
-    total = sympy.Add(*[c * t for c, t in zip(constants[:above], terms[:above], strict=True)])
-    if candidate.denominator:
-        total /= 1 + sympy.Add(*[c * t for c, t in zip(constants[above:], terms[above:], strict=True)])
+    total = _total(candidate, constants)
     inside = candidate.outer.symbolic(total)
     if candidate.outer.name == "log" and not candidate.denominator and abs(start[0]) < 100:
         # A factor before the exponential may be a simple number, where its logarithm is none.
@@ -218,6 +238,27 @@ def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | No
     expression = reduced.factor * inside
     expression, more = with_constants(expression)
     return fit(rows, expression, {**dict(zip(constants, map(float, start), strict=True)), **more})
+
+
+def _natural(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum]) -> Iterator[Fit]:
+    """Yield sums whose constants are integers or halves within the error of their estimates.
+
+    With noise many sums have the same error; those without free constants are the shortest.
+    """
+    for candidate in pool:
+        matrix, target = _system(rows, reduced, candidate)
+        best = np.linalg.lstsq(matrix, target, rcond=1e-15)[0]
+        halves = np.rint(2 * best)
+        if not halves[1:].all() or np.abs(halves).max() > 20 or (candidate.outer.name == "log" and halves[0]):
+            continue
+        least, error = (float(((target - matrix @ c) ** 2).sum()) for c in (best, halves / 2))
+        count = len(best)
+        if error <= least * (1 + (count + 4 * math.sqrt(2 * count)) / len(target)):
+            total = _total(candidate, [sympy.Rational(int(half), 2) for half in halves])
+            expression, more = with_constants(reduced.factor * candidate.outer.symbolic(total))
+            one = fit(rows, expression, more)
+            if one is not None:
+                yield one
 
 
 def _front(rows: SearchRows, fits: Sequence[Fit]) -> tuple[Found, ...]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,10 @@ import sympy
 
 from kapsi.interpret.expressions import Floats
 
-MAX_TERMS = 6000
+MAX_TERMS = 12000
 """Largest number of candidate terms."""
+MAX_MONOMIALS = 40
+"""Largest number of monomials of a polynomial."""
 HALF = sympy.Rational(1, 2)
 
 Unary = tuple[str, float, Callable[[Any], Any], Callable[[Any], Any]]
@@ -158,7 +161,7 @@ def candidate_terms(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> list[Term]:
         for expression, values in inputs:
             wide.append(list(unaries(expression, values, 1, every)))
             if count <= 4:
-                wide[-1] += _scaled(expression, values)
+                wide[-1] += [*_scaled(expression, values), *unaries(expression**2, values**2, 2, _WAVES[:2])]
             terms += wide[-1]
         if count <= 3:
             terms += _wide_products(wide, single)
@@ -176,17 +179,39 @@ def candidate_terms(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> list[Term]:
     return _distinct(sorted(terms, key=lambda term: term.cost))[:MAX_TERMS]
 
 
+def monomials(inputs: Sequence[tuple[sympy.Expr, Floats]]) -> list[list[Term]]:
+    """Return the monomials up to each degree from 2 to 6, at most 40."""
+    found: list[list[Term]] = []
+    for degree in range(2, 7):
+        if math.comb(len(inputs) + degree, degree) > MAX_MONOMIALS:
+            break
+        powers = [p for p in itertools.product(range(degree + 1), repeat=len(inputs)) if 1 <= sum(p) <= degree]
+        found.append([_monomial(inputs, p) for p in powers])
+    return found
+
+
+def _monomial(inputs: Sequence[tuple[sympy.Expr, Floats]], powers: Sequence[int]) -> Term:
+    factors = [(e, v, p) for (e, v), p in zip(inputs, powers, strict=True) if p]
+    return Term(
+        sum(p for _, _, p in factors) + len(factors) - 1,
+        np.prod([v**p for _, v, p in factors], axis=0),
+        lambda: sympy.Mul(*[e**p for e, _, p in factors]),
+        True,
+    )
+
+
 def _of_one(expression: sympy.Expr, values: Floats) -> list[Term]:
     """Return functions of one input, their compositions and products of two."""
     every = (*_POWERS, *_WAVES, *_FURTHER)
     base = list(unaries(expression, values, 1, every))
+    squared = list(unaries(expression**2, values**2, 2, _WAVES[:2]))
     scaled = list(_scaled(expression, values))
     nested = [
         nest
         for term in [*base[:12], *base[10:20]]
         for nest in unaries(term.expression(), term.values, term.cost, (*_POWERS[:4], *_WAVES, *_FURTHER[:10]))
     ]
-    products = [p for p in map(_product, itertools.combinations([*base, *scaled], 2)) if p is not None]
+    products = [p for p in map(_product, itertools.combinations([*base, *squared, *scaled], 2)) if p is not None]
     return [*base, *scaled, *nested, *products]
 
 
