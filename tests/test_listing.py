@@ -30,6 +30,7 @@ def test_every_function_says_what_it_is_and_what_its_options_are(cls) -> None:
     for option in entry.options:
         assert len(option.meaning) > 2, f"Args does not say what {option.name!r} is"
         assert option.kind
+        assert "<" not in option.kind, "a class is written by its name"
 
 
 @EACH_FORMULA

@@ -287,6 +287,11 @@ def test_a_second_fit_says_where_it_writes(capsys) -> None:
     captured = capsys.readouterr()
     assert "note: runs/t is an earlier run; this run is runs/t-2\n" in captured.err
     assert "run folder: runs/t-2 (" in captured.out
+    kapsi(*fit, "--overwrite")
+    captured = capsys.readouterr()
+    assert "earlier run" not in captured.err
+    assert "run folder: runs/t (" in captured.out
+    assert sorted(os.listdir("runs")) == ["t", "t-2"]
 
 
 # ------------------------------------------------------------------------------------------------ limits

@@ -177,7 +177,9 @@ def _kind(hint: Any) -> str:
         return f"list of {' and '.join(dict.fromkeys(inner))}"
     if inner:
         return " or ".join(inner)
-    return str(getattr(hint, "role", hint)) if hint not in (Any,) else "any"
+    if hint is Any:
+        return "any"
+    return str(getattr(hint, "role", None) or getattr(hint, "__name__", hint))
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

@@ -208,7 +208,7 @@ def fit_problem(
     Args:
         problem: result of `read_problem`.
         config: options of table, model and training.
-        output: run folder, by default `runs/` and the name of the table, numbered if it exists.
+        output: run folder, by default `runs/` and the name of the table, numbered if it exists and `overwrite` is false.
         overwrite: replace an old run.
         callbacks: see `kapsi.fit`; a method `on_part`, if any, receives the name of each part before its fits.
         checkpoints: interval of the checkpoints, and whether to resume; the folder is next to the run and deleted at the end.
@@ -221,7 +221,7 @@ def fit_problem(
     """
     group = Group() if group is None else group
     problem, config, parts = prepared(problem, config)
-    where = _run_folder(problem, output, group, checkpoints is not None and checkpoints.resume)
+    where = _run_folder(problem, output, overwrite, group, checkpoints is not None and checkpoints.resume)
     outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
@@ -416,7 +416,7 @@ def _default_folder(problem: TableProblem) -> Path:
     return Path("runs") / Path(problem.name).stem
 
 
-def _run_folder(problem: TableProblem, output: str | Path | None, group: Group, resume: bool) -> Path:
+def _run_folder(problem: TableProblem, output: str | Path | None, overwrite: bool, group: Group, resume: bool) -> Path:
     """Return the run folder, chosen by the first process, which may create the folder before others look."""
     if output is not None:
         if not str(output).strip():
@@ -425,7 +425,7 @@ def _run_folder(problem: TableProblem, output: str | Path | None, group: Group, 
     where = ""
     if group.first:
         base = _default_folder(problem)
-        where = str((_interrupted_run(base) if resume else None) or free_path(base))
+        where = str((_interrupted_run(base) if resume else None) or (base if overwrite else free_path(base)))
     return Path(group.broadcast(where))
 
 
