@@ -26,7 +26,7 @@ from kapsi.plots.curves import reliability
 from kapsi.recipes import Auto
 from kapsi.report import charts
 from kapsi.report.facts import facts_of
-from kapsi.report.held_out import error_section
+from kapsi.report.held_out import class_tables, error_section
 from kapsi.report.sections import care, formula_section, graph_section, training_section
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_config
 from kapsi.training.records import Epoch
@@ -142,6 +142,17 @@ def test_a_report_of_classes_has_calibration_and_confusion(folder) -> None:
     page = kapsi.report.report_html(folder / "classes")
     for text in ("Confusion matrix", "Calibration: ", "accuracy of each fold", "log odds of"):
         assert text in page
+
+
+def test_many_classes_are_a_table_the_hardest_first() -> None:
+    """A matrix of 50 classes is wider than a screen or a printed page."""
+    counts = np.diag(np.full(50, 10))
+    counts[7, 3], counts[9, 9] = 30, 0
+    cells = re.findall(r">([^<>]+)</t[dh]>", class_tables([f"<{i}>" for i in range(50)], counts))
+    assert cells[5:10] == ["&lt;7&gt;", "40", "25.0 %", "100.0 %", "&lt;3&gt; (30 times)"]
+    assert cells[10:15] == ["&lt;0&gt;", "10", "100.0 %", "100.0 %", "–"]
+    assert cells[-5:] == ["&lt;9&gt;", "0", "–", "–", "–"]
+    assert len(cells) == 5 * (1 + 10 + 1 + 50)
 
 
 def test_formulas_are_mathml_of_every_term_and_names_stay_text(folder) -> None:

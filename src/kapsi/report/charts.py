@@ -227,7 +227,8 @@ def _levels_chart(effect: Effect, least: float) -> Markup:
             text = f"{effect.levels[level]}\n{name}{figure(float(effect.values[level, i]))}\n{int(effect.counts[level]):,} rows"
             where = {"cx": px(float(effect.values[level, i])), "cy": y}
             marks.append(tag("circle", tag("title", text), r=4.5, class_=f"point c{i}", **where))
-    marks.append(tag("text", short(effect.column, 46), x=WIDTH / 2, y=height - 4, class_="axis", text_anchor="middle"))
+    middle = (left + WIDTH) / 2
+    marks.append(tag("text", "effect", x=middle, y=height - 4, class_="axis", text_anchor="middle"))
     return svg(f"Effect of {effect.column}", height, *marks)
 
 
@@ -301,7 +302,7 @@ def calibration_chart(predicted: Floats, observed: Floats, counts: Sequence[int]
         text = f"predicted {p:.3f}, observed {o:.3f}\n{count:,} rows"
         where = {"cx": axes.px(p), "cy": axes.py(o), "r": round(3 + 4 * math.sqrt(count / largest), 1)}
         marks.append(tag("circle", tag("title", text), class_="point c0", **where))
-    return axes.draw(f"Calibration of the class {label}", *marks)
+    return axes.draw(f"Calibration: {label}", *marks)
 
 
 def threshold_chart(title: str, x: Floats, y: Floats, thresholds: Floats, names: tuple[str, str]) -> Markup:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from kapsi.data.tabular.types import Ints
 from kapsi.html import Markup, data_table, joined, tag
 from kapsi.plots.curves import above_thresholds, average_precision, reliability, roc_area
 from kapsi.report.charts import calibration_chart, figure, scatter, short, threshold_chart
 from kapsi.report.facts import MOST_WORST, Facts
 from kapsi.report.sections import section, wide
 
-MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN, MOST_CONFUSED = 400, 10, 10, 12
+MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN = 400, 10, 10
+MOST_CALIBRATED, MOST_CONFUSED = 4, 8
+"""Largest number of classes with a calibration chart each, and with a matrix as wide as a printed page."""
+SHOWN_CLASSES, MOST_CLASSES = 10, 500
+"""Numbers of classes in the tables of many classes."""
 LONGEST_VALUE = 40
 
 
@@ -59,11 +65,15 @@ def _residual_charts(facts: Facts) -> list[Markup]:
 
 def _class_charts(facts: Facts) -> list[Markup]:
     known, charts = facts.predictions, []
-    shown = [1] if len(facts.labels) == 2 else range(min(len(facts.labels), 4))
-    for code in shown:
-        parts = reliability(known.outputs[:, code], known.y == code, CALIBRATION_BINS, LEAST_IN_BIN)
-        chart = calibration_chart(*parts, facts.labels[code])
-        title = f"Calibration: {short(facts.labels[code], 24)}"
+    chosen = known.outputs.argmax(1)
+    each = [(label, known.outputs[:, code], known.y == code) for code, label in enumerate(facts.labels)]
+    if len(each) == 2:
+        each = each[1:]
+    elif len(each) > MOST_CALIBRATED:
+        each = [("the predicted class", known.outputs.max(1), known.y == chosen)]
+    for label, probability, hit in each:
+        chart = calibration_chart(*reliability(probability, hit, CALIBRATION_BINS, LEAST_IN_BIN), label)
+        title = f"Calibration: {short(label, 24)}"
         charts.append(tag("figure", tag("figcaption", tag("strong", title)), chart))
     return charts + (_threshold_charts(facts) if len(facts.labels) == 2 else [])
 
@@ -93,22 +103,54 @@ def _threshold_charts(facts: Facts) -> list[Markup]:
 
 
 def _confusion(facts: Facts) -> Markup:
-    labels = facts.labels[:MOST_CONFUSED]
-    n = len(facts.labels)
-    known = facts.predictions
+    """Return the confusion matrix, or a table of classes where the matrix is wider than a page."""
+    n, known = len(facts.labels), facts.predictions
     counts = np.zeros((n, n), dtype=np.int64)
     np.add.at(counts, (known.y, known.outputs.argmax(1)), 1)
-    rows = []
-    for i, label in enumerate(labels):
-        total = max(1, int(counts[i].sum()))
-        cells = [
-            tag("span", f"{int(counts[i, j]):,}", class_="cell", style=f"--s:{counts[i, j] / total:.2f}")
-            for j in range(len(labels))
-        ]
-        rows.append((short(label, 24), *cells, f"{100 * counts[i, i] / total:.1f} %"))
-    header = ("class of the row", *(f"predicted {short(label, 18)}" for label in labels), "recall")
+    if n > MOST_CONFUSED:
+        return class_tables(facts.labels, counts)
+    rows: list[tuple[object, ...]] = []
+    for label, line in zip(facts.labels, counts.tolist(), strict=True):
+        total = max(1, sum(line))
+        cells = [tag("span", f"{count:,}", class_="cell", style=f"--s:{count / total:.2f}") for count in line]
+        rows.append((short(label, 24), *cells, _percent(line[len(rows)], sum(line))))
+    header = ("class of the row", *(f"predicted {short(label, 18)}" for label in facts.labels), "recall")
     table = data_table(header, rows, right=range(1, len(header)), class_="confusion")
     return joined([tag("h3", "Confusion matrix"), wide(table, "Confusion matrix")])
+
+
+def class_tables(labels: Sequence[str], counts: Ints) -> Markup:
+    """Return recall and precision of each class and its most frequent error, the lowest recall first."""
+    rows_of, predicted, right = counts.sum(1), counts.sum(0), counts.diagonal()
+    wrong = counts - np.diag(right)
+    recall = np.where(rows_of > 0, right / np.maximum(rows_of, 1), 2.0)
+    order = np.lexsort((-rows_of, recall))[:MOST_CLASSES].tolist()
+    lines = []
+    for i in order:
+        other = int(wrong[i].argmax())
+        error = f"{short(labels[other], 24)} ({wrong[i, other]:,} times)" if wrong[i, other] else "–"
+        shares = (_percent(right[i], rows_of[i]), _percent(right[i], predicted[i]))
+        lines.append((short(labels[i], 24), f"{rows_of[i]:,}", *shares, error))
+    header = ("class", "rows", "recall", "precision", "most often taken for")
+
+    def table(part: Sequence[Sequence[str]], label: str) -> Markup:
+        return wide(data_table(header, part, right=(1, 2, 3), class_="sortable"), label)
+
+    more = ""
+    if len(lines) > SHOWN_CLASSES:
+        summary = (
+            f"all {len(labels):,} classes"
+            if len(lines) == len(labels)
+            else f"{len(lines):,} of {len(labels):,} classes"
+        )
+        more = tag("details", tag("summary", summary), table(lines, "Recall of the classes"))
+    first = table(lines[:SHOWN_CLASSES], "Classes of the lowest recall")
+    return joined([tag("h3", "Classes of the lowest recall"), first, more])
+
+
+def _percent(part: int, whole: int) -> str:
+    """Return a share in percent, a dash of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
 def _worst(facts: Facts) -> Markup:

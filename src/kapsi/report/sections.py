@@ -45,10 +45,10 @@ def wide(table: Markup, label: str) -> Markup:
 
 
 def score(value: Any, std: Any = None) -> str:
-    """Return a score with four decimals or four digits, and its standard deviation over folds."""
+    """Return a score with four decimals, from 10 with four digits, and its standard deviation over folds."""
     if not isinstance(value, int | float):
         return "–"
-    text = f"{value:.4f}".replace("-", "−") if abs(value) < 100 else figure(value)
+    text = f"{value:.4f}".replace("-", "−") if abs(value) < 10 else figure(value)
     text = "0.0000" if text == "−0.0000" else text
     if not isinstance(std, int | float):
         return text
