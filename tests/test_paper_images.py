@@ -158,6 +158,13 @@ def test_a_run_is_chosen_on_held_out_rows_and_scored_on_the_test_rows(made: list
     assert outcome.seconds >= outcome.extra["cpu_seconds_of_fit"] - 0.01
 
 
+def test_the_recipe_of_images_is_that_of_tables(made: list[ImageData]) -> None:
+    recipe = {"kind": "image_linear", "l2": 0.01}
+    outcome = images.run(one(classifier="recipe", recipe=recipe, inputs="pixels"))
+    assert outcome.score > 0.9
+    assert outcome.parameters == 3 * 37
+
+
 def test_test_rows_change_nothing_but_the_score(made: list[ImageData]) -> None:
     run = one(network=NETWORK, train=TRAIN, grid={"train.epochs": [1, 4]}, held_out=100)
     first = images.run(run)
@@ -288,6 +295,8 @@ def test_every_kind_learns(kind: str) -> None:
         options["network"] = NETWORK
     if kind == "model":
         options["model"] = {"widths": [None, None], "layers": {"heads": {"bias": True}}}
+    if kind == "recipe":
+        options["recipe"] = "linear"
     made = fit(kind, x, y, options=options)
     assert made.kind == kind
     assert made.predict(test_x).dtype == np.int64

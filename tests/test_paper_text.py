@@ -229,6 +229,15 @@ def test_a_linear_head_learns_and_repeats(data: TextData) -> None:
     assert first.extra["standard_error"] == pytest.approx((first.score * (1 - first.score) / 120) ** 0.5, abs=1e-5)
 
 
+def test_the_recipe_of_texts_is_that_of_tables(data: TextData) -> None:
+    recipe = {"kind": "text_naive_bayes", "l2": 0.01}
+    options = {"min_df": 2, "classifier": "recipe", "recipe": recipe, "grid": {"recipe.l2": [100.0, 0.01]}}
+    outcome = text.run(Run("e", "sst2", "m", 3, options=options, procedure="text", metric="accuracy"))
+    assert outcome.score > 0.85
+    assert outcome.extra["chosen"] == {"recipe.l2": 0.01}
+    assert outcome.parameters == 2 * 30 + 2
+
+
 def test_the_best_of_variants(data: TextData) -> None:
     """One that cannot learn, for its penalty, and one that can."""
     base = linear()

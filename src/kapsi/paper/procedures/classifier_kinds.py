@@ -70,6 +70,7 @@ class ClassifierTask:
         validation: rows for early stopping.
         augment: random changes of each batch.
         on_epoch: callback after each epoch.
+        shape: (channels, height, width) of images.
     """
 
     x: Any
@@ -80,6 +81,7 @@ class ClassifierTask:
     validation: LabeledRows | None = None
     augment: Augmentation | None = None
     on_epoch: EpochCallback | None = None
+    shape: tuple[int, int, int] | None = None
 
 
 class ClassifierKind(Spec):

@@ -32,6 +32,7 @@ from kapsi.paper.procedures.classifier_kinds import (
 )
 from kapsi.paper.procedures.dry_run import refuse
 from kapsi.paper.procedures.networks import EpochKind, KANClassifier, MLPClassifier, ModelClassifier, NetworkClassifier
+from kapsi.paper.procedures.recipe_classifier import RecipeClassifier
 from kapsi.paper.short_forms import merged, require_known
 from kapsi.spec import set_option
 
@@ -48,6 +49,7 @@ KINDS: dict[str, type[ClassifierKind]] = {
     "naive_bayes_gaussian": GaussianNaiveBayes,
     "naive_bayes_multinomial": MultinomialNaiveBayes,
     "logistic_regression": LogisticRegression,
+    "recipe": RecipeClassifier,
 }
 NETWORKS = tuple(name for name, kind in KINDS.items() if kind.in_epochs)
 """Kinds trained in epochs."""
@@ -154,6 +156,7 @@ class ClassifierSearch:
         seed: int = 0,
         augment: Augmentation | None = None,
         on_epoch: EpochCallback | None = None,
+        shape: tuple[int, int, int] | None = None,
     ) -> FittedClassifier:
         """Select by the mean accuracy over the splits, the first of equal candidates, and fit the selected candidate to all rows.
 
@@ -164,6 +167,7 @@ class ClassifierSearch:
             seed: seed of initial values, dropout and the order of rows.
             augment: random changes of the inputs of each batch, for networks.
             on_epoch: callback after each epoch of the last fit of a network.
+            shape: (channels, height, width) of images.
 
         Raises:
             SpecError: a grid or early stopping without a split, or `refit: false` without a single split.
@@ -176,7 +180,7 @@ class ClassifierSearch:
             raise SpecError(
                 f"{self.where}: early_stopping, and refit: false, need one split of the rows, not {len(splits)}"
             )
-        task = ClassifierTask(*rows, classes, seed, self.where, augment=augment, on_epoch=on_epoch)
+        task = ClassifierTask(*rows, classes, seed, self.where, augment=augment, on_epoch=on_epoch, shape=shape)
         accuracies, fitted = self._accuracies(task, splits if self.selects else ())
         best = int(accuracies.argmax())
         fit_started = time.process_time()

@@ -24,7 +24,7 @@ from kapsi.training.augmentation import flipped, mixed, shifted
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
-Pixels = npt.NDArray[np.float32]
+Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class ImageOptions(Spec):
         data: data set, by default the name of the row.
         classifier: key of `classifiers.KINDS`.
         held_out: number of training rows for the selection, drawn by the seed.
-        inputs: `normalized` by the mean and standard deviation of the channel, or `unit`, intensities from 0 to 1.
+        inputs: `normalized` by the mean and standard deviation of the channel, `unit`, intensities from 0 to 1, or `pixels`,
+            uint8 from 0 to 255, for a recipe.
         shift: largest random shift of the training images, in pixels, 0 to 27.
         flip: flip training images horizontally at random.
         mix: largest share of another image of the batch mixed in without changing the class, 0 to 0.5.
@@ -46,7 +47,7 @@ class ImageOptions(Spec):
     data: Literal["mnist", "cifar10"]
     classifier: str = "network"
     held_out: int = option(0, minimum=0)
-    inputs: Literal["normalized", "unit"] = "normalized"
+    inputs: Literal["normalized", "unit", "pixels"] = "normalized"
     shift: int = option(0, minimum=0, maximum=27)
     flip: bool = False
     mix: float = option(0.0, minimum=0.0, maximum=0.5)
@@ -89,6 +90,7 @@ def run(run: Run) -> Outcome:
         seed=run.seed,
         augment=_augmentation(options, images.shape),
         on_epoch=_recorder(curves, test_x, test_y) if paper else None,
+        shape=images.shape,
     )
     started = time.process_time()
     score = float((_predicted(fitted, test_x, options, images.shape) == test_y).mean())
@@ -144,6 +146,10 @@ def read_options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
             f".inputs: {kind} is for inputs of at least 0; set inputs to unit",
         ),
         (
+            (options.inputs == "pixels") != (kind == "recipe"),
+            ".inputs: the classifier recipe needs pixels, and no other takes them",
+        ),
+        (
             options.flip_test and other_loss,
             ".flip_test: needs the loss cross_entropy, which has probabilities; leave it out",
         ),
@@ -168,6 +174,8 @@ def _arrays(images: ImageData, options: ImageOptions) -> tuple[Pixels, Labels, P
     """Return inputs and classes of the training and the test rows."""
 
     def inputs(pixels: npt.NDArray[np.uint8]) -> Pixels:
+        if options.inputs == "pixels":
+            return pixels
         return (
             images.normalize(pixels) if options.inputs == "normalized" else pixels.astype(np.float32) / np.float32(255)
         )
