@@ -222,6 +222,7 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"classifier": "netwrk"}, "did you mean network"),
         ({"data": "svhn"}, "expected one of mnist, cifar10"),
         ({"inputs": "raw"}, "expected one of normalized, unit"),
+        ({"inputs": "pixels"}, "inputs: the classifier recipe needs pixels, and no other takes them"),
         ({"held_out": 300}, "300 of 300 training rows leave none"),
         ({"held_out": -1}, "at least 0"),
         ({"held_out": True}, "expected an integer, got True"),

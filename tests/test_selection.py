@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,6 +174,17 @@ def test_heads_that_are_behind_on_the_first_rows_are_left_out() -> None:
     assert search._contenders(outputs, heads, data, fold) == list(outputs)  # all are simple
     few = {name: outputs[name] for name in ("best", "far behind")}
     assert search._contenders(few, complex_heads, data, fold) == list(few)
+
+
+def test_cheap_heads_leave_their_time_to_the_fits_of_others() -> None:
+    """The fits have 30% of the budget, and estimates are twice as long as fits on an idle machine, but for images."""
+    costs = ((20.0, False), (2.0, False), (8.0, True))
+    heads = [SimpleNamespace(fit_cost=lambda data, rows, c=c: c, reads_images=images) for c, images in costs]
+    search = _AutoSearch(Auto(budget=60), data_of(20), 0, Watch())
+    assert search._shares(heads) == pytest.approx([8.5, 6.0, 8.5])
+    long = SimpleNamespace(fit_cost=lambda data, rows: rows / 1000, reads_images=False)
+    search = _AutoSearch(Auto(budget=60), data_of(20_000), 0, Watch())
+    assert [search._rows_of_fit(long, seconds) for seconds in (10, 9)] == [20_000, 10_000]
 
 
 def test_stages_hold_out_every_row_once_or_in_each_repetition() -> None:

@@ -214,8 +214,8 @@ class _AutoSearch:
         compared = self._compared(heads)
         rows = len(self.data.x) if compared is None else len(compared)
         share = (1 - COMPARISON) * self.budget
-        fits = {name: head.fit_cost(self.data, self._rows_of_fit(head, share)) for name, head in heads.items()}
-        seconds = {name: self._cost({name: head}, rows) + ESTIMATED * fits[name] for name, head in heads.items()}
+        fits = {name: self._fit_seconds(head, self._rows_of_fit(head, share)) for name, head in heads.items()}
+        seconds = {name: self._cost({name: head}, rows) + fits[name] for name, head in heads.items()}
         return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget))
 
     @property
@@ -290,9 +290,13 @@ class _AutoSearch:
     def _rows_of_fit(self, head: HeadRecipe, seconds: float) -> int:
         """Return the number of rows of a fit that takes some seconds at most."""
         rows = len(self.data.x)
-        while rows > LEAST_ROWS and head.fit_cost(self.data, rows) > seconds:
+        while rows > LEAST_ROWS and self._fit_seconds(head, rows) > seconds:
             rows = max(LEAST_ROWS, rows // 2)
         return rows
+
+    def _fit_seconds(self, head: HeadRecipe, rows: int) -> float:
+        """Return the estimated seconds of the fit of a chosen head; estimates of images are measured ones."""
+        return head.fit_cost(self.data, rows) * (1.0 if head.reads_images else ESTIMATED)
 
     def _counts(self, rows: int) -> tuple[int, int]:
         """Return numbers of folds and of repetitions."""
@@ -411,7 +415,7 @@ class _AutoSearch:
         """Return the sum of the chosen heads, fitted to all rows, and the seconds of each fit."""
         models, seconds = [], []
         chosen = [entry.recipe for entry, weight in zip(entries, weights, strict=True) if weight > 0]
-        shares = self._shares(chosen)
+        shares = iter(self._shares(chosen))
         for entry, weight in zip(entries, weights, strict=True):
             start = time.perf_counter()
             if weight:
@@ -427,19 +431,15 @@ class _AutoSearch:
         bounds = None if self.data.classes else bounds_of(self.data)
         return mixture([model for model, _ in models], [weight for _, weight in models], bounds), seconds
 
-    def _shares(self, heads: Sequence[HeadRecipe]) -> Iterator[float]:
-        """Yield the seconds for the fit of each of some heads: equal parts of the budget for fits, more for heads of images.
-
-        What other heads leave of their parts is for these.
-        """
-        part = (1 - COMPARISON) * self.budget
-        costs = [head.fit_cost(self.data, len(self.data.x)) for head in heads]
-        left = part - sum(
-            min(cost, part / len(heads)) for head, cost in zip(heads, costs, strict=True) if not head.reads_images
-        )
-        images = sum(cost for head, cost in zip(heads, costs, strict=True) if head.reads_images)
-        for head, cost in zip(heads, costs, strict=True):
-            yield left * cost / images if head.reads_images else part / len(heads)
+    def _shares(self, heads: Sequence[HeadRecipe]) -> list[float]:
+        """Return the seconds for the fit of each of some heads: an equal part of what cheaper ones leave; images come last."""
+        costs = [self._fit_seconds(head, len(self.data.x)) for head in heads]
+        left, shares = (1 - COMPARISON) * self.budget, [0.0] * len(heads)
+        order = sorted(range(len(heads)), key=lambda i: (heads[i].reads_images, costs[i]))
+        for place, i in enumerate(order):
+            shares[i] = left / (len(heads) - place)
+            left -= min(shares[i], costs[i])
+        return shares
 
     def _held_out(self, total: Tensor, plan: Sequence[Sequence[Fold]], compared: Tensor | None) -> Tensor:
         """Return the output of the sum for each row, NaN where no fold held the row out.
