@@ -355,7 +355,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
     ("arguments", "message"),
     [
         (("fit",), "Missing argument 'TABLE' (see kapsi fit --help"),
-        (("fit", "t.csv"), "Missing option '--target'"),
+        (("fit", "t.csv"), "Missing option '--target', the column to predict"),
         (("fit", "t.csv", "--target"), "'--target' requires an argument"),
         (("fit", "t.csv", "n.csv", "--target", "y"), "unexpected extra argument"),
         ((*FIT, "--fold", "3"), "there is no option --fold; did you mean --folds? there are --target, --task"),

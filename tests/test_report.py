@@ -149,7 +149,7 @@ def test_many_classes_are_a_table_the_hardest_first() -> None:
     counts = np.diag(np.full(50, 10))
     counts[7, 3], counts[9, 9] = 30, 0
     cells = re.findall(r">([^<>]+)</t[dh]>", class_tables([f"<{i}>" for i in range(50)], counts))
-    assert cells[5:10] == ["&lt;7&gt;", "40", "25.0 %", "100.0 %", "&lt;3&gt; (30 times)"]
+    assert cells[5:10] == ["&lt;7&gt;", "40", "25.0 %", "100.0 %", "&lt;3&gt; (30 rows)"]
     assert cells[10:15] == ["&lt;0&gt;", "10", "100.0 %", "100.0 %", "–"]
     assert cells[-5:] == ["&lt;9&gt;", "0", "–", "–", "–"]
     assert len(cells) == 5 * (1 + 10 + 1 + 50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import replace
@@ -25,12 +26,12 @@ from kapsi.cli.options import (
     setting,
 )
 from kapsi.cli.reading import reading_of
-from kapsi.errors import SpecError, check_choice, did_you_mean
+from kapsi.errors import KapsiError, SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
 from kapsi.text import counted
 
 if TYPE_CHECKING:
-    from kapsi.data.tabular import TableProblem
+    from kapsi.data.tabular import Reading, TableProblem
     from kapsi.recipes import Recipe
     from kapsi.spec import ModelSpec
     from kapsi.tables import RunConfig, TableConfig
@@ -189,8 +190,9 @@ def fit(
         "metrics": tuple(metric or ()),
         "interval_by": interval_by,
     }
+    how = reading_of(of_reading)
     table_config = TableConfig(
-        targets_of(target, table), task, folds, strict, tuple(drop or ()), reading=reading_of(of_reading), **roles
+        targets_of(target, table, how), task, folds, strict, tuple(drop or ()), reading=how, **roles
     )
     for name in log or ():
         check_choice("--log", name, LOGS)
@@ -226,12 +228,18 @@ def fit(
             show_report(report, json, fit_page(report.path, no_report=no_report, open_=open_))
 
 
-def targets_of(target: list[str] | None, table: str) -> tuple[str, ...]:
+def targets_of(target: list[str] | None, table: str, reading: Reading) -> tuple[str, ...]:
     """Return the targets; by default the classes of a folder of images."""
     from kapsi.data.tabular.image_folder import LABEL
 
     if not target and not os.path.isdir(table):
-        raise SpecError("Missing option '--target'.")
+        from kapsi.data.tabular import read_table
+        from kapsi.data.tabular.types import listed
+
+        columns = ""
+        with contextlib.suppress(KapsiError):  # of a file that is no table: the next call names the problem
+            columns = f"; the columns are {listed(read_table(table, reading).columns, 20)}"
+        raise SpecError(f"Missing option '--target', the column to predict{columns}")
     return tuple(target or (LABEL,))
 
 

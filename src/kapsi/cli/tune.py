@@ -107,9 +107,8 @@ def tune(
         "validation": validation,
         "metrics": tuple(metric or ()),
     }
-    config = TableConfig(
-        targets_of(target, table), task, None, strict, tuple(drop or ()), reading=reading_of(of_reading), **roles
-    )
+    how = reading_of(of_reading)
+    config = TableConfig(targets_of(target, table, how), task, None, strict, tuple(drop or ()), reading=how, **roles)
     study = TuneConfig(trials, timeout, inner_folds, storage)
     with readable(table) as path:
         problem, whole = prepare(

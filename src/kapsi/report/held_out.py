@@ -13,6 +13,7 @@ from kapsi.plots.curves import above_thresholds, average_precision, reliability,
 from kapsi.report.charts import calibration_chart, figure, scatter, short, threshold_chart
 from kapsi.report.facts import MOST_WORST, Facts
 from kapsi.report.sections import section, wide
+from kapsi.text import counted
 
 MOST_POINTS, CALIBRATION_BINS, LEAST_IN_BIN = 400, 10, 10
 MOST_CALIBRATED, MOST_CONFUSED = 4, 8
@@ -128,7 +129,7 @@ def class_tables(labels: Sequence[str], counts: Ints) -> Markup:
     lines = []
     for i in order:
         other = int(wrong[i].argmax())
-        error = f"{short(labels[other], 24)} ({wrong[i, other]:,} times)" if wrong[i, other] else "–"
+        error = f"{short(labels[other], 24)} ({counted(int(wrong[i, other]), 'row')})" if wrong[i, other] else "–"
         shares = (_percent(right[i], rows_of[i]), _percent(right[i], predicted[i]))
         lines.append((short(labels[i], 24), f"{rows_of[i]:,}", *shares, error))
     header = ("class", "rows", "recall", "precision", "most often taken for")
