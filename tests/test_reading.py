@@ -181,7 +181,12 @@ CASES = {
     ),
     "`300K`, … (over 20 values, the same letter)": (csv_of(a=[f"{x}K" for x in X], y=Y), {}, [float(x) for x in X]),
     "`5k` beside `100m`, `2B` beside `1G`": (csv_of(a=["5k", "100m"], y=Y[:2]), {}, "'m' may be a unit"),
-    "lines that repeat the header, a last row of totals": (
+    "times with an offset such as `+02:00` beside times without a zone": (
+        csv_of(a=["2024-01-02T10:00:00+02:00", "2024-01-03T10:00:00", "2024-01-04T10:00:00Z"], y=Y[:3]),
+        {},
+        "'2024-01-02T10:00:00+02:00' has a time zone, and '2024-01-03T10:00:00' has none",
+    ),
+    "lines that repeat the header": (
         csv_of(a=with_word("a", 7), y=Y),
         {},
         "39 of 40 values are numbers; not: 'a' (row 7); remove the lines that repeat the header",
@@ -240,7 +245,8 @@ OTHER = {
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
     '`"12.5"` as text in Parquet',
-    "`12KB`, `[1.5 2]`, `2 days 1h` and other quantities, over 50 distinct",
+    "a last row of totals",
+    "`12KB`, `[1.5 2]`, `2 days 1h`, `20,-` and other quantities, over 20 distinct",
     "the unit of a table for prediction",
     "numbers without a unit for `20%`, `300K` or times of the day",
     "the unit of a target",
@@ -634,6 +640,31 @@ def test_words_for_missing_values_leave_one_class(tmp_path) -> None:
         used(read(tmp_path, csv_of(a=X, y=["NA", "EU"] * 20)))
 
 
+@pytest.mark.parametrize("name", ["Total", ""])
+def test_a_last_row_of_totals_is_refused(tmp_path, name) -> None:
+    group, numbers = ["u", "v"] * 10, [f"{i * i % 17 + 0.25}" for i in range(20)]
+    total = str(sum(map(float, numbers)))
+    with pytest.raises(TableError, match=r"row 21, the last one, has the sums of the rows above it \('b', 'y'\)"):
+        used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, total], y=[*numbers, total])))
+    assert used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, "9"], y=[*numbers, "9"]))).y[-1] == 9
+
+
+def test_quantities_that_are_categories_have_a_note(tmp_path) -> None:
+    prices, codes = ([form.format(i % 25) for i in range(50)] for form in ('"{},-"', "A{}"))
+    notes = used(read(tmp_path, csv_of(a=prices, c=codes, y=range(50)))).notes
+    assert [note for note in notes if "not read" in note] == [
+        "column 'a' has 25 categories; values such as '0,-' are not read as numbers or dates"
+    ]
+
+
+@pytest.mark.parametrize("sign", ["US$", "R$", "Fr. ", "\u20ac"])
+def test_currencies_of_several_letters_also_in_parquet(tmp_path, sign) -> None:
+    prices = [f"{sign}{x}" for x in X]
+    pq.write_table(pa.table({"a": prices}), tmp_path / "t.parquet")
+    for table in (read(tmp_path, csv_of(a=prices, y=Y)), read_table(tmp_path / "t.parquet")):
+        assert (column(table).unit, column(table).values.tolist()) == (sign.strip(), [float(x) for x in X])
+
+
 @pytest.mark.parametrize("y", [["3.5"], ["x"], ["x", ""]])
 def test_one_row_is_too_few(tmp_path, y) -> None:
     with pytest.raises(TableError, match="1 row with a target 'y'; one row is too few, at least 4 are needed"):
@@ -654,3 +685,8 @@ def test_a_class_of_the_fit_is_no_missing_value(tmp_path) -> None:
     model = load_run(tmp_path / "run").model
     (tmp_path / "n.csv").write_text("a,y\n1,NA\n0,EU\n")
     assert model.scores(model.read(tmp_path / "n.csv"))[1] == 2
+
+
+def test_times_that_all_have_a_zone_are_read(tmp_path) -> None:
+    times = ["2024-01-02 10:00+02:00", "2024-01-02 3:00 PM +0200", "2024-01-02 10:00Z"]
+    assert np.diff(column(read(tmp_path, csv_of(a=times, y=Y[:3]))).numbers).tolist() == [5 * 3600.0, -3 * 3600.0]

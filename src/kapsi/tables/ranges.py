@@ -64,15 +64,25 @@ class Ranges:
         limits = [(float(column.min()), float(column.max())) for column in target.reshape(len(target), -1).T]
         return cls(inputs, limits[0] if target.ndim == 1 else tuple(limits))
 
-    def inputs_outside(self, features: Table) -> dict[str, Mask]:
-        """Return the mask of rows outside of the range, (rows,), for each column with such rows; missing values are inside."""
-        masks = {}
-        for name, (low, high) in self.inputs.items():
-            numbers = features.columns[name].numbers
-            mask = (numbers < low) | (numbers > high)
-            if mask.any():
-                masks[name] = mask
-        return masks
+    def inputs_outside(self, features: Table, rows: npt.NDArray[np.integer[Any]] | None = None) -> dict[str, Mask]:
+        """Return the mask of rows outside of the range, (rows,), for each column with such rows; missing values are inside.
+
+        Args:
+            features: the columns of a table.
+            rows: the rows to check; None for all.
+        """
+        masks: dict[str, Mask] = {}
+        unknown = (-np.inf, np.inf)
+        for names, values in features.blocks(rows):
+            ends = np.array([self.inputs.get(name, unknown) for name in names])
+            outside = (values < ends[:, :1]) | (values > ends[:, 1:])
+            masks |= {names[i]: outside[i] for i in np.flatnonzero(outside.any(1))}
+        for name, column in features.columns.items():
+            if column.kind == "date" and name in self.inputs:
+                numbers = column.numbers if rows is None else column.numbers[rows]
+                outside = (numbers < self.inputs[name][0]) | (numbers > self.inputs[name][1])
+                masks |= {name: outside} if outside.any() else {}
+        return {name: masks[name] for name in self.inputs if name in masks} if masks else {}
 
     def shifted(self, features: Table, rows: npt.NDArray[np.integer[Any]]) -> list[str]:
         """Return a note if many of some rows are outside of the range of a column, as after a change over time.
@@ -81,7 +91,7 @@ class Ranges:
             features: the columns of a table.
             rows: held-out rows; a few of them are outside by chance, so 3 rows and a tenth of the rows are allowed.
         """
-        masks = self.inputs_outside(features.take(rows, list(self.inputs)))
+        masks = self.inputs_outside(features, rows)
         counts = {name: int(mask.sum()) for name, mask in masks.items() if mask.sum() > 3 + 0.1 * len(rows)}
         if not counts:
             return []

@@ -39,6 +39,8 @@ from kapsi.data.tabular.units import CLOCK, PAIRS, SECONDS, TIME_OF_DAY, problem
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
+ZONE, NO_ZONE = r":\d\d.*[+-]\d\d:?\d\d$", r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
+"""Times with an offset from UTC other than Z, and without a zone."""
 SIGN_TRAIT = "the sign"
 ZERO_FIRST = r"^[+-]?0\d+$"
 MOSTLY, NEARLY = 0.5, 0.9
@@ -250,7 +252,7 @@ class Decider:
     def _written_numbers(self, name: str, column: Any) -> Column | None:
         """Return texts of a typed file as numbers if some have a decimal mark; None for other texts, such as codes."""
         words = self._words(name, column)
-        if not words.any_match(r"^[+-]?[\d.,]*[.,]\d"):
+        if not words.any_match(rf"^\W?({SIGN})? ?[\d.,]*[.,]\d"):
             return None
         guess = self._guess(name, words)
         if guess.kind not in ("integer", "real"):
@@ -416,6 +418,12 @@ class Decider:
         if doubt:
             text = (
                 f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
+            )
+            return unusable(words.rows, text, words)
+        zone = words.first(ZONE)
+        if zone and (without := words.first(NO_ZONE)):
+            text = (
+                f": {short(zone)} has a time zone, and {short(without)} has none; write all times with a zone, or none"
             )
             return unusable(words.rows, text, words)
         reason = f"dates as {form}"

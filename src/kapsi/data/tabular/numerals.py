@@ -14,7 +14,7 @@ from kapsi.data.tabular.types import Floats, parse_numbers
 
 CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
-SIGN = f"[{re.escape(CURRENCIES)}]|{CODES}"
+SIGN = rf"[{re.escape(CURRENCIES)}]|[A-Z]{{1,2}}\$|Fr\.|{CODES}"
 SYMBOLS = re.escape(f"{CURRENCIES}%°/²³")
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"

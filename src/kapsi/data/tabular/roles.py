@@ -50,6 +50,32 @@ def index_columns(table: Table) -> dict[str, str]:
     return found
 
 
+def check_totals(table: Table) -> None:
+    """Refuse a last row with the sums of the rows above it, in at least half of the columns of numbers with a value there.
+
+    Columns with mostly zeros do not count.
+
+    Example:
+        >>> rows = np.array([*range(1, 11), 55.0])
+        >>> check_totals(Table("t.csv", {"a": Column("real", rows)}))
+        Traceback (most recent call last):
+            ...
+        kapsi.errors.TableError: t.csv: row 11, the last one, has the sums of the rows above it ('a'); remove the row
+    """
+    totals: list[str] = []
+    known = 0
+    for names, values in table.blocks() if table.rows >= LEAST_ROWS else ():
+        last, above = values[:, -1], np.nan_to_num(values[:, :-1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = np.abs(last - above.sum(1)) <= 1e-9 * np.abs(last)
+        sums &= (np.abs(last) > np.abs(above).max(1)) & (2 * np.count_nonzero(above, axis=1) >= table.rows)
+        totals += [names[i] for i in np.flatnonzero(sums)]
+        known += int((~np.isnan(last)).sum())
+    if totals and 2 * len(totals) >= known:
+        row = f"row {table.rows:,}, the last one, has the sums of the rows above it ({listed(totals, 3)})"
+        reject(table.name, f"{row}; remove the row")
+
+
 def sentinels(features: Table) -> list[str]:
     """Return notes on repeated values far from all others, for example −9999, and on dates such as 9999-12-31."""
     notes = []

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kapsi.data.tabular.preprocess import Preprocessing
 from kapsi.data.tabular.roles import (
     check_roles,
+    check_totals,
     check_validation,
     groups_of,
     index_columns,
@@ -52,9 +53,11 @@ TASKS = ("auto", "classification", "regression")
 MAX_AUTO_CLASSES = 20
 MAX_CLASSES = 1000
 NUMBER_LIKE = re.compile(
-    r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]{0,2}$|[^\w\s]\s?\d+$|\d+ ?[A-Za-z]{1,2}$|\d+ days|[\[({].*\d"
+    r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]{0,2}$|\W{1,3}\d|\d+ ?[A-Za-z]{1,2}$|\d+\W|\d+[hx]\d|0[bx][\dA-Fa-f]+$|[\[({].*\d"
 )
-"""1/5/2.4, €5, 3.5KB, 2 days 1h, [1.5 2]: neither words nor codes."""
+"""1/5/2.4, €5, 3.5KB, 2 days 1h, [1.5 2], '5.5', 5,-, 1h20, 0x5F: neither words nor codes."""
+MOSTLY_LIKE = 0.9
+"""Share of such strings among over `MAX_AUTO_CLASSES` categories, above which a note names them."""
 MOST_NOTES = 20
 """Most dropped columns with a note for each."""
 MAX_SINGLE = 9
@@ -180,6 +183,7 @@ def make_problem(
         table.require(name, "the column to drop")
     roles = {"weight": weight, "group": group, "time": time}
     check_roles(table, targets, drop, roles)
+    check_totals(table)
     if validation is not None:
         check_validation(validation, targets, roles, where)
         count, table = table.rows, stacked(table, validation)
@@ -381,7 +385,8 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
                 texts[name] = column.as_free()
                 kept.append(name)
                 continue
-            like = [w for w in words if NUMBER_LIKE.match(w)] if unique or distinct > MAX_CATEGORIES else []
+            judged = unique or distinct > MAX_AUTO_CLASSES
+            like = [w for w in words if NUMBER_LIKE.match(w)] if judged and column.reason != REQUESTED else []
             reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
             if unique:
                 notes.append(
@@ -391,6 +396,8 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
             if distinct > MAX_CATEGORIES:
                 share = f"{distinct:,} categories, more than {MAX_CATEGORIES}; its input is the mean of the target in each of them"
                 notes.append(f"column {short(name)} has {share}{reason if 2 * len(like) > distinct else ''}")
+            elif len(like) > MOSTLY_LIKE * distinct:
+                notes.append(f"column {short(name)} has {distinct} categories{reason}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:
             dropped[name] = f"it is {short(column.values[:1].tolist()[0])} in every row"

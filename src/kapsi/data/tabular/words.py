@@ -126,6 +126,13 @@ class Words:
 
         return bool(part) and bool(pc.any(pc.match_substring(self.known, part)).as_py())
 
+    def first(self, pattern: str) -> str:
+        """Return the first known string that matches a regular expression, empty without one."""
+        import pyarrow.compute as pc
+
+        found = self.known.filter(pc.match_substring_regex(self.known, pattern))
+        return found[0].as_py() if len(found) else ""
+
     def any_match(self, pattern: str) -> bool:
         """Return whether a known string matches a regular expression."""
         import pyarrow.compute as pc
