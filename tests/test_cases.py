@@ -347,7 +347,7 @@ def test_compact_dates_have_a_note_and_an_option(run):
 
 def test_a_row_of_totals_is_refused(run):
     put("t.csv", text(a=A, b=B, y=Y) + f"Total,,{Y.sum()}\n")
-    message = "not: 'Total' (row 121); remove the last row if it is a sum or a comment"
+    message = "row 121, the last one, has the sums of the rows above it ('y'); remove the row"
     assert message in run("fit", "t.csv", "--target", "y", "--output", "r")[2]
 
 
@@ -378,7 +378,8 @@ UNITS = {
     "kg": ("{:.1f} kg", ["20.5kg"], ["20.5"], "20.5 lb"),
     "K": ("{:.1f}K", ["20.5K"], [], "20.5 lb"),
     "none": ("{:.1f}", ["20.5"], [], "20.5%"),
-    "time": ("20:{:02.0f}", ["20:20", "8:20 pm", "20:20:00", "PT20H20M"], [], "20.5"),
+    "time": ("20:{:02.0f}", ["20:20", "8:20 pm"], [], "20.5"),
+    "seconds": ("20:{:02.0f}:00", ["20:20:00", "8:20 pm", "PT20H20M"], [], "20.5"),
     "duration": ("5 days 03:{:02.0f}:00", ["5 days 03:20:00", "123:20:00", "P5DT3H20M"], ["444000"], "$20.5"),
 }
 

@@ -68,7 +68,11 @@ def check_totals(table: Table) -> None:
         last, above = values[:, -1], np.nan_to_num(values[:, :-1])
         with np.errstate(over="ignore", invalid="ignore"):
             sums = np.abs(last - above.sum(1)) <= 1e-9 * np.abs(last)
-        sums &= (np.abs(last) > np.abs(above).max(1)) & (2 * np.count_nonzero(above, axis=1) >= table.rows)
+        sums &= (
+            np.isfinite(last)
+            & (np.abs(last) > np.abs(above).max(1))
+            & (2 * np.count_nonzero(above, axis=1) >= table.rows)
+        )
         totals += [names[i] for i in np.flatnonzero(sums)]
         known += int((~np.isnan(last)).sum())
     if totals and 2 * len(totals) >= known:
