@@ -2,20 +2,32 @@
 
 1,000 rows of each function; noise is normal, as a share of the target's deviation. A formula is *equal* if it has the values of
 the function to 1e-6 of its deviation on 1,000 new rows, in the range and in a range a fifth wider (where both are finite);
-*close* if only constants differ: within 1 % of the deviation on the same rows. Times are CPU seconds of one core.
+*close* if only constants differ: within 1 % of the deviation on the same rows. Times are CPU seconds of one core; a fit ends
+after 60 of them, as a miss.
 
-The results are not of one version of the search: the functions F.0, F.1, F.14, F.16 and F.18, misses before, were measured
-again after the search changed (F.16 also without noise), and the others were not. The counts are therefore optimistic until
-all functions are measured again.
+All rows of a method are of one version.
 
-Run: python benchmarks/formulas.py [--seeds 0,1] [--noise 0,0.01] [--only F.0,E.3] [--seconds 60]
-Results are appended to formulas.jsonl, and known ones are not repeated; formulas.md is the page.
+- kapsi: `search_formula` with its defaults, the formula of the least cost. It ends after 60 s of wall time, on a machine that
+  other processes shared.
+- gplearn 0.4.3: `SymbolicRegressor`, population 1,000, 20 generations, functions add, sub, mul, div, sqrt, log, sin, cos, neg,
+  inv, otherwise its defaults.
+- pykan 0.2.8: `KAN([n, 5, 1], grid=5, k=3)` in float64, 50 steps of LBFGS with lamb 1e-3, `prune`, 50 steps, `auto_symbolic`
+  with its default library, 50 steps.
+
+Run: python benchmarks/formulas.py [--methods kapsi,gplearn,pykan] [--seeds 0,1] [--noise 0,0.01] [--only F.0,E.3]
+Results are appended to formulas.jsonl, and known ones are not repeated; formulas.md is the page. The other methods need
+`pip install gplearn==0.4.3 pykan==0.2.8`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import itertools
 import json
+import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,12 +36,12 @@ import numpy as np
 import sympy
 
 from kapsi.data.problems import ALIASES, FunctionProblem, problem
-from kapsi.interpret.expressions import Floats, evaluate
+from kapsi.interpret.expressions import Floats, complexity, evaluate
 from kapsi.interpret.search import search_formula
 
 HERE = Path(__file__).parent
 STORE, PAGE = HERE / "formulas.jsonl", HERE / "formulas.md"
-ROWS = 1000
+ROWS, SECONDS = 1000, 60.0
 EQUAL, CLOSE = 1e-6, 1e-2
 GROUPS = {
     "elementary": [f"E.{i}" for i in range(17)],
@@ -49,35 +61,104 @@ def deviation(function: FunctionProblem, expression: sympy.Expr, symbols: list[s
         truth = function.values(x)
         found = np.broadcast_to(evaluate(expression, {s: x[:, i] for i, s in enumerate(symbols)}), truth.shape)
         known = np.isfinite(truth) & (np.isfinite(found) if wider else True)
+        if not known.any():
+            continue
         # Near a pole the same formula differs by rounding: relative there.
         size = np.maximum(np.abs(truth[known]), np.std(truth[known]) if wider == 0 else 1e-9)
         difference = np.abs(found[known] - truth[known]) / size
-        quantile = float(np.quantile(np.nan_to_num(difference, nan=np.inf), 0.99))
+        quantile = float(np.quantile(np.nan_to_num(difference, nan=1e300, posinf=1e300), 0.99))
         worst = max(worst, quantile if not wider else 0.0 if quantile < CLOSE else quantile)
     return worst
 
 
-def measured(name: str, seed: int, noise: float, seconds: float) -> dict[str, Any]:
-    """Return the record of one search."""
+def kapsi(x: Floats, y: Floats, symbols: list[sympy.Symbol], seed: int) -> sympy.Expr:
+    return min(search_formula(x, y, symbols, seconds=SECONDS), key=lambda found: found.cost).expression
+
+
+def gplearn(x: Floats, y: Floats, symbols: list[sympy.Symbol], seed: int) -> sympy.Expr:
+    from gplearn.genetic import SymbolicRegressor
+
+    functions = ("add", "sub", "mul", "div", "sqrt", "log", "sin", "cos", "neg", "inv")
+    model = SymbolicRegressor(population_size=1000, generations=20, function_set=functions, random_state=seed)
+    parts = iter(model.fit(x, y)._program.program)
+    meaning = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / b,
+        "sqrt": lambda a: sympy.sqrt(abs(a)),
+        "log": lambda a: sympy.log(abs(a)),
+        "sin": sympy.sin,
+        "cos": sympy.cos,
+        "neg": lambda a: -a,
+        "inv": lambda a: 1 / a,
+    }
+
+    def read() -> sympy.Expr:
+        """Return the next expression of the prefix notation."""
+        part = next(parts)
+        if isinstance(part, int):
+            return symbols[part]
+        return meaning[part.name](*[read() for _ in range(part.arity)]) if hasattr(part, "arity") else sympy.Float(part)
+
+    return read()
+
+
+def pykan(x: Floats, y: Floats, symbols: list[sympy.Symbol], seed: int) -> sympy.Expr:
+    import torch
+    from kan import KAN
+
+    torch.set_default_dtype(torch.float64)
+    rows, target = torch.tensor(x), torch.tensor(y)[:, None]
+    data = {"train_input": rows, "train_label": target, "test_input": rows, "test_label": target}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        model = KAN(width=[x.shape[1], 5, 1], grid=5, k=3, seed=seed, ckpt_path=folder)
+        model.fit(data, opt="LBFGS", steps=50, lamb=1e-3)
+        model = model.prune()
+        model.fit(data, opt="LBFGS", steps=50)
+        model.auto_symbolic()
+        model.fit(data, opt="LBFGS", steps=50)
+        return sympy.sympify(model.symbolic_formula(var=symbols)[0][0])
+
+
+METHODS = {"kapsi": kapsi, "gplearn": gplearn, "pykan": pykan}
+
+
+def measured(method: str, name: str, seed: int, noise: float) -> dict[str, Any]:
+    """Return the record of one fit; an error or the end of its time is a miss."""
     function = problem(name)
     x, y = function.sample(ROWS, seed=seed, noise=noise)
     symbols = [sympy.Symbol(variable.name, real=True) for variable in function.variables]
+    record: dict[str, Any] = {"name": name, "method": method, "seed": seed, "noise": noise}
     start = time.process_time()
-    record: dict[str, Any] = {"name": name, "function": function.formula, "seed": seed, "noise": noise}
-    if function.inputs > 8:
-        return {**record, "formula": "", "r2": None, "deviation": None, "seconds": 0.0, "note": "more than 8 inputs"}
-    front = search_formula(x, y, symbols, seconds=seconds)
-    best = min(front, key=lambda found: found.cost)
-    spent = time.process_time() - start
-    worst = deviation(function, best.expression, symbols)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        expression = METHODS[method](x, y, symbols, seed)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        seconds = round(time.process_time() - start, 2)
+        predicted = evaluate(expression, {s: x[:, i] for i, s in enumerate(symbols)})
+        worst = deviation(function, expression, symbols)
+    except Exception as error:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        note = str(error).splitlines()[0] if str(error) else type(error).__name__
+        seconds = round(time.process_time() - start, 2)
+        return {**record, "formula": "", "r2": None, "deviation": None, "seconds": seconds, "note": note}
+    r2 = 1 - float(np.mean((predicted - y) ** 2) / np.var(y))
     return {
         **record,
-        "formula": str(best.expression),
-        "r2": best.r2,
-        "complexity": best.complexity,
+        "formula": str(expression),
+        "r2": r2 if np.isfinite(r2) else None,
+        "complexity": complexity(expression),
         "deviation": worst if np.isfinite(worst) else None,
-        "seconds": round(spent, 2),
+        "seconds": seconds,
     }
+
+
+def end_of_time(*_: Any) -> None:
+    raise TimeoutError(f"more than {SECONDS:g} CPU s")
 
 
 def verdict(record: dict[str, Any]) -> str:
@@ -89,67 +170,86 @@ def stored() -> list[dict[str, Any]]:
     return [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """Return the page: counts by group, then every miss."""
-    lines = ["# Recovery of formulas", "", *(__doc__ or "").split("\n\nRun:")[0].splitlines()[2:], ""]
-    lines += [
-        "Counts are medians over seeds.",
-        "",
-        "| functions | noise | seeds | equal | close | of | asked | CPU s, median | largest |",
+def of_seed(records: list[dict[str, Any]], names: list[str]) -> list[list[dict[str, Any]]]:
+    """Return the records of each seed that has all functions."""
+    seeds = sorted({r["seed"] for r in records})
+    groups = [[r for r in records if r["seed"] == seed and r["name"] in names] for seed in seeds]
+    return [group for group in groups if len(group) == len(names)]
+
+
+def counts(records: list[dict[str, Any]]) -> list[str]:
+    """Return the rows of a table: formulas that are equal and close, by functions, noise and method."""
+    lines = [
+        "| functions | noise | method | seeds | equal, median | worst seed | close | of | asked | CPU s, median | largest |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
-    for group, names in GROUPS.items():
-        for noise in sorted({r["noise"] for r in records}):
-            some = [r for r in records if r["noise"] == noise and r["name"] in names]
-            seeds = sorted({r["seed"] for r in some})
-            seeds = [s for s in seeds if sum(r["seed"] == s for r in some) == len(names)]
+    for (group, names), noise in itertools.product(GROUPS.items(), sorted({r["noise"] for r in records})):
+        for method in METHODS:
+            seeds = of_seed([r for r in records if (r["noise"], r["method"]) == (noise, method)], names)
             if not seeds:
+                lines.append(
+                    f"| {group} | {noise:g} | {method} | not measured | | | | {len(names)} | {TARGETS[group]} | | |"
+                )
                 continue
-            counts = {
-                kind: float(np.median([sum(verdict(r) == kind for r in some if r["seed"] == s) for s in seeds]))
-                for kind in ("equal", "close")
-            }
-            times = [r["seconds"] for r in some]
+            equal, close = ([sum(verdict(r) == kind for r in seed) for seed in seeds] for kind in ("equal", "close"))
+            times = [r["seconds"] for seed in seeds for r in seed]
             lines.append(
-                f"| {group} | {noise:g} | {len(seeds)} | {counts['equal']:g} | {counts['close']:g} | {len(names)} | "
-                f"{TARGETS[group]} | {np.median(times):.1f} | {max(times):.1f} |"
+                f"| {group} | {noise:g} | {method} | {len(seeds)} | {np.median(equal):g} | {min(equal)} | {np.median(close):g} | "
+                f"{len(names)} | {TARGETS[group]} | {np.median(times):.1f} | {max(times):.1f} |"
             )
-    lines += [
-        "",
-        "## Misses and close formulas",
-        "",
-        "| function | noise | seed | | R² | formula |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in sorted(records, key=lambda r: (r["name"][0], int(r["name"][2:]), r["noise"], r["seed"])):
-        if verdict(r) != "equal":
-            text = r["formula"] or r.get("note", "")
-            shown = text if len(text) <= 160 else f"{text[:157]}…"
-            r2 = "" if r["r2"] is None else f"{r['r2']:.5f}"
-            known = ALIASES.get(r["name"], "")
-            lines.append(
-                f"| {r['name']} {known} `{r['function']}` | {r['noise']:g} | {r['seed']} | {verdict(r)} | {r2} | `{shown}` |"
-            )
+    return lines
+
+
+def misses(records: list[dict[str, Any]]) -> list[str]:
+    """Return the rows of a table: each function that a method missed, with the seeds and one of its formulas."""
+    lines = ["| function | noise | | seeds | R² | formula of one seed |", "|---|---|---|---|---|---|"]
+    some = [r for r in records if verdict(r) != "equal"]
+    for name, noise in itertools.product(
+        [n for names in GROUPS.values() for n in names], sorted({r["noise"] for r in some})
+    ):
+        for kind in ("close", "miss"):
+            these = [r for r in some if (r["name"], r["noise"], verdict(r)) == (name, noise, kind)]
+            if these:
+                text = these[0]["formula"] or these[0].get("note", "")
+                shown = (text if len(text) <= 120 else f"{text[:117]}…").replace("|", "¦")
+                r2 = "" if these[0]["r2"] is None else f"{these[0]['r2']:.5f}"
+                seeds = ", ".join(str(r["seed"]) for r in these)
+                title = f"{name} {ALIASES.get(name, '')} `{problem(name).formula}`"
+                lines.append(f"| {title} | {noise:g} | {kind} | {seeds} | {r2} | `{shown}` |")
+    return lines
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    """Return the page: counts by group, then the misses of each method."""
+    lines = ["# Recovery of formulas", "", *(__doc__ or "").split("\n\nRun:")[0].splitlines()[2:], "", *counts(records)]
+    for method in METHODS:
+        some = [r for r in records if r["method"] == method]
+        if some:
+            lines += ["", f"## Misses and close formulas: {method}", "", *misses(some)]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default="kapsi")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--noise", default="0,0.01")
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=60.0)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGPROF, end_of_time)
     names = arguments.only.split(",") if arguments.only else [name for group in GROUPS.values() for name in group]
-    for seed in map(int, arguments.seeds.split(",")):
-        for noise in map(float, arguments.noise.split(",")):
-            for name in names:
-                done = {(r["name"], r["seed"], r["noise"]) for r in stored()}
-                if (name, seed, noise) not in done:
-                    record = measured(name, seed, noise, arguments.seconds)
-                    with STORE.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
-                    print(name, noise, seed, verdict(record), record["seconds"], record["formula"][:100], flush=True)
+    for seed, method, noise, name in itertools.product(
+        map(int, arguments.seeds.split(",")),
+        arguments.methods.split(","),
+        map(float, arguments.noise.split(",")),
+        names,
+    ):
+        if any((r["name"], r["method"], r["seed"], r["noise"]) == (name, method, seed, noise) for r in stored()):
+            continue
+        record = measured(method, name, seed, noise)
+        with STORE.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        print(method, name, noise, seed, verdict(record), record["seconds"], record["formula"][:100], flush=True)
     PAGE.write_text(page(stored()))
 
 
