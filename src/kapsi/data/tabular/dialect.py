@@ -100,7 +100,9 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
         reject(where, "the file is empty; a table has a header line and at least one row")
     body = lines[first:]
     separator, blanks = _separator(body, reading, default)
-    draft = Dialect(separator, (), 0, first, 2, comment, blanks, plain=not BLANK_BEFORE_QUOTE.search("".join(body)))
+    # Lines of wide tables have megabytes.
+    plain = '"' not in text or not BLANK_BEFORE_QUOTE.search("".join(body))
+    draft = Dialect(separator, (), 0, first, 2, comment, blanks, plain=plain)
     counted = _counted(draft, body)
     names = _fields(draft, commented) if commented else []
     if (
