@@ -32,6 +32,8 @@ __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
 SOURCES = ("search", "simplified", "model")
 LEAST_ROWS = 20
 """Least number of rows of a search."""
+MOST_SIMPLIFIED = 32
+"""Inputs of a model that is simplified without a request: the functions of more inputs take minutes."""
 LARGEST = 1_000
 """Weights of a model whose formula is shown beside those of a search: it takes seconds, and nobody reads longer ones."""
 
@@ -132,6 +134,8 @@ def short_formulas(
                 notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
             notes.append(f"formula of the model only: {reason}")
+    if len(model.preprocessing.names()) > MOST_SIMPLIFIED and wanted != {"simplified"}:
+        wanted.discard("simplified")
     if "simplified" in wanted:
         try:
             short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
