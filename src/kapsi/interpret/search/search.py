@@ -43,6 +43,8 @@ LEAST_NOISE = 1e-7
 """Share of the target's variance from which the error of a polynomial counts as noise."""
 SAME_NOISE = 0.75
 """Least correlation of the errors of a formula and of the polynomial for noise."""
+WORSE = 10.0
+"""Largest relative increase of the error by simple numbers in place of free constants, times the number of rows."""
 NOISY = 1.02
 """Largest error of a formula that ends the search, in errors of the polynomial on held-out rows."""
 
@@ -273,7 +275,8 @@ def _front(rows: SearchRows, fits: Sequence[Fit]) -> tuple[Found, ...]:
     for entry in sorted(found, key=lambda f: (f.complexity, f.cost)):
         larger = not front or entry.complexity > front[-1].complexity
         # Exact constants such as 1/√(2π) are complex, and never more accurate than a free one.
-        better = entry.mse < least * (1 - 1e-9) or all(entry.cost < other.cost - 1e-9 for other in front)
+        shorter = all(entry.cost < other.cost - 1e-9 for other in front)
+        better = entry.mse < least * (1 - 1e-9) or (shorter and entry.mse <= least * (1 + WORSE / len(rows.y)))
         if larger and better:
             front.append(entry)
             least = min(least, entry.mse)
