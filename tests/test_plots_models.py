@@ -181,6 +181,10 @@ def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
         (lambda: kp.plots.function(kp.Taylor(2), ax="x"), r"plots\(ax\): expected axes of matplotlib.*, got 'x'"),
         (lambda: kp.plots.network(kp.Model(kp.rpn([2, 1], "identity")), ROWS, names=5), r"network\(names\).*, got 5"),
         (lambda: kp.plots.confusion_matrix(None, [1]), "confusion_matrix: expected y as a label for each row"),
+        (
+            lambda: kp.plots.roc([object()] * len(P), P),
+            "roc: y: expected numbers, booleans, strings or dates, got <object",
+        ),
         (lambda: kp.plots.learning_curves(None), "learning_curves: expected records of epochs.*, got None"),
         (lambda: kp.plots.learning_curves([1]), "learning_curves: expected records of epochs.*, got 1"),
         (lambda: kp.plots.importances(5), "importances: expected importances of columns.*, got 5"),

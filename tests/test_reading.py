@@ -649,6 +649,18 @@ def test_a_last_row_of_totals_is_refused(tmp_path, name) -> None:
     assert used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, "9"], y=[*numbers, "9"]))).y[-1] == 9
 
 
+def test_a_doubling_column_has_no_totals(tmp_path) -> None:
+    doubling = [1, *(2**i for i in range(20))]  # the last number is the sum of the others
+    assert len(used(read(tmp_path, csv_of(a=doubling, y=[i + 0.5 for i in range(21)]))).y) == 21
+
+
+def test_few_rows_of_a_class_each_name_the_task(tmp_path) -> None:
+    with pytest.raises(
+        TableError, match=r"6 classes in 6 rows, and 6 of them have a single row .* or --task regression"
+    ):
+        used(read(tmp_path, csv_of(a=range(6), y=range(0, 12, 2))))
+
+
 def test_quantities_that_are_categories_have_a_note(tmp_path) -> None:
     prices, codes = ([form.format(i % 25) for i in range(50)] for form in ('"{},-"', "A{}"))
     notes = used(read(tmp_path, csv_of(a=prices, c=codes, y=range(50)))).notes

@@ -66,6 +66,10 @@ def check_labels(where: str, name: str, values: Any) -> npt.NDArray[Any]:
     if labels.ndim != 1 or not len(labels):
         shape = "nothing" if values is None else f"the shape {labels.shape}"
         raise DataError(f"{where}: expected {name} as a label for each row, (rows,), got {shape}")
+    try:
+        np.less(labels[:1], labels[:1])
+    except TypeError:
+        refuse(f"{where}: {name}", "numbers, booleans, strings or dates", labels[0], DataError)
     if labels.dtype.kind in "fc" and not np.isfinite(labels).all():
         raise DataError(f"{where}: {name} must be finite; drop the rows with NaN")
     return labels

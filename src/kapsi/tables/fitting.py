@@ -413,7 +413,7 @@ def _notes_on_scores(
 
 
 def _default_folder(problem: TableProblem) -> Path:
-    return Path("runs") / Path(problem.name).stem
+    return Path("runs") / (Path(problem.name).stem.strip(".") or "table")  # of a table ..csv, too
 
 
 def _run_folder(problem: TableProblem, output: str | Path | None, overwrite: bool, group: Group, resume: bool) -> Path:

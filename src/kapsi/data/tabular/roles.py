@@ -53,7 +53,7 @@ def index_columns(table: Table) -> dict[str, str]:
 def check_totals(table: Table) -> None:
     """Refuse a last row with the sums of the rows above it, in at least half of the columns of numbers with a value there.
 
-    Columns with mostly zeros do not count.
+    Columns with mostly zeros do not count, nor doubling ones, such as 1, 1, 2, 4, 8.
 
     Example:
         >>> rows = np.array([*range(1, 11), 55.0])
@@ -70,7 +70,7 @@ def check_totals(table: Table) -> None:
             sums = np.abs(last - above.sum(1)) <= 1e-9 * np.abs(last)
         sums &= (
             np.isfinite(last)
-            & (np.abs(last) > np.abs(above).max(1))
+            & (np.abs(last) > 2 * np.abs(above).max(1))
             & (2 * np.count_nonzero(above, axis=1) >= table.rows)
         )
         totals += [names[i] for i in np.flatnonzero(sums)]

@@ -339,7 +339,7 @@ def _classes_of(
             where, f"the target {short(target)} has {len(labels)} classes; at most {MAX_CLASSES} are allowed; {advice}"
         )
     single = [labels[code] for code in np.flatnonzero(np.bincount(codes) == 1)]
-    if len(single) > MAX_SINGLE and len(single) > 0.8 * len(labels):
+    if len(single) == len(labels) or len(single) > max(MAX_SINGLE, 0.8 * len(labels)):
         advice = "choose another target" + (
             "; --numeric reads numbers" if column.kind == "text" else " or --task regression"
         )
