@@ -120,6 +120,8 @@ def test_parts_of_a_batch_of_images_change_nothing(monkeypatch) -> None:
     whole = kappa(x, head.kappa).dense()
     monkeypatch.setattr("kapsi.expansion.patches.AT_ONCE", 200)
     torch.testing.assert_close(kappa(x, head.kappa).dense(), whole)
+    with torch.no_grad():
+        torch.testing.assert_close(kappa(x, head.kappa).dense(), whole)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])
