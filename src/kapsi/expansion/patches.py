@@ -155,7 +155,8 @@ class Patches(Expansion, name="patches"):
 def _stacked(parts: Iterable[Tensor], rows: int) -> Tensor:
     """Return parts one below the other, copied one by one.
 
-    Parts kept for `torch.cat` lie within the freed memory of their computation, which no later part fits into: 1 MB an image of CIFAR-10.
+    Parts kept for `torch.cat` lie within the freed memory of their computation, which no later part fits into:
+    1 MB an image of CIFAR-10.
     """
     stacked, begin = torch.empty(0), 0
     for part in parts:
