@@ -1,7 +1,6 @@
 """Selection of heads on held-out rows, and the automatic model."""
 
 import itertools
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 import kapsi as kp
+from kapsi.clock import Stopwatch
 from kapsi.recipes import AdditiveHead, Auto, ConstantHead, LinearHead, RecipeData, Watch
 from kapsi.recipes.auto import _AutoSearch
 from kapsi.recipes.selection import select_heads
@@ -208,7 +208,17 @@ def test_heads_left_out_of_a_repetition_are_candidates_with_their_first_outputs(
     monkeypatch.setattr(_AutoSearch, "_contenders", lambda *_: ["constant", "linear"])
     search = _AutoSearch(Auto(heads=("linear", "additive")), data, 0, Watch())
     plan = search._folds(data)
-    entries = search._entries(search._suited(), data, plan, torch.arange(120), (math.inf, math.inf))
+    entries = search._entries(search._suited(), data, plan, torch.arange(120), Stopwatch())
     outputs = {entry.name: entry.outputs.split(60) for entry in entries}
     assert torch.equal(*outputs["additive"])
     assert not torch.equal(*outputs["linear"])
+
+
+def test_a_stopwatch_counts_cpu_seconds_where_they_are_fewer(monkeypatch) -> None:
+    watch = Stopwatch(4.0)
+    wall, cpu = watch._wall, watch._cpu
+    for elapsed, used, seconds in ((9.0, 3.0, 3.0), (4.0, 8.0, 4.0)):
+        monkeypatch.setattr("time.perf_counter", lambda t=wall + elapsed: t)
+        monkeypatch.setattr("time.process_time", lambda t=cpu + used: t)
+        assert watch.seconds() == pytest.approx(seconds)
+        assert watch.over() == (seconds == 4.0)

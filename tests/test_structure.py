@@ -20,6 +20,7 @@ ORDER = [
     "errors",
     "arrays",
     "text",
+    "clock",
     "html",
     "migrate",
     "version",

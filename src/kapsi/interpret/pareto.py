@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import sympy
 
+from kapsi.clock import Stopwatch
 from kapsi.data.tabular import NumberColumn, Preprocessing, Table
 from kapsi.data.tabular.encoders import CategoryColumn
 from kapsi.errors import DataError, FormulaError, SpecError, check_choice
@@ -128,9 +128,9 @@ def short_formulas(
         reason = _no_search(run, complete)
         if not reason and complete is not None:
             known = complete
-            start = time.monotonic()
+            clock = Stopwatch(seconds)
             found = (_searched if model.classes is None else _of_classes)(run, known, seconds)
-            if time.monotonic() - start >= seconds:
+            if clock.over():
                 notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
             notes.append(f"formula of the model only: {reason}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from kapsi.clock import Stopwatch
 from kapsi.errors import DataError, SpecError, check_number
 from kapsi.interpret.edge_fits import EdgeFormula, checked_functions, fitted_edge
 from kapsi.interpret.edges import Edges, edge_functions, shares_of
@@ -128,7 +128,7 @@ def simplify(
         y = exp(x1) + 3*sin(2*x2)
     """
     names = checked_functions(functions)
-    end = time.monotonic() + check_number("simplify(seconds)", seconds, 0, math.inf)
+    clock = Stopwatch(check_number("simplify(seconds)", seconds, 0, math.inf))
     task = model_rows(model, data, "simplify")
     chosen = torch.linspace(0, len(task.x) - 1, min(len(task.x), MOST_ROWS)).long()
     x = task.x[chosen]
@@ -149,7 +149,7 @@ def simplify(
     expressions, r2, target_r2 = {}, {}, {}
     for k, (name, transform) in enumerate(outputs.items()):
         goal = known[:, k] if targets is None else targets[:, k]
-        expression = _refitted(nodes[k], start, rows, goal, end)
+        expression = _refitted(nodes[k], start, rows, goal, clock)
         values = np.broadcast_to(evaluate(expression, rows), goal.shape)
         r2[name] = _r2(values, known[:, k])
         if targets is not None:
@@ -236,7 +236,11 @@ def _snapped(
 
 
 def _refitted(
-    expression: sympy.Expr, start: Mapping[sympy.Symbol, float], values: Mapping[Any, Floats], goal: Floats, end: float
+    expression: sympy.Expr,
+    start: Mapping[sympy.Symbol, float],
+    values: Mapping[Any, Floats],
+    goal: Floats,
+    clock: Stopwatch,
 ) -> sympy.Expr:
     """Return an expression with refitted constants, fewer terms and simple numbers."""
     own = {symbol: value for symbol, value in start.items() if expression.has(symbol)}
@@ -249,7 +253,7 @@ def _refitted(
     best = fit(rows, expression, own) if len(own) <= MOST_CONSTANTS else None
     if best is None:
         return expression.xreplace({symbol: sympy.Float(value) for symbol, value in own.items()})
-    return simplify_constants(rows, best, end=end).filled()
+    return simplify_constants(rows, best, clock).filled()
 
 
 def _without_terms(expression: sympy.Expr, start: Mapping[sympy.Symbol, float], rows: SearchRows) -> sympy.Expr:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kapsi.clock import Stopwatch
 from kapsi.errors import DataError, KapsiError, SpecError
 from kapsi.function import catalogue, option
 from kapsi.modules import Model
@@ -174,14 +175,14 @@ class _AutoSearch:
     least_budget: float = 0.0
 
     def result(self) -> RecipeResult:
-        start, used = time.perf_counter(), time.process_time()
+        start, clock = time.perf_counter(), Stopwatch()
         heads = self._suited()
         self.least_budget = max(head.least_budget(self.data) for head in heads.values())
         compared = self._compared(heads)
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
         y, weight, known = _stacked(rows, plan)
-        entries = self._entries(heads, rows, plan, known, (start, used))
+        entries = self._entries(heads, rows, plan, known, clock)
         outputs = [_bounded(entry.outputs, rows) for entry in entries]
         complexity = [entry.recipe.complexity for entry in entries]
         select = partial(
@@ -317,7 +318,7 @@ class _AutoSearch:
         rows: RecipeData,
         plan: Sequence[Sequence[Fold]],
         known: Tensor,
-        start: tuple[float, float],
+        clock: Stopwatch,
     ) -> list[_Compared]:
         """Return the heads with their outputs for all held-out rows; heads that do not contribute to the first ones are left out.
 
@@ -326,17 +327,15 @@ class _AutoSearch:
             rows: the rows of the comparison.
             plan: the folds of each stage.
             known: positions of the held-out rows in the outputs of all stages.
-            start: time and CPU time of the start, in seconds.
+            clock: of the whole search.
         """
         chosen = dict(heads)
         parts: dict[str, list[CrossFit]] = {name: [] for name in heads}
         once: dict[str, HeadRecipe] = {}
         for number, folds in enumerate(plan):
             for count, name in enumerate(list(chosen)):
-                # CPU seconds where they are fewer: other programs on the machine leave the choice of heads as it is.
-                spent = min(time.perf_counter() - start[0], time.process_time() - start[1])
                 part = None
-                if spent > self.budget and count > 1:
+                if clock.seconds() > self.budget and count > 1:
                     self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
                 else:
                     part = self._part(name, chosen[name], rows, folds, number)

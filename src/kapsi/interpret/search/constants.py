@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import sympy
 
+from kapsi.clock import Stopwatch
 from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
 
 STEPS = 60
@@ -183,20 +183,20 @@ def simple_numbers(value: float) -> Iterator[sympy.Expr]:
             yield number
 
 
-def simplify_constants(rows: SearchRows, best: Fit, end: float = math.inf) -> Fit:
+def simplify_constants(rows: SearchRows, best: Fit, clock: Stopwatch | None = None) -> Fit:
     """Return the fit with free constants replaced by simple numbers, one by one, where the description gets shorter.
 
     Args:
         rows: the rows.
         best: the fit.
-        end: the time, of `time.monotonic`, after which no constant is replaced.
+        clock: at whose limit the replacements end; None for no limit.
     """
     changed = True
     while changed:
         changed = False
         constants = best.constants
         for symbol in sorted(constants, key=lambda c: _roundness(constants[c])):
-            if time.monotonic() > end:
+            if clock is not None and clock.over():
                 break
             for number in _nearby(constants[symbol]):
                 trial = _replaced(rows, best, symbol, number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import sympy
 
+from kapsi.clock import Stopwatch
 from kapsi.errors import FormulaError, check_number
 from kapsi.interpret.expressions import Floats, complexity, evaluate
 from kapsi.interpret.search.constants import (
@@ -101,7 +101,7 @@ def search_formula(
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise FormulaError("search: values that are not finite; leave out rows with missing values")
-    end = time.monotonic() + seconds
+    clock = Stopwatch(seconds)
     x, y = x[:FITTED], y[:FITTED]
     variance = float(y.var())
     if not variance > 0:
@@ -109,8 +109,8 @@ def search_formula(
     rows = SearchRows(tuple(symbols), x, y, variance)
     fits: list[Fit] = [_constant(rows)]
     for reduced in _tried(rows):
-        fits += _searched(rows, reduced, end)
-        if _solved(rows, reduced, fits) or time.monotonic() > end:
+        fits += _searched(rows, reduced, clock)
+        if _solved(rows, reduced, fits) or clock.over():
             break
     return _front(rows, fits)
 
@@ -128,19 +128,19 @@ def _tried(rows: SearchRows) -> Iterator[Reduced]:
     yield from reversed(reduce(rows.symbols, rows.x, rows.y))
 
 
-def _searched(rows: SearchRows, reduced: Reduced, end: float) -> list[Fit]:
+def _searched(rows: SearchRows, reduced: Reduced, clock: Stopwatch) -> list[Fit]:
     """Return fitted formulas of the inputs of a reduction: of simple terms, then of all."""
     inputs = [(e, reduced.x[_screened(rows), i]) for i, e in enumerate(reduced.inputs)]
     terms = candidate_terms(inputs)
     simple = [term for term in terms if term.cost <= SIMPLE_COST][:MOST_SIMPLE]
-    fits = _of_terms(rows, reduced, simple, monomials(inputs), end)
+    fits = _of_terms(rows, reduced, simple, monomials(inputs), clock)
     if len(simple) < len(terms) and not _solved(rows, reduced, fits):
-        fits += _of_terms(rows, reduced, terms, [], end)
+        fits += _of_terms(rows, reduced, terms, [], clock)
     return fits
 
 
 def _of_terms(
-    rows: SearchRows, reduced: Reduced, terms: Sequence[Term], degrees: Sequence[Sequence[Term]], end: float
+    rows: SearchRows, reduced: Reduced, terms: Sequence[Term], degrees: Sequence[Sequence[Term]], clock: Stopwatch
 ) -> list[Fit]:
     """Return fitted sums and quotients of terms, and polynomials of monomials up to some degrees."""
     z = reduced.z[_screened(rows)]
@@ -161,7 +161,7 @@ def _of_terms(
         if any(one.mse <= 10 * EXACT * rows.variance for one in fits):
             # Another outer function may give a simpler formula, of a single term.
             solved, least = True, min([least, *(candidate.cost + NODE for candidate in exact)])
-        if time.monotonic() > end:
+        if clock.over():
             break
     if solved:
         return fits
