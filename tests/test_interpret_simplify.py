@@ -96,3 +96,17 @@ def test_the_command_prints_the_simplified_formula(run: Any, capsys: pytest.Capt
     assert capsys.readouterr().out.splitlines()[-2:] == ["y = b + 3*exp(2*a)", "z = b**2 - 1"]
     assert main(["formula", str(run), "--simplify", "--exact"]) == 2
     assert "--exact and --simplify exclude each other" in capsys.readouterr().err
+    assert main(["formula", str(run), "--simplify", "--seconds", "0"]) == 2
+    assert "no formula in 0 seconds; give it more" in capsys.readouterr().err
+
+
+def test_an_edge_that_is_linear_within_the_noise_is_linear() -> None:
+    noise = 0.1 * torch.randn(200, 1, generator=torch.Generator().manual_seed(1), dtype=F64)
+    y = torch.exp(X[:, :1]) + X[:, 1:] / 2 + noise
+    model = kp.Model(kp.rpn([2, 1], kp.Chebyshev(3), bias=True), seed=0, dtype=F64)
+    kp.fit(model, (X, y), epochs=1, solver="ridge")
+    found = kp.interpret.simplify(model, (X, y), functions=["x", "x^2", "exp", "tan"])
+    assert found.edges[1].function.function == "x"
+    assert found.r2["y"] > 0.99
+    hurried = kp.interpret.simplify(model, (X, y), seconds=0)
+    assert [edge.function.function for edge in hurried.edges] == ["x", "x"]

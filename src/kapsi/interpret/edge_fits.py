@@ -316,25 +316,38 @@ def _best(layer: Edges, j: int, k: int, names: Iterable[str]) -> EdgeFormula:
     return fitted_edge(layer.inputs[:, k], layer.values[:, j, k], rounding, names)
 
 
-def fitted_edge(x: Tensor, y: Tensor, rounding: float, names: Iterable[str]) -> EdgeFormula:
-    """Return the best formula y = c f(a x + b) + d, a constant if the deviation of y is at most `rounding`."""
+def fitted_edge(x: Tensor, y: Tensor, rounding: float, names: Iterable[str], floor: float = FLOOR) -> EdgeFormula:
+    """Return the best formula y = c f(a x + b) + d, a constant if the deviation of y is at most `rounding`.
+
+    Args:
+        x, y: inputs and values of the edge, (rows,).
+        rounding: deviation of y that counts as zero.
+        names: names from `FUNCTIONS`.
+        floor: share of the variance of y treated as zero.
+    """
     still = 16 * torch.finfo(x.dtype).eps * float(x.abs().max())
     x, y = x.to("cpu", torch.float64), y.to("cpu", torch.float64)
     if float(y.std()) <= rounding or float(x.amax() - x.amin()) <= still:
         return EdgeFormula("0", 1.0, 0.0, 0.0, float(y.mean()), 1.0)
-    fits = [formula for name in names for formula in _fit(name, x, y)]
-    return min(fits, key=_score, default=EdgeFormula("0", 1.0, 0.0, 0.0, float(y.mean()), 0.0))
+    best, least = EdgeFormula("0", 1.0, 0.0, 0.0, float(y.mean()), 0.0), math.inf
+    for name in sorted(names, key=lambda name: _FUNCTIONS[name].complexity):
+        if 2 * _FUNCTIONS[name].complexity + math.log2(floor) >= least:
+            break  # no error would be small enough
+        formula = _fit(name, x, y)
+        if formula is not None and (score := _score(formula, floor)) < least:
+            best, least = formula, score
+    return best
 
 
-def _score(formula: EdgeFormula) -> float:
+def _score(formula: EdgeFormula, floor: float) -> float:
     function = _FUNCTIONS[formula.function]
     # Sine and cosine are the same function: prefer the smaller phase.
     phase = PHASE_WEIGHT * abs(formula.b) if function.search == "phase" else 0.0
-    return 2 * function.complexity + math.log2(1 - min(1.0, formula.r2) + FLOOR) + phase
+    return 2 * function.complexity + math.log2(1 - min(1.0, formula.r2) + floor) + phase
 
 
-def _fit(name: str, x: Tensor, y: Tensor) -> list[EdgeFormula]:
-    """Return the best fit of a function to an edge; empty without a finite fit."""
+def _fit(name: str, x: Tensor, y: Tensor) -> EdgeFormula | None:
+    """Return the best fit of a function to an edge; None without a finite fit."""
     function = _FUNCTIONS[name]
     center, half = (x.amax() + x.amin()) / 2, (x.amax() - x.amin()) / 2
     u, scale = (x - center) / half, y.std(correction=0)
@@ -347,13 +360,13 @@ def _fit(name: str, x: Tensor, y: Tensor) -> list[EdgeFormula]:
     top = quality.topk(min(STARTS, len(a))).indices
     top = top[quality[top] > -math.inf]
     if not len(top):
-        return []
+        return None
     numbers = _refine(function, u[fine], v[fine], a[top], b[top])
     values = numbers[:, 2:3] * function.value(numbers[:, :1] * u + numbers[:, 1:2]) + numbers[:, 3:4]
     residual = (values - v).square().mean(1).nan_to_num(math.inf)
     best = int(residual.argmin())
     if not math.isfinite(float(residual[best])):
-        return []
+        return None
     a1, b1, c1, d1 = numbers[best].tolist()
     a1, b1 = a1 / float(half), b1 - a1 * float(center / half)
     c1, d1 = c1 * float(scale), d1 * float(scale) + float(level)
@@ -361,7 +374,7 @@ def _fit(name: str, x: Tensor, y: Tensor) -> list[EdgeFormula]:
     # Rounding errors of zeros.
     b1 = b1 if abs(b1) > ROUNDING * abs(a1) * float(x.abs().max()) else 0.0
     d1 = d1 if abs(d1) > ROUNDING * float(y.abs().max()) else 0.0
-    return [EdgeFormula(name, a1, b1, c1, d1, 1 - float(residual[best]))]
+    return EdgeFormula(name, a1, b1, c1, d1, 1 - float(residual[best]))
 
 
 def _subsample(order: Tensor, count: int) -> Tensor:

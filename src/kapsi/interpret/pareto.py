@@ -33,7 +33,7 @@ SOURCES = ("search", "simplified", "model")
 LEAST_ROWS = 20
 """Least number of rows of a search."""
 MOST_SIMPLIFIED = 32
-"""Inputs of a model that is simplified without a request: the functions of more inputs take minutes."""
+"""Inputs of a model that is simplified without a request: formulas of more are long."""
 LARGEST = 1_000
 """Weights of a model whose formula is shown beside those of a search: it takes seconds, and nobody reads longer ones."""
 
@@ -97,7 +97,7 @@ def short_formulas(
     y: Any = None,
     *,
     seconds: float = 60.0,
-    sources: Collection[str] = ("search", "simplified", "model"),
+    sources: Collection[str] = SOURCES,
 ) -> FormulaTable:
     """Return short formulas of a run of up to 10 numbers and indicators of categories, and the formulas of the fitted model.
 
@@ -108,7 +108,7 @@ def short_formulas(
         run: a run of `kp.load_run`.
         rows: a frame with the columns of the model; None: the rows that the run keeps.
         y: targets or labels of the rows; None without rows.
-        seconds: time of the search; 0 for neither a search nor a simplification.
+        seconds: time of the search, and a quarter of it for the simplification, or of the simplification alone; 0 for neither.
         sources: of `search`, `simplified` and `model`, see `FormulaRow`.
 
     Raises:
@@ -118,6 +118,8 @@ def short_formulas(
     """
     wanted = {check_choice("short_formulas(sources)", source, SOURCES) for source in sources}
     wanted -= set() if seconds else {"search", "simplified"}
+    if not wanted:
+        raise FormulaError(f"short_formulas: no formula in {seconds:g} seconds; give it more, or the source 'model'")
     model = run.model
     notes = valid_range(model)
     known = _known_rows(run, rows, y)
@@ -137,8 +139,9 @@ def short_formulas(
     if len(model.preprocessing.names()) > MOST_SIMPLIFIED and wanted != {"simplified"}:
         wanted.discard("simplified")
     if "simplified" in wanted:
+        share = seconds if wanted == {"simplified"} else seconds / 4
         try:
-            short = simplify(run, None if rows is None else (rows, y), seconds=seconds / 4).formula
+            short = simplify(run, None if rows is None else (rows, y), seconds=share).formula
             found.append(_scored(short, "simplified", known))
         except (DataError, SpecError, FormulaError):
             if wanted == {"simplified"}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,20 @@ from torch import Tensor
 
 from kapsi.clock import Stopwatch
 from kapsi.errors import DataError, SpecError, check_number
-from kapsi.interpret.edge_fits import EdgeFormula, checked_functions, fitted_edge
+from kapsi.interpret.edge_fits import FLOOR, EdgeFormula, checked_functions, fitted_edge
 from kapsi.interpret.edges import Edges, edge_functions, shares_of
 from kapsi.interpret.expressions import Floats, evaluate
 from kapsi.interpret.formulas import ModelFormula, class_outputs, input_scales, unscaled, valid_range
 from kapsi.interpret.rows import ModelRows, model_rows
-from kapsi.interpret.search.constants import SearchRows, description_length, fit, simplify_constants
+from kapsi.interpret.search.constants import (
+    NODE,
+    SearchRows,
+    cost_of_structure,
+    encoded,
+    fit,
+    leave_one_out,
+    simplify_constants,
+)
 from kapsi.interpret.tracing import traced
 
 __all__ = ["Simplified", "SimplifiedEdge", "simplify"]
@@ -29,6 +38,10 @@ MOST_EDGES = 400
 MOST_CONSTANTS = 60
 """Largest number of constants that are refitted together."""
 MOST_ROWS = 1000
+IGNORED = 20.0
+"""Misfit of an edge, in squared standard errors of a mean of the targets, that costs less than a further constant."""
+DEPENDENT = 1e-10
+"""Ridge of the factors of terms: of dependent terms, one after the other is dropped."""
 SYMBOLIC: dict[str, Any] = {
     "x": lambda z: z,
     "x^2": lambda z: z**2,
@@ -113,7 +126,7 @@ def simplify(
             `edge_functions`.
         data: rows x, or (x, y) with targets, as for `kapsi.interpret.prune`; the formula is valid in their range.
         functions: names from `kapsi.interpret.FUNCTIONS`; None: all.
-        seconds: time after which no further constant is simplified.
+        seconds: time after which edges, the least important last, get the first of the functions, and constants stay as they are.
 
     Raises:
         SpecError: a model that mixes inputs, of more than 400 edges, or unknown functions.
@@ -137,15 +150,14 @@ def simplify(
     if count > MOST_EDGES:
         raise SpecError(f"simplify: {count:,} edges, at most {MOST_EDGES} are simplified; prune the model first")
     symbols, raw, layers, outputs = _in_units(task, layers)
-    edges: list[SimplifiedEdge] = []
     nodes, start = list(symbols), dict[sympy.Symbol, float]()
-    for number, (layer, shares) in enumerate(zip(layers, shares_of(layers).edges, strict=True)):
-        nodes, found = _snapped(layer, nodes, start, names)
-        for (o, i), function in found.items():
-            edges.append(SimplifiedEdge(number, i, o, function, float(shares[o, i])))
-    rows = {symbol: raw[chosen.numpy(), i] for i, symbol in enumerate(symbols)}
     known = layers[-1].outputs().double().cpu().numpy()
     targets = _targets(task, chosen)
+    noise = None if targets is None else np.mean((targets - known) ** 2, axis=0)
+    edges = _edges(layers, noise, names, clock)
+    for number, layer in enumerate(layers):
+        nodes = _snapped(layer, nodes, start, [edge.function for edge in edges if edge.layer == number])
+    rows = {symbol: raw[chosen.numpy(), i] for i, symbol in enumerate(symbols)}
     expressions, r2, target_r2 = {}, {}, {}
     for k, (name, transform) in enumerate(outputs.items()):
         goal = known[:, k] if targets is None else targets[:, k]
@@ -204,10 +216,38 @@ def _in_units(task: ModelRows, layers: list[Edges]) -> tuple[Any, Floats, list[E
     return symbols, raw, [*layers[:-1], last], outputs
 
 
+def _edges(layers: list[Edges], noise: Floats | None, names: tuple[str, ...], clock: Stopwatch) -> list[SimplifiedEdge]:
+    """Return the edges with their functions, by layer, output and input; the most important ones are fitted first."""
+    shares = shares_of(layers).edges
+    found = []
+    for number, layer in enumerate(layers):
+        node, edge = layer.sums().var(0), layer.values.var(0)
+        ignored = FLOOR * node  # variance that counts as zero
+        if noise is not None and number == len(layers) - 1 and layer.output is None:
+            ignored = torch.maximum(ignored, torch.from_numpy(noise).to(node) * IGNORED / len(layer.inputs))
+        floors = (ignored[:, None] / edge).nan_to_num(FLOOR).clamp(FLOOR, 1e12)
+        sizes = 16 * torch.finfo(edge.dtype).eps * layer.values.abs().amax((0, 2))
+        for o, i in itertools.product(*map(range, edge.shape)):
+            found.append((float(shares[number][o, i]), number, i, o, float(sizes[o]), float(floors[o, i])))
+    fitted = {}
+    for share, number, i, o, rounding, floor in sorted(found, reverse=True):
+        x, y = layers[number].inputs[:, i], layers[number].values[:, o, i]
+        allowed = names[:1] if clock.over() else names
+        fitted[number, o, i] = SimplifiedEdge(number, i, o, fitted_edge(x, y, rounding, allowed, floor), share)
+    return [fitted[key] for key in sorted(fitted)]
+
+
 def _snapped(
-    layer: Edges, inputs: list[sympy.Expr], start: dict[sympy.Symbol, float], names: Iterable[str]
-) -> tuple[list[sympy.Expr], dict[tuple[int, int], EdgeFormula]]:
-    """Return the outputs of a layer as expressions with symbols for constants, added to `start`, and the functions of its edges."""
+    layer: Edges, inputs: list[sympy.Expr], start: dict[sympy.Symbol, float], functions: Iterable[EdgeFormula]
+) -> list[sympy.Expr]:
+    """Return the outputs of a layer as expressions with symbols for constants, added to `start`.
+
+    Args:
+        layer: the edges.
+        inputs: expressions of the inputs.
+        start: values of the symbols.
+        functions: of the edges, by output and input.
+    """
 
     def constant(value: float) -> sympy.Expr:
         if value in (0.0, 1.0, -1.0):
@@ -216,13 +256,10 @@ def _snapped(
         start[symbol] = value
         return symbol
 
-    rounding = 16 * torch.finfo(layer.values.dtype).eps
-    found, nodes = {}, []
-    for o in range(layer.values.shape[1]):
-        size, terms, rest = float(layer.values[:, o].abs().max()), [], float(layer.constant[o])
-        for i, node in enumerate(inputs):
-            edge = fitted_edge(layer.inputs[:, i], layer.values[:, o, i], rounding * size, names)
-            found[o, i] = edge
+    nodes, edges = [], iter(functions)
+    for rest in layer.constant.tolist():
+        terms = []
+        for node, edge in zip(inputs, edges, strict=False):
             rest += edge.d
             if edge.function == "x":
                 terms.append(constant(edge.c * edge.a) * node)
@@ -232,7 +269,7 @@ def _snapped(
         nodes.append(sympy.Add(*terms, constant(rest)))
     if layer.output is not None:
         nodes = list(traced(layer.output, np.array(nodes, dtype=object), "processing of the outputs"))
-    return nodes, found
+    return nodes
 
 
 def _refitted(
@@ -243,17 +280,23 @@ def _refitted(
     clock: Stopwatch,
 ) -> sympy.Expr:
     """Return an expression with refitted constants, fewer terms and simple numbers."""
-    own = {symbol: value for symbol, value in start.items() if expression.has(symbol)}
+    own = _constants_of(expression, start)
     variance = float(goal.var())
     if not variance:
         return sympy.Float(float(goal.mean()))
     rows = SearchRows(tuple(values), np.stack(list(values.values()), 1), goal, variance)
     expression = _without_terms(expression, own, rows)
-    own = {symbol: value for symbol, value in own.items() if expression.has(symbol)}
+    own = _constants_of(expression, own)
     best = fit(rows, expression, own) if len(own) <= MOST_CONSTANTS else None
     if best is None:
         return expression.xreplace({symbol: sympy.Float(value) for symbol, value in own.items()})
     return simplify_constants(rows, best, clock).filled()
+
+
+def _constants_of(expression: sympy.Expr, start: Mapping[sympy.Symbol, float]) -> dict[sympy.Symbol, float]:
+    """Return the constants in an expression with their values."""
+    used = expression.free_symbols
+    return {symbol: value for symbol, value in start.items() if symbol in used}
 
 
 def _without_terms(expression: sympy.Expr, start: Mapping[sympy.Symbol, float], rows: SearchRows) -> sympy.Expr:
@@ -261,26 +304,28 @@ def _without_terms(expression: sympy.Expr, start: Mapping[sympy.Symbol, float], 
     terms = [term for term in sympy.Add.make_args(expression) if term.has(*rows.symbols)]
     rest = expression - sympy.Add(*terms)
     known = {**rows.values(), **start}
-    columns = np.stack([np.broadcast_to(evaluate(t, known), rows.y.shape) for t in terms] or [np.zeros_like(rows.y)])
+    columns = np.stack([np.broadcast_to(evaluate(t, known), rows.y.shape) for t in terms] or [np.zeros_like(rows.y)], 1)
     if not np.isfinite(columns).all():
         return expression
-
-    def cost(kept: list[int]) -> float:
-        matrix = np.column_stack([np.ones_like(rows.y), *columns[kept]])
-        error = rows.y - matrix @ np.linalg.lstsq(matrix, rows.y, rcond=None)[0]
-        kept_terms = sympy.Add(*[terms[k] for k in kept])
-        free = sum(kept_terms.has(symbol) for symbol in start)
-        return description_length(rows, float(np.mean(error**2)), kept_terms, free)
-
+    columns = columns - columns.mean(0)
+    columns /= np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
+    matrix = np.vstack([columns, DEPENDENT * np.eye(columns.shape[1])])
+    goal = np.append(rows.y - rows.y.mean(), np.zeros(columns.shape[1]))
+    structure = np.array([cost_of_structure(term) + NODE for term in terms])
+    uses = np.array([[symbol in term.free_symbols for symbol in start] for term in terms])
     kept = list(range(len(terms)))
-    least = cost(kept)
     while len(kept) > 1:
-        trials = {k: cost([i for i in kept if i != k]) for k in kept}
-        smallest = min(trials, key=lambda k: trials[k])
-        if trials[smallest] > least:
+        error, increases = leave_one_out(matrix[:, kept], goal)
+        users, total = uses[kept].sum(0), float(structure[kept].sum())
+        free, own = int((users > 0).sum()), (uses[kept] & (users == 1)).sum(1)
+        trials = [
+            encoded(rows, (error + increases[j]) / len(rows.y), total - structure[k], free - int(own[j]))
+            for j, k in enumerate(kept)
+        ]
+        smallest = int(np.argmin(trials))
+        if trials[smallest] > encoded(rows, error / len(rows.y), total, free):
             break
-        least = trials[smallest]
-        kept.remove(smallest)
+        del kept[smallest]
     return rest + sympy.Add(*[terms[k] for k in kept])
 
 

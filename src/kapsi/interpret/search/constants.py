@@ -69,9 +69,18 @@ class Fit:
 
 def description_length(rows: SearchRows, mse: float, expression: sympy.Expr, free: int) -> float:
     """Return n/2 log(error) plus the costs of the expression and of its free constants."""
+    return encoded(rows, mse, cost_of_structure(expression), free)
+
+
+def encoded(rows: SearchRows, mse: float, structure: float, free: int) -> float:
+    """Return n/2 log(error) plus the cost of an expression, see `cost_of_structure`, and of its free constants."""
     share = max(mse / rows.variance, EXACT)
-    nodes = NODE * complexity(expression) + _cost_of_numbers(expression) - _savings(expression)
-    return 0.5 * len(rows.y) * math.log(share) + nodes + free * cost_of_constant(share, len(rows.y))
+    return 0.5 * len(rows.y) * math.log(share) + structure + free * cost_of_constant(share, len(rows.y))
+
+
+def cost_of_structure(expression: sympy.Expr) -> float:
+    """Return the cost of the numbers, variables and operations of an expression."""
+    return NODE * complexity(expression) + _cost_of_numbers(expression) - _savings(expression)
 
 
 def _savings(expression: sympy.Expr) -> float:
@@ -97,6 +106,22 @@ def _cost_of_numbers(expression: sympy.Expr) -> float:
     for number in expression.atoms(sympy.Rational):
         cost += 0.5 * math.log2(max(1, abs(number.p) // 3)) + (1.0 * math.log2(number.q) if number.q > 2 else 0.0)
     return cost + (1.0 if expression.has(sympy.pi) else 0.0)
+
+
+def leave_one_out(matrix: Floats, goal: Floats) -> tuple[float, Floats]:
+    """Return the squared error of least squares and its increase without each column; infinite for dependent columns.
+
+    Example:
+        >>> leave_one_out(np.eye(3)[:, :2], np.array([3.0, 4.0, 5.0]))
+        (25.0, array([ 9., 16.]))
+    """
+    sizes = np.linalg.norm(matrix, axis=0)
+    basis, triangle = np.linalg.qr(matrix / np.where(sizes > 0, sizes, 1.0))
+    if np.abs(np.diag(triangle)).min() < 1e-12:
+        return math.inf, np.zeros(matrix.shape[1])
+    inverse, explained = np.linalg.inv(triangle), basis.T @ goal
+    rest = goal - basis @ explained
+    return float(rest @ rest), (inverse @ explained) ** 2 / (inverse**2).sum(1)
 
 
 def fit(rows: SearchRows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float]) -> Fit | None:

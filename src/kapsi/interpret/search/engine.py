@@ -12,7 +12,7 @@ import numpy.typing as npt
 import sympy
 
 from kapsi.interpret.expressions import Floats
-from kapsi.interpret.search.constants import NODE
+from kapsi.interpret.search.constants import NODE, leave_one_out
 from kapsi.interpret.search.terms import Term
 
 FIRST = 250
@@ -156,14 +156,8 @@ def polynomials(degrees: Sequence[Sequence[Term]], y: Floats, rows: int, outer: 
     def squared_error(kept: Sequence[Term]) -> tuple[float, Floats]:
         """Return the squared error of least squares and its increase without each monomial."""
         matrix = np.stack([np.ones_like(y), *(t.values for t in kept)], 1) * weight[:, None]
-        sizes = np.linalg.norm(matrix, axis=0)
-        basis, triangle = np.linalg.qr(matrix / np.where(sizes > 0, sizes, 1.0))
-        if np.abs(np.diag(triangle)).min() < 1e-12:
-            return math.inf, np.zeros(len(kept))
-        inverse = np.linalg.inv(triangle)
-        rest = goal - basis @ (basis.T @ goal)
-        gains = (inverse @ (basis.T @ goal)) ** 2 / (inverse**2).sum(1)
-        return float(rest @ rest) / total, gains[1:] / total
+        error, gains = leave_one_out(matrix, goal)
+        return error / total, gains[1:] / total
 
     fits = [(squared_error(kept)[0] / max(1 - (len(kept) + 1) / len(y), 0.1), kept) for kept in degrees]
     least = min((error for error, _ in fits), default=math.inf)
