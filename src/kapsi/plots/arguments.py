@@ -77,10 +77,8 @@ def check_labels(where: str, name: str, values: Any) -> npt.NDArray[Any]:
 
 def check_pair(where: str, y: Any, other: Any) -> tuple[Any, Any]:
     """Return two arrays of finite numbers of one length, (rows,)."""
-    first, second = (as_dense(values, "values", where).double().cpu().numpy().ravel() for values in (y, other))
+    first, second = _numbers(where, y), _numbers(where, other)
     _check_lengths(where, first, second)
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise DataError(f"{where}: the values must be finite; drop the rows with NaN")
     return first, second
 
 
@@ -93,7 +91,7 @@ def check_positive(where: str, y: Any, scores: Any, positive: Any) -> tuple[Any,
         scores: numbers that grow with the probability of the positive class, (rows,).
         positive: the positive label; None: the larger of the two, as in scikit-learn.
     """
-    labels, (score, _) = check_labels(where, "y", y), check_pair(where, scores, scores)
+    labels, score = check_labels(where, "y", y), _numbers(where, scores)
     _check_lengths(where, labels, score)
     known: list[Any] = [plain(label) for label in np.unique(labels)]
     if positive is None:
@@ -108,6 +106,14 @@ def check_positive(where: str, y: Any, scores: Any, positive: Any) -> tuple[Any,
             f"{where}(positive): expected one of the labels {', '.join(map(repr, known))}, got {positive!r}"
         )
     return labels == positive, score
+
+
+def _numbers(where: str, values: Any) -> Any:
+    """Return finite numbers in float64, (rows,)."""
+    numbers = as_dense(values, "values", where).double().cpu().numpy().ravel()
+    if not np.isfinite(numbers).all():
+        raise DataError(f"{where}: the values must be finite; drop the rows with NaN")
+    return numbers
 
 
 def _check_lengths(where: str, first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
