@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.resources import as_file, files
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import networkx
@@ -82,3 +83,10 @@ def test_networkx_graph() -> None:
     graph = GRAPH.to_networkx()
     assert graph.number_of_edges() == 2
     assert graph.edges["x", "y", 0]["directed"]
+
+
+def test_a_graph_needs_two_columns() -> None:
+    preprocessing = SimpleNamespace(columns=[])
+    run = SimpleNamespace(rows=object(), model=SimpleNamespace(targets=("y",), preprocessing=preprocessing))
+    with pytest.raises(DataError, match=r"0 columns of numbers, expected 2 to .*; fit a table with more$"):
+        graphs(run)

@@ -422,6 +422,10 @@ def test_a_fit_says_something_when_it_begins(capsys, monkeypatch) -> None:
         monkeypatch.setattr(common, "DELAY", delay)
         kapsi("fit", "t.csv", "--target", "y", "--set", "training.l2=0.01", "--output", "run", "--overwrite")
         assert capsys.readouterr().err == first
+    monkeypatch.setattr(common, "DELAY", 0.0)
+    shutil.copy("t.csv", "v.csv")
+    kapsi("fit", "t.csv", "--target", "y", "--set", "training.l2=0.01", "--output", "v", "--validation", "v.csv")
+    assert "note: fitting 30 rows of t.csv;" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ runs in Python

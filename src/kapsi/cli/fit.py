@@ -212,7 +212,8 @@ def fit(
         if resume and processes.size == 1 and (complete := find_complete(problem, config, output)) is not None:
             show_complete(*complete, problem.task, json)
             return
-        count, first = (config.table.folds or 0) + 1, f"fitting {counted(len(problem.y), 'row')} of {problem.name}"
+        training = len(problem.y) if problem.held is None else int((~problem.held).sum())
+        count, first = (config.table.folds or 0) + 1, f"fitting {counted(training, 'row')} of {problem.name}"
         with progress_bar(count, epochs_per_part(config.training), quiet=not processes.first, first=first) as bar:
             report = fit_problem(
                 problem,

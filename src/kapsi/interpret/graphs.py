@@ -74,9 +74,9 @@ def graphs(run: LoadedRun, *, strongest: int = 2) -> tuple[DependencyGraph, ...]
         raise DataError("graphs: a graph needs a run of one target that keeps its rows; fit again with this version")
     columns = [c for c in model.preprocessing.columns if isinstance(c, NumberColumn)]
     if not 2 <= len(columns) <= MOST_COLUMNS:
+        remedy = "fit a table with more" if len(columns) < 2 else "leave some out with --drop"
         raise DataError(
-            f"graphs: the model has {counted(len(columns), 'column')} of numbers, expected 2 to {MOST_COLUMNS}; "
-            "leave some out with --drop"
+            f"graphs: the model has {counted(len(columns), 'column')} of numbers, expected 2 to {MOST_COLUMNS}; {remedy}"
         )
     values = [np.where(np.isnan(v := kept.table.columns[c.name].numbers), c.mean, v) for c in columns]
     y = np.asarray(kept.y, dtype=np.float64)
