@@ -55,11 +55,11 @@ def test_a_run_of_classes_ends_with_its_log_odds(tmp_path, capsys) -> None:
     fit = ["fit", str(tmp_path / "t.csv"), "--target", "label", "--output", run, "--head", "quadratic", "--no-report"]
     assert main(fit) == 0
     capsys.readouterr()
-    assert main(["formula", run, "--seconds", "1"]) == 0
+    assert main(["formula", run, "--seconds", "0.1"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[-1].startswith("log-odds(yes) = ")
     assert any(line.split()[:3] == ["complexity", "accuracy", "log"] for line in lines)
-    table = short_formulas(kp.load_run(run), seconds=1)
+    table = short_formulas(kp.load_run(run), seconds=0.1)
     assert table.rows[-1].source == "model"
     assert table.rows[-1].log_loss < 0.6
     small = table.best(1)

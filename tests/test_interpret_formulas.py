@@ -306,7 +306,9 @@ def searched(text: str, noise: float = 0.0, rows: int = 300):
     return best, float(np.abs(evaluate(best.expression, {s: new[:, i] for i, s in enumerate(symbols)}) - truth).max())
 
 
-@pytest.mark.parametrize("name", ["E.1", "I.12.11", "I.44.4"])
+@pytest.mark.parametrize(
+    "name", ["E.1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("I.12.11", "I.44.4"))]
+)
 def test_recovery(name) -> None:
     best, error = searched(name)
     assert error < 1e-9
