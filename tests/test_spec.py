@@ -359,6 +359,8 @@ def test_lists_that_are_too_long_are_refused_before_their_items_are_read() -> No
         kp.ModelSpec((4,) * 10**6 + ("unread",))
     with pytest.raises(kp.SpecError, match=r"^ModelSpec\.layers: 5,000 items"):
         kp.from_dict({"widths": [4, 2], "layers": ["unread"] * 5_000})
+    with pytest.raises(kp.SpecError, match=r"^Extended\.parts: 5,000 items; at most 4,096 are allowed$"):
+        kp.Extended(("unread",) * 5_000)  # type: ignore[arg-type]
 
 
 def test_a_name_is_registered_once() -> None:

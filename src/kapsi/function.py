@@ -320,6 +320,9 @@ def lookup(role: str, name: str, where: str = "", kind: type | None = None) -> t
 
 # ------------------------------------------------------------------------------------------------ options and their types
 
+MOST_PARTS = 4096
+"""Most functions or parts of a specification in a list."""
+
 
 def option(
     default: Any = dataclasses.MISSING,
@@ -387,9 +390,14 @@ def _check_fields(instance: Any) -> None:
 
 def _coerce_field(field: dataclasses.Field[Any], kind: Any, value: Any, where: str) -> Any:
     read, longest = field.metadata.get("read"), field.metadata.get("longest")
-    if longest is not None and isinstance(value, list | tuple) and len(value) > longest:
-        raise SpecError(f"{where}: {len(value):,} items; at most {longest:,} are allowed")
+    if longest is not None and isinstance(value, list | tuple):
+        _check_length(value, longest, where)
     return coerce(kind, value if read is None else read(value, where), where)
+
+
+def _check_length(value: list[Any] | tuple[Any, ...], longest: int, where: str) -> None:
+    if len(value) > longest:
+        raise SpecError(f"{where}: {len(value):,} items; at most {longest:,} are allowed")
 
 
 def coerce(kind: Any, value: Any, where: str) -> Any:
@@ -455,12 +463,13 @@ def _type_name(kind: Any) -> str:
 
 def _coerce_tuple(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     open_ended = len(members) == 2 and members[1] is Ellipsis
-    if open_ended:
-        part = isinstance(members[0], type) and issubclass(members[0], Function | Spec)
-        if part and (isinstance(value, str | Mapping | members[0]) or callable(value)):
-            value = (value,)
+    parts = open_ended and isinstance(members[0], type) and issubclass(members[0], Function | Spec)
+    if parts and (isinstance(value, str | Mapping | members[0]) or callable(value)):
+        value = (value,)
     if not isinstance(value, list | tuple) or (not open_ended and len(value) != len(members)):
         refuse(where, "a list" if open_ended else f"a list of {len(members)}", value)
+    if parts:
+        _check_length(value, MOST_PARTS, where)
     kinds = members[:1] * len(value) if open_ended else members
     return tuple(coerce(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
 
