@@ -304,7 +304,11 @@ SMALL = "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(1, 13))
         ("a,b,y\n" + SMALL, ("--folds", "7", "--task", "regression"), "7 folds of 12 rows"),
         ("a,b,y\n1,2,0\n2,3,1\n4,4,1\n", (), "3 rows with a target; at least 4 are needed"),
         ("k,y\n" + "".join(f"id{i},{i % 2}\n" for i in range(9)), (), "dropped the ID-like column 'k'"),
-        ("a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)), (), "none of 9 rows can be held out"),
+        (
+            "a,y\n" + "".join(f"{i},c{i}\n" for i in range(9)),
+            (),
+            "has 9 classes in 9 rows, and 9 of them have a single row",
+        ),
         ("a,y\n" + "".join(f"{i},c{i % 3}\n" for i in range(9)), ("--task", "regression"), "is text"),
         (
             "a,y\n" + "".join(f"{i},{i}.5\n" for i in range(9)),

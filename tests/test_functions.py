@@ -15,7 +15,8 @@ from scipy.interpolate import BSpline as SciPySpline
 from sklearn.preprocessing import PolynomialFeatures
 
 import kapsi as kp
-from kapsi.function import LAYER_ROLES, ROLES, catalogue, flatten, lookup, short_form
+from kapsi.function import LAYER_ROLES, ROLES, catalogue, flatten, lookup
+from kapsi.notation import short_form
 from kapsi.process import pipeline
 from kapsi.testing import inputs, instances
 from references import REFERENCES

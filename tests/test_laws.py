@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import kapsi as kp
-from kapsi.function import ALIASES, ROLES, catalogue, short_form
+from kapsi.function import ALIASES, ROLES, catalogue
+from kapsi.notation import short_form
 from kapsi.spec import to_dict
 from kapsi.testing import (
     LAWS,

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import kapsi as kp
-from kapsi.function import short_form
+from kapsi.notation import short_form
 from kapsi.reconciliation import hypernet
 from kapsi.reconciliation.base import divisors, listed_divisors
 from kapsi.testing import inputs

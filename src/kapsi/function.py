@@ -468,7 +468,7 @@ def _coerce_tuple(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any
         value = (value,)
     if not isinstance(value, list | tuple) or (not open_ended and len(value) != len(members)):
         refuse(where, "a list" if open_ended else f"a list of {len(members)}", value)
-    if parts:
+    if parts and issubclass(members[0], Function):
         _check_length(value, MOST_PARTS, where)
     kinds = members[:1] * len(value) if open_ended else members
     return tuple(coerce(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))

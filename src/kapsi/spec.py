@@ -90,7 +90,7 @@ class LayerSpec(Spec):
         (LayerNorm(affine=False, epsilon=1e-05),)
     """
 
-    heads: tuple[HeadSpec, ...] = (HeadSpec(),)
+    heads: tuple[HeadSpec, ...] = option((HeadSpec(),), longest=MAX_HEADS)
     fusion: Fusion = Sum()
     output: tuple[Process, ...] = ()
 
@@ -131,7 +131,7 @@ class ModelSpec(Spec):
     """
 
     widths: tuple[int | None, ...] = option(longest=MAX_HEADS + 1)
-    layers: tuple[LayerSpec, ...] = (LayerSpec(),)
+    layers: tuple[LayerSpec, ...] = option((LayerSpec(),), longest=MAX_HEADS)
 
     def check(self) -> None:
         count, ends = len(self.widths) - 1, (0, len(self.widths) - 1)

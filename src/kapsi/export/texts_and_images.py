@@ -30,7 +30,7 @@ class Standardize(nn.Module):
 
     Example:
         >>> part = Standardize(torch.tensor(2e-300, dtype=torch.float64), torch.tensor(1e-300, dtype=torch.float64))
-        >>> part(torch.tensor([3e-300, torch.nan], dtype=torch.float64))
+        >>> part(torch.tensor([3e-300, torch.nan], dtype=torch.float64)).round(decimals=9)
         tensor([1., 0.], dtype=torch.float64)
     """
 

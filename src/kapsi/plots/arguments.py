@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kapsi.arrays import as_dense
 from kapsi.errors import DataError, refuse
-from kapsi.estimators.labels import labels_of, plain
 
 __all__ = ["check_axes", "check_kind", "check_kinds", "check_labels", "check_names", "check_pair", "check_positive"]
 
@@ -59,6 +58,8 @@ def check_names(where: str, names: Any, count: int) -> list[str]:
 
 def check_labels(where: str, name: str, values: Any) -> npt.NDArray[Any]:
     """Return labels of rows, (rows,), in their own type: numbers, booleans or strings."""
+    from kapsi.estimators.labels import labels_of  # which loads scikit-learn
+
     if isinstance(values, Tensor):
         values = values.numpy(force=True)
     labels = np.asarray(labels_of(values, f"{where}: {name}"))
@@ -91,6 +92,8 @@ def check_positive(where: str, y: Any, scores: Any, positive: Any) -> tuple[Any,
         scores: numbers that grow with the probability of the positive class, (rows,).
         positive: the positive label; None: the larger of the two, as in scikit-learn.
     """
+    from kapsi.estimators.labels import plain
+
     labels, score = check_labels(where, "y", y), _numbers(where, scores)
     _check_lengths(where, labels, score)
     known: list[Any] = [plain(label) for label in np.unique(labels)]

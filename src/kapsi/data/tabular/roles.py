@@ -70,7 +70,7 @@ def check_totals(table: Table) -> None:
             sums = np.abs(last - above.sum(1)) <= 1e-9 * np.abs(last)
         sums &= (
             np.isfinite(last)
-            & (np.abs(last) > 2 * np.abs(above).max(1))
+            & (np.abs(last) / 2 > np.abs(above).max(1))
             & (2 * np.count_nonzero(above, axis=1) >= table.rows)
         )
         totals += [names[i] for i in np.flatnonzero(sums)]
