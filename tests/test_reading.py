@@ -17,6 +17,7 @@ from kapsi.data.tabular import Reading, Table, make_problem, read_batches, read_
 from kapsi.data.tabular.encoders import Unseen
 from kapsi.data.tabular.units import to_unit
 from kapsi.errors import SpecError, TableError
+from kapsi.recipes import Auto
 from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
 
 DOCS = Path(__file__).parent.parent / "docs" / "tables.md"
@@ -502,7 +503,12 @@ def test_accountants_and_mixed_currencies(tmp_path):
 
 def fitted(folder, weight=None, **columns):
     (folder / "t.csv").write_text(csv_of(**columns))
-    fit_table(folder / "t.csv", RunConfig(TableConfig("y", weight=weight)), folder / "run", overwrite=True)
+    fit_table(
+        folder / "t.csv",
+        RunConfig(TableConfig("y", weight=weight), recipe=Auto(heads=("linear",))),
+        folder / "run",
+        overwrite=True,
+    )
     return load_run(folder / "run")
 
 
@@ -609,7 +615,7 @@ def test_missing_words_of_a_prediction_are_those_of_the_fit_in_all_kinds_of_tabl
     pq.write_table(
         pa.table({"a": [word or None for word in colors], "b": [float(x) for x in X], "y": y}), tmp_path / "t.parquet"
     )
-    fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y")), tmp_path / "typed")
+    fit_table(tmp_path / "t.parquet", RunConfig(TableConfig("y"), recipe=Auto(heads=("linear",))), tmp_path / "typed")
     read_back = load_run(tmp_path / "typed").model.preprocessing.table_of(new, "n").columns["a"]
     assert read_back.values.tolist() == ["red", "-", None, None]
 
