@@ -321,7 +321,7 @@ def lookup(role: str, name: str, where: str = "", kind: type | None = None) -> t
 # ------------------------------------------------------------------------------------------------ options and their types
 
 MOST_PARTS = 4096
-"""Most functions or parts of a specification in a list."""
+"""Most functions in a list; lists of specifications have their own `longest`."""
 
 
 def option(

@@ -25,7 +25,6 @@ from kapsi.cli.options import (
     option,
     setting,
 )
-from kapsi.cli.reading import reading_of
 from kapsi.errors import KapsiError, SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
 from kapsi.text import counted
@@ -190,7 +189,7 @@ def fit(
         "metrics": tuple(metric or ()),
         "interval_by": interval_by,
     }
-    how = reading_of(of_reading)
+    how = reading.reading_of(of_reading)
     table_config = TableConfig(
         targets_of(target, table, how), task, folds, strict, tuple(drop or ()), reading=how, **roles
     )
@@ -229,7 +228,7 @@ def fit(
             show_report(report, json, fit_page(report.path, no_report=no_report, open_=open_))
 
 
-def targets_of(target: list[str] | None, table: str, reading: Reading) -> tuple[str, ...]:
+def targets_of(target: list[str] | None, table: str, how: Reading) -> tuple[str, ...]:
     """Return the targets; by default the classes of a folder of images."""
     from kapsi.data.tabular.image_folder import LABEL
 
@@ -239,7 +238,7 @@ def targets_of(target: list[str] | None, table: str, reading: Reading) -> tuple[
 
         columns = ""
         with contextlib.suppress(KapsiError):  # of a file that is no table: the next call names the problem
-            columns = f"; the columns are {listed(read_table(table, reading).columns, 20)}"
+            columns = f"; the columns are {listed(read_table(table, how).columns, 20)}"
         raise SpecError(f"Missing option '--target', the column to predict{columns}")
     return tuple(target or (LABEL,))
 

@@ -30,7 +30,6 @@ from kapsi.cli.fit import (
     targets_of,
 )
 from kapsi.cli.options import MODEL, OUTPUT, TRAINING, Json, NoReport, Open, Overwrite, TableFile, option
-from kapsi.cli.reading import reading_of
 from kapsi.errors import SpecError
 from kapsi.files import check_place
 from kapsi.text import counted
@@ -107,7 +106,7 @@ def tune(
         "validation": validation,
         "metrics": tuple(metric or ()),
     }
-    how = reading_of(of_reading)
+    how = reading.reading_of(of_reading)
     config = TableConfig(targets_of(target, table, how), task, None, strict, tuple(drop or ()), reading=how, **roles)
     study = TuneConfig(trials, timeout, inner_folds, storage)
     with readable(table) as path:
