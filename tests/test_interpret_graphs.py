@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from importlib.resources import as_file, files
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from kapsi.errors import DataError
 from kapsi.interpret.graphs import DependencyGraph, as_dot, as_graphml, as_svg, graphs
 from kapsi.zoo import three_models
 
+SVG = "{http://www.w3.org/2000/svg}"
 ODD = '<script>"a\\b"\n&'
 GRAPH = DependencyGraph("RPN", ("x", ODD, "y"), (("x", "y"),), (("x", ODD),))
 
@@ -59,7 +61,7 @@ def test_command(iris, capsys, tmp_path) -> None:
 
 def test_svg_escapes_names() -> None:
     text = as_svg([GRAPH, GRAPH])
-    titles = [node.text for node in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}title")]
+    titles = [node.text for node in ElementTree.fromstring(text).iter(f"{SVG}title")]
     assert len(titles) == 6
     assert "<script" not in text
 
@@ -90,3 +92,33 @@ def test_a_graph_needs_two_columns() -> None:
     run = SimpleNamespace(rows=object(), model=SimpleNamespace(targets=("y",), preprocessing=preprocessing))
     with pytest.raises(DataError, match=r"0 columns of numbers, expected 2 to .*; fit a table with more$"):
         graphs(run)
+
+
+@pytest.mark.parametrize(("graph_count", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3)])
+def test_graphs_wrap_into_rows(graph_count: int, across: int) -> None:
+    root = ElementTree.fromstring(as_svg([GRAPH] * graph_count))
+    heads = [node for node in root.iter(f"{SVG}text") if node.get("font-size") == "13"]
+    assert len({node.get("x") for node in heads}) == across
+    assert len(heads) == graph_count
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 30])
+def test_no_two_boxes_of_long_names_overlap(count: int) -> None:
+    columns = tuple(f"{i}, a long name of a column" for i in range(count))
+    root = ElementTree.fromstring(as_svg([DependencyGraph("RPN", (*columns, "y"), ())]))
+    size = tuple(float(root.get(name)) for name in ("width", "height"))
+    boxes = [[float(box.get(name)) for name in ("x", "y", "width", "height")] for box in root.iter(f"{SVG}rect")]
+    assert len(boxes) == count + 1
+    assert all(x >= 0 and x + w <= size[0] and y >= 20 and y + h <= size[1] for x, y, w, h in boxes)
+    for (x, y, w, h), (u, v, a, b) in itertools.combinations(boxes, 2):
+        assert x + w <= u or u + a <= x or y + h <= v or v + b <= y
+
+
+def test_a_line_between_opposite_columns_goes_around_the_target() -> None:
+    graph = DependencyGraph("RPN", ("a", "b", "c", "d", "y"), (), (("a", "c"), ("a", "b"), ("a", "y")))
+    paths = [
+        node.get("d")
+        for node in ElementTree.fromstring(as_svg([graph])).iter(f"{SVG}path")
+        if node.get("fill") == "none"
+    ]
+    assert ["Q" in path for path in paths] == [True, False, False]

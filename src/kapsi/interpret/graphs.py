@@ -21,9 +21,11 @@ from kapsi.zoo.three_models import dependencies
 
 __all__ = ["DependencyGraph", "as_dot", "as_graphml", "as_svg", "graphs"]
 
-MOST_COLUMNS, MOST_FEATURES = 16, 5000
+MOST_COLUMNS, MOST_FEATURES = 30, 5000
 """Largest number of columns of the table, and of columns of κ, for a graph."""
 MOST_CLASSES = 20
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -189,33 +191,51 @@ def _xml(text: str) -> str:
     return html.escape("".join(c if c.isprintable() else "\ufffd" for c in text))
 
 
-PANEL, RADIUS, LONGEST = 380, 135, 16
-"""Width of a graph and radius of the circle of its columns, in pixels; longest shown name."""
+PANEL, RADIUS, LONGEST = 380, 128, 16
+"""Width of a graph and radius of its columns, in pixels; longest shown name."""
+ABREAST, ON_CIRCLE, BETWEEN = 3, 8, 27
+"""Largest number of graphs in a row, and of columns on a circle; distance of the columns on an arc, in pixels."""
 
 
 def as_svg(found: Sequence[DependencyGraph]) -> str:
-    """Return graphs side by side as SVG: columns on a circle, the target in the middle."""
-    width = PANEL * len(found)
+    """Return graphs as SVG, up to three in a row: columns on a circle, many on two arcs, the target in the middle."""
+    across = 2 if len(found) == 4 else min(len(found), ABREAST)
+    largest = max(abs(y) for graph in found for _, y in _positions(len(graph.nodes) - 1))
+    high = round(2 * largest) + 110
+    width, height = PANEL * across, high * math.ceil(len(found) / across)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {PANEL + 30}" width="{width}" height="{PANEL + 30}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="sans-serif" font-size="11" role="img" aria-label="Dependency graph">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z" fill="#1f77b4"/></marker></defs>',
     ]
     for i, graph in enumerate(found):
-        lines += _panel(graph, PANEL * i + PANEL / 2, PANEL / 2 + 25)
+        row, column = divmod(i, across)
+        lines += _panel(graph, PANEL * (column + 0.5), high * row, high)
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _panel(graph: DependencyGraph, x: float, y: float) -> list[str]:
+def _positions(count: int) -> list[tuple[float, float]]:
+    """Return the positions of columns around the target, clockwise: on a circle, or at equal heights to its right and left."""
+    if count <= ON_CIRCLE:
+        angles = [2 * math.pi * k / count for k in range(count)]
+        return [(RADIUS * math.sin(a), -RADIUS * math.cos(a)) for a in angles]
+    right = (count + 1) // 2
+    high = max(RADIUS, BETWEEN * right / 2)
+
+    def arc(rows: int) -> list[tuple[float, float]]:
+        heights = [(2 * k + 1) / rows - 1 for k in range(rows)]
+        return [(RADIUS * math.sqrt(1 - t**4), high * t) for t in heights]
+
+    return [*arc(right), *((-x, -y) for x, y in arc(count - right))]
+
+
+def _panel(graph: DependencyGraph, x: float, top: float, high: float) -> list[str]:
     *columns, target = graph.nodes
-    angles = [2 * math.pi * k / len(columns) - math.pi / 2 for k in range(len(columns))]
-    place = {
-        name: (x + 1.05 * RADIUS * math.cos(a), y + RADIUS * math.sin(a))
-        for name, a in zip(columns, angles, strict=True)
-    }
+    y = top + high / 2 + 10
+    place = {name: (x + dx, y + dy) for name, (dx, dy) in zip(columns, _positions(len(columns)), strict=True)}
     place[target] = (x, y)
-    lines = [f'<text x="{x:.1f}" y="16" text-anchor="middle" font-size="13">{_xml(graph.model)}</text>']
+    lines = [f'<text x="{x:.1f}" y="{top + 16:.1f}" text-anchor="middle" font-size="13">{_xml(graph.model)}</text>']
     for pairs, style in (
         (graph.lines, 'stroke="#999"'),
         (graph.arrows, 'stroke="#1f77b4" stroke-width="1.4" marker-end="url(#tip)"'),
@@ -223,9 +243,11 @@ def _panel(graph: DependencyGraph, x: float, y: float) -> list[str]:
         for a, b in pairs:
             (ax, ay), (bx, by) = place[a], place[b]
             first, last = _inside(a, bx - ax, by - ay), 1 - _inside(b, bx - ax, by - ay)
-            ends = ax + first * (bx - ax), ay + first * (by - ay), ax + last * (bx - ax), ay + last * (by - ay)
-            x1, y1, x2, y2 = (f"{end:.1f}" for end in ends)
-            lines.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" {style}/>')
+            ends = [(ax + share * (bx - ax), ay + share * (by - ay)) for share in (first, last)]
+            bend = None if target in (a, b) else _bend(*ends, (x, y), _half_width(target))
+            shape = "L" if bend is None else f"Q{bend[0]:.1f} {bend[1]:.1f} "
+            start, end = (f"{px:.1f} {py:.1f}" for px, py in ends)
+            lines.append(f'<path d="M{start} {shape}{end}" fill="none" {style}/>')
     for name, (px, py) in place.items():
         shown, half = _shown(name), _half_width(name)
         fill = "#ffe4b5" if name == target else "#fff"
@@ -235,6 +257,20 @@ def _panel(graph: DependencyGraph, x: float, y: float) -> list[str]:
             f'<text x="{px:.1f}" y="{py + 4:.1f}" text-anchor="middle" fill="#000">{_xml(shown)}</text></g>',
         ]
     return lines
+
+
+def _bend(start: Point, end: Point, center: Point, half: float) -> Point | None:
+    """Return the control point of a curve around the box of the target; None if the line does not meet the box."""
+    (ax, ay), (bx, by) = start, end
+    length = math.hypot(bx - ax, by - ay)
+    nx, ny = (ay - by) / length, (bx - ax) / length
+    offset = (center[0] - ax) * nx + (center[1] - ay) * ny
+    size = abs(nx) * half + abs(ny) * 10 + 5
+    if abs(offset) >= size:
+        return None
+    # The middle of the curve is half as far from the line as the control point.
+    far = 2 * (offset - size if offset > 0 else offset + size)
+    return (ax + bx) / 2 + far * nx, (ay + by) / 2 + far * ny
 
 
 def _shown(name: str) -> str:
