@@ -76,3 +76,10 @@ def test_a_label_of_no_class_is_refused_everywhere() -> None:
         target_values(table, ["no", "maybe"], 2, "here")
     with pytest.raises(kp.DataError, match="here: 3 rows of inputs and 2 of targets"):
         target_values(table, ["no", "yes"], 3, "here")
+
+
+def test_a_longer_formula_must_lower_the_log_loss_clearly() -> None:
+    """The logit has the noise of an estimate: a wiggle within it is no term of a formula."""
+    front = class_formulas(X, CODES, (LOGIT + 0.3 * np.sin(7 * X[:, 1]))[:, None], (A, B), 20.0)
+    assert max(f.complexity for f in front) < 15
+    assert min(front, key=lambda f: f.cost).expressions[0].free_symbols == {A}

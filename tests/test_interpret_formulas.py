@@ -11,6 +11,7 @@ import sympy
 import torch
 
 import kapsi as kp
+from kapsi.clock import Stopwatch
 from kapsi.data.problems import problem
 from kapsi.data.tabular import write_table
 from kapsi.errors import FormulaError
@@ -18,10 +19,11 @@ from kapsi.interpret import formula, short_formulas
 from kapsi.interpret.expressions import complexity, evaluate, slope
 from kapsi.interpret.formulas import ModelFormula
 from kapsi.interpret.search import search_formula
-from kapsi.interpret.search.constants import Fit, SearchRows, description_length, simple_numbers
+from kapsi.interpret.search.constants import Fit, SearchRows, description_length, fit, simple_numbers
 from kapsi.interpret.search.engine import OUTER, _extended, polynomials, sums
-from kapsi.interpret.search.reductions import reduce
-from kapsi.interpret.search.search import _front, _natural
+from kapsi.interpret.search.reductions import Reduced, reduce
+from kapsi.interpret.search.search import _finished, _front, _natural
+from kapsi.interpret.search.surrogate import surrogate
 from kapsi.interpret.search.terms import candidate_terms, monomials
 from kapsi.interpret.text import as_latex, as_python, as_text
 
@@ -244,7 +246,7 @@ def sampled(text: str, **ranges: tuple[float, float]):
 def test_of_sums_without_error_the_simplest_is_best(text, outer, terms) -> None:
     inputs, y = sampled(text, x=(0.5, 2))
     terms_of_x = [term for term in candidate_terms(inputs) if term.cost <= 3]
-    best = sums(terms_of_x, y, 200, OUTER[outer], 2)[0]
+    best = sums(terms_of_x, y, OUTER[outer], 2)[0]
     assert [str(term.expression()) for term in best.terms] == terms
     assert best.error < 1e-14
 
@@ -266,7 +268,7 @@ def test_a_polynomial_has_the_monomials_that_matter() -> None:
     inputs, y = sampled("1 + x + x**2*y - y**3/2", x=(-1, 1), y=(-1, 1))
     noisy = y + 0.001 * np.random.default_rng(1).standard_normal(200)
     for target in (y, noisy):
-        best = polynomials(monomials(inputs), target, 200, OUTER[0])[0]
+        best = polynomials(monomials(inputs), target, OUTER[0])[0]
         assert {str(term.expression()) for term in best.terms} == {"x", "x**2*y", "y**3"}
 
 
@@ -275,7 +277,7 @@ def test_a_formula_of_whole_constants_beats_one_of_free_constants_in_noise() -> 
     y = np.log(x**2 + np.exp(x)) + 0.01 * np.random.default_rng(2).standard_normal(200)
     rows = SearchRows((inputs[0][0],), x[:, None], y, float(y.var()))
     (reduced,) = reduce(rows.symbols, rows.x, y)
-    pool = sums([t for t in candidate_terms(inputs) if t.cost <= 2], y, 200, OUTER[6], 2)
+    pool = sums([t for t in candidate_terms(inputs) if t.cost <= 2], y, OUTER[6], 2)
     found = min(_natural(rows, reduced, pool), key=lambda one: one.cost)
     assert str(found.expression) == "log(x**2 + exp(x))"
     assert not found.constants
@@ -344,3 +346,46 @@ def test_a_constant_target_and_too_many_inputs() -> None:
         search_formula(np.ones((5, 11)), np.ones(5), symbols)
     with pytest.raises(FormulaError, match="not finite"):
         search_formula(np.full((5, 1), math.nan), np.ones(5), symbols[:1])
+
+
+def test_symbols_and_targets_match_the_inputs() -> None:
+    x, y = np.ones((5, 2)), np.arange(5.0)
+    for bad in ((x, y, (sympy.Symbol("a"),)), (x, y[:3], sympy.symbols("a b")), (x[:, 0], y, (sympy.Symbol("a"),))):
+        with pytest.raises(FormulaError, match=r"search: expected inputs \(rows, m\), targets \(rows,\) and m symbols"):
+            search_formula(*bad)
+
+
+@pytest.mark.parametrize("text", ["(x+y)+1/(x+y)", "(x+y)**2*ln(x+y)"])
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_a_sum_is_one_input_near_a_pole(text: str, seed: int) -> None:
+    t = np.random.default_rng(seed).random((400, 2))
+    a, b = sympy.symbols("x y", real=True)
+    s = t.sum(1)
+    y = s + 1 / s if "1/" in text else s * s * np.log(s)
+    assert reduce((a, b), t, y)[-1].inputs == (a + b,)
+
+
+def test_the_time_limit_holds_inside_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is over after the third look: of forty sums, at most three are fitted, none further is simplified."""
+    inputs, y = sampled("a", a=(1, 3))
+    rows = SearchRows((inputs[0][0],), inputs[0][1][:, None], y, float(y.var()))
+    whole = Reduced((inputs[0][0],), rows.x, sympy.Integer(1), np.ones_like(y), y, surrogate(rows.x, y))
+    pool = sums(candidate_terms(inputs)[:40], y, OUTER[0], 2)
+    clock, looks = Stopwatch(), iter(range(100))
+    monkeypatch.setattr(clock, "over", lambda: next(looks) >= 3)
+    assert len(pool) > 10
+    assert 1 <= len(_finished(rows, whole, pool, 8, clock)) <= 6
+
+
+def test_noise_makes_formulas_short() -> None:
+    x = np.linspace(-1, 1, 50)[:, None]
+    y = 2 * x[:, 0] + 1 + 0.05 * np.sin(9 * x[:, 0])
+    (s,) = sympy.symbols("x,", real=True)
+    front = search_formula(x, y, (s,), noise=1.0)
+    assert min(front, key=lambda found: found.cost).expression == 2 * s + 1
+
+
+def test_an_imaginary_formula_is_no_fit() -> None:
+    s = sympy.Symbol("x", real=True)
+    x = np.linspace(1, 2, 20)
+    assert fit(SearchRows((s,), x[:, None], x, float(x.var())), sympy.I * s, {}) is None

@@ -110,3 +110,14 @@ def test_an_edge_that_is_linear_within_the_noise_is_linear() -> None:
     assert found.r2["y"] > 0.99
     hurried = kp.interpret.simplify(model, (X, y), seconds=0)
     assert [edge.function.function for edge in hurried.edges] == ["x", "x"]
+
+
+def test_logits_of_classes_have_noise() -> None:
+    """A wiggle below the standard error of the log loss is dropped where classes are known, and kept where they are not."""
+    model = kp.Model(kp.rpn([2, 2], kp.Chebyshev(3)), seed=0, dtype=F64)
+    matrix = torch.zeros(2, 6, dtype=F64)
+    matrix[1, 0], matrix[1, 4] = 2.0, 0.05  # 2 T1(x1) + 0.05 T3(x2)
+    model.layers[0].heads[0].assign("reconciliation", matrix=matrix.tolist())
+    codes = (X[:, 0] > 0).long()
+    assert kp.interpret.simplify(model, (X, codes)).text() == "y1 = 0\ny2 = 2*x1"
+    assert kp.interpret.simplify(model, X).r2["y2"] == pytest.approx(1, abs=1e-6)

@@ -19,6 +19,7 @@ from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import NODE, with_constants
 from kapsi.training.losses import CrossEntropy
+from kapsi.training.selection import clearly_worse
 
 MAX_CLASSES = 10
 LOSS = CrossEntropy()
@@ -51,6 +52,8 @@ def class_formulas(
 ) -> list[ClassFormula]:
     """Return formulas of the logits, the simplest first, each with a lower log loss than the one before.
 
+    A longer formula must lower the log loss by more than one standard error of the difference of the rows.
+
     Args:
         x: (rows, inputs).
         codes: class of each row, (rows,).
@@ -62,16 +65,37 @@ def class_formulas(
     values = {symbol: x[:, i] for i, symbol in enumerate(symbols)}
     found = _linear(x, codes, logits, values)
     fronts: list[list[sympy.Expr]] = []
-    for goal in logits.T:
+    for goal, noise in zip(logits.T, noise_of_logits(logits), strict=True):
         with np.errstate(all="ignore"):
-            results = search_formula(x, goal, symbols, seconds=seconds / logits.shape[1])
+            results = search_formula(x, goal, symbols, seconds=seconds / logits.shape[1], noise=float(noise))
         fronts.append([one.expression for one in results if one.expression.free_symbols] or [sympy.Float(goal.mean())])
     found += [scored(chosen, values, codes) for chosen in dict.fromkeys(_combined(fronts))]
+    target = torch.from_numpy(codes)
     front: list[ClassFormula] = []
+    lowest = torch.empty(0)
     for one in sorted(found, key=lambda f: (f.complexity, f.log_loss)):
-        if not front or one.log_loss < front[-1].log_loss - 1e-9:
+        losses = LOSS.rows(_logits(one.expressions, values, len(codes)), target)
+        if not front or clearly_worse(lowest, losses):
             front.append(one)
+            lowest = losses
     return front
+
+
+def noise_of_logits(logits: Floats) -> Floats:
+    """Return the variance of the noise of each logit, at most the variance of the logit.
+
+    A change δ of a logit raises the log loss by p(1 − p) δ²/2, as an error of a target with the variance 1/(p(1 − p)).
+
+    Args:
+        logits: (rows, 1) log-odds of the second of two classes, or (rows, classes).
+
+    Example:
+        >>> noise_of_logits(np.array([[-3.0], [-3.0], [3.0], [3.0]])).round(1), noise_of_logits(np.zeros((4, 2)))
+        (array([9.]), array([0., 0.]))
+    """
+    both = np.concatenate([np.zeros_like(logits), logits], 1) if logits.shape[1] == 1 else logits
+    p = torch.from_numpy(both).softmax(1).numpy()[:, -logits.shape[1] :]
+    return np.minimum(1 / np.maximum(np.mean(p * (1 - p), axis=0), 1e-300), logits.var(0))
 
 
 def _linear(x: Floats, codes: Floats, logits: Floats, values: dict[sympy.Symbol, Floats]) -> list[ClassFormula]:

@@ -243,11 +243,12 @@ def _panel(graph: DependencyGraph, x: float, top: float, high: float) -> list[st
         for a, b in pairs:
             (ax, ay), (bx, by) = place[a], place[b]
             first, last = _inside(a, bx - ax, by - ay), 1 - _inside(b, bx - ax, by - ay)
-            ends = [(ax + share * (bx - ax), ay + share * (by - ay)) for share in (first, last)]
-            bend = None if target in (a, b) else _bend(*ends, (x, y), _half_width(target))
-            shape = "L" if bend is None else f"Q{bend[0]:.1f} {bend[1]:.1f} "
-            start, end = (f"{px:.1f} {py:.1f}" for px, py in ends)
-            lines.append(f'<path d="M{start} {shape}{end}" fill="none" {style}/>')
+            start, end = ((ax + share * (bx - ax), ay + share * (by - ay)) for share in (first, last))
+            bend = None if target in (a, b) else _bend(start, end, (x, y), _half_width(target))
+            kind, points = ("L", (start, end)) if bend is None else ("Q", (start, bend, end))
+            first_point, *further = [f"{px:.1f} {py:.1f}" for px, py in points]
+            path = f"M{first_point} {kind}{' '.join(further)}"
+            lines.append(f'<path d="{path}" fill="none" {style}/>')
     for name, (px, py) in place.items():
         shown, half = _shown(name), _half_width(name)
         fill = "#ffe4b5" if name == target else "#fff"

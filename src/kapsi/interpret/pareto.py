@@ -32,8 +32,6 @@ __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
 SOURCES = ("search", "simplified", "model")
 LEAST_ROWS = 20
 """Least number of rows of a search."""
-MOST_SIMPLIFIED = 32
-"""Inputs of a model that is simplified without a request: formulas of more are long."""
 LARGEST = 1_000
 """Weights of a model whose formula is shown beside those of a search: it takes seconds, and nobody reads longer ones."""
 
@@ -136,8 +134,6 @@ def short_formulas(
                 notes.append(f"the search ended after {seconds:g} seconds; --seconds gives it more")
         else:
             notes.append(f"formula of the model only: {reason}")
-    if len(model.preprocessing.names()) > MOST_SIMPLIFIED and wanted != {"simplified"}:
-        wanted.discard("simplified")
     if "simplified" in wanted:
         share = seconds if wanted == {"simplified"} else seconds / 4
         try:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kapsi.clock import Stopwatch
 from kapsi.errors import DataError, SpecError, check_number
+from kapsi.interpret.class_formulas import noise_of_logits
 from kapsi.interpret.edge_fits import FLOOR, EdgeFormula, checked_functions, fitted_edge
 from kapsi.interpret.edges import Edges, edge_functions, shares_of
 from kapsi.interpret.expressions import Floats, evaluate
@@ -119,7 +120,8 @@ def simplify(
     Every edge is replaced by the best c f(a x + b) + d with f from a list (see `edge_formulas`), its R² is reported. Then all
     constants of an output are refitted together by least squares, to the outputs of the model or to targets; terms are dropped
     and constants become simple numbers (0, fractions, multiples of π, square roots) if this shortens the description: half the
-    number of rows times the logarithm of the error, plus the cost of numbers, operations and constants.
+    number of rows times the logarithm of the error, plus the cost of numbers, operations and constants. Targets and logits of
+    classes have noise: misfits far below it are no reason for a longer formula.
 
     Args:
         model: a `kp.Model`, a run of `kp.load_run`, or a fitted estimator, of sums of univariate functions of any expansion, see
@@ -153,7 +155,7 @@ def simplify(
     nodes, start = list(symbols), dict[sympy.Symbol, float]()
     known = layers[-1].outputs().double().cpu().numpy()
     targets = _targets(task, chosen)
-    noise = None if targets is None else np.mean((targets - known) ** 2, axis=0)
+    noise = _noise(task, known, targets)
     edges = _edges(layers, noise, names, clock)
     for number, layer in enumerate(layers):
         nodes = _snapped(layer, nodes, start, [edge.function for edge in edges if edge.layer == number])
@@ -161,7 +163,8 @@ def simplify(
     expressions, r2, target_r2 = {}, {}, {}
     for k, (name, transform) in enumerate(outputs.items()):
         goal = known[:, k] if targets is None else targets[:, k]
-        expression = _refitted(nodes[k], start, rows, goal, clock)
+        unseen = noise[k] if noise is not None and targets is None else 0.0
+        expression = _refitted(nodes[k], start, rows, goal, float(unseen), clock)
         values = np.broadcast_to(evaluate(expression, rows), goal.shape)
         r2[name] = _r2(values, known[:, k])
         if targets is not None:
@@ -277,6 +280,7 @@ def _refitted(
     start: Mapping[sympy.Symbol, float],
     values: Mapping[Any, Floats],
     goal: Floats,
+    noise: float,
     clock: Stopwatch,
 ) -> sympy.Expr:
     """Return an expression with refitted constants, fewer terms and simple numbers."""
@@ -284,7 +288,7 @@ def _refitted(
     variance = float(goal.var())
     if not variance:
         return sympy.Float(float(goal.mean()))
-    rows = SearchRows(tuple(values), np.stack(list(values.values()), 1), goal, variance)
+    rows = SearchRows(tuple(values), np.stack(list(values.values()), 1), goal, variance, noise)
     expression = _without_terms(expression, own, rows)
     own = _constants_of(expression, own)
     best = fit(rows, expression, own) if len(own) <= MOST_CONSTANTS else None
@@ -327,6 +331,14 @@ def _without_terms(expression: sympy.Expr, start: Mapping[sympy.Symbol, float], 
             break
         del kept[smallest]
     return rest + sympy.Add(*[terms[k] for k in kept])
+
+
+def _noise(task: ModelRows, known: Floats, targets: Floats | None) -> Floats | None:
+    """Return the variance of the noise of each output; None for values without targets."""
+    if targets is not None:
+        return np.asarray(np.mean((targets - known) ** 2, axis=0))
+    of_classes = task.table.classes is not None if task.table is not None else task.y is not None
+    return noise_of_logits(known) if of_classes else None
 
 
 def _targets(task: ModelRows, chosen: Tensor) -> Floats | None:

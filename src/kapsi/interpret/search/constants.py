@@ -34,12 +34,15 @@ class SearchRows:
         x: values, (rows, columns).
         y: target, (rows,).
         variance: mean squared deviation of the target, above 0.
+        noise: variance of noise that the target does not show, as that of classes in the logits of a model; a smaller misfit
+            is not worth a longer formula.
     """
 
     symbols: tuple[sympy.Symbol, ...]
     x: Floats
     y: Floats
     variance: float
+    noise: float = 0.0
 
     def values(self) -> dict[sympy.Symbol, Floats]:
         """Return the column of each symbol."""
@@ -74,7 +77,7 @@ def description_length(rows: SearchRows, mse: float, expression: sympy.Expr, fre
 
 def encoded(rows: SearchRows, mse: float, structure: float, free: int) -> float:
     """Return n/2 log(error) plus the cost of an expression, see `cost_of_structure`, and of its free constants."""
-    share = max(mse / rows.variance, EXACT)
+    share = max((mse + rows.noise) / rows.variance, EXACT)
     return 0.5 * len(rows.y) * math.log(share) + structure + free * cost_of_constant(share, len(rows.y))
 
 
@@ -125,13 +128,15 @@ def leave_one_out(matrix: Floats, goal: Floats) -> tuple[float, Floats]:
 
 
 def fit(rows: SearchRows, expression: sympy.Expr, start: Mapping[sympy.Symbol, float]) -> Fit | None:
-    """Return an expression with the constants of least squares near a start, None without finite values.
+    """Return an expression with the constants of least squares near a start, None without finite real values.
 
     Args:
         rows: the rows.
         expression: over the symbols of the rows and of the constants.
         start: start of each constant.
     """
+    if expression.has(sympy.I):
+        return None
     free = [symbol for symbol in start if expression.has(symbol)]
     values = np.array([start[symbol] for symbol in free], dtype=np.float64)
     known = rows.values()

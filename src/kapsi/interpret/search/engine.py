@@ -77,8 +77,6 @@ OUTER: tuple[Outer, ...] = (
 )
 LEAST_INSIDE, NEAR = 0.5, 0.05
 """Least share of rows in the image of g, and the distance from it, in deviations of the target, that may be noise."""
-LEAST_SLOPE = 1e-3
-"""Rows with a slope of g below this share of the largest carry no weight."""
 
 
 @dataclass(frozen=True)
@@ -100,31 +98,31 @@ class TermSum:
     denominator: tuple[Term, ...] = ()
 
 
-def sums(terms: Sequence[Term], y: Floats, rows: int, outer: Outer, most: int) -> list[TermSum]:
+def sums(terms: Sequence[Term], y: Floats, outer: Outer, most: int, noise: float = 0.0) -> list[TermSum]:
     """Return the best sums of up to `most` terms under an outer function; empty where g has no inverse at the targets.
 
     Args:
         terms: candidate terms.
         y: targets of the rows of the terms.
-        rows: number of rows of the whole search, for the description length.
         outer: the outer function.
         most: largest number of terms, 1 to 4.
+        noise: noise that the targets do not show, as a share of their variance.
     """
-    inverted = _inverted(y, outer)
-    if inverted is None:
+    known = inverted(y, outer)
+    if known is None:
         return []
-    target, weight = inverted
+    target, weight = known
     matrix = np.stack([term.values for term in terms])
     costs = np.array([term.cost for term in terms])
     variance = float(np.var(y)) * len(y)
     found = []
-    for chosen, error in _selected(matrix, target, weight, costs, rows, variance, most):
-        cost = _cost(error, rows, outer.cost, costs[list(chosen)])
+    for chosen, error in _selected(matrix, target, weight, costs, variance, most, noise):
+        cost = _cost(error + noise, len(y), outer.cost, costs[list(chosen)])
         found.append(TermSum(cost, error, outer, tuple(terms[i] for i in chosen)))
     return sorted(found, key=lambda s: s.cost)
 
 
-def _inverted(y: Floats, outer: Outer) -> tuple[Floats, Floats] | None:
+def inverted(y: Floats, outer: Outer) -> tuple[Floats, Floats] | None:
     """Return g⁻¹(y) and the weight of each row; None where g has no inverse at the targets."""
     with np.errstate(all="ignore"):
         # A little noise may lead out of the image of g, of many rows if their targets are near its end.
@@ -138,19 +136,19 @@ def _inverted(y: Floats, outer: Outer) -> tuple[Floats, Floats] | None:
     return np.where(known, target, 0.0), np.where(known, weight, 0.0)
 
 
-def polynomials(degrees: Sequence[Sequence[Term]], y: Floats, rows: int, outer: Outer) -> list[TermSum]:
+def polynomials(degrees: Sequence[Sequence[Term]], y: Floats, outer: Outer, noise: float = 0.0) -> list[TermSum]:
     """Return a polynomial under an outer function: of the least sufficient degree, without the monomials that save nothing.
 
     Args:
         degrees: the monomials up to each degree.
         y: targets of the rows of the monomials.
-        rows: number of rows of the whole search.
         outer: the outer function.
+        noise: see `sums`.
     """
-    inverted = _inverted(y, outer)
-    if inverted is None:
+    known = inverted(y, outer)
+    if known is None:
         return []
-    target, weight = inverted
+    target, weight = known
     goal, total = target * weight, float(np.var(y)) * len(y)
 
     def squared_error(kept: Sequence[Term]) -> tuple[float, Floats]:
@@ -165,14 +163,14 @@ def polynomials(degrees: Sequence[Sequence[Term]], y: Floats, rows: int, outer: 
     found: list[TermSum] = []
     while best:
         error, gains = squared_error(best)
-        cost = _cost(error, rows, outer.cost, np.array([t.cost for t in best]))
+        cost = _cost(error + noise, len(y), outer.cost, np.array([t.cost for t in best]))
         if len(best) <= MOST_MONOMIALS:
             found.append(TermSum(float(cost), error, outer, tuple(best)))
         best.pop(int(gains.argmin()))
     return sorted(found, key=lambda s: s.cost)[:2]
 
 
-def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[TermSum]:
+def quotients(terms: Sequence[Term], y: Floats, noise: float = 0.0) -> list[TermSum]:
     """Return the best quotients y = (c₀ + Σ cₖ tₖ)/(1 + c t) with up to three terms above the line.
 
     The relation y = c₀ + Σ cₖ tₖ − c y t is linear; for each t, terms are selected after y t.
@@ -199,7 +197,7 @@ def quotients(terms: Sequence[Term], y: Floats, rows: int) -> list[TermSum]:
         for numerator in _numerators(rest, left / np.linalg.norm(left)):
             error = _quotient_error(values[list(numerator)], term.values[None], y) / variance
             if error < 1:
-                cost = _cost(error, rows, 3.0, np.append(costs[list(numerator)], term.cost))
+                cost = _cost(error + noise, len(y), 3.0, np.append(costs[list(numerator)], term.cost))
                 found.append(TermSum(cost, error, OUTER[0], tuple(above[i] for i in numerator), (term,)))
     return sorted(found, key=lambda s: s.cost)
 
@@ -249,7 +247,7 @@ def _cost(error: Any, rows: int, outer: float, costs: Floats) -> Any:
 
 
 def _selected(
-    matrix: Floats, target: Floats, weight: Floats, costs: Floats, rows: int, variance: float, most: int
+    matrix: Floats, target: Floats, weight: Floats, costs: Floats, variance: float, most: int, noise: float
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Yield indices and error of sums of terms with an intercept: every size by extending the best of the size below."""
     unit = weight / np.linalg.norm(weight)
@@ -271,7 +269,7 @@ def _selected(
         sets, left = _extended(columns, goal, beams[:width], FIRST if size == 1 else 8)
         error = np.maximum(left, 0.0) * share
         # Cheap terms first among equally good ones.
-        order = np.argsort(_cost(error, rows, 0.0, costs[sets]), kind="stable")
+        order = np.argsort(_cost(error + noise, len(target), 0.0, costs[sets]), kind="stable")
         beams = sets[order]
         for k in order[:MOST_PER_SIZE]:
             yield tuple(map(int, sets[k])), float(error[k])

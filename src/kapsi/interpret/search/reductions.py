@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import sympy
 
+from kapsi.clock import Stopwatch
 from kapsi.interpret.expressions import Floats
 from kapsi.interpret.search.surrogate import Surrogate, surrogate
 
@@ -18,8 +19,14 @@ LOOSE = 0.3
 """Largest relative misfit of a test of slopes; the errors of polynomials decide."""
 WORSE = 1.5
 """Factor by which the error of a polynomial of fewer inputs may exceed that of the polynomial before."""
+SMALL = 1e-7
+"""Error of a polynomial that is small enough in any case."""
 EXPONENTS = (1, -1, 2, -2, 0.5, -0.5, 3, -3, 1.5, -1.5, 4, -4)
 MAX_STEPS = 10
+FEW = 3
+"""Number of inputs up to which all guesses are tried."""
+LARGE = 2.0
+"""Size of the slopes of a row, in medians, that no row exceeds in a test."""
 POOR, BETTER = 1e-3, 0.7
 """Error of a polynomial from which slopes mean little, and the factor by which a guessed reduction must lower the error."""
 
@@ -58,18 +65,22 @@ class Reduced:
         return float(self.model.error * self.z.var() * np.mean(self.scale**2))
 
 
-def reduce(symbols: tuple[sympy.Symbol, ...], x: Floats, y: Floats) -> list[Reduced]:
+def reduce(symbols: tuple[sympy.Symbol, ...], x: Floats, y: Floats, clock: Stopwatch | None = None) -> list[Reduced]:
     """Return the function itself and its reductions, each with one input less than the one before.
 
     Args:
         symbols: the inputs.
         x: (rows, inputs).
         y: (rows,).
+        clock: at whose limit no further reduction is tried; None for no limit.
     """
     best = Reduced(tuple(symbols), x, sympy.Integer(1), np.ones(len(y)), y, surrogate(x, y))
     chain = [best]
     for _ in range(MAX_STEPS):
-        accepted = _guessed(best) if best.model.error > POOR and len(best.inputs) > 2 else _tested(best)
+        if clock is not None and clock.over():
+            break
+        few, poor = len(best.inputs) <= FEW, best.model.error > POOR
+        accepted = (None if poor else _tested(best)) or (_guessed(best) if poor or few else None)
         if accepted is None:
             break
         chain.append(accepted)
@@ -81,7 +92,7 @@ def _tested(now: Reduced) -> Reduced | None:
     """Return the reduction with the clearest slopes whose polynomial is as good as before."""
     for _, build in sorted(_proposals(now), key=lambda proposal: proposal[0])[:12]:
         trial = build()
-        if trial is not None and trial.model.error <= max(WORSE * now.model.error, 1e-9):
+        if trial is not None and trial.model.error <= max(WORSE * now.model.error, SMALL):
             return trial
     return None
 
@@ -123,7 +134,7 @@ def _proposals(now: Reduced) -> Iterator[tuple[float, Callable[[], Reduced | Non
 def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
     """Yield factors and pairs of inputs without a test of slopes."""
     count = len(now.inputs)
-    for i in range(count):
+    for i in range(count if count > 1 else 0):
         if (now.x[:, i] != 0).all():
             yield from (functools.partial(_factored, now, i, p) for p in (1, -1))
     for i, j in itertools.combinations(range(count), 2):
@@ -133,12 +144,15 @@ def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
 
 
 def _ratio(u: Floats, v: Floats) -> tuple[float, float] | None:
-    """Return misfit and c of v = c u, c from the principal direction."""
+    """Return misfit and c of v = c u, c from the principal direction; rows of large slopes, as near a pole, count as others."""
     matrix = np.stack([u, v])
     scale = np.sqrt((matrix**2).mean(1))
     if not np.isfinite(scale).all() or not (scale > 0).all():
         return None
-    values, vectors = np.linalg.eigh(matrix @ matrix.T / len(u) / np.outer(scale, scale))
+    matrix = matrix / scale[:, None]
+    size = np.sqrt((matrix**2).sum(0))
+    matrix = matrix / np.maximum(size / max(LARGE * float(np.median(size)), 1e-300), 1)
+    values, vectors = np.linalg.eigh(matrix @ matrix.T / len(u))
     direction = vectors[:, 1] * scale
     return float(np.sqrt(max(values[0], 0) / values[1])), float(direction[1] / direction[0])
 

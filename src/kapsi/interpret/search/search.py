@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ from kapsi.interpret.search.constants import (
     simplify_constants,
     with_constants,
 )
-from kapsi.interpret.search.engine import OUTER, ROUNDING, TermSum, polynomials, quotients, sums
+from kapsi.interpret.search.engine import OUTER, ROUNDING, TermSum, inverted, polynomials, quotients, sums
 from kapsi.interpret.search.reductions import Reduced, reduce
 from kapsi.interpret.search.terms import Term, candidate_terms, monomials
 
@@ -39,6 +40,8 @@ NATURAL = 300
 MOST_TERMS = 4
 SIMPLE_COST, MOST_SIMPLE = 5, 400
 """Largest cost and number of the terms that are tried first."""
+NEGLIGIBLE = 2 * NODE
+"""Misfit below the noise that ends the search, in units of log-likelihood: the cost of an operation and its operand."""
 LEAST_NOISE = 1e-7
 """Share of the target's variance from which the error of a polynomial counts as noise."""
 SAME_NOISE = 0.75
@@ -69,7 +72,7 @@ class Found:
 
 
 def search_formula(
-    x: Floats, y: Floats, symbols: Sequence[sympy.Symbol], *, seconds: float = 60.0
+    x: Floats, y: Floats, symbols: Sequence[sympy.Symbol], *, seconds: float = 60.0, noise: float = 0.0
 ) -> tuple[Found, ...]:
     """Return short formulas y = f(x): the Pareto front of complexity and error, the simplest first.
 
@@ -81,7 +84,8 @@ def search_formula(
         x: (rows, inputs), 1 to 10 inputs.
         y: (rows,).
         symbols: a symbol for each input.
-        seconds: time after which no further set of inputs is tried.
+        seconds: time after which nothing further is tried.
+        noise: variance of noise that the targets do not show: values of a model have the noise of its estimate.
 
     Raises:
         FormulaError: too many inputs, or values that are not finite.
@@ -95,6 +99,12 @@ def search_formula(
         a/b
     """
     seconds = check_number("search_formula(seconds)", seconds, 0, math.inf)
+    noise = check_number("search_formula(noise)", noise, 0, math.inf)
+    if x.ndim != 2 or y.shape != (len(x),) or len(symbols) != x.shape[1]:
+        raise FormulaError(
+            f"search: expected inputs (rows, m), targets (rows,) and m symbols; "
+            f"got {x.shape}, {y.shape} and {len(symbols)} symbols"
+        )
     if not 1 <= x.shape[1] <= MAX_INPUTS:
         raise FormulaError(
             f"search: {x.shape[1]} inputs; a search takes 1 to {MAX_INPUTS}, choose columns or a smaller model"
@@ -106,9 +116,9 @@ def search_formula(
     variance = float(y.var())
     if not variance > 0:
         return (Found(1, 0.0, 1.0, 0.0, sympy.Float(float(y[0]))),)
-    rows = SearchRows(tuple(symbols), x, y, variance)
+    rows = SearchRows(tuple(symbols), x, y, variance, noise)
     fits: list[Fit] = [_constant(rows)]
-    for reduced in _tried(rows):
+    for reduced in reversed(reduce(rows.symbols, x, y, clock)):  # the fewest inputs first
         fits += _searched(rows, reduced, clock)
         if _solved(rows, reduced, fits) or clock.over():
             break
@@ -123,18 +133,13 @@ def _constant(rows: SearchRows) -> Fit:
     return simplify_constants(rows, result)
 
 
-def _tried(rows: SearchRows) -> Iterator[Reduced]:
-    """Yield the reductions, of the fewest inputs first, then the function itself."""
-    yield from reversed(reduce(rows.symbols, rows.x, rows.y))
-
-
 def _searched(rows: SearchRows, reduced: Reduced, clock: Stopwatch) -> list[Fit]:
     """Return fitted formulas of the inputs of a reduction: of simple terms, then of all."""
     inputs = [(e, reduced.x[_screened(rows), i]) for i, e in enumerate(reduced.inputs)]
     terms = candidate_terms(inputs)
     simple = [term for term in terms if term.cost <= SIMPLE_COST][:MOST_SIMPLE]
     fits = _of_terms(rows, reduced, simple, monomials(inputs), clock)
-    if len(simple) < len(terms) and not _solved(rows, reduced, fits):
+    if len(simple) < len(terms) and not clock.over() and not _solved(rows, reduced, fits):
         fits += _of_terms(rows, reduced, terms, [], clock)
     return fits
 
@@ -144,6 +149,7 @@ def _of_terms(
 ) -> list[Fit]:
     """Return fitted sums and quotients of terms, and polynomials of monomials up to some degrees."""
     z = reduced.z[_screened(rows)]
+    noise = rows.noise / float(np.mean(reduced.scale**2) * z.var())
     pool: list[TermSum] = []
     powers: list[TermSum] = []
     fits: list[Fit] = []
@@ -151,13 +157,13 @@ def _of_terms(
     solved, least = False, math.inf
     for outer in OUTER:
         # More rows than the sums are selected on would reward chance.
-        found = sums(terms, z, len(z), outer, 1 if solved else MOST_TERMS)
-        smooth = [] if solved else polynomials(degrees, z, len(z), outer)
+        found = sums(terms, z, outer, 1 if solved else MOST_TERMS, noise)
+        smooth = [] if solved else polynomials(degrees, z, outer, noise)
         pool, powers = [*pool, *found], [*powers, *smooth]
         best = sorted([*found[:2], *smooth], key=lambda candidate: candidate.cost)
         exact = [candidate for candidate in best if candidate.error < ROUNDING and candidate.cost <= least][:2]
         tried |= {id(candidate) for candidate in exact}
-        fits += _finished(rows, reduced, exact, 1)
+        fits += _finished(rows, reduced, exact, 1, clock)
         if any(one.mse <= 10 * EXACT * rows.variance for one in fits):
             # Another outer function may give a simpler formula, of a single term.
             solved, least = True, min([least, *(candidate.cost + NODE for candidate in exact)])
@@ -165,13 +171,13 @@ def _of_terms(
             break
     if solved:
         return fits
-    pool += quotients(terms, z, len(z))
+    pool += [] if clock.over() else quotients(terms, z, noise)
     pool.sort(key=lambda s: s.cost)
     left = [s for s in pool if id(s) not in tried]
     single = [s for s in left[TRIED:] if len(s.terms) == 1 and not s.denominator][:SINGLE]
     powers = sorted((s for s in powers if id(s) not in tried), key=lambda s: s.cost)
-    fits += _natural(rows, reduced, [*left[:NATURAL], *powers])
-    return fits + _finished(rows, reduced, [*left[:TRIED], *single, *powers[:POLYNOMIALS]], SIMPLIFIED)
+    fits += _natural(rows, reduced, itertools.takewhile(lambda _: not clock.over(), [*left[:NATURAL], *powers]))
+    return fits + _finished(rows, reduced, [*left[:TRIED], *single, *powers[:POLYNOMIALS]], SIMPLIFIED, clock)
 
 
 def _screened(rows: SearchRows) -> npt.NDArray[np.int64]:
@@ -179,11 +185,11 @@ def _screened(rows: SearchRows) -> npt.NDArray[np.int64]:
 
 
 def _solved(rows: SearchRows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
-    """Return whether the best formula is exact, or as good as a polynomial while rows have noise."""
+    """Return whether the best formula is exact or within the noise, or as good as a polynomial while rows have noise."""
     best = min(fits, key=lambda one: one.cost, default=None)
     if best is None:
         return False
-    if best.mse <= 10 * EXACT * rows.variance:
+    if best.mse <= max(10 * EXACT * rows.variance, rows.noise * 2 * NEGLIGIBLE / len(rows.y)):
         return True
     if reduced.model.error < LEAST_NOISE or best.mse > NOISY * reduced.error:
         return False
@@ -193,17 +199,18 @@ def _solved(rows: SearchRows, reduced: Reduced, fits: Sequence[Fit]) -> bool:
     return float(np.corrcoef(own, other)[0, 1]) > SAME_NOISE
 
 
-def _finished(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum], count: int) -> list[Fit]:
-    """Return the fits of sums, the best with simple constants."""
-    fits = [one for one in (_fit_sum(rows, reduced, candidate) for candidate in pool) if one is not None]
+def _finished(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum], count: int, clock: Stopwatch) -> list[Fit]:
+    """Return the fits of sums until the time is over, the best with simple constants."""
+    timely = itertools.takewhile(lambda _: not clock.over(), pool)
+    fits = [one for one in (_fit_sum(rows, reduced, candidate) for candidate in timely) if one is not None]
     fits.sort(key=lambda one: one.cost)
     simplified: list[Fit] = []
     least = math.inf
     for one in fits[:count]:
         # A simple number in place of a constant saves a little; the others cannot win.
-        saving = 3 * NODE + cost_of_constant(one.mse / rows.variance, len(rows.y))
+        saving = 3 * NODE + cost_of_constant((one.mse + rows.noise) / rows.variance, len(rows.y))
         if one.cost - saving * (len(one.constants) + 1) < least:
-            simplified.append(simplify_constants(rows, one))
+            simplified.append(simplify_constants(rows, one, clock))
             least = min(least, simplified[-1].cost)
     return [*simplified, *fits]
 
@@ -211,11 +218,9 @@ def _finished(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum], count
 def _system(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> tuple[Floats, Floats]:
     """Return matrix and target of the linear least squares of a sum's constants, on the rows of the selection."""
     z = reduced.z[_screened(rows)]
-    with np.errstate(all="ignore"):
-        target, weight = candidate.outer.inverse(z), 1 / np.abs(candidate.outer.slope(z))
-    known = np.isfinite(target) & np.isfinite(weight)
+    target, weight = inverted(z, candidate.outer) or (z, np.zeros_like(z))
     columns = [np.ones_like(z), *(t.values for t in candidate.terms), *(-z * t.values for t in candidate.denominator)]
-    return np.stack(columns, 1)[known] * weight[known][:, None], target[known] * weight[known]
+    return np.stack(columns, 1) * weight[:, None], target * weight
 
 
 def _total(candidate: TermSum, constants: Sequence[sympy.Expr]) -> sympy.Expr:
@@ -242,7 +247,7 @@ def _fit_sum(rows: SearchRows, reduced: Reduced, candidate: TermSum) -> Fit | No
     return fit(rows, expression, {**dict(zip(constants, map(float, start), strict=True)), **more})
 
 
-def _natural(rows: SearchRows, reduced: Reduced, pool: Sequence[TermSum]) -> Iterator[Fit]:
+def _natural(rows: SearchRows, reduced: Reduced, pool: Iterable[TermSum]) -> Iterator[Fit]:
     """Yield sums whose constants are integers or halves within the error of their estimates.
 
     With noise many sums have the same error; those without free constants are the shortest.

@@ -12,6 +12,8 @@ from kapsi.interpret.expressions import Floats
 
 MAX_COLUMNS = 300
 """Largest number of products of powers."""
+MAX_DEGREE = 40
+"""Largest degree of a polynomial of a single input."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def surrogate(x: Floats, y: Floats) -> Surrogate:
         inputs = np.log(x) if logarithm else x
         rising = 0
         top = math.inf
-        for degree in range(1, 15):
+        for degree in range(1, 15 if x.shape[1] > 1 else MAX_DEGREE + 1):
             exponents = _exponents(x.shape[1], degree)
             if len(exponents) > min(MAX_COLUMNS, len(y) // 3):
                 break
@@ -52,7 +54,7 @@ def surrogate(x: Floats, y: Floats) -> Surrogate:
                 break
             if best is None or fit.error < best.error:
                 best = Surrogate(fit.gradients / x, fit.values, fit.error) if logarithm else fit
-            if rising == 2 or fit.error < 1e-18:
+            if rising == (2 if x.shape[1] > 1 else 4) or fit.error < 1e-18:
                 break
     return best or Surrogate(np.zeros_like(x), np.full(len(y), y.mean()), 1.0)
 
