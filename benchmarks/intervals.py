@@ -35,6 +35,8 @@ BINS = 10
 SPLITS = (0, 1, 2, 3)
 TARGET = 0.02
 """Largest distance of the coverage from its level."""
+LARGE = 2.5
+"""Standard deviations beyond which a deviation is named."""
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -92,6 +94,46 @@ def summary(records: Sequence[Record], level: int) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
+def chance(records: Sequence[Record], level: int) -> float:
+    """Return the standard deviation of the mean coverage of the splits at a level, by chance.
+
+    If n rows set the quantile, the number of covered rows among m held-out ones has the beta-binomial distribution with α = k and
+    β = n + 1 − k, k = ⌈level (n + 1)⌉, since the coverage of a quantile of n scores varies, too. Halves of a table drawn anew are
+    nearly independent.
+
+    Example:
+        >>> round(chance([{"rows": 400, "held_out": 200}] * 4, 0), 4)
+        0.0199
+    """
+    variance = 0.0
+    for record in records:
+        held_out, fitted = record["held_out"], record["rows"] - record["held_out"]
+        share = math.ceil(LEVELS[level] * (fitted + 1) - 1e-9) / (fitted + 1)
+        variance += share * (1 - share) * (fitted + 1 + held_out) / (held_out * (fitted + 2))
+    return math.sqrt(variance) / len(records)
+
+
+def deviations(names: Sequence[str], by_table: Mapping[str, Sequence[Record]]) -> str:
+    """Return a sentence on deviations from the level, compared with chance."""
+    shares, beyond, target = [], [], 0
+    for name in names:
+        for i, level in enumerate(LEVELS):
+            covered = summary(by_table[name], i)[0]
+            if mean(by_table[name], "accuracy") > level - TARGET:  # a set holds the most probable label
+                continue
+            shares.append((covered - level) / chance(by_table[name], i))
+            target += abs(covered - level) <= TARGET
+            if abs(shares[-1]) > LARGE:
+                beyond.append(f"{name} at {level:g} ({shares[-1]:+.1f})")
+    root = math.sqrt(np.mean(np.square(shares))) if shares else 0.0
+    named = f": {', '.join(beyond)}" if beyond else ""
+    return (
+        f"{target} of {len(shares)} coverages are within {TARGET:g} of the level, not counting label sets whose level is below the "
+        f"accuracy + {TARGET:g}. In units of the standard deviation by chance, deviations have a root mean square of {root:.2f}, "
+        f"where chance alone gives 1, and {len(beyond)} of them exceed {LARGE:g}{named}."
+    )
+
+
 def page(records: Sequence[Record]) -> str:
     """Return the page of the results."""
     tables = sorted({record["table"] for record in records})
@@ -104,8 +146,12 @@ def page(records: Sequence[Record]) -> str:
         "Coverage of the intervals and label sets of `RPNRegressor` and `RPNClassifier` with default options and "
         f"`intervals=True`, at the levels {LEVELS[0]:g} and {LEVELS[1]:g}. A split fits one half of a table and scores the "
         f"other half; ± is the standard error over the splits. The target is a coverage within {TARGET:g} of the level. "
-        "One split of n rows deviates by about √(4 level (1 − level)/n) by chance, 0.04 at the level 0.8 with 400 rows. "
+        "By chance, the mean coverage of s splits of a table of n rows has a standard deviation of about "
+        "√(4 level (1 − level)/(n s)), half of its variance from the held-out rows and half from the rows that set the quantile: "
+        "the last column (exact, by the beta-binomial distribution). "
         "`python benchmarks/intervals.py` repeats the measurement, and adds splits.",
+        "",
+        deviations(tables, by_table),
         "",
         *section("Intervals of real targets", regressions, by_table, "mean width / standard deviation of the target"),
         *section("Label sets of classes", classes, by_table, "mean number of labels"),
@@ -128,7 +174,7 @@ def page(records: Sequence[Record]) -> str:
 
 def section(title: str, names: Iterable[str], by_table: Mapping[str, Sequence[Record]], size: str) -> list[str]:
     """Return a table of coverages."""
-    header = ["table", "rows", "splits", *(f"coverage {level:g}" for level in LEVELS), f"{size} (0.9)"]
+    header = ["table", "rows", "splits", *(f"coverage {level:g}" for level in LEVELS), f"{size} (0.9)", "by chance"]
     lines = [f"## {title}", "", f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     means: list[list[float]] = [[] for _ in LEVELS]
     for name in names:
@@ -138,14 +184,16 @@ def section(title: str, names: Iterable[str], by_table: Mapping[str, Sequence[Re
             means[i].append(covered)
             cells.append(f"{covered:.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}"))
         width = np.mean([record["size"][1] for record in records])
-        lines.append(f"| {name} | {records[0]['rows']:,} | {len(records)} | {' | '.join(cells)} | {width:.2f} |")
+        by_chance = ", ".join(f"{chance(records, i):.3f}" for i in range(len(LEVELS)))
+        cells += [f"{width:.2f}", by_chance]
+        lines.append(f"| {name} | {records[0]['rows']:,} | {len(records)} | {' | '.join(cells)} |")
     average = " | ".join(f"{np.mean(values):.3f}" for values in means)
-    return [*lines, f"| mean | | | {average} | |", ""]
+    return [*lines, f"| mean | | | {average} | | |", ""]
 
 
 def mean(records: Sequence[Record], key: str) -> float:
-    """Return the mean of a figure over the splits."""
-    return float(np.mean([record[key] for record in records]))
+    """Return the mean of a figure over the splits, 0 if it has none."""
+    return float(np.mean([record.get(key, 0.0) for record in records]))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

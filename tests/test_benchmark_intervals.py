@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 pd = pytest.importorskip("pandas")
 
@@ -33,6 +34,18 @@ def test_the_page_has_means_and_standard_errors(intervals) -> None:
     second = {**first, "split": 1, "covered": [0.82, 0.92]}
     labels = {**first, "table": "c", "accuracy": 0.7, "calibration": 0.04, "size": [1.0, 1.25]}
     text = intervals.page([first, second, labels])
-    assert "| t | 1,200 | 2 | 0.800 ± 0.020 | 0.910 ± 0.010 | 1.50 |" in text
-    assert "| c | 1,200 | 1 | 0.780 | 0.900 | 1.25 |" in text
+    assert "| t | 1,200 | 2 | 0.800 ± 0.020 | 0.910 ± 0.010 | 1.50 | 0.016, 0.012 |" in text
+    assert "| c | 1,200 | 1 | 0.780 | 0.900 | 1.25 | 0.023, 0.017 |" in text
     assert "| c | 0.700 | 0.040 |" in text
+
+
+def test_deviations_are_compared_with_those_by_chance(intervals) -> None:
+    record = {"table": "t", "split": 0, "rows": 30, "held_out": 20, "covered": [0.4, 0.91], "size": [1.0, 1.5]}
+    counts = stats.betabinom(20, 9, 2)  # the 9th of 10 scores sets the quantile for 0.8
+    assert intervals.chance([record], 0) == pytest.approx(counts.std() / 20)
+    assert intervals.chance([record] * 4, 0) == pytest.approx(counts.std() / 40)
+    labels = {**record, "accuracy": 0.79, "calibration": 0.04}
+    text = intervals.deviations(["t"], {"t": [labels]})
+    assert text.startswith("1 of 1 coverages are within 0.02")
+    assert text.endswith("and 0 of them exceed 2.5.")
+    assert "t at 0.8" in intervals.deviations(["t"], {"t": [record]})

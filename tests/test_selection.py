@@ -9,7 +9,7 @@ import torch
 
 import kapsi as kp
 from kapsi.clock import Stopwatch
-from kapsi.recipes import AdditiveHead, Auto, ConstantHead, LinearHead, RecipeData, Watch
+from kapsi.recipes import AdditiveHead, Auto, ConstantHead, CrossFit, LinearHead, RecipeData, Watch
 from kapsi.recipes.auto import _AutoSearch
 from kapsi.recipes.selection import select_heads
 
@@ -185,6 +185,31 @@ def test_cheap_heads_leave_their_time_to_the_fits_of_others() -> None:
     long = SimpleNamespace(fit_cost=lambda data, rows: rows / 1000, reads_images=False)
     search = _AutoSearch(Auto(budget=60), data_of(20_000), 0, Watch())
     assert [search._rows_of_fit(long, seconds) for seconds in (10, 9)] == [20_000, 10_000]
+
+
+def test_named_heads_are_all_compared_unless_there_is_a_budget() -> None:
+    costly = SimpleNamespace(cost=lambda data, rows: 100.0, least_budget=lambda data: 0.0)
+    heads = {"constant": costly, "linear": costly, "additive": costly}
+    for auto, left_out in ((Auto(), 1), (Auto(heads=("linear",)), 0), (Auto(heads=("linear",), budget=60), 1)):
+        search = _AutoSearch(auto, data_of(41), 0, Watch())
+        search.least_budget = search._least_budget(heads)
+        search._compared(dict(heads))
+        assert len(search.skipped) == left_out
+    # Five folds, twice, of three heads at 100 seconds, half of the estimate; comparisons have 70% of the budget.
+    named = _AutoSearch(Auto(heads=("linear",)), data_of(41), 0, Watch())
+    assert 0.7 * named._least_budget(heads) == pytest.approx(1_500)
+
+
+def test_comparisons_of_an_interrupted_run_count_in_the_budget() -> None:
+    class Interrupted(Watch):
+        def kept(self, name: str) -> CrossFit | None:
+            return CrossFit(normal(300, 3, seed=0), LinearHead(), 100.0) if name.startswith("linear") else None
+
+    data = data_of(300)
+    result = _AutoSearch(Auto(heads=("linear", "additive"), budget=60), data, 0, Interrupted()).result()
+    notes = {row.head: row.note for row in result.leaderboard}
+    assert notes["additive"] == "left out: the budget of 60 s is spent"
+    assert notes["linear"] == ""
 
 
 def test_stages_hold_out_every_row_once_or_in_each_repetition() -> None:

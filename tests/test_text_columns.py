@@ -375,6 +375,16 @@ def test_a_run_of_texts_is_saved_and_predicts(files, tmp_path) -> None:
     assert one[0] == 1
 
 
+def test_the_plan_of_a_table_with_texts_counts_their_terms(files) -> None:
+    from kapsi.tables import RunConfig, TableConfig, plan_fit, read_problem
+
+    table = TableConfig("label", drop=("price",))
+    plan = plan_fit(read_problem(files / "train.parquet", table), RunConfig(table, recipe=Auto(heads=("linear",))))
+    assert sum(column.inputs for column in plan.columns) == plan.inputs
+    assert plan.columns[0].inputs > 50
+    assert plan.bytes > 12 * 3 * 320
+
+
 @pytest.mark.all_heads
 def test_several_texts_and_a_number_for_a_real_target(files, tmp_path) -> None:
     report = fit(files, "price", tmp_path / "run", drop=("label",))

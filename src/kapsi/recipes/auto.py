@@ -97,7 +97,8 @@ class Auto(Recipe, name="auto"):
             the fewest heads within one standard error; `fast`: heads in closed form, three folds.
         budget: seconds for comparison and fit, an estimate; costlier heads are compared on fewer rows, or left out, and the
             leaderboard says so. None: 12 to 60 seconds by the numbers of rows and outputs, up to 300 for large tables.
-        heads: the heads to choose from, by name or as recipes; empty: all that suit the rows.
+        heads: the heads to choose from, by name or as recipes; empty: all that suit the rows. Without `budget`, all of them
+            are compared.
 
     Example:
         >>> import torch, kapsi as kp
@@ -173,11 +174,12 @@ class _AutoSearch:
     skipped: dict[str, str] = field(default_factory=dict)
     fitted_on: dict[str, str] = field(default_factory=dict)
     least_budget: float = 0.0
+    resumed: float = 0.0
 
     def result(self) -> RecipeResult:
         start, clock = time.perf_counter(), Stopwatch()
         heads = self._suited()
-        self.least_budget = max(head.least_budget(self.data) for head in heads.values())
+        self.least_budget = self._least_budget(heads)
         compared = self._compared(heads)
         rows = self.data if compared is None else self.data.take(compared)
         plan = self._folds(rows)
@@ -211,7 +213,7 @@ class _AutoSearch:
     def plan(self) -> RecipePlan:
         """Return the heads of the comparison and the estimated seconds, without a fit."""
         heads = self._suited()
-        self.least_budget = max(head.least_budget(self.data) for head in heads.values())
+        self.least_budget = self._least_budget(heads)
         compared = self._compared(heads)
         rows = len(self.data.x) if compared is None else len(compared)
         share = (1 - COMPARISON) * self.budget
@@ -228,6 +230,18 @@ class _AutoSearch:
         by_rows = max(SECONDS[0], min(SECONDS[1], rows * self.data.outputs / 100))
         millions += 0 if self.data.text is None else self.data.text.nnz / 1e6 * max(1, self.data.outputs - 1)
         return max(min(MOST_SECONDS, max(by_rows, PER_MILLION * millions)), self.least_budget)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the budget leaves out heads: not those that were named without a budget."""
+        return not self.auto.heads or self.auto.budget is not None
+
+    def _least_budget(self, heads: dict[str, HeadRecipe]) -> float:
+        """Return the least seconds of the default budget, enough to compare named heads on some rows."""
+        least = max(head.least_budget(self.data) for head in heads.values())
+        if self.limited:
+            return least
+        return max(least, self._cost(heads, min(len(self.data.x), LEAST_ROWS)) / COMPARISON)
 
     def _suited(self) -> dict[str, HeadRecipe]:
         """Return the heads that suit the rows, by name in the leaderboard."""
@@ -258,7 +272,7 @@ class _AutoSearch:
         count, rows, share = len(self.data.x), len(self.data.x), COMPARISON * self.budget
         while self._cost(heads, rows) > share and rows > LEAST_ROWS:
             rows = max(LEAST_ROWS, rows // 2)
-        while self._cost(heads, rows) > share and len(heads) > 2:
+        while self.limited and self._cost(heads, rows) > share and len(heads) > 2:
             name = max(heads, key=lambda name: self._cost({name: heads[name]}, rows))
             cost = self._cost({name: heads.pop(name)}, rows)
             self.skipped[name] = f"left out: {cost:,.0f} s of {share:,.3g} s for comparisons"
@@ -334,11 +348,8 @@ class _AutoSearch:
         once: dict[str, HeadRecipe] = {}
         for number, folds in enumerate(plan):
             for count, name in enumerate(list(chosen)):
-                part = None
-                if clock.seconds() > self.budget and count > 1:
-                    self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
-                else:
-                    part = self._part(name, chosen[name], rows, folds, number)
+                late = self.limited and count > 1 and clock.seconds() + self.resumed > self.budget
+                part = self._part(name, chosen[name], rows, folds, number, late)
                 if part is None:
                     del chosen[name]
                     continue
@@ -361,13 +372,21 @@ class _AutoSearch:
         return entries
 
     def _part(
-        self, name: str, head: HeadRecipe, rows: RecipeData, folds: Sequence[Fold], number: int
+        self, name: str, head: HeadRecipe, rows: RecipeData, folds: Sequence[Fold], number: int, late: bool
     ) -> CrossFit | None:
-        """Return a head with its outputs for the held-out rows of a stage; None, with a note, if it fails."""
-        self.watch.on_head(name)
+        """Return a head with its outputs for the held-out rows of a stage; None, with a note, if it fails or comes too late.
+
+        A resumed run has the comparisons of the interrupted one and their seconds, so that the budget leaves out the same heads.
+        """
         key = f"{name}, stage {number}"
         crossed = self.watch.kept(key)
-        if crossed is None:
+        if crossed is not None:
+            self.resumed += crossed.seconds
+        elif late:
+            self.skipped[name] = f"left out: the budget of {self.budget:.3g} s is spent"
+            return None
+        else:
+            self.watch.on_head(name)
             try:
                 with _named(name):
                     crossed = head.cross_fit(rows, folds, self.seed)

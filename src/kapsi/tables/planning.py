@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kapsi.data.tabular import TableProblem
 from kapsi.data.tabular.preprocess import KIND_OF
@@ -83,7 +83,7 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
         )
         for e in train.preprocessing.columns
     )
-    plan, parameters, memory = None, 0, COPIES * train.x.nbytes
+    plan, parameters, memory = None, 0, COPIES * _bytes(train.x)
     widths: tuple[int, ...] = ()
     if config.recipe is not None:
         plan = config.recipe.plan(recipe_data(problem, train, config.training))
@@ -94,3 +94,9 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
         batch = getattr(config.training.solver, "batch_size", None) or rows
         memory += sum(report.bytes for report in explain(model, min(batch, rows)))
     return FitPlan(columns, problem.notes, len(parts), rows, inputs, count, plan, widths, parameters, memory)
+
+
+def _bytes(x: Any) -> int:
+    """Return the bytes of encoded rows: an array, or CSR with texts."""
+    parts = (x.data, x.indices, x.indptr) if hasattr(x, "indptr") else (x,)
+    return sum(part.nbytes for part in parts)

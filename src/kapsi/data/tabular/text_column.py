@@ -279,6 +279,11 @@ class TextColumn:
     def _idf(self) -> Floats:
         return np.log((1 + self.rows) / (1 + np.array(self.counts, dtype=np.float64))) + 1
 
+    @property
+    def count(self) -> int:
+        """Return the number of inputs of terms."""
+        return len(self.counts)
+
     def names(self) -> list[str]:
         """Return the names of the inputs other than those of terms."""
         return [f"{self.name}: length", *([f"{self.name} is missing"] if self.missing else [])]
