@@ -549,6 +549,7 @@ def test_no_processes_without_a_script(tmp_path, way) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_failed_process_raises_in_the_others(tmp_path) -> None:
     code, _, errors = torchrun("fails", tmp_path)
     assert code == 1

@@ -358,6 +358,7 @@ def test_transformed_targets():
     np.testing.assert_allclose(both.predict(x), np.exp(regressor().fit(x, np.log(y)).predict(x)), rtol=1e-9)
 
 
+@pytest.mark.slow  # two processes import torch
 def test_scores_in_processes():
     x, y = IRIS
     one, two = (cross_val_score(classifier(), x, y, cv=3, n_jobs=jobs) for jobs in (1, 2))

@@ -122,7 +122,9 @@ def test_what_is_not_installed_is_not_known() -> None:
             "ModuleNotFoundError: No module named 'a_package_that_is_not_there'",
             marks=pytest.mark.slow,
         ),
-        ("from kapsi import *\nraise ValueError('two\\nlines')", "ValueError: two lines"),
+        pytest.param(
+            "from kapsi import *\nraise ValueError('two\\nlines')", "ValueError: two lines", marks=pytest.mark.slow
+        ),
         pytest.param(None, "ModuleNotFoundError: No module named 'kapsi_broken'", marks=pytest.mark.slow),
     ],
 )

@@ -364,6 +364,7 @@ def test_derivatives_of_functions() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of a graph in several pieces
+@pytest.mark.slow
 def test_a_compiled_model_takes_them() -> None:
     """Not as one graph: how many products of entries there are is a matter of values."""
     torch._dynamo.reset()

@@ -336,6 +336,7 @@ def test_importing_kapsi_loads_nothing_and_its_names_everything() -> None:
     assert process(f'{sys.executable} -c "$CODE"'.replace("$CODE", code.replace('"', '\\"'))).stderr == b""
 
 
+@pytest.mark.slow  # a process of its own
 def test_modules_do_not_hide_functions_of_the_same_name() -> None:
     modules = {path.stem for path in (SOURCE / "kapsi").iterdir()} & set(kp.__all__)
     assert sorted(name for name in modules if callable(getattr(kp, name))) == sorted(kp.FUNCTIONS)
