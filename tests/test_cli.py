@@ -360,6 +360,7 @@ def test_a_failure_in_the_midst_leaves_nothing(bad):
     [
         (("fit",), "Missing argument 'TABLE' (see kapsi fit --help"),
         (("fit", "t.csv"), "Missing option '--target', the column to predict"),
+        (("fit", "nope.csv"), "nope.csv: there is no such file; check the path"),
         (("fit", "t.csv", "--target"), "'--target' requires an argument"),
         (("fit", "t.csv", "n.csv", "--target", "y"), "unexpected extra argument"),
         ((*FIT, "--fold", "3"), "there is no option --fold; did you mean --folds? there are --target, --task"),
@@ -468,7 +469,8 @@ def test_bad_settings_name_the_path_and_the_choices(bad, setting, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "expected a mapping of ModelSpec, got None"),
+        ("", "spec.yaml: is empty, expected a specification, such as the config.yaml of a run"),
+        ("# widths: [1, 1]\n", "spec.yaml: is empty, expected a specification"),
         ("a,b\n1,2\n", "expected a mapping of ModelSpec"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         ("widths: [null, null]\nlayers: [{heads: [{expansion: tailor}]}]", "no expansion is called 'tailor'"),

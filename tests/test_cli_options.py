@@ -163,6 +163,7 @@ def test_the_configuration_of_a_run_repeats_it(good) -> None:
             "tagret: y",
             "kapsi: c.yaml: kapsi fit has no option 'tagret'; did you mean 'target'? there are table, target",
         ),
+        ("", "kapsi: c.yaml: is empty, expected a configuration, such as target: price"),
         ("- y", "kapsi: c.yaml: expected options by name, such as target: price; got list"),
         ("target: {a: {b: 1}}", "kapsi: c.yaml: target.a: expected text, a number, true or false; got dict"),
         ("folds: [1, 2]", "kapsi: c.yaml: folds: expected one value, got 2"),

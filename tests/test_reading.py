@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kapsi.data.tabular import Reading, Table, make_problem, read_batches, read_table
+from kapsi.data.tabular import Preprocessing, Reading, Table, make_problem, read_batches, read_table
 from kapsi.data.tabular.encoders import Unseen
 from kapsi.data.tabular.units import to_unit
 from kapsi.errors import SpecError, TableError
@@ -187,6 +187,7 @@ CASES = {
         {},
         "'2024-01-02T10:00:00+02:00' has a time zone, and '2024-01-03T10:00:00' has none",
     ),
+    "`14:30 pm` among times": (csv_of(a=["2:30 pm", "3:30 pm", "14:30 pm"], y=Y[:3]), {}, "'14:30 pm' (row 3)"),
     "lines that repeat the header": (
         csv_of(a=with_word("a", 7), y=Y),
         {},
@@ -247,7 +248,9 @@ OTHER = {
     "repeated names of columns",
     '`"12.5"` as text in Parquet',
     "a last row of totals",
-    "`12KB`, `[1.5 2]`, `2 days 1h`, `20,-` and other quantities, over 20 distinct",
+    "`12KB`, `[1.5 2]`, `2 days 1h`, `20,-` and other quantities",
+    "`5 mg`, `10 mg`, … (3 to 20 distinct, one unit)",
+    "times with a zone (an offset, `Z`, a zone of Parquet) where the fit had times without, and vice versa",
     "the unit of a table for prediction",
     "numbers without a unit for `20%`, `300K` or times of the day",
     "the unit of a target",
@@ -584,9 +587,7 @@ def test_units_beside_a_part_of_the_numbers(tmp_path) -> None:
 def test_times_of_two_parts_are_read_alike_in_all_tables(tmp_path) -> None:
     run = fitted(tmp_path, a=[f"{i}:30" for i in range(40)], y=[i + 0.5 for i in range(40)])
     assert run.predict({"a": ["20:30", "35:30"]}) == pytest.approx([20.5, 35.5], abs=0.1)
-    with pytest.raises(
-        TableError, match="has numbers with the unit 's', and the table of the fit has times such as 19:30"
-    ):
+    with pytest.raises(TableError, match="has durations, and the table of the fit has times such as 19:30"):
         run.predict({"a": ["25:20:30"] * 2})
 
 
@@ -655,6 +656,13 @@ def test_a_last_row_of_totals_is_refused(tmp_path, name) -> None:
     assert used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, "9"], y=[*numbers, "9"]))).y[-1] == 9
 
 
+def test_a_last_row_that_looks_like_totals_is_kept_on_request(tmp_path) -> None:
+    rows = read(tmp_path, csv_of(a=[*range(1, 21), 210], y=[*Y[:20], 5]))
+    with pytest.raises(TableError, match=r"remove the row, or --numeric 'a' keeps it"):
+        used(rows)
+    assert len(used(rows, required=["a"]).y) == 21
+
+
 def test_a_doubling_column_has_no_totals(tmp_path) -> None:
     doubling = [1, *(2**i for i in range(20))]  # the last number is the sum of the others
     assert len(used(read(tmp_path, csv_of(a=doubling, y=[i + 0.5 for i in range(21)]))).y) == 21
@@ -708,3 +716,108 @@ def test_a_class_of_the_fit_is_no_missing_value(tmp_path) -> None:
 def test_times_that_all_have_a_zone_are_read(tmp_path) -> None:
     times = ["2024-01-02 10:00+02:00", "2024-01-02 3:00 PM +0200", "2024-01-02 10:00Z"]
     assert np.diff(column(read(tmp_path, csv_of(a=times, y=Y[:3]))).numbers).tolist() == [5 * 3600.0, -3 * 3600.0]
+
+
+ZONED, UNZONED, DAYS = (
+    [f"2024-03-{i % 28 + 1:02}{form.format(i % 24)}" for i in range(40)]
+    for form in ("T{:02}:15:00+02:00", " {:02}:15:00", "")
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "refused"),
+    [
+        (ZONED, UNZONED, "has times without a time zone, and the table of the fit has times with a time zone; write"),
+        (UNZONED, ZONED, "has times with a time zone, and the table of the fit has times without a time zone; write"),
+        (ZONED, DAYS, ""),
+        (UNZONED, DAYS, ""),
+        (DAYS, ZONED, ""),
+        (["2024-03-01T10:15:00Z", *UNZONED[1:]], ZONED, ""),  # Z beside no zone: these are in UTC, too
+    ],
+)
+def test_the_zone_of_times_is_that_of_the_fit(tmp_path, first, then, refused) -> None:
+    """Hours would be shifted without a word."""
+    seen = used(read(tmp_path, csv_of(a=first, y=Y))).preprocessing
+    seen = Preprocessing.from_dict(seen.to_dict())
+    (tmp_path / "n.csv").write_text(csv_of(a=then, y=Y))
+    (batch,) = read_batches(tmp_path / "n.csv", Reading(), seen.kinds())
+    frame = {"a": pa.array(then).cast(pa.timestamp("s", "UTC" if then is ZONED else None))}
+    for new in (batch.table, seen.table_of(frame, "n.csv")):
+        if not refused:
+            assert seen.check(new)[1] == []
+            continue
+        with pytest.raises(TableError, match=f"n.csv: column 'a' {refused} the times of both tables with a zone, or"):
+            seen.check(new)
+
+
+def test_dates_of_earlier_files_take_any_zone(tmp_path) -> None:
+    data = used(read(tmp_path, csv_of(a=ZONED, y=Y))).preprocessing.to_dict()
+    del data["columns"][0]["unit"]
+    earlier = Preprocessing.from_dict(data)
+    assert earlier.to_dict() == data
+    assert earlier.check(read(tmp_path, csv_of(a=UNZONED, y=Y)), ["y"])[0].columns["a"].kind == "date"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        (["36:10:05", "40:00:00"], "2:30 pm", "has times of the day, and the table of the fit has durations; write"),
+        (["2:30 pm", "4:30 am"], "36:10:05", "has durations, and the table of the fit has times of the day; write"),
+        (["36:10:05", "40:00:00"], "1:20:30", ""),
+        (["2:30 pm", "4:30 am"], "1:20:30", ""),
+        (["P1D", "PT1H"], "36:10:05", ""),
+    ],
+)
+def test_durations_are_no_times_of_the_day(tmp_path, first, then, message) -> None:
+    fitted, new = (column(read(tmp_path, csv_of(a=words, y=Y[:2]))) for words in (first, [then] * 2))
+    if not message:
+        assert to_unit(new, fitted.unit, "a", "n.csv") == (1.0, "")
+        return
+    with pytest.raises(TableError, match=message):
+        to_unit(new, fitted.unit, "a", "n.csv")
+
+
+def test_hours_of_half_a_day_end_at_12(tmp_path) -> None:
+    times = [f"{1 + i % 12}:30 PM" for i in range(39)]
+    with pytest.raises(
+        TableError, match=r"39 of 40 values are times; not: '13:30 PM' \(row 40\); remove the last row if"
+    ):
+        all_used(tmp_path, csv_of(a=[*times, "13:30 PM"], y=Y), {})
+    with pytest.raises(TableError, match=r"39 of 40 values are dates of one form; not: '2024-01-02 13:30 PM'"):
+        all_used(tmp_path, csv_of(a=[*(f"2024-01-02 {t}" for t in times), "2024-01-02 13:30 PM"], y=Y), {})
+
+
+@pytest.mark.parametrize(
+    ("levels", "note"),
+    [
+        ((r'"20,-"', '"5,-"', '"7,-"'), "; values such as '20,-' are not read as numbers or dates"),
+        (("1/2", "1/4", "3/4"), "; values such as '1/2' are not read as numbers or dates"),
+        (("5KB", "2MB", "1GB"), "; values such as '1GB' are not read as numbers or dates"),
+        (("5 mg", "10 mg", "20 mg"), "; --numeric 'a' reads values such as '10 mg' as numbers"),
+        (("5 mg", "10 mg"), ""),
+        (("18-25", "26-40", "65+"), ""),
+        (("<5", "5-10", ">10"), ""),
+        (("1st", "2nd", "3rd"), ""),
+        (("4th", "5th", "6th"), ""),
+        (("1a", "1b", "2a"), ""),
+        (("1.2.3", "1.2.4", "1.3.0"), ""),
+    ],
+)
+def test_few_categories_of_quantities_have_a_note(tmp_path, levels, note) -> None:
+    notes = used(read(tmp_path, csv_of(a=[levels[i % len(levels)] for i in range(40)], b=X, y=Y))).notes
+    assert notes == ((f"column 'a' has {len(levels)} categories{note}",) if note else ())
+    if "--numeric" in note:
+        assert column(read(tmp_path, csv_of(a=levels, y=Y[:3]), numeric=["a"])).numbers.tolist() == [5.0, 10.0, 20.0]
+
+
+def test_alike_notes_of_many_columns_are_counted(tmp_path) -> None:
+    many = {f"x{i}": [f"{(i + j) % 3}/9" for j in range(40)] for i in range(40)}
+    notes = used(read(tmp_path, csv_of(**many, y=Y))).notes
+    assert len(notes) == 6
+    assert notes[-1] == "35 more notes like this, on 'x5', 'x6', 'x7', …"
+
+
+def test_a_time_that_is_none_is_refused_where_the_fit_had_times(tmp_path) -> None:
+    (tmp_path / "n.csv").write_text("a\n2:30 pm\n14:30 pm\n3:30 pm\n")
+    (batch,) = read_batches(tmp_path / "n.csv", Reading(), {"a": "numeric"})
+    assert column(batch.table).problem.startswith(": 2 of 3 values are times; not: '14:30 pm' (row 2); --missing")

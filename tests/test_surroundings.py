@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ import kapsi as kp
 from kapsi.cli import main
 from kapsi.data.tabular import read_table, write_table
 from kapsi.errors import LONGEST_MESSAGE, KapsiError, RunError, SpecError, printable
-from kapsi.tables import RunConfig, TableConfig, fit_table, load_run
+from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
 
 SOURCE = Path(main.__code__.co_filename).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
@@ -290,8 +291,26 @@ def test_a_second_fit_says_where_it_writes(capsys) -> None:
     kapsi(*fit, "--overwrite")
     captured = capsys.readouterr()
     assert "earlier run" not in captured.err
+    assert "replaced" not in captured.err
     assert "run folder: runs/t (" in captured.out
     assert sorted(os.listdir("runs")) == ["t", "t-2"]
+
+
+def test_a_replaced_run_of_another_table_of_the_same_name_is_named(tmp_path) -> None:
+    old = {
+        "format": "kapsi run",
+        "table": "data.csv",
+        "rows": 30,
+        "target": ["y"],
+        "table_sha256": "1",
+        "created": "now",
+    }
+    (tmp_path / "run.json").write_text(json.dumps(old))
+    facts = "(data.csv, 30 rows, target ['y'], now)"
+    for digest, target, other in (("1", ("y",), ""), ("2", ("y",), "table, or of other rows"), ("1", "y", "target")):
+        notes = fitting._notes_on_replaced(tmp_path, SimpleNamespace(digest=digest, target=target))
+        assert len(notes) == bool(other)
+        assert all(note.endswith(facts) and f"the replaced run was of another {other}" in note for note in notes)
 
 
 # ------------------------------------------------------------------------------------------------ limits

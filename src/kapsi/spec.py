@@ -26,6 +26,9 @@ MAX_HEADS = 4096
 MAX_TEXT = 1_000_000
 """Characters of a specification in YAML or JSON: 20 seconds of parsing."""
 
+EXAMPLE = "the config.yaml of a run"
+"""A file with a specification."""
+
 
 @dataclass(frozen=True)
 class HeadSpec(Spec):
@@ -442,6 +445,24 @@ def read_text(path: str | Path, what: str) -> str:
     return text
 
 
+def read_yaml(path: str | Path, what: str, example: str, *, scalar_anchors: bool = False) -> Any:
+    """Return the plain data of a YAML or JSON file, see `read_text` and `parse_yaml`.
+
+    Args:
+        path: the file.
+        what: the content, for messages.
+        example: what to give instead of an empty file.
+        scalar_anchors: see `parse_yaml`.
+
+    Raises:
+        SpecError: the file is not readable, not YAML, or empty.
+    """
+    data = parse_yaml(read_text(path, what), str(path), scalar_anchors=scalar_anchors)
+    if data is None:
+        raise SpecError(f"{path}: is empty, expected {'an' if what[0] in 'aeiou' else 'a'} {what}, such as {example}")
+    return data
+
+
 def load_spec(path: str | Path) -> ModelSpec:
     """Read a model specification from a YAML or JSON file.
 
@@ -454,7 +475,7 @@ def load_spec(path: str | Path) -> ModelSpec:
     Raises:
         SpecError: the file cannot be read, or its content is invalid; the message names the path.
     """
-    spec: ModelSpec = from_dict(parse_yaml(read_text(path, "specification"), str(path)), ModelSpec, str(path))
+    spec: ModelSpec = from_dict(read_yaml(path, "specification", EXAMPLE), ModelSpec, str(path))
     return spec
 
 

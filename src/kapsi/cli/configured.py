@@ -75,10 +75,10 @@ def _read_defaults(context: typer.Context, path: str | None) -> None:
     """Set the defaults of a command to the options of a file."""
     if path is None or context.resilient_parsing:
         return
-    from kapsi.spec import parse_yaml, read_text
+    from kapsi.spec import read_yaml
 
     command: Any = context.command
-    data = parse_yaml(read_text(path, "configuration"), path)
+    data = read_yaml(path, "configuration", "target: price")
     if isinstance(data, Mapping) and data and set(data) <= set(SECTIONS) and isinstance(data.get("table"), Mapping):
         data = _options_of_run(data["table"], path)
     if not isinstance(data, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from dataclasses import replace
@@ -25,7 +24,7 @@ from kapsi.cli.options import (
     option,
     setting,
 )
-from kapsi.errors import KapsiError, SpecError, check_choice, did_you_mean
+from kapsi.errors import SpecError, check_choice, did_you_mean
 from kapsi.migrate import is_run_of_0_1, migrate_run
 from kapsi.text import counted
 
@@ -229,16 +228,19 @@ def fit(
 
 
 def targets_of(target: list[str] | None, table: str, how: Reading) -> tuple[str, ...]:
-    """Return the targets; by default the classes of a folder of images."""
+    """Return the targets; by default the classes of a folder of images.
+
+    Raises:
+        TableError: without a target, the file is no table.
+        SpecError: no target; the message names the columns.
+    """
     from kapsi.data.tabular.image_folder import LABEL
 
     if not target and not os.path.isdir(table):
         from kapsi.data.tabular import read_table
         from kapsi.data.tabular.types import listed
 
-        columns = ""
-        with contextlib.suppress(KapsiError):  # of a file that is no table: the next call names the problem
-            columns = f"; the columns are {listed(read_table(table, how).columns, 20)}"
+        columns = "" if table == "-" else f"; the columns are {listed(read_table(table, how).columns, 20)}"
         raise SpecError(f"Missing option '--target', the column to predict{columns}")
     return tuple(target or (LABEL,))
 
@@ -358,10 +360,11 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
 def read_configuration(path: str) -> Configuration:
     """Return the content of a specification or of a run's config.yaml, in part if need be."""
     from kapsi.recipes import Recipe
-    from kapsi.spec import ModelSpec, from_dict, parse_yaml, read_text
+    from kapsi.spec import EXAMPLE as OF_MODEL
+    from kapsi.spec import ModelSpec, from_dict, read_yaml
     from kapsi.training.config import TrainConfig
 
-    data = parse_yaml(read_text(path, "specification"), path)
+    data = read_yaml(path, "specification", OF_MODEL)
     data = migrate_run(data) if is_run_of_0_1(data) else data
     names = ("table", "model", "training", "recipe")
     if not isinstance(data, dict) or not set(names) & set(data):

@@ -14,6 +14,7 @@ from kapsi.data.tabular.encoders import NumberColumn
 from kapsi.data.tabular.image_column import ImageColumn
 from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import Floats, Ints, label_text
+from kapsi.data.tabular.units import label
 from kapsi.errors import DataError, check_integer
 from kapsi.modules import Model
 from kapsi.tables.model import TableModel
@@ -204,7 +205,7 @@ def of_table(
             kind = "image"
         elif encoder.wanted != "numeric":
             kind = "date" if encoder.wanted == "date" else "category"
-        columns.append(ColumnView(encoder.name, kind, indices, column, encoder, getattr(encoder, "unit", "")))
+        columns.append(ColumnView(encoder.name, kind, indices, column, encoder, label(getattr(encoder, "unit", ""))))
 
     def function(x: Any) -> Floats:
         raw = model.raw_outputs(x, "interpret")

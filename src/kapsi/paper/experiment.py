@@ -21,7 +21,7 @@ from kapsi.paper.short_forms import (
     require_known,
     row_name,
 )
-from kapsi.spec import parse_yaml, read_text
+from kapsi.spec import read_yaml
 
 PROCEDURES: dict[str, str] = {
     name: f"kapsi.paper.procedures.{name}"
@@ -581,7 +581,7 @@ def load(path: str | Path) -> Experiment:
     if not isinstance(path, str | Path) or not str(path).strip() or str(path) == ".":
         raise SpecError(f"load({path!r}): expected the name of a YAML file")
     path = Path(path)
-    data = parse_yaml(read_text(path, "experiment"), path.name)
+    data = read_yaml(path, "experiment", "those of kapsi/paper/experiments")
     try:
         experiment: Experiment = coerce(Experiment, data, "experiment")
     except SpecError as error:

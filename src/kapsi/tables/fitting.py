@@ -49,14 +49,14 @@ from kapsi.tables.scores import (
     notes_on_scores,
     scores_of,
 )
-from kapsi.text import counted
+from kapsi.text import condensed, counted
 from kapsi.training.checkpoint import Checkpoints
 from kapsi.training.config import TrainConfig
 from kapsi.training.distributed import Group
 from kapsi.training.logs import LogName
 from kapsi.training.losses import Loss
 from kapsi.training.metrics import Metric
-from kapsi.training.run_folder import NewRun, free_path
+from kapsi.training.run_folder import NewRun, free_path, peek
 from kapsi.training.selection import Fits, Split, fit_selected
 from kapsi.training.solvers import Solver
 
@@ -222,6 +222,7 @@ def fit_problem(
     group = Group() if group is None else group
     problem, config, parts = prepared(problem, config)
     where = _run_folder(problem, output, overwrite, group, checkpoints is not None and checkpoints.resume)
+    replaced = _notes_on_replaced(where, problem) if overwrite and group.first else []
     outputs = np.zeros((len(problem.y), outputs_of(problem)))
     fold_of = np.full(len(problem.y), -1)
     scores: dict[str, list[Scores]] = {}
@@ -247,7 +248,7 @@ def fit_problem(
             if log is not None:
                 log_part(log, name, fitted, part_scores if len(test) else {}, problem.task)
         fitted = fitted._replace(
-            notes=(*fitted.notes, *_notes_on_scores(problem, config.table.metrics, parts, fitted, scores))
+            notes=(*fitted.notes, *condensed(_notes_on_scores(problem, config.table.metrics, parts, fitted, scores)))
         )
         if run is not None:
             fitted = fitted._replace(model=_with_intervals(problem, config, fitted, train, outputs, fold_of))
@@ -260,7 +261,7 @@ def fit_problem(
         checkpoints.remove()
     group.barrier()
     parameters = fitted.model.parameter_count
-    notes = [*problem.notes, *fitted.notes]
+    notes = [*problem.notes, *fitted.notes, *replaced]
     if output is None and where.name != _default_folder(problem).name:
         notes.append(f"{_default_folder(problem)} is an earlier run; this run is {where}")
     scored = int((fold_of >= 0).sum())
@@ -427,6 +428,18 @@ def _run_folder(problem: TableProblem, output: str | Path | None, overwrite: boo
         base = _default_folder(problem)
         where = str((_interrupted_run(base) if resume else None) or (base if overwrite else free_path(base)))
     return Path(group.broadcast(where))
+
+
+def _notes_on_replaced(where: Path, problem: TableProblem) -> list[str]:
+    """Return a note if a run to be replaced has another table or target: tables in two folders may have the same name."""
+    old = peek(resolve(where)) or {}
+    of = f"{old.get('table')}, {old.get('rows')} rows, target {old.get('target')!r}, {old.get('created')}"
+    target = list(problem.target) if isinstance(problem.target, tuple) else problem.target
+    same = old.get("table_sha256") == problem.digest
+    if not old or (same and old.get("target") == target):
+        return []
+    other = "target" if same else "table, or of other rows of this one"
+    return [f"{show(where)}: the replaced run was of another {other} ({of})"]
 
 
 def _interrupted_run(base: Path) -> Path | None:

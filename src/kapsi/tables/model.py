@@ -32,6 +32,7 @@ from kapsi.tables.configuration import RunConfig
 from kapsi.tables.intervals import Decisions, Intervals, added
 from kapsi.tables.ranges import Ranges, Tally
 from kapsi.tables.scores import Floats, Scores, notes_on_scores, scores_of
+from kapsi.text import condensed
 from kapsi.training.prediction import predict
 from kapsi.training.records import Epoch
 from kapsi.training.selection import PenaltyScore
@@ -162,7 +163,7 @@ class TableModel:
         """
         features, notes = self.preprocessing.check(table)
         tally = Tally(self.ranges)
-        return self._predicted(features, tally, None, flags=False), [*notes, *table.notes, *tally.notes()]
+        return self._predicted(features, tally, None, flags=False), condensed([*notes, *table.notes, *tally.notes()])
 
     def predict_file(
         self,
@@ -209,7 +210,7 @@ class TableModel:
             if both:
                 raise TableError(f"--keep {both[0]!r}: is the name of a column of predictions; rename it in the table")
             write({**batch.kept, **predicted})
-        return tally.rows, [*notes, *tally.notes()]
+        return tally.rows, condensed([*notes, *tally.notes()])
 
     def _predicted(
         self, features: Table, tally: Tally, decisions: Decisions | None, *, flags: bool
@@ -253,7 +254,7 @@ class TableModel:
         if self.task == "regression":
             notes += notes_on_scores(y[rows], "scored rows")
         scores = scores_of(self.outputs(features, rows), y[rows], weights_of(table, name, rows))
-        return scores, len(rows), [*table.notes, *units, *notes]
+        return scores, len(rows), condensed([*table.notes, *units, *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything except the model as plain data."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kapsi.errors import SpecError, unknown
-from kapsi.spec import ModelSpec, from_dict, parse_yaml, read_text
+from kapsi.spec import ModelSpec, from_dict, read_yaml
 from kapsi.training.config import TrainConfig
 
 __all__ = ["Imported", "read_config"]
@@ -227,7 +227,7 @@ def read_config(path: str | Path) -> Imported:
         ((4, 3), LowRank(rank=1))
     """
     where = str(path)
-    data = parse_yaml(read_text(path, "configuration of tinyBIG"), where, scalar_anchors=True)
+    data = read_yaml(path, "configuration of tinyBIG", "configs of its examples", scalar_anchors=True)
     data = _mapping(data, where)
     if "configurations" in data:
         where, data = f"{where}: configurations", _mapping(data["configurations"], f"{where}: configurations")

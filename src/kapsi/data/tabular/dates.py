@@ -43,7 +43,13 @@ DURATIONS = (
 
 
 def read_times(strings: Any) -> Floats:
-    """Return times of the day, such as 14:30 or 2:30 pm, in trimmed Arrow strings as seconds, NaN where a string is none."""
+    """Return times of the day, such as 14:30 or 2:30 pm, in trimmed Arrow strings as seconds, NaN where a string is none.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> read_times(pa.array(["14:30", "2:30 pm", "14:30 pm"])).tolist()
+        [52200.0, 52200.0, nan]
+    """
     import pyarrow.compute as pc
 
     seconds, good = _clock(pc.extract_regex(strings, f"^{CLOCK}$"))
@@ -167,7 +173,8 @@ def _clock(parts: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
     hour, minute, second = (_number(parts, name) for name in ("hour", "minute", "second"))
     half = [str(text).lower() for text in pc.struct_field(parts, "half").to_pylist()]
     afternoon, morning = ([word == name for word in half] for name in ("pm", "am"))
-    good = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False)) & (hour < 24) & (minute < 60) & (second < 60)
+    last = np.where(np.logical_or(afternoon, morning), 12, 23)
+    good = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False)) & (hour <= last) & (minute < 60) & (second < 60)
     hour = np.where(afternoon, hour % 12 + 12, np.where(morning, hour % 12, hour))
     fraction = np.array([float(f"0.{text or 0}") for text in pc.struct_field(parts, "fraction").to_pylist()])
     return hour * 3600 + minute * 60 + second + fraction, good

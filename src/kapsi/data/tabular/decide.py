@@ -35,12 +35,13 @@ from kapsi.data.tabular.types import (
     short,
     to_floats,
 )
-from kapsi.data.tabular.units import CLOCK, PAIRS, SECONDS, TIME_OF_DAY, problem_of_stated
+from kapsi.data.tabular.units import CLOCK, DURATION, PAIRS, TIME_OF_DAY, problem_of_stated, zone_of
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
-ZONE, NO_ZONE = r":\d\d.*[+-]\d\d:?\d\d$", r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
-"""Times with an offset from UTC other than Z, and without a zone."""
+IN_UTC, ZONE = r":\d\d.*(Z|UTC)$", r":\d\d.*[+-]\d\d:?\d\d$"
+NO_ZONE = r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
+"""Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
 ZERO_FIRST = r"^[+-]?0\d+$"
 MOSTLY, NEARLY = 0.5, 0.9
@@ -156,7 +157,7 @@ class Decider:
         if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
             return self._codes(self._words(name, pc.cast(pc.cast(column, pa.string()), pa.large_string())))
         found = self._without_sentinels(typed)
-        if typed.unit == SECONDS:
+        if typed.unit == DURATION:
             found.notes = (f"column {short(name)} has durations; read as seconds",)
         if compact and wanted is None:
             example = f"{np.nanmin(typed.numbers):.0f}"
@@ -180,14 +181,16 @@ class Decider:
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
             return Column("real", to_floats(column), reason=self.numbers)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            return Column("date", _seconds(column), reason="dates")
+            seconds, zoned = _seconds(column), getattr(kind, "tz", None) is not None
+            clocks = bool((np.nan_to_num(seconds) % 86_400).any())
+            return Column("date", seconds, reason="dates", unit=zone_of(zoned=zoned, unzoned=clocks and not zoned))
         if pa.types.is_time(kind):
             whole = pc.cast(column, pa.int32() if kind.bit_width == 32 else pa.int64())
             values = to_floats(whole) / _ticks(kind.unit)
             return Column("real", values, reason="times of the day, in seconds", unit=TIME_OF_DAY)
         if pa.types.is_duration(kind):
             values = to_floats(pc.cast(column, pa.int64())) / _ticks(kind.unit)
-            return Column("real", values, reason="durations, in seconds", unit=SECONDS)
+            return Column("real", values, reason="durations, in seconds", unit=DURATION)
         allowed = "numbers, booleans, text, dates and times"
         return unusable(len(column), f" has the type {kind}; allowed are {allowed}; convert it, or leave it out")
 
@@ -279,6 +282,8 @@ class Decider:
             return words.other(kind, values, f"the units are {listed(units)}; convert all values to one unit")
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
+        if kind == "numbers" and not np.isnan(times := _times(words.known)).all():
+            kind, values = "times", times
         if odd == [name]:
             return words.other(kind, values, "remove the lines that repeat the header")
         if any(map(is_truth, odd)) and set(values[~np.isnan(values)].tolist()) <= {0.0, 1.0}:
@@ -304,9 +309,10 @@ class Decider:
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
             return self._other(name, "numbers", words, numbers)
-        dates = read_dates(words.known)[0] if words.has_digits else np.empty(0)
-        if len(dates) and words.share(dates) >= MOSTLY and (~np.isnan(dates)).sum() > 1:
-            return self._other(name, "dates of one form", words, dates)
+        for kind, read in (("dates of one form", lambda known: read_dates(known)[0]), ("times", _times)):
+            values = read(words.known) if words.has_digits else np.empty(0)
+            if len(values) and words.share(values) >= MOSTLY and (~np.isnan(values)).sum() > 1:
+                return self._other(name, kind, words, values)
         text = words.text(f"{len(words.known)} different texts")
         if share >= MOSTLY:
             problem = self._problem(name, "numbers", words, numbers)
@@ -397,7 +403,7 @@ class Decider:
         if clock:
             reason, unit = "times of the day", TIME_OF_DAY if half else CLOCK if full else PAIRS
         else:
-            reason, unit = ("hours and minutes", PAIRS) if paired else ("durations", SECONDS)
+            reason, unit = ("hours and minutes", PAIRS) if paired else ("durations", DURATION)
         column = Column("real", words.spread(seconds), reason=f"{reason}, in seconds", unit=unit)
         if full or not clock:
             more = "; the model of minutes and seconds is the same" if paired else ""
@@ -420,14 +426,16 @@ class Decider:
                 f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
             )
             return unusable(words.rows, text, words)
-        zone = words.first(ZONE)
-        if zone and (without := words.first(NO_ZONE)):
+        zone, without = words.first(ZONE), words.first(NO_ZONE)
+        if zone and without:
             text = (
                 f": {short(zone)} has a time zone, and {short(without)} has none; write all times with a zone, or none"
             )
             return unusable(words.rows, text, words)
         reason = f"dates as {form}"
-        return Column("date", words.spread(seconds), reason=reason, form={"the form": reason})
+        unit = zone_of(zoned=bool(zone) or words.any_match(IN_UTC), unzoned=bool(without))
+        written = {"the form": reason} | ({"the time zone": "given" if zone else "missing"} if zone or without else {})
+        return Column("date", words.spread(seconds), reason=reason, unit=unit, form=written)
 
 
 def number_form(decimal: str = "", thousands: str = "", sign: str = "", *, flags: bool = False) -> dict[str, str]:
@@ -490,6 +498,12 @@ def _is_string(kind: Any) -> bool:
 
 def _ticks(unit: str) -> float:
     return {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+
+
+def _times(strings: Any) -> Floats:
+    """Return times of the day and durations in seconds, NaN for other strings."""
+    times = read_times(strings)
+    return np.where(np.isnan(times), read_durations(strings), times)
 
 
 def _seconds(column: Any) -> Floats:

@@ -258,6 +258,7 @@ class DateColumn:
         means: mean of each part in the fitted rows; replaces missing values.
         scales: population standard deviation of each part.
         missing: add a 0/1 input that marks missing values.
+        unit: whether the fitted times have a zone, see `Column`; empty for days and in earlier files.
     """
 
     name: str
@@ -266,6 +267,7 @@ class DateColumn:
     means: tuple[float, ...]
     scales: tuple[float, ...]
     missing: bool
+    unit: str = ""
     wanted: ClassVar[str] = "date"
     PARTS: ClassVar[tuple[str, ...]] = ("year", "month", "day of year", "weekday", "hour", "days")
 
@@ -279,7 +281,7 @@ class DateColumn:
         values = {part: numbers for part, numbers in _parts(known, first).items() if len(np.unique(numbers)) > 1}
         centers = [center_and_scale(numbers, weight) for numbers in values.values()]
         means, scales = tuple(mean for mean, _ in centers), tuple(scale for _, scale in centers)
-        return cls(name, first, tuple(values), means, scales, missing=len(known) < len(seconds))
+        return cls(name, first, tuple(values), means, scales, missing=len(known) < len(seconds), unit=column.unit)
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""
@@ -291,7 +293,12 @@ class DateColumn:
         if column.kind != "date" and not column.missing.all():
             kind = column.reason or column.kind
             reject(where, f"column {short(self.name)} has {kind}; the model needs dates{column.problem}")
-        return Column("date", column.numbers if column.kind == "date" else np.full(len(column), np.nan))
+        to_unit(column, self.unit, self.name, where)
+        return Column("date", column.numbers if column.kind == "date" else np.full(len(column), np.nan), unit=self.unit)
+
+    def note(self, column: Column, where: str) -> str:
+        """Return a note on the time zone of a column of another table, empty without a guess."""
+        return to_unit(column, self.unit, self.name, where)[1]
 
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
@@ -310,7 +317,10 @@ class DateColumn:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return dict(vars(self))
+        data = dict(vars(self))
+        if not self.unit:
+            del data["unit"]  # as in earlier files
+        return data
 
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
@@ -323,15 +333,16 @@ class DateColumn:
             "means": list,
             "scales": list,
             "missing": bool,
+            "unit": str,
         }
-        values = fields(data, where, kinds)
+        values = fields({"unit": "", **data}, where, kinds)
         parts = values["parts"]
         if any(part not in cls.PARTS for part in parts) or len(set(map(str, parts))) < len(parts):
             reject(where, f"parts are {short(parts)}; they must be among {listed(cls.PARTS)}")
         means, scales = (numbers(values[key], len(parts), where) for key in ("means", "scales"))
         for scale in scales:
             positive(scale, where)
-        return cls(values["name"], values["first"], tuple(parts), means, scales, values["missing"])
+        return cls(values["name"], values["first"], tuple(parts), means, scales, values["missing"], values["unit"])
 
 
 def _parts(seconds: Floats, first: float) -> dict[str, Floats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -50,17 +50,22 @@ def index_columns(table: Table) -> dict[str, str]:
     return found
 
 
-def check_totals(table: Table) -> None:
+def check_totals(table: Table, numeric: Collection[str] = ()) -> None:
     """Refuse a last row with the sums of the rows above it, in at least half of the columns of numbers with a value there.
 
     Columns with mostly zeros do not count, nor doubling ones, such as 1, 1, 2, 4, 8.
 
+    Args:
+        table: the table.
+        numeric: columns whose values are all numbers, as stated by the user: one of them with a sum keeps the row.
+
     Example:
         >>> rows = np.array([*range(1, 11), 55.0])
-        >>> check_totals(Table("t.csv", {"a": Column("real", rows)}))
+        >>> check_totals(Table("t.csv", {"a": Column("real", rows)}), numeric=["a"])
+        >>> check_totals(Table("t.csv", {"a": Column("real", rows)}))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        kapsi.errors.TableError: t.csv: row 11, the last one, has the sums of the rows above it ('a'); remove the row
+        kapsi.errors.TableError: t.csv: row 11, the last one, has the sums of the rows above it ('a'); remove the row, or ...
     """
     totals: list[str] = []
     known = 0
@@ -75,9 +80,9 @@ def check_totals(table: Table) -> None:
         )
         totals += [names[i] for i in np.flatnonzero(sums)]
         known += int((~np.isnan(last)).sum())
-    if totals and 2 * len(totals) >= known:
+    if totals and 2 * len(totals) >= known and not set(numeric) & set(totals):
         row = f"row {table.rows:,}, the last one, has the sums of the rows above it ({listed(totals, 3)})"
-        reject(table.name, f"{row}; remove the row")
+        reject(table.name, f"{row}; remove the row, or --numeric {short(totals[0])} keeps it")
 
 
 def sentinels(features: Table) -> list[str]:

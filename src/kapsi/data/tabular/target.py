@@ -46,6 +46,7 @@ from kapsi.data.tabular.types import (
     truth,
 )
 from kapsi.data.tabular.units import to_unit
+from kapsi.text import ALIKE, condensed
 
 __all__ = ["TableProblem", "make_problem", "target_of"]
 
@@ -56,10 +57,13 @@ NUMBER_LIKE = re.compile(
     r"[^\w\s]?\s?\d+([^\w\s]\d+)+ ?[A-Za-z]{0,2}$|\W{1,3}\d|\d+ ?[A-Za-z]{1,2}$|\d+\W|\d+[hx]\d|0[bx][\dA-Fa-f]+$|[\[({].*\d"
 )
 """1/5/2.4, €5, 3.5KB, 2 days 1h, [1.5 2], '5.5', 5,-, 1h20, 0x5F: neither words nor codes."""
+BAND = re.compile(r"[<>≤≥=~]|\d\s?[-–]\s?\d+$|\d\+$|\d+(\.\d+){2,}$|\d(st|nd|rd|th|[A-Za-z])$|\dx\d|0[bx]")
+"""18-25, >5, 65+, 1.2.3, 2nd, 3a: often names of categories, if there are few."""
+WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s?(?!st$|nd$|rd$|th$)([A-Za-zµ°%/²³]{1,8})")
 MOSTLY_LIKE = 0.9
-"""Share of such strings among over `MAX_AUTO_CLASSES` categories, above which a note names them."""
-MOST_NOTES = 20
-"""Most dropped columns with a note for each."""
+"""Share of such strings among the categories, above which a note names them."""
+LEAST_LEVELS = 3
+"""Least categories for this note: the model of two categories is that of two numbers."""
 MAX_SINGLE = 9
 """Number of classes with a single row up to which a target may have mostly such classes."""
 EXACT_INTEGERS = 2.0**53  # beyond it, neighboring integers share one float64
@@ -183,7 +187,7 @@ def make_problem(
         table.require(name, "the column to drop")
     roles = {"weight": weight, "group": group, "time": time}
     check_roles(table, targets, drop, roles)
-    check_totals(table)
+    check_totals(table, required)
     if validation is not None:
         check_validation(validation, targets, roles, where)
         count, table = table.rows, stacked(table, validation)
@@ -213,7 +217,7 @@ def make_problem(
         y,
         classes,
         rows if held is None else np.where(held, rows - count, rows),
-        tuple(notes),
+        tuple(condensed(notes)),
         table.digest,
         weight=weights_of(table, weight, rows),
         groups=groups_of(table, group, rows),
@@ -385,9 +389,8 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
                 texts[name] = column.as_free()
                 kept.append(name)
                 continue
-            judged = unique or distinct > MAX_AUTO_CLASSES
-            like = [w for w in words if NUMBER_LIKE.match(w)] if judged and column.reason != REQUESTED else []
-            reason = f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
+            few = not unique and distinct <= MAX_AUTO_CLASSES
+            like, reason = ([], "") if column.reason == REQUESTED else _quantities(words, name, few=few)
             if unique:
                 notes.append(
                     f"dropped the ID-like column {short(name)}: {distinct} distinct values in {len(rows)} rows{reason}"
@@ -403,7 +406,7 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
             dropped[name] = f"it is {short(column.values[:1].tolist()[0])} in every row"
             continue
         kept.append(name)
-    if len(dropped) <= MOST_NOTES:
+    if len(dropped) <= ALIKE:
         notes += [f"dropped the column {short(name)}: {dropped[name]}" for name in features.columns if name in dropped]
     else:
         notes.append(f"dropped {len(dropped):,} columns that are empty or the same in every row: {listed(dropped)}")
@@ -411,6 +414,23 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
         reason = f" ({'; '.join(notes)})" if notes else ""
         reject(table.name, f"no feature column is left{reason}; at least one that varies is needed")
     return Table(table.name, {name: texts.get(name, features.columns[name]) for name in kept})
+
+
+def _quantities(words: Sequence[str], name: str, *, few: bool) -> tuple[list[str], str]:
+    """Return the categories that look like numbers, and the end of a note on them, empty without any.
+
+    Args:
+        words: the categories.
+        name: name of the column.
+        few: whether they are so few that bands, such as 18-25, are likely.
+    """
+    units = {found[1] if (found := WITH_UNIT.fullmatch(word)) else "" for word in words} if few else {""}
+    if few and len(words) < LEAST_LEVELS:
+        return [], ""
+    if len(units) == 1 and units != {""}:
+        return list(words), f"; --numeric {short(name)} reads values such as {short(words[0])} as numbers"
+    like = [word for word in words if NUMBER_LIKE.match(word) and not (few and BAND.search(word))]
+    return like, f"; values such as {short(like[0])} are not read as numbers or dates" if like else ""
 
 
 def _empty(features: Table) -> set[str]:

@@ -69,8 +69,8 @@ class Column:
         problem: why the column cannot be used; empty if it can.
         free: whether a text is read word by word; otherwise it is a category.
         doubt: why a text cannot be a target: nearly all of its values are numbers.
-        unit: currency, percent sign or other unit of all numbers, `s` for durations, `time of the day`, `K, M, B` for suffixes;
-            empty for plain numbers.
+        unit: currency, percent sign or other unit of all numbers, `time of the day`, `duration`, `K, M, B` for suffixes; empty for
+            plain numbers; for dates one of `units.ZONES`, empty for days without times.
         form: how the strings of the column are written, for a comparison with further rows.
     """
 

@@ -1,4 +1,4 @@
-"""Units of numbers: units stated by the user, and comparison of a column with the unit of the fit."""
+"""Units of numbers and zones of times: units stated by the user, and comparison of a column with the unit of the fit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,28 @@ SECONDS = "s"
 TIME_OF_DAY = "time of the day"
 CLOCK = "hours, minutes and seconds"
 """The unit of times such as 1:20:30, of the day or durations, in seconds."""
+DURATION = "duration"
+"""The unit of durations such as 36:10:05 or P1DT2H, in seconds."""
 PAIRS = "hours and minutes"
 """The unit of times such as 19:30, in seconds; they may be minutes and seconds, the model is the same."""
-TIMES = {TIME_OF_DAY: "times of the day", CLOCK: "times such as 1:20:30", PAIRS: "times such as 19:30"}
+TIMES = {
+    TIME_OF_DAY: "times of the day",
+    CLOCK: "times such as 1:20:30",
+    PAIRS: "times such as 19:30",
+    DURATION: "durations",
+}
+ZONED, UNZONED = "time zone", "no time zone"
+"""The units of dates with times, see `zone_of`."""
+ZONES = {ZONED: "times with a time zone", UNZONED: "times without a time zone"}
 NONE = "1"
 """The stated unit of numbers without a unit, such as fractions beside percentages."""
 FACTORS = {("%", NONE): 100.0, (NONE, "%"): 0.01, **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()}}
 """Factor from a unit (second) to the unit of the fit (first)."""
-EQUAL = ({TIME_OF_DAY, CLOCK, SECONDS}, {TIME_OF_DAY, PAIRS}, {"", NONE}, {SUFFIXED, "", NONE})
-"""Units of equal numbers: K, M and B are multiplied on reading."""
+EQUAL = (
+    *({TIME_OF_DAY, CLOCK, SECONDS}, {DURATION, CLOCK, SECONDS}, {TIME_OF_DAY, PAIRS}),
+    *({"", NONE}, {SUFFIXED, "", NONE}, {ZONED, ""}, {UNZONED, ""}),
+)
+"""Units of equal numbers: K, M and B are multiplied on reading, times with a zone are converted to UTC."""
 REMEDIES = {
     "%": "--unit {name}=% takes 12 as 12%, --unit {name}=1 takes 0.12 as 12%",
     TIME_OF_DAY: "write times as 14:30, or --unit {name}=s takes the numbers as seconds",
@@ -54,15 +67,26 @@ def to_unit(column: Column, unit: str, name: str, where: str) -> tuple[float, st
         return 1.0, ""
     if (unit, given) in FACTORS:
         return FACTORS[unit, given], ""
-    if given in ("", NONE) and unit not in REMEDIES:
-        why = f"read in {short(unit)}, the unit of the table of the fit"
-        return 1.0, f"column {short(name)} has numbers without a unit; {why}"
     has, needs = (described(text) for text in (given, unit))
+    if given in ("", NONE) and unit not in REMEDIES:
+        why = f"read in {short(label(unit))}, the unit of the table of the fit"
+        return 1.0, f"column {short(name)} has numbers without a unit; {why}"
     remedy = (
         "write the times of both tables in one way" if {given, unit} <= {*TIMES, SECONDS} else "convert the numbers"
     )
+    remedy = "write the times of both tables with a zone, or both without" if unit in ZONES else remedy
     remedy = REMEDIES[unit].format(name=short(name)) if given in ("", NONE) else remedy
     raise table_error(where, f"column {short(name)} has {has}, and the table of the fit has {needs}; {remedy}")
+
+
+def zone_of(*, zoned: bool, unzoned: bool) -> str:
+    """Return the unit of dates; empty for days alone, and for times in UTC beside times without a zone: these are in UTC, too.
+
+    Args:
+        zoned: whether some times have a time zone.
+        unzoned: whether some times have none.
+    """
+    return "" if zoned == unzoned else ZONED if zoned else UNZONED
 
 
 def described(unit: str) -> str:
@@ -72,8 +96,8 @@ def described(unit: str) -> str:
         >>> described("$"), described(""), described(TIME_OF_DAY)
         ("numbers with the unit '$'", 'numbers without a unit', 'times of the day')
     """
-    if unit in TIMES:
-        return TIMES[unit]
+    if unit in (known := TIMES | ZONES):
+        return known[unit]
     return "numbers without a unit" if unit in ("", NONE) else f"numbers with the unit {short(unit)}"
 
 
@@ -84,7 +108,7 @@ def label(unit: str) -> str:
         >>> label("$"), label(TIME_OF_DAY), label("1")
         ('$', 's', '')
     """
-    return SECONDS if unit in TIMES else {SUFFIXED: "", NONE: ""}.get(unit, unit)
+    return SECONDS if unit in TIMES else "" if unit in (SUFFIXED, NONE, *ZONES) else unit
 
 
 def shared_unit(units: Sequence[str]) -> str:
