@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 import scipy.sparse
 import sklearn
+import torch
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_validate
 
 import kapsi as kp
 from kapsi.data.tabular import split
 from kapsi.errors import DataError, SpecError
+from kapsi.recipes import LinearHead
 
 IRIS, DIABETES = load_iris(return_X_y=True), load_diabetes(return_X_y=True)
 ON_ALL_ROWS = {"spec": "identity", "l2": 1e-3, "early_stopping": False}
@@ -261,6 +263,23 @@ def copies(rows: int = 30, each: int = 3) -> tuple[np.ndarray, np.ndarray, np.nd
     random = np.random.default_rng(0)
     x, y = random.normal(size=(rows, 3)), random.normal(size=rows)
     return np.repeat(x, each, 0), np.repeat(y, each), np.repeat([f"g{i}" for i in range(rows)], each)
+
+
+def test_small_tables_are_fitted_on_one_thread(monkeypatch):
+    seen, real = [], LinearHead.cross_fit
+
+    def recorded(*arguments):
+        seen.append(torch.get_num_threads())
+        return real(*arguments)
+
+    monkeypatch.setattr(LinearHead, "cross_fit", recorded)
+    torch.set_num_threads(2)
+    try:
+        kp.RPNRegressor(heads=["linear"]).fit(DIABETES[0][:40], DIABETES[1][:40])
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(1)
+    assert (set(seen), after) == ({1}, 2)
 
 
 def test_groups_stay_together_in_recipes():

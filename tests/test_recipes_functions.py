@@ -104,6 +104,16 @@ def test_the_share_of_noise_is_found(noise) -> None:
     assert share == pytest.approx(noise**2 / (1 + noise**2), rel=0.25)
 
 
+@pytest.mark.parametrize(("noise", "low"), [(0.0, True), (1.0, False)])
+def test_more_rows_tell_a_rough_function_from_noise(monkeypatch, noise, low) -> None:
+    monkeypatch.setattr(functions, "NOISE_ROWS", 100)
+    x = torch.rand(200, 2, dtype=torch.float64, generator=seeded(0))
+    y = torch.sin(20 * x[:, :1]) * torch.cos(20 * x[:, 1:]) + noise * torch.randn(200, 1, generator=seeded(1)).double()
+    x = (x - x.mean(0)) / x.std(0)
+    assert functions.residual_share(x, y) > 0.3
+    assert (functions.residual_share(x, y, 0.1) < 0.15) == low
+
+
 def test_fits_that_fail_are_left_out(monkeypatch) -> None:
     data = table()
 

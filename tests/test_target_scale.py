@@ -10,7 +10,7 @@ from sklearn.preprocessing import PowerTransformer
 
 import kapsi as kp
 from kapsi.data.tabular import TargetScale
-from kapsi.recipes import RecipeData
+from kapsi.recipes import FunctionsHead, RecipeData
 from kapsi.tables.target_choice import choose_target, corrected
 
 SKEWED = np.random.default_rng(0).lognormal(1.0, 1.0, size=400)
@@ -93,6 +93,16 @@ def test_a_skewed_target_that_is_linear_stays_plain() -> None:
     x = np.exp(X)
     y = x @ [1.0, 2.0] + np.random.default_rng(2).normal(size=400)
     assert choose_target(data_of(x, y), y, None, "y").scale.transform == "none"
+
+
+def test_a_skewed_target_without_noise_stays_plain_for_the_functions_head() -> None:
+    x = np.random.default_rng(0).uniform(size=(90, 2))
+    y = x[:, 0] * x[:, 1] / (1 - x[:, 0] * x[:, 1] / 1.2) + 0.01
+    data = data_of((x - x.mean(0)) / x.std(0), y)
+    assert choose_target(data, y, None, "y").scale.transform == "log"
+    assert choose_target(data, y, None, "y", [FunctionsHead()]).scale.transform == "none"
+    y = y * np.exp(0.3 * np.random.default_rng(1).normal(size=90))
+    assert choose_target(data_of(data.x.numpy(), y), y, None, "y", [FunctionsHead()]).scale.transform != "none"
 
 
 def test_rows_of_little_weight_have_little_say_in_the_choice() -> None:

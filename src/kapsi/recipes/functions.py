@@ -47,7 +47,13 @@ REFERENCE_INPUTS = 2_000
 """Random inputs at which this change is measured."""
 
 NOISE_ROWS = 600
-"""Rows of the estimate of noise."""
+"""Rows of the estimate of noise; twice as many where these leave too much."""
+
+WIDTHS, RIDGES = (0.05, 0.2, 0.5, 1.0, 2.0), (1e-8, 1e-4, 1e-2, 1e-1)
+"""Widths of the kernels of this estimate, relative to the root of the number of inputs, and their penalties."""
+
+FINER = 3
+"""Number of pairs of width and penalty that are tried with twice the rows."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class FunctionsHead(HeadRecipe, name="functions"):
                 return f"functions is for at most {most:,} {what}, not {count:,}"
         if rows < 30 * inputs:
             return f"functions needs 30 rows for each input, not {rows} for {inputs}"
-        share = residual_share(data.x, data.y) if self.noise < 1 else 0.0
+        share = residual_share(data.x, data.y, self.noise) if self.noise < 1 else 0.0
         if share > self.noise:
             return f"the targets have noise: {share:.2g} of their variance is left by neighbors, at most {self.noise:g} is allowed"
         if self.noise < 1 and _quadratic_share(data.x, data.y) <= 2 * share:
@@ -189,12 +195,16 @@ def _continued(trial: Trial, rows: TrialRows, reference: Tensor) -> Model:
     return refitted.model if drift <= MAX_DRIFT else trial.model
 
 
-def residual_share(x: Tensor, y: Tensor) -> float:
+def residual_share(x: Tensor, y: Tensor, limit: float = 1.0) -> float:
     """Return the share of the variance of targets left by kernel ridge regression, leave-one-out, of at most 600 rows.
+
+    Few rows of a rough function leave as much as noise. Noise stays with twice the rows, though: where the share is above the
+    limit and halves with them, the smaller one is returned.
 
     Args:
         x: standardized inputs, `(rows, m)`.
         y: targets, `(rows, n)`.
+        limit: share that is low enough.
 
     Example:
         >>> x = torch.linspace(-1.7, 1.7, 100, dtype=torch.float64).unsqueeze(1)
@@ -202,21 +212,36 @@ def residual_share(x: Tensor, y: Tensor) -> float:
         >>> residual_share(x, x.sin()) < 1e-6, residual_share(x, noise) > 0.7
         (True, True)
     """
-    step = max(1, math.ceil(len(x) / NOISE_ROWS))
+    shares = _kernel_shares(x, y, NOISE_ROWS, [(width, ridge) for width in WIDTHS for ridge in RIDGES])
+    share = min(shares.values())
+    if share <= limit or len(x) <= NOISE_ROWS:
+        return share
+    finer = min(_kernel_shares(x, y, 2 * NOISE_ROWS, sorted(shares, key=shares.__getitem__)[:FINER]).values())
+    return finer if finer <= share / 2 else share
+
+
+def _kernel_shares(
+    x: Tensor, y: Tensor, most: int, options: Sequence[tuple[float, float]]
+) -> dict[tuple[float, float], float]:
+    """Return the share left for each width of the kernel and penalty, 1 at most; of at most so many rows."""
+    step = max(1, math.ceil(len(x) / most))
     x, y = x[::step], y[::step]
     y = y - y.mean(0)
     total = y.square().mean(0).clamp_min(1e-300)
     squares = torch.cdist(x, x).square() / x.shape[1]
-    eye = torch.eye(len(x), dtype=x.dtype)
-    best = 1.0
-    for width in (0.05, 0.2, 0.5, 1.0, 2.0):
+    shares = {}
+    for width, ridge in options:
         kernel = (squares / (-2 * width**2)).exp()
-        for penalty in (1e-8, 1e-4, 1e-2, 1e-1):
-            inverse = torch.linalg.inv(kernel + penalty * eye)
-            errors = (inverse @ y) / inverse.diagonal().unsqueeze(1)
-            share = float((errors.square().mean(0) / total).mean())
-            best = min(best, share) if math.isfinite(share) else best
-    return best
+        kernel.diagonal().add_(ridge)
+        lower, failed = torch.linalg.cholesky_ex(kernel)
+        inverse = torch.cholesky_inverse(lower)
+        share = (
+            1.0
+            if int(failed)
+            else float((((inverse @ y) / inverse.diagonal()[:, None]).square().mean(0) / total).mean())
+        )
+        shares[width, ridge] = min(1.0, share) if math.isfinite(share) else 1.0
+    return shares
 
 
 def _quadratic_share(x: Tensor, y: Tensor) -> float:

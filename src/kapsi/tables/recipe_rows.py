@@ -10,7 +10,8 @@ import torch
 
 from kapsi.data.tabular import Reading, TableProblem
 from kapsi.errors import DataError, SpecError
-from kapsi.recipes.base import Recipe, RecipeData, RecipeResult, Watch
+from kapsi.recipes.auto import Auto
+from kapsi.recipes.base import HeadRecipe, Recipe, RecipeData, RecipeResult, Watch
 from kapsi.tables.configuration import check_loss
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
@@ -18,8 +19,12 @@ from kapsi.tables.ranges import Ranges
 from kapsi.tables.target_choice import choose_target, corrected
 from kapsi.training.config import TrainConfig
 from kapsi.training.resolve import resolve_loss
+from kapsi.training.threads import threads_for
 
 __all__ = ["FittedRecipe", "fit_recipe", "recipe_data", "table_model"]
+
+COLUMNS = 400
+"""Columns of the widest κ of most tables, those of the head `kernel`."""
 
 
 class FittedRecipe(NamedTuple):
@@ -57,12 +62,16 @@ def fit_recipe(
         rows = data.weight.nonzero()[:, 0]
         data, train = data.take(rows), train.take(rows.numpy())
     note = ""
-    if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
-        y = problem.y[train.rows].astype(np.float64)
-        choice = choose_target(data, y, train.weight, str(problem.target))
-        train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
-        data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
-    result = recipe.build(data, training.seed, watch)
+    with threads_for(len(data.x) * max(data.inputs, COLUMNS)):
+        if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
+            y = problem.y[train.rows].astype(np.float64)
+            heads = (
+                recipe.candidates() if isinstance(recipe, Auto) else [recipe] if isinstance(recipe, HeadRecipe) else []
+            )
+            choice = choose_target(data, y, train.weight, str(problem.target), heads)
+            train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
+            data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
+        result = recipe.build(data, training.seed, watch)
     if note:  # the correction after a logarithm is that of the model, not of the heads that the choice was made with
         train = replace(train, scale=corrected(choice.scale, result.held_out, y, train.weight))
     texts = [text.note() for text in train.preprocessing.texts]

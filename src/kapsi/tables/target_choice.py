@@ -14,6 +14,7 @@ from kapsi.data.tabular import TargetScale, Transform
 from kapsi.data.tabular.types import Floats
 from kapsi.function import catalogue
 from kapsi.recipes.base import Fold, HeadRecipe, RecipeData
+from kapsi.recipes.functions import FunctionsHead, residual_share
 from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
 
 __all__ = ["TargetChoice", "choose_target", "corrected"]
@@ -26,6 +27,9 @@ QUICK = 1
 
 MOST_ROWS = 2_000
 """Most rows of the comparison."""
+
+EXACT = 0.2
+"""Squared error of a plain target without noise, relative to that of a change, up to which the target stays plain."""
 
 EXACT_INTEGERS = 2.0**53
 """Float64 values beyond it are all whole."""
@@ -48,18 +52,22 @@ class TargetChoice(NamedTuple):
     note: str
 
 
-def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str) -> TargetChoice:
+def choose_target(
+    data: RecipeData, y: Floats, weight: Floats | None, name: str, heads: Sequence[HeadRecipe] = ()
+) -> TargetChoice:
     """Return the transformation of a target, and the loss, whose models have the least squared error on held-out rows.
 
     Counts may take the Poisson loss, skewed positive targets a logarithm or the gamma loss, skewed targets with zeros the Tweedie
     loss, others the transformation of Yeo and Johnson. Errors are those of predictions in the unit of the target, weighted as the
-    rows; a change has to be better than the plain target by more than one standard error, but for counts.
+    rows; a change has to be better than the plain target by more than one standard error, but for counts. With `functions` among
+    the heads, a target that neighbors predict with at most a fifth of the error of a change stays plain: it has hardly any noise.
 
     Args:
         data: the rows, with a plain standardized target and the loss `mse`.
         y: the targets in their unit, `(rows,)`.
         weight: weights of the rows.
         name: name of the target, for the note.
+        heads: the heads of the fit.
     """
     plain = TargetChoice(TargetScale.fit(y, weight), MSE(), "")
     options = _options(y, weight)
@@ -77,13 +85,15 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
         if other.trial.scale.transform == "log" and other.mean - change.mean <= _standard_error(other, change):
             change = other
     if len(folds) > 1:
-        heads = dict.fromkeys((base.head, change.head))
-        base, change = (each.trial.errors(folds, list(heads)) for each in (base, change))
+        two = list(dict.fromkeys((base.head, change.head)))
+        base, change = (each.trial.errors(folds, two) for each in (base, change))
     gain = base.values - change.values
     mean = base.share @ gain
     error = _standard_error(base, change)
     transform, loss = change.trial.scale.transform, change.trial.data.loss
     if float(mean) <= (0.0 if isinstance(loss, Poisson) else error):
+        return plain
+    if any(_leaves(head, data, y, weight) <= EXACT * change.mean for head in heads if isinstance(head, FunctionsHead)):
         return plain
     scale = TargetScale.fit(y, weight, transform)
     if transform == "log":
@@ -92,6 +102,15 @@ def choose_target(data: RecipeData, y: Floats, weight: Floats | None, name: str)
     less = 100 * float(mean) / base.mean
     note = f"the target {name!r} is fitted with {how}: {less:.0f} % less squared error on held-out rows"
     return TargetChoice(scale, loss, note)
+
+
+def _leaves(head: FunctionsHead, data: RecipeData, y: Floats, weight: Floats | None) -> float:
+    """Return an estimate of the squared error of a functions head with the plain target; infinity if it does not suit the rows."""
+    if head.reason_against(data) is not None:
+        return np.inf
+    y = np.ldexp(y, -_exponent(y))
+    variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
+    return residual_share(data.x, data.y, head.noise) * variance
 
 
 def _shares(data: RecipeData, folds: list[Fold]) -> Tensor:
