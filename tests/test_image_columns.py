@@ -373,7 +373,7 @@ def test_command_line(folder, tmp_path, capsys) -> None:
     assert "64 pixels of image" in capsys.readouterr().out
     assert main(["report", run, "--output", str(tmp_path / "report.html")]) == 0
     assert main(["formula", run]) == 2
-    assert "'image' is encoded by ImageColumn, which has no closed form" in capsys.readouterr().err
+    assert "'image' holds images, which have no closed form; fit again with --drop image" in capsys.readouterr().err
     assert main(["tune", str(folder), "--trials", "0"]) == 2
     assert "--trials 0: must be at least 1" in capsys.readouterr().err  # the target is the class by default
     assert main(["fit", str(folder), "--set", "training.epochs=1", "--output", run + "2"]) == 2

@@ -17,7 +17,8 @@ from kapsi.data.tabular import write_table
 from kapsi.errors import FormulaError
 from kapsi.interpret import formula, short_formulas
 from kapsi.interpret.expressions import complexity, evaluate, slope
-from kapsi.interpret.formulas import ModelFormula
+from kapsi.interpret.formulas import ModelFormula, _day, _listed
+from kapsi.interpret.pareto import FormulaRow, _undominated
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import Fit, SearchRows, description_length, fit, simple_numbers
 from kapsi.interpret.search.engine import OUTER, _extended, polynomials, sums
@@ -389,3 +390,22 @@ def test_an_imaginary_formula_is_no_fit() -> None:
     s = sympy.Symbol("x", real=True)
     x = np.linspace(1, 2, 20)
     assert fit(SearchRows((s,), x[:, None], x, float(x.var())), sympy.I * s, {}) is None
+
+
+def test_a_formula_with_a_better_one_of_less_complexity_is_left_out() -> None:
+    def row(complexity: int, rmse: float, cost: float, source: str = "search") -> FormulaRow:
+        return FormulaRow(complexity, rmse, 0.0, ModelFormula({}, ()), source, cost)
+
+    best, worse, exact, cheap = (
+        row(2, 0.05, 3.0),
+        row(11, 0.06, 20.0, "simplified"),
+        row(20, 0.01, 40.0),
+        row(3, 0.06, 2.0),
+    )
+    assert _undominated([best, exact, worse, cheap]) == [best, cheap, exact]
+
+
+def test_ranges_of_dates_are_dates_and_long_lists_are_cut() -> None:
+    assert [_day(seconds) for seconds in (1579910400.0, 1579910460.0)] == ["2020-01-25", "2020-01-25T00:01:00"]
+    assert _listed(["a"] * 13) == ", ".join("a" * 13)
+    assert _listed(["a"] * 20) == f"{', '.join('a' * 12)}, and of 8 others"

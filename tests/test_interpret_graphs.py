@@ -44,7 +44,7 @@ def test_the_four_graphs_of_the_paper(iris) -> None:
 
 def test_rows_are_needed(iris) -> None:
     run = kp.tables.run_folder.LoadedRun(replace(iris[0].model, kept=b""), iris[0].manifest)
-    with pytest.raises(DataError, match="keeps its rows"):
+    with pytest.raises(DataError, match="keeps no rows"):
         graphs(run)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,8 @@ import numpy as np
 import sympy
 
 from kapsi.data.tabular import DateColumn, NumberColumn, Preprocessing, TargetScale
-from kapsi.data.tabular.image_column import ImageColumn
-from kapsi.data.tabular.text_column import TextColumn
 from kapsi.data.tabular.types import label_text
-from kapsi.errors import FormulaError, printable
+from kapsi.errors import FormulaError, printable, shown
 from kapsi.interpret.closed_forms import model_expressions
 from kapsi.interpret.expressions import Floats, complexity, evaluate
 from kapsi.interpret.text import as_latex, as_mathml, as_python, as_text
@@ -23,6 +23,8 @@ from kapsi.tables.run_folder import LoadedRun
 
 __all__ = ["ModelFormula", "formula"]
 
+MOST_NAMED = 12
+"""Columns whose range is stated."""
 MOST_WEIGHTS = 20_000
 """Weights of a model with a formula: half a minute, and a megabyte of text."""
 
@@ -117,12 +119,12 @@ def _of_table(table: TableModel) -> ModelFormula:
         raise FormulaError(
             f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"
         )
-    others: list[TextColumn | ImageColumn] = [*table.preprocessing.texts, *table.preprocessing.images]
-    for column in others:
-        raise FormulaError(
-            f"formula: the column {column.name!r} is encoded by {type(column).__name__}, which has no closed form; "
-            "fit without the column (--drop)"
-        )
+    for kind, columns in (("texts", table.preprocessing.texts), ("images", table.preprocessing.images)):
+        for column in columns:
+            raise FormulaError(
+                f"formula: the column {shown(column.name)} holds {kind}, which have no closed form; "
+                f"fit again with --drop {shlex.quote(column.name)}"
+            )
     scales = input_scales(table.preprocessing)
     symbols = tuple(sympy.Symbol(name, real=True) for name in table.preprocessing.names())
     pairs = zip(symbols, scales, strict=True)
@@ -187,10 +189,24 @@ def valid_range(table: TableModel) -> list[str]:
     """Return notes on the range of the training rows and on missing values."""
     notes = []
     if table.ranges is not None:
-        known = [f"{name} {low:g} to {high:g}" for name, (low, high) in table.ranges.inputs.items()]
+        dates = {column.name for column in table.preprocessing.columns if isinstance(column, DateColumn)}
+        known = []
+        for name, ends in table.ranges.inputs.items():
+            low, high = (_day(end) if name in dates else f"{end:g}" for end in ends)
+            known.append(f"{name} {low} to {high}")
         if known:
-            notes.append(f"valid in the range of the training rows: {', '.join(known)}")
+            notes.append(f"valid in the range of the training rows: {_listed(known)}")
     means = [f"{c.name} {c.mean:.6g}" for c in table.preprocessing.columns if isinstance(c, NumberColumn)]
     if means:
-        notes.append(f"a missing number counts as the mean of its column: {', '.join(means)}")
+        notes.append(f"a missing number counts as the mean of its column: {_listed(means)}")
     return notes
+
+
+def _day(seconds: float) -> str:
+    """Return seconds since 1970 as a date, with the time if it is not midnight."""
+    return str(np.datetime64(math.floor(seconds), "s")).removesuffix("T00:00:00")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = len(parts) - MOST_NAMED
+    return ", ".join(parts) if more <= 1 else f"{', '.join(parts[:MOST_NAMED])}, and of {more} others"

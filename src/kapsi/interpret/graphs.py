@@ -72,8 +72,12 @@ def graphs(run: LoadedRun, *, strongest: int = 2) -> tuple[DependencyGraph, ...]
     """
     strongest = check_integer("graphs(strongest)", strongest, 1)
     kept, model = run.rows, run.model
-    if kept is None or len(model.targets) > 1:
-        raise DataError("graphs: a graph needs a run of one target that keeps its rows; fit again with this version")
+    if len(model.targets) > 1:
+        raise DataError(
+            f"graphs: the run has {len(model.targets)} targets, a graph has one; fit again with one --target"
+        )
+    if kept is None:
+        raise DataError("graphs: the run keeps no rows; fit again with this version")
     columns = [c for c in model.preprocessing.columns if isinstance(c, NumberColumn)]
     if not 2 <= len(columns) <= MOST_COLUMNS:
         remedy = "fit a table with more" if len(columns) < 2 else "leave some out with --drop"

@@ -32,8 +32,8 @@ __all__ = ["FormulaRow", "FormulaTable", "short_formulas"]
 SOURCES = ("search", "simplified", "model")
 LEAST_ROWS = 20
 """Least number of rows of a search."""
-LARGEST = 1_000
-"""Weights of a model whose formula is shown beside those of a search: it takes seconds, and nobody reads longer ones."""
+LARGEST = 300
+"""Weights of a model whose formula is shown beside shorter ones: it takes ten seconds, and nobody reads longer ones."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class FormulaTable:
     """Formulas of a run, the simplest first.
 
     Attributes:
-        rows: the formulas without a better one of the same or less complexity; the formula of the model last, if any.
+        rows: the formulas without a better one of the same or less complexity, the simplest first; the formula of the model
+            last, if any.
         notes: valid range, missing values, and why there is no search or no formula of the model.
     """
 
@@ -136,15 +137,30 @@ def short_formulas(
             notes.append(f"formula of the model only: {reason}")
     if "simplified" in wanted:
         share = seconds if wanted == {"simplified"} else seconds / 4
+        clock = Stopwatch(share)
         try:
             short = simplify(run, None if rows is None else (rows, y), seconds=share).formula
             found.append(_scored(short, "simplified", known))
+            if clock.over():
+                notes.append(f"the simplification ended after {share:g} seconds; --seconds gives it more")
         except (DataError, SpecError, FormulaError):
             if wanted == {"simplified"}:
                 raise
+    found = _undominated(found)
     if "model" in wanted:
         found = _with_model(run, found, known, notes, reason)
     return FormulaTable(tuple(found), tuple(notes))
+
+
+def _undominated(found: list[FormulaRow]) -> list[FormulaRow]:
+    """Return the formulas without one of the same or less complexity, error and cost, the simplest first."""
+    kept: list[FormulaRow] = []
+    for row in sorted(found, key=lambda row: (row.complexity, row.cost)):
+        error = row.rmse if np.isnan(row.log_loss) else row.log_loss
+        errors = [other.rmse if np.isnan(other.log_loss) else other.log_loss for other in kept]
+        if all(error < e * (1 - 1e-9) or row.cost < o.cost - 1e-9 for o, e in zip(kept, errors, strict=True)):
+            kept.append(row)
+    return kept
 
 
 def _with_model(
@@ -158,6 +174,8 @@ def _with_model(
     try:
         own = _scored(formula(run), "model", known)
     except FormulaError as error:
+        if not found and (run.model.preprocessing.texts or run.model.preprocessing.images):
+            raise
         if not found:
             more = "kapsi fit --head quadratic fits a model with a formula"
             raise FormulaError(f"{error}; {more}; {reason}") from None

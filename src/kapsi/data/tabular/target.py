@@ -403,7 +403,8 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
                 notes.append(f"column {short(name)} has {distinct} categories{reason}")
             constant |= {name} if distinct == 1 and known == len(rows) else set()
         if name in constant:
-            dropped[name] = f"it is {short(column.values[:1].tolist()[0])} in every row"
+            (value,) = column.values[:1].tolist()
+            dropped[name] = f"it is {f'{value:.15g}' if isinstance(value, float) else short(value)} in every row"
             continue
         kept.append(name)
     if len(dropped) <= ALIKE:
