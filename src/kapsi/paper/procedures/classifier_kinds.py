@@ -89,6 +89,11 @@ class ClassifierKind(Spec):
 
     in_epochs: ClassVar[bool] = False
 
+    @property
+    def passes(self) -> int | None:
+        """Return the number of passes over the rows in a fit, None for a kind without a fixed number."""
+        return None
+
     def fit(self, task: ClassifierTask) -> FittedClassifier:
         """Return a classifier fitted to the rows of a task."""
         raise NotImplementedError

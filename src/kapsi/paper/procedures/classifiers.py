@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from kapsi.paper.procedures.classifier_kinds import (
     MultinomialNaiveBayes,
 )
 from kapsi.paper.procedures.dry_run import refuse
-from kapsi.paper.procedures.networks import EpochKind, KANClassifier, MLPClassifier, ModelClassifier, NetworkClassifier
+from kapsi.paper.procedures.networks import KANClassifier, MLPClassifier, ModelClassifier, NetworkClassifier
 from kapsi.paper.procedures.recipe_classifier import RecipeClassifier
 from kapsi.paper.short_forms import merged, require_known
 from kapsi.spec import set_option
@@ -135,9 +135,9 @@ class ClassifierSearch:
     def budget(self, splits: int = 1) -> Budget:
         """Return the search for a number of splits of the rows."""
         count = len(self.candidates)
-        if not all(isinstance(kind, EpochKind) for kind in self.kinds()):
+        epochs = [[kind.passes or 0 for kind in (c.tuned, c.final)] for c in self.candidates]
+        if not all(map(all, epochs)):
             return Budget(count, count)
-        epochs = [[cast(EpochKind, kind).config(0).epochs for kind in (c.tuned, c.final)] for c in self.candidates]
         selection = splits * sum(tuned for tuned, _ in epochs) if self.selects else 0
         final = 0 if self.selects and self.options.fits_once else max(final for _, final in epochs)
         return Budget(count, count, selection + final)

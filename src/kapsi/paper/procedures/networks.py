@@ -94,6 +94,10 @@ class EpochKind(ClassifierKind):
 
     in_epochs: ClassVar[bool] = True
 
+    @property
+    def passes(self) -> int | None:
+        return self.train.epochs
+
     def spec(self, inputs: int, outputs: int) -> ModelSpec:
         """Return the specification of the model for the numbers of inputs and outputs."""
         raise NotImplementedError

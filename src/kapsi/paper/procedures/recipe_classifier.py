@@ -32,6 +32,10 @@ class RecipeClassifier(ClassifierKind):
 
     recipe: HeadRecipe
 
+    @property
+    def passes(self) -> int | None:
+        return getattr(self.recipe, "epochs", None)
+
     def dry_run(self, inputs: int, classes: int, where: str, *, sparse: bool = False) -> None:
         if self.recipe.reads_text != sparse:
             kind = "texts" if self.recipe.reads_text else "other rows than texts"
