@@ -409,3 +409,11 @@ def test_ranges_of_dates_are_dates_and_long_lists_are_cut() -> None:
     assert [_day(seconds) for seconds in (1579910400.0, 1579910460.0)] == ["2020-01-25", "2020-01-25T00:01:00"]
     assert _listed(["a"] * 13) == ", ".join("a" * 13)
     assert _listed(["a"] * 20) == f"{', '.join('a' * 12)}, and of 8 others"
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5])
+def test_few_rows_and_lists_have_a_formula(rows: int) -> None:
+    x = [[1.0], [2.0], [4.0], [5.0], [8.0]][:rows]
+    y = [2 * row[0] for row in x]
+    found = min(search_formula(x, y, sympy.symbols("a,"), seconds=1), key=lambda one: one.cost)
+    assert [float(found.expression.subs("a", row[0])) for row in x] == pytest.approx(y, abs=1e-6)

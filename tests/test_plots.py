@@ -164,3 +164,8 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path) -> None:
     assert drawn.returncode == 2
     assert drawn.stderr == "kapsi: pictures need matplotlib, which is not installed; pip install 'kapsi[plot]'\n"
     assert os.listdir(tmp_path) == ["said"]
+
+
+def test_a_path_of_a_picture_is_a_path() -> None:
+    with pytest.raises(kp.SpecError, match=r"save\(path\): expected a path"):
+        kp.plots.save(kp.Taylor(2), 5)

@@ -114,7 +114,7 @@ def test_the_graph_joins_columns_with_interactions_and_names_stay_text(folder) -
     pair = SimpleNamespace(columns=tuple(one.column for one in facts.importances[:2]))
     drawn = graph_section(replace(facts, pairs=[pair]))
     found = outline(drawn)
-    assert found.seen.count("line") == 2 + 1  # two columns act on the target, and together
+    assert found.seen.count("path") == 1 + 2 + 1  # the tip of arrows; two columns act on the target, and together
     assert "script" not in found.seen
     assert "http:" not in drawn
     assert graph_section(replace(facts, pairs=[])) == ""
@@ -217,6 +217,12 @@ def test_runs_are_compared(folder) -> None:
     outline(page)
     assert "2 runs compared" in page
     assert "The tables of the runs differ" in page
+    head, *rows = [re.findall(r">([^<>]+)<", row) for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL)[:3]]
+    assert head[2:6] == ["accuracy", "log loss", "R²", "RMSE"]
+    assert [[cell == "–" for cell in row[2:6]] for row in rows] == [
+        [False, False, True, True],
+        [True, True, False, False],
+    ]
 
 
 def test_reliability_is_the_observed_share_in_bins() -> None:

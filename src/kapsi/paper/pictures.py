@@ -20,7 +20,7 @@ from kapsi.paper.expected import LABELS
 from kapsi.paper.procedures.ablation import GRAYS, POOLED, SIDE, copies, unpacked
 from kapsi.paper.store import Result
 from kapsi.paper.tables import Line, ResultTable, shown_results
-from kapsi.plots import STYLE, _matplotlib
+from kapsi.plots.catalogue import STYLE, _matplotlib
 
 OURS, THEIRS, SECOND = "#1f77b4", "#7f7f7f", "#d62728"
 SHADES = ("#1f77b4", "#7fb2d9", "#c3dcef")

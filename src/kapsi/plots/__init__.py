@@ -3,7 +3,7 @@
 matplotlib is imported on demand; install with `pip install 'kapsi[plot]'`. No function opens a window.
 """
 
-from kapsi.plots.catalogue import STYLE, Curves, Maps, _matplotlib, drawable, function, picture, save
+from kapsi.plots.catalogue import STYLE, Curves, Maps, drawable, function, picture, save
 from kapsi.plots.heads import edge, expansion_images, weight_images
 from kapsi.plots.models import (
     calibration,
@@ -22,7 +22,6 @@ __all__ = [
     "STYLE",
     "Curves",
     "Maps",
-    "_matplotlib",
     "calibration",
     "confusion_matrix",
     "drawable",

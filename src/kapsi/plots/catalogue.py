@@ -6,6 +6,7 @@ matplotlib is imported on demand; install with `pip install 'kapsi[plot]'`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from kapsi.errors import DataError, FileError, KapsiError, SpecError
+from kapsi.errors import DataError, FileError, KapsiError, SpecError, refuse
 from kapsi.expansion.base import Expansion, common_domain
 from kapsi.files import atomic
 from kapsi.function import Function, Params, flatten
@@ -375,6 +376,8 @@ def save(instance: Function, path: str | Path) -> None:
         KapsiError: matplotlib is not installed.
         SpecError: the function is too wide, or its role has no pictures.
     """
+    if not isinstance(path, str | os.PathLike):
+        refuse("save(path)", "a path", path)
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise FileError(f"{str(path)!r}: a picture is an {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")

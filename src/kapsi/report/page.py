@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kapsi.html import Markup, data_table, joined, tag
-from kapsi.report.charts import bar, short
+from kapsi.report.charts import bar
 from kapsi.report.facts import Facts
 from kapsi.report.held_out import error_section
 from kapsi.report.sections import (
@@ -121,14 +121,15 @@ def run_page(facts: Facts) -> str:
 def comparison_page(runs: Sequence[Facts]) -> str:
     """Return a page that compares runs: scores, importances, and a link to none of them."""
     names = [str(facts.path) for facts in runs]
+    metrics = list(dict.fromkeys(key for facts in runs for key in METRICS[facts.model.task]))
     rows: list[tuple[Any, ...]] = []
     for facts in runs:
-        main, loss = METRICS[facts.model.task]
-        own = facts.manifest["scores"]["kapsi"]
-        several = bool(facts.manifest.get("folds"))
-        deviations = [own.get(f"{key} std") if several else None for key in (main, loss)]
-        cells = [score(own.get(key), std) for key, std in zip((main, loss), deviations, strict=True)]
         m = facts.manifest
+        own, several = m["scores"]["kapsi"], bool(m.get("folds"))
+        cells = [
+            score(own.get(key), own.get(f"{key} std") if several else None) if key in METRICS[facts.model.task] else "–"
+            for key in metrics
+        ]
         rows.append(
             (
                 str(facts.path),
@@ -138,9 +139,8 @@ def comparison_page(runs: Sequence[Facts]) -> str:
                 f"{m.get('parameters', 0):,}",
             )
         )
-    main, loss = METRICS[runs[0].model.task]
-    header = ("run", "target", SHOWN[main], SHOWN[loss], "rows", "parameters")
-    table = wide(data_table(header, rows, right=range(2, 6), class_="sortable"), "Scores of the runs")
+    header = ("run", "target", *(SHOWN[key] for key in metrics), "rows", "parameters")
+    table = wide(data_table(header, rows, right=range(2, len(header)), class_="sortable"), "Scores of the runs")
     columns = list(dict.fromkeys(one.column for facts in runs for one in facts.importances))[:50]
     shares = [{one.column: one.share for one in facts.importances} for facts in runs]
     lines = [
@@ -153,7 +153,9 @@ def comparison_page(runs: Sequence[Facts]) -> str:
         )
         for column in columns
     ]
-    importance = data_table(("column", *(short(name, 30) for name in names)), lines, class_="sortable")
+    folders = [facts.path.resolve().name for facts in runs]
+    heads = folders if len(set(folders)) == len(folders) else names
+    importance = data_table(("column", *heads), lines, class_="sortable")
     tables = {facts.manifest.get("table_sha256") for facts in runs}
     warning = "The tables of the runs differ: compare the scores with care." if len(tables) > 1 else ""
     sections = [

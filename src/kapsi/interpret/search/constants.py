@@ -118,6 +118,8 @@ def leave_one_out(matrix: Floats, goal: Floats) -> tuple[float, Floats]:
         >>> leave_one_out(np.eye(3)[:, :2], np.array([3.0, 4.0, 5.0]))
         (25.0, array([ 9., 16.]))
     """
+    if len(matrix) < matrix.shape[1]:
+        return math.inf, np.zeros(matrix.shape[1])
     sizes = np.linalg.norm(matrix, axis=0)
     basis, triangle = np.linalg.qr(matrix / np.where(sizes > 0, sizes, 1.0))
     if np.abs(np.diag(triangle)).min() < 1e-12:

@@ -265,7 +265,7 @@ def _selected(
     share = total / variance
     beams: Indices = np.empty((1, 0), dtype=np.int64)
     pairs, triples = max(40, min(PAIRS // len(columns), 500)), max(12, min(TRIPLES // len(columns), 150))
-    for size, width in enumerate((1, FIRST, pairs, triples)[:most], 1):
+    for size, width in enumerate((1, FIRST, pairs, triples)[: min(most, len(target) - 1)], 1):
         sets, left = _extended(columns, goal, beams[:width], FIRST if size == 1 else 8)
         error = np.maximum(left, 0.0) * share
         # Cheap terms first among equally good ones.

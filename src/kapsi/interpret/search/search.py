@@ -100,6 +100,7 @@ def search_formula(
     """
     seconds = check_number("search_formula(seconds)", seconds, 0, math.inf)
     noise = check_number("search_formula(noise)", noise, 0, math.inf)
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if x.ndim != 2 or y.shape != (len(x),) or len(symbols) != x.shape[1]:
         raise FormulaError(
             f"search: expected inputs (rows, m), targets (rows,) and m symbols; "
