@@ -9,7 +9,7 @@ import torch
 
 import kapsi as kp
 from kapsi.clock import Stopwatch
-from kapsi.recipes import AdditiveHead, Auto, ConstantHead, CrossFit, LinearHead, RecipeData, Watch
+from kapsi.recipes import AdditiveHead, Auto, ConstantHead, CrossFit, LinearHead, RecipeData, Watch, selection
 from kapsi.recipes.auto import _AutoSearch
 from kapsi.recipes.selection import select_heads
 
@@ -247,3 +247,11 @@ def test_a_stopwatch_counts_cpu_seconds_where_they_are_fewer(monkeypatch) -> Non
         monkeypatch.setattr("time.process_time", lambda t=cpu + used: t)
         assert watch.seconds() == pytest.approx(seconds)
         assert watch.over() == (seconds == 4.0)
+
+
+def test_losses_computed_a_few_at_a_time_give_the_same_weights(monkeypatch) -> None:
+    y = torch.arange(60) % 3
+    outputs = [3.0 * torch.nn.functional.one_hot(y, 3) + normal(60, 3, seed=seed) for seed in range(4)]
+    together = select_heads(outputs, y, None, kp.CrossEntropy(), [0, 1, 2, 3])
+    monkeypatch.setattr(selection, "TOGETHER", 1)
+    assert select_heads(outputs, y, None, kp.CrossEntropy(), [0, 1, 2, 3]) == together

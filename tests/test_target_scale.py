@@ -11,6 +11,7 @@ from sklearn.preprocessing import PowerTransformer
 import kapsi as kp
 from kapsi.data.tabular import TargetScale
 from kapsi.recipes import FunctionsHead, RecipeData
+from kapsi.tables import target_choice
 from kapsi.tables.target_choice import choose_target, corrected
 
 SKEWED = np.random.default_rng(0).lognormal(1.0, 1.0, size=400)
@@ -93,6 +94,17 @@ def test_a_skewed_target_that_is_linear_stays_plain() -> None:
     x = np.exp(X)
     y = x @ [1.0, 2.0] + np.random.default_rng(2).normal(size=400)
     assert choose_target(data_of(x, y), y, None, "y").scale.transform == "none"
+
+
+def test_a_change_without_a_gain_on_the_first_fold_is_not_compared_on_the_others(monkeypatch) -> None:
+    x, sizes = np.exp(X[:60]), []
+    y = x @ [1.0, 2.0]
+    real = target_choice._Trial.errors
+    monkeypatch.setattr(
+        target_choice._Trial, "errors", lambda self, folds, *a: sizes.append(len(folds)) or real(self, folds, *a)
+    )
+    assert choose_target(data_of(x, y), y, None, "y").scale.transform == "none"
+    assert sizes == [1, 1, 1]
 
 
 def test_a_skewed_target_without_noise_stays_plain_for_the_functions_head() -> None:

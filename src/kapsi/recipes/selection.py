@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -34,6 +34,9 @@ UNKNOWN = 1.0
 
 SURE_ROWS, SURE_LOSS = 200.0, 5.0
 """Number of rows, and summed loss in nats, from which classes count as noisy: many rows without loss are free of noise."""
+
+TOGETHER = 2**18
+"""Outputs whose losses are computed at once."""
 
 SCALES = tuple(2 ** (i / 10) for i in range(-50, 11))
 """Scales of logits."""
@@ -81,6 +84,16 @@ class _Losses:
         value = float(self.weight @ rows)
         return value if math.isfinite(value) else math.inf
 
+    def means(self, outputs: Callable[[slice], Tensor], count: int) -> list[float]:
+        """Return the mean loss of several outputs `(count, rows, n)`, a few of which are computed at a time."""
+        size, found = max(1, TOGETHER // max(1, self.outputs[0].numel())), []
+        for first in range(0, count, size):
+            part = outputs(slice(first, first + size))
+            y = self.y.repeat(len(part), *[1] * (self.y.dim() - 1))
+            rows = row_losses(part.flatten(0, 1), y, self.loss).view(len(part), -1)
+            found += (rows @ self.weight).tolist()
+        return [value if math.isfinite(value) else math.inf for value in found]
+
     def error(self, difference: Tensor) -> float:
         """Return the standard error of a mean difference of the losses of the rows."""
         center = self.weight @ difference
@@ -127,11 +140,12 @@ def select_heads(
     losses = _Losses(torch.stack(list(outputs)), y, ones if weight is None else weight, loss)
     counts = _start(losses, complexity)
     best, chosen = losses.mean(losses.of(_shares(counts))), counts
-    for _ in range(STEPS - sum(counts)):
-        trials = [[c + (i == j) for j, c in enumerate(counts)] for i in range(len(counts))]
-        values = [losses.mean(losses.of(_shares(trial))) for trial in trials]
+    total = cast(Tensor, sum(c * out for c, out in zip(counts, losses.outputs, strict=True) if c))
+    for steps in range(sum(counts), STEPS):
+        values = losses.means(lambda part: (total + losses.outputs[part]) / (steps + 1), len(counts))  # noqa: B023
         first = min(range(len(values)), key=values.__getitem__)
-        counts = trials[first]
+        counts = [c + (i == first) for i, c in enumerate(counts)]
+        total = total + losses.outputs[first]
         if values[first] < best - LEAST_GAIN * abs(best):
             best, chosen = values[first], counts
     weights = _fewer(losses, _shares(chosen), complexity, tie)
@@ -194,14 +208,11 @@ def _noise(losses: _Losses, weights: list[float]) -> float:
 
 def _scale(losses: _Losses, weights: list[float], guard: float) -> float:
     """Return the scale of the logits with the least loss, with some rows for the scale 1 and some of unknown class (`guard`)."""
-    rows = losses.rows
-    total = sum(w * out for w, out in zip(weights, losses.outputs, strict=True) if w)
-    best, value = 1.0, math.inf
-    for scale in SCALES:
-        outputs = scale * cast(Tensor, total)
-        unknown = losses.mean(-outputs.log_softmax(1).mean(1))
-        loss = losses.mean(row_losses(outputs, losses.y, losses.loss))
-        loss += (SMOOTH * math.log(scale) ** 2 + guard * unknown) / rows
-        if loss < value:
-            best, value = scale, loss
-    return best
+    total = cast(Tensor, sum(w * out for w, out in zip(weights, losses.outputs, strict=True) if w))
+    scales = total.new_tensor(SCALES)
+    means = losses.means(lambda part: scales[part, None, None] * total, len(SCALES))
+    unknown = [losses.mean(-(scale * total).log_softmax(1).mean(1)) for scale in SCALES]
+    doubts = [SMOOTH * math.log(scale) ** 2 + guard * other for scale, other in zip(SCALES, unknown, strict=True)]
+    values = [loss + doubt / losses.rows for loss, doubt in zip(means, doubts, strict=True)]
+    best = min(range(len(values)), key=values.__getitem__)
+    return SCALES[best] if values[best] < math.inf else 1.0

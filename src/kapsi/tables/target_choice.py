@@ -31,6 +31,9 @@ MOST_ROWS = 2_000
 EXACT = 0.2
 """Squared error of a plain target without noise, relative to that of a change, up to which the target stays plain."""
 
+UNLIKELY = 0.6
+"""Standard errors by which a change is worse on the first fold if it is not compared on the others."""
+
 EXACT_INTEGERS = 2.0**53
 """Float64 values beyond it are all whole."""
 
@@ -85,6 +88,8 @@ def choose_target(
         if other.trial.scale.transform == "log" and other.mean - change.mean <= _standard_error(other, change):
             change = other
     if len(folds) > 1:
+        if change.mean - base.mean >= UNLIKELY * _standard_error(base, change):
+            return plain
         two = list(dict.fromkeys((base.head, change.head)))
         base, change = (each.trial.errors(folds, two) for each in (base, change))
     gain = base.values - change.values

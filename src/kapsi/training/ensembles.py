@@ -114,7 +114,7 @@ class Ensemble:
         factors = x.new_tensor(list(decay) or [0.0] * count)[:, None]
         matrices = torch.cat([x.new_full((size,), float(self.tensors[n].dim() > 2)) for n, size in self._sized(sizes)])
         factors = factors * matrices
-        optimizer = _AdamW(flat)
+        optimizer = _AdamW(flat, factors)
         plain = all(isinstance(layer, _Plain) for layer in self.layers)
         gradients = self._by_hand if plain else self._by_autograd
         steps = schedule.epochs * _steps(rows, schedule.batch)
@@ -137,7 +137,7 @@ class Ensemble:
             rate = schedule.learning_rate * _share_of_rate((step + 0.5) / steps)
             function = derivative if plain else objective
             gradient = gradients(flat, sizes, x[index], partial(function, index=index))
-            optimizer.step(gradient, rate, factors)
+            optimizer.step(gradient, rate)
         self.tensors |= {name: self.tensors[name].clone() for name in self.trained}
 
     def _sized(self, sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
@@ -191,19 +191,26 @@ class _AdamW:
 
     Args:
         values: the parameters, changed in place.
+        decay: decay of each.
     """
 
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.first, self.second, self.steps = values, torch.zeros_like(values), torch.zeros_like(values), 0
+    def __init__(self, values: Tensor, decay: Tensor) -> None:
+        self.values, self.decay, self.most = values, decay, float(decay.max())
+        self.first, self.second, self.steps = torch.zeros_like(values), torch.zeros_like(values), 0
 
-    def step(self, gradient: Tensor, rate: float, decay: Tensor) -> None:
-        """Change the parameters, for a learning rate and the decay of each."""
+    def step(self, gradient: Tensor, rate: float) -> None:
+        """Change the parameters, for a learning rate."""
         self.steps += 1
         self.first.lerp_(gradient, 1 - BETAS[0])
         self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-        unbiased = [1 - beta**self.steps for beta in BETAS]
-        below = self.second.sqrt().div_(math.sqrt(unbiased[1])).add_(1e-8)
-        self.values.mul_((1 - rate * decay).clamp_min_(0)).addcdiv_(self.first, below, value=-rate / unbiased[0])
+        first, second = (1 - beta**self.steps for beta in BETAS)
+        root = math.sqrt(second)
+        below = self.second.sqrt().add_(1e-8 * root)
+        if rate * self.most <= 1:
+            self.values.addcmul_(self.values, self.decay, value=-rate)
+        else:
+            self.values.mul_((1 - rate * self.decay).clamp_min_(0))
+        self.values.addcdiv_(self.first, below, value=-rate * root / first)
 
 
 def _share_of_rate(share: float) -> float:
