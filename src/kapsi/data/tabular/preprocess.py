@@ -338,7 +338,10 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types for `from_dict`."""
         columns = [{"kind": KIND_OF[type(column)], **column.to_dict()} for column in self.columns]
-        return {"columns": [{k: list(v) if isinstance(v, tuple) else v for k, v in c.items()} for c in columns]}
+        for column in columns:
+            if column["kind"] != "number":
+                column |= {k: list(v) for k, v in column.items() if isinstance(v, tuple)}
+        return {"columns": columns}
 
     @classmethod
     def from_dict(cls, data: object) -> Preprocessing:

@@ -22,6 +22,7 @@ from kapsi.data.tabular.types import (
 )
 from kapsi.data.tabular.units import to_unit
 
+INDEX = re.compile(r"__index_level_\d+__")
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
 NEVER = 221845392000.0
 """Seconds from 1970 to the year 9000."""
@@ -32,7 +33,7 @@ LARGE_WEIGHT = 1e100
 
 def index_columns(table: Table) -> dict[str, str]:
     """Return the columns with numbers of rows, and the reason: unnamed first columns, and pandas' `__index_level_0__`."""
-    found = {name: "it is the index of pandas" for name in table.columns if re.fullmatch(r"__index_level_\d+__", name)}
+    found = {name: "it is the index of pandas" for name in table.columns if INDEX.fullmatch(name)}
     for number, (name, column) in enumerate(table.columns.items(), 1):
         if name == f"column {number}" and not column.problem and column.missing.all():
             found[name] = "it has no name and no values"
