@@ -821,3 +821,42 @@ def test_a_time_that_is_none_is_refused_where_the_fit_had_times(tmp_path) -> Non
     (tmp_path / "n.csv").write_text("a\n2:30 pm\n14:30 pm\n3:30 pm\n")
     (batch,) = read_batches(tmp_path / "n.csv", Reading(), {"a": "numeric"})
     assert column(batch.table).problem.startswith(": 2 of 3 values are times; not: '14:30 pm' (row 2); --missing")
+
+
+def test_several_byte_order_marks_are_no_part_of_a_name(tmp_path) -> None:
+    assert [*read(tmp_path, "\ufeff\ufeff" + csv_of(a=X, y=Y)).columns] == ["a", "y"]
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        ("a,y", "left out the first row: it repeats the names"),
+        ("---,---", "left out the first row: it is a ruled line"),
+        ("kg,m", "left out the first row: it has units ('kg', 'm') instead of values"),
+    ],
+)
+def test_a_line_below_the_header_is_named(tmp_path, line, note) -> None:
+    table = read(tmp_path, csv_of(a=X, y=Y).replace("\n", f"\n{line}\n", 1))
+    assert (table.notes, table.rows) == ((note,), 40)
+
+
+def test_a_file_compressed_twice_is_named(tmp_path) -> None:
+    content = gzip.compress(gzip.compress(csv_of(a=X, y=Y).encode()))
+    with pytest.raises(TableError, match=r"the decompressed content is that of a \.gz file; decompress it once"):
+        read(tmp_path, content, "t.csv.gz")
+
+
+def test_digits_beside_true_are_booleans(tmp_path) -> None:
+    found = column(read(tmp_path, csv_of(a=["true", "0", "TRUE", "1", "false"], y=Y[:5])))
+    assert (found.kind, found.numbers.tolist()) == ("boolean", [1.0, 0.0, 1.0, 1.0, 0.0])
+
+
+def test_dates_of_letters_with_a_weekday_are_read(tmp_path) -> None:
+    days = [
+        "Mon, 01 Jan 2024 10:00:00 +0200",
+        "Tue, 02 Jan 2024 08:00:00 GMT",
+        "Wednesday, January 3, 2024 8:00 AM UTC",
+    ]
+    for day in days:
+        first, second = column(read(tmp_path, csv_of(a=[f'"{day}"'] * 2, y=Y[:2]))).numbers
+        assert first == second == 1_704_096_000.0 + 86_400 * days.index(day)

@@ -11,9 +11,10 @@ from kapsi.data.tabular.types import Floats, to_floats
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)? ?(?P<half>[AaPp][Mm])?"
-TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|[+-]\d{{2}}:?\d{{2}}))?)?$"
+TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}}))?)?$"
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
+WEEKDAY = r"(?:[A-Za-z]{3,9},? )?"
 SHORT = r"(?P<year>\d{2})"  # 1969 to 2068
 # The order of day and month in the last four is decided by a day above 12.
 FORMATS = {
@@ -22,8 +23,8 @@ FORMATS = {
     "yearmonthday": rf"^{YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}}){TIME}",
     "year/month/day": rf"^{YEAR}/{MONTH}/{DAY}{TIME}",
     "day.month.year": rf"^{DAY}\.{MONTH}\.{YEAR}{TIME}",
-    "day-name-year": rf"^{DAY}[- ]{NAME}[- ,]+{YEAR}{TIME}",
-    "name day, year": rf"^{NAME}[- ]{DAY},? {YEAR}{TIME}",
+    "day-name-year": rf"^{WEEKDAY}{DAY}[- ]{NAME}[- ,]+{YEAR}{TIME}",
+    "name day, year": rf"^{WEEKDAY}{NAME}[- ]{DAY},? {YEAR}{TIME}",
     "day/month/year": rf"^{DAY}[/-]{MONTH}[/-]{YEAR}{TIME}",
     "month/day/year": rf"^{MONTH}[/-]{DAY}[/-]{YEAR}{TIME}",
     "day/month/short year": rf"^{DAY}/{MONTH}/{SHORT}{TIME}",

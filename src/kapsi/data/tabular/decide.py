@@ -39,7 +39,7 @@ from kapsi.data.tabular.units import CLOCK, DURATION, PAIRS, TIME_OF_DAY, proble
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
-IN_UTC, ZONE = r":\d\d.*(Z|UTC)$", r":\d\d.*[+-]\d\d:?\d\d$"
+IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d:?\d\d$"
 NO_ZONE = r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
@@ -291,7 +291,7 @@ class Decider:
         return words.other(kind, values, "" if self.options else "correct or empty them")
 
     def _guess(self, name: str, words: Words) -> Column:
-        guess = self._flags(words) or self._numbers(words) or self._seconds_of(words) or self._dates(words)
+        guess = self._flags(words, "10") or self._numbers(words) or self._seconds_of(words) or self._dates(words)
         if guess is not None:
             return guess
         other = self._otherwise(words)

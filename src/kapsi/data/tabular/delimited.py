@@ -77,7 +77,11 @@ class TextFile:
             reject(self.where, f"the content is {kind}, no table of text; save the table as CSV or Parquet")
         for mark, true in MAGIC.items():
             if sample.startswith(mark):
-                reject(self.where, f"the content is that of a {true} file; rename it to {path.stem}{true}")
+                remedy = "decompress it once" if compression else f"rename it to {path.stem}{true}"
+                reject(
+                    self.where,
+                    f"the {'decompressed ' if compression else ''}content is that of a {true} file; {remedy}",
+                )
         if not sample.strip(b" \t\r\n\xef\xbb\xbf"):
             reject(self.where, "the file is empty; a table has a header line and at least one row")
         self.encoding, _, note = find_encoding(sample, complete, reading.encoding)
@@ -95,7 +99,7 @@ class TextFile:
             line = self.sample.count(b"\n", 0, error.start) + 1
             raise table_error(self.where, f"line {line} is not {self.encoding} text; give another --encoding") from None
         check_text(text.encode(), self.where)
-        mark = "\ufeff" * text.startswith("\ufeff")
+        mark = "\ufeff" * (len(text) - len(text.lstrip("\ufeff")))
         text = text[len(mark) :]
         try:
             self.dialect = find_dialect(text, self.complete, self.reading, self.where, self.default)

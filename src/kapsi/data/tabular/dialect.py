@@ -266,7 +266,10 @@ def _with_header(
     unit_row = _units(names, rows) if reading.header is not False else None
     if unit_row is not None:
         used = counted[1][1]
-        notes = (*notes, f"left out the first row: it has units ({listed(unit_row, 5)}) instead of values")
+        units = f"it has units ({listed(unit_row, 5)}) instead of values"
+        reason = "it repeats the names" if [*map(str.strip, rows[0])] == names else units
+        reason = reason if any(any(map(str.isalnum, word)) for word in unit_row) else "it is a ruled line"
+        notes = (*notes, f"left out the first row: {reason}")
         rows = rows[1:]
     taken = lines[: draft.line + used]
     return replace(
