@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import kapsi as kp
-from kapsi.cli import main
+from kapsi.cli import app, main
 from kapsi.data.tabular import read_table, write_table
 from kapsi.errors import LONGEST_MESSAGE, KapsiError, RunError, SpecError, printable
 from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
@@ -502,3 +502,20 @@ def test_a_regression_has_no_probabilities(run) -> None:
     predicted = kp.load_run("run").predict(rows())
     assert predicted.shape == (30,)
     assert np.corrcoef(predicted, rows()["y"])[0, 1] > 0.99
+
+
+def test_collections_leave_modules_alone(monkeypatch) -> None:
+    """A process that runs one command; a process that has loaded torch before has objects of its own."""
+    frozen = []
+    monkeypatch.setattr(app.gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(app, "load_own", lambda: None)
+    monkeypatch.setattr(app, "_raise_on_signals", lambda: None)
+
+    def command() -> None:
+        """Do nothing."""
+
+    app._loading(command)()
+    assert frozen == []
+    monkeypatch.delitem(sys.modules, "torch")
+    app._loading(command)()
+    assert frozen == [True]
