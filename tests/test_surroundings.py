@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import kapsi as kp
-from kapsi.cli import app, main
+from kapsi.cli import app, common, main
 from kapsi.data.tabular import read_table, write_table
 from kapsi.errors import LONGEST_MESSAGE, KapsiError, RunError, SpecError, printable
 from kapsi.tables import RunConfig, TableConfig, fit_table, fitting, load_run
@@ -373,7 +373,10 @@ def test_a_single_module_knows_the_whole_catalogue() -> None:
 
 @pytest.mark.parametrize(
     "closed",
-    ["<&- >&- 2>&-", *(pytest.param(closed, marks=pytest.mark.slow) for closed in ("2>&-", "<&- 2>&-", "<&-"))],
+    [
+        "<&- >&- 2>&-",
+        *(pytest.param(closed, marks=pytest.mark.slow) for closed in ("2>&-", "<&- 2>&-", "<&-", "2>/dev/full")),
+    ],
 )
 def test_closed_streams_do_not_stop_a_fit(closed) -> None:
     done = process(f"KAPSI fit t.csv --target y --head constant --no-report --output run {closed}")
@@ -381,6 +384,16 @@ def test_closed_streams_do_not_stop_a_fit(closed) -> None:
     assert (b"run folder: run" in done.stdout) == (">&- 2" not in closed or closed.startswith("<&- 2"))
     load_run("run")  # nothing was written into its files instead of the closed stream
     assert sorted(os.listdir()) == ["run", "t.csv"]
+
+
+def test_an_unwritable_standard_error_loses_messages_only(monkeypatch) -> None:
+    def full(text: str, *, err: bool = False) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(common.typer, "echo", full)
+    common.note("lost")
+    with pytest.raises(OSError, match="No space"):
+        common.say("kept")
 
 
 def test_a_failure_with_closed_streams_has_its_exit_code() -> None:

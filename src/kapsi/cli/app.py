@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -25,7 +24,7 @@ from typing import Any
 import typer
 
 from kapsi.cli import end
-from kapsi.cli.common import begin, note, say
+from kapsi.cli.common import begin, discard, note, say
 from kapsi.cli.configured import Config, ConfiguredCommand
 from kapsi.cli.data import formula_last
 from kapsi.cli.options import as_option
@@ -136,7 +135,7 @@ def _call(words: list[str]) -> int:
         sys.stderr.close()  # otherwise the interpreter complains at exit
         return 1
     except OSError as error:
-        _discard_output()
+        discard(sys.stdout)
         # Errors of other files name the file.
         full = error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG)
         name = f"{error.filename}: " if error.filename else "standard output: " if full else ""
@@ -166,15 +165,6 @@ def _raise_on_signals() -> None:
         for number, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, terminate)):
             if signal.getsignal(number) in (signal.SIG_DFL, end):
                 signal.signal(number, handler)
-
-
-def _discard_output() -> None:
-    """Redirect an unwritable standard output; otherwise the interpreter fails with code 120 at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        try:
-            sys.stdout.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(message: str) -> int:

@@ -26,13 +26,28 @@ if TYPE_CHECKING:
 def say(*lines: str, err: bool = False) -> None:
     """Write lines of text, by default an empty line; every message of the command line passes here.
 
-    Control characters of names, labels and paths are escaped, also their line breaks.
+    Control characters of names, labels and paths are escaped, also their line breaks. A standard error that cannot be written,
+    as on a full disk, loses the message, not the work.
 
     Args:
         lines: text without final line breaks.
         err: write to standard error.
     """
-    typer.echo("\n".join(map(printable, lines)), err=err)
+    try:
+        typer.echo("\n".join(map(printable, lines)), err=err)
+    except OSError:
+        if not err:
+            raise
+        discard(sys.stderr)
+
+
+def discard(stream: Any) -> None:
+    """Redirect an unwritable stream to the null device; otherwise the interpreter fails with code 120 at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def show_data(text: str) -> None:
