@@ -860,3 +860,12 @@ def test_dates_of_letters_with_a_weekday_are_read(tmp_path) -> None:
     for day in days:
         first, second = column(read(tmp_path, csv_of(a=[f'"{day}"'] * 2, y=Y[:2]))).numbers
         assert first == second == 1_704_096_000.0 + 86_400 * days.index(day)
+
+
+def test_times_of_the_day_beside_durations_are_refused(tmp_path) -> None:
+    words = ["1:30 pm", "2:30 pm", "25:00:00"]
+    with pytest.raises(TableError, match=r"2 of 3 values are times; not: '25:00:00' \(row 3\)"):
+        all_used(tmp_path, csv_of(a=words, y=Y[:3]), {})
+    (tmp_path / "n.csv").write_text("a\n" + "\n".join(words) + "\n")
+    (batch,) = read_batches(tmp_path / "n.csv", Reading(), {"a": "numeric"})
+    assert column(batch.table).problem.startswith(": 2 of 3 values are times; not: '25:00:00' (row 3); --missing")

@@ -501,9 +501,8 @@ def _ticks(unit: str) -> float:
 
 
 def _times(strings: Any) -> Floats:
-    """Return times of the day and durations in seconds, NaN for other strings."""
-    times = read_times(strings)
-    return np.where(np.isnan(times), read_durations(strings), times)
+    """Return times of the day or durations, whichever are more, in seconds, NaN for other strings."""
+    return min(read_times(strings), read_durations(strings), key=lambda seconds: int(np.isnan(seconds).sum()))
 
 
 def _seconds(column: Any) -> Floats:
