@@ -83,3 +83,9 @@ def test_a_longer_formula_must_lower_the_log_loss_clearly() -> None:
     front = class_formulas(X, CODES, (LOGIT + 0.3 * np.sin(7 * X[:, 1]))[:, None], (A, B), 20.0)
     assert max(f.complexity for f in front) < 15
     assert min(front, key=lambda f: f.cost).expressions[0].free_symbols == {A}
+
+
+def test_without_time_the_shares_of_the_classes_remain() -> None:
+    (only,) = class_formulas(X, CODES, LOGIT[:, None], (A, B), 0.0)
+    assert only.complexity == 1
+    assert only.log_loss < np.log(2)

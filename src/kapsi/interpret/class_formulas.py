@@ -6,6 +6,7 @@ The best compromise has the shortest description: the log loss of all rows plus 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import sympy
 import torch
 from torch import Tensor
 
+from kapsi.clock import Stopwatch
 from kapsi.interpret.expressions import Floats, complexity, evaluate, slope
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import NODE, with_constants
@@ -25,6 +27,8 @@ MAX_CLASSES = 10
 LOSS = CrossEntropy()
 STEPS, FAR = 30, 30.0
 """Largest number of steps of the refit, and the largest logit: classes that a formula separates have no finite optimum."""
+SEARCHED = 0.8
+"""Share of the time for searches; the rest is for the refits to classes."""
 MOST_LEVELS = 12
 """Largest number of compared complexities of formulas of several classes."""
 
@@ -59,17 +63,20 @@ def class_formulas(
         codes: class of each row, (rows,).
         logits: of the model, (rows, 1) log-odds of the second of two classes, or (rows, classes).
         symbols: a symbol for each input.
-        seconds: time of all searches.
+        seconds: time after which nothing further is tried.
     """
     codes = codes.astype(np.int64)
     values = {symbol: x[:, i] for i, symbol in enumerate(symbols)}
-    found = _linear(x, codes, logits, values)
+    clock = Stopwatch(seconds)
+    found = _linear(x, codes, logits, values, clock)
     fronts: list[list[sympy.Expr]] = []
-    for goal, noise in zip(logits.T, noise_of_logits(logits), strict=True):
+    for k, (goal, noise) in enumerate(zip(logits.T, noise_of_logits(logits), strict=True)):
+        share = max(SEARCHED * seconds - clock.seconds(), 0.0) / (logits.shape[1] - k)
         with np.errstate(all="ignore"):
-            results = search_formula(x, goal, symbols, seconds=seconds / logits.shape[1], noise=float(noise))
+            results = search_formula(x, goal, symbols, seconds=share, noise=float(noise))
         fronts.append([one.expression for one in results if one.expression.free_symbols] or [sympy.Float(goal.mean())])
-    found += [scored(chosen, values, codes) for chosen in dict.fromkeys(_combined(fronts))]
+    combined = itertools.takewhile(lambda _: not clock.over(), dict.fromkeys(_combined(fronts)))
+    found += [scored(chosen, values, codes) for chosen in combined]
     target = torch.from_numpy(codes)
     front: list[ClassFormula] = []
     lowest = torch.empty(0)
@@ -98,8 +105,10 @@ def noise_of_logits(logits: Floats) -> Floats:
     return np.minimum(1 / np.maximum(np.mean(p * (1 - p), axis=0), 1e-300), logits.var(0))
 
 
-def _linear(x: Floats, codes: Floats, logits: Floats, values: dict[sympy.Symbol, Floats]) -> list[ClassFormula]:
-    """Return linear formulas of no, one, … and all inputs, each with the next best input."""
+def _linear(
+    x: Floats, codes: Floats, logits: Floats, values: dict[sympy.Symbol, Floats], clock: Stopwatch
+) -> list[ClassFormula]:
+    """Return linear formulas of no, one, … and all inputs, each with the next best input, until the time is over."""
     symbols = list(values)
     shares = np.log(np.maximum(np.bincount(codes, minlength=max(2, logits.shape[1])), 0.5))
     constants = shares - shares.mean() if logits.shape[1] > 1 else shares[1:] - shares[:1]
@@ -115,7 +124,7 @@ def _linear(x: Floats, codes: Floats, logits: Floats, values: dict[sympy.Symbol,
 
     chosen: list[int] = []
     found = [linear(chosen)]
-    while len(chosen) < len(symbols):
+    while len(chosen) < len(symbols) and not clock.over():
         trials = {i: linear([*chosen, i]) for i in range(len(symbols)) if i not in chosen}
         best = min(trials, key=lambda i: trials[i].log_loss)
         chosen.append(best)
