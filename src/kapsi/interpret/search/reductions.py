@@ -25,8 +25,6 @@ EXPONENTS = (1, -1, 2, -2, 0.5, -0.5, 3, -3, 1.5, -1.5, 4, -4)
 MAX_STEPS = 10
 FEW = 3
 """Number of inputs up to which all guesses are tried."""
-LARGE = 2.0
-"""Size of the slopes of a row, in medians, that no row exceeds in a test."""
 POOR, BETTER = 1e-3, 0.7
 """Error of a polynomial from which slopes mean little, and the factor by which a guessed reduction must lower the error."""
 
@@ -144,15 +142,12 @@ def _guesses(now: Reduced) -> Iterator[Callable[[], Reduced | None]]:
 
 
 def _ratio(u: Floats, v: Floats) -> tuple[float, float] | None:
-    """Return misfit and c of v = c u, c from the principal direction; rows of large slopes, as near a pole, count as others."""
+    """Return misfit and c of v = c u, c from the principal direction."""
     matrix = np.stack([u, v])
     scale = np.sqrt((matrix**2).mean(1))
     if not np.isfinite(scale).all() or not (scale > 0).all():
         return None
-    matrix = matrix / scale[:, None]
-    size = np.sqrt((matrix**2).sum(0))
-    matrix = matrix / np.maximum(size / max(LARGE * float(np.median(size)), 1e-300), 1)
-    values, vectors = np.linalg.eigh(matrix @ matrix.T / len(u))
+    values, vectors = np.linalg.eigh(matrix @ matrix.T / len(u) / np.outer(scale, scale))
     direction = vectors[:, 1] * scale
     return float(np.sqrt(max(values[0], 0) / values[1])), float(direction[1] / direction[0])
 
