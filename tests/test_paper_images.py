@@ -16,12 +16,16 @@ from sklearn.svm import SVC, LinearSVC
 import kapsi as kp
 from kapsi.data.images import ImageData
 from kapsi.errors import SpecError
+from kapsi.function import coerce
 from kapsi.paper.experiment import Run, load_shipped
 from kapsi.paper.procedures import images
 from kapsi.paper.procedures.classifier_kinds import FittedClassifier
 from kapsi.paper.procedures.classifiers import KINDS, NETWORKS, read
 from kapsi.paper.procedures.networks import Network
 from kapsi.paper.short_forms import merged
+from kapsi.recipes import HeadRecipe
+from kapsi.recipes.image_products import ImageProductsHead
+from kapsi.training.augmentation import shifted
 
 SHAPE = (1, 6, 6)
 ADAMW = {"kind": "adamw", "batch_size": 32, "learning_rate": 0.01}
@@ -90,7 +94,7 @@ def test_images_are_shifted_in_every_way_and_in_no_other() -> None:
     generator = np.random.default_rng(0)
     x = torch.from_numpy(generator.random((400, 2, 5, 4)))
     torch.manual_seed(0)
-    out = images.shifted(x, 1)
+    out = shifted(x, 1)
     seen = set()
     for before, after in zip(x.numpy(), out.numpy(), strict=True):
         ways = [(d, r) for d in (-1, 0, 1) for r in (-1, 0, 1) if np.array_equal(moved(before, d, r), after)]
@@ -177,7 +181,7 @@ def test_test_rows_change_nothing_but_the_score(made: list[ImageData]) -> None:
 
 
 def test_a_run_is_the_same_twice_and_leaves_global_random_states_alone(made: list[ImageData]) -> None:
-    run = one(network=NETWORK, train=TRAIN, shift=1, flip=True, held_out=50)
+    run = one(network=NETWORK, train=TRAIN, flip=True, held_out=50)
     options = copy.deepcopy(dict(run.options))
     torch.manual_seed(5)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -188,7 +192,7 @@ def test_a_run_is_the_same_twice_and_leaves_global_random_states_alone(made: lis
     second = images.run(run)
     assert (first.score, first.extra["loss"]) == (second.score, second.extra["loss"])
     assert run.options == options
-    assert images.run(one(1, network=NETWORK, train=TRAIN, shift=1, flip=True)).extra["loss"] != first.extra["loss"]
+    assert images.run(one(1, network=NETWORK, train=TRAIN, flip=True)).extra["loss"] != first.extra["loss"]
 
 
 def test_without_a_choice_all_training_rows_are_fitted(made: list[ImageData]) -> None:
@@ -226,7 +230,7 @@ def test_rows_are_limited(made: list[ImageData]) -> None:
         ({"held_out": 300}, "300 of 300 training rows leave none"),
         ({"held_out": -1}, "at least 0"),
         ({"held_out": True}, "expected an integer, got True"),
-        ({"classifier": "svm_rbf", "shift": 1}, "svm_rbf has none"),
+        ({"classifier": "svm_rbf", "flip": True}, "svm_rbf has none"),
         ({"flip": 1}, "expected true or false"),
         ({"epochs": 3}, "options of network: there is no 'epochs'"),
         ({"train": {"epoch": 3}}, "did you mean 'epochs'"),
@@ -458,7 +462,11 @@ def test_first_and_last_heads_and_the_inputs_are_their_own() -> None:
 
 def parameters(run: Run) -> int:
     """Return the number of trained parameters of a network, made on no device."""
-    if run.options["classifier"] == "model":
+    if run.options["classifier"] == "recipe":
+        recipe = coerce(HeadRecipe, run.options["recipe"], "recipe")
+        assert isinstance(recipe, ImageProductsHead)
+        spec = recipe._spec(784, 10)
+    elif run.options["classifier"] == "model":
         spec = kp.from_dict(run.options["model"]).sized(784, 10)
     else:
         network = dict(run.options["network"])

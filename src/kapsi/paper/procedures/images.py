@@ -20,7 +20,7 @@ from kapsi.paper.procedures.ablation import PIXELS
 from kapsi.paper.procedures.classifier_kinds import Augmentation, EpochCallback, FittedClassifier, Labels
 from kapsi.paper.procedures.classifiers import NETWORKS, ClassifierSearch, divided, names_of, read
 from kapsi.paper.procedures.networks import EpochKind
-from kapsi.training.augmentation import flipped, mixed, shifted
+from kapsi.training.augmentation import flipped, mixed
 from kapsi.training.losses import CrossEntropy
 from kapsi.training.records import Epoch
 
@@ -37,7 +37,6 @@ class ImageOptions(Spec):
         held_out: number of training rows for the selection, drawn by the seed.
         inputs: `normalized` by the mean and standard deviation of the channel, `unit`, intensities from 0 to 1, or `pixels`,
             uint8 from 0 to 255, for a recipe.
-        shift: largest random shift of the training images, in pixels, 0 to 27.
         flip: flip training images horizontally at random.
         mix: largest share of another image of the batch mixed in without changing the class, 0 to 0.5.
         flip_test: average the log-probabilities of a test image and the mirror image.
@@ -48,7 +47,6 @@ class ImageOptions(Spec):
     classifier: str = "network"
     held_out: int = option(0, minimum=0)
     inputs: Literal["normalized", "unit", "pixels"] = "normalized"
-    shift: int = option(0, minimum=0, maximum=27)
     flip: bool = False
     mix: float = option(0.0, minimum=0.0, maximum=0.5)
     flip_test: bool = False
@@ -133,11 +131,11 @@ def read_options(run: Run) -> tuple[ImageOptions, ClassifierSearch]:
     other_loss = any(
         isinstance(k, EpochKind) and not isinstance(k.config(0).loss, CrossEntropy) for k in search.kinds()
     )
-    network, augmented = kind in NETWORKS, bool(options.shift or options.flip or options.mix)
+    network, augmented = kind in NETWORKS, bool(options.flip or options.mix)
     problems = (
         (
             augmented and not network,
-            f": shift, flip and mix change the images of each batch; {kind} has none, leave them out",
+            f": flip and mix change the images of each batch; {kind} has none, leave them out",
         ),
         (options.flip_test and not network, f".flip_test: {kind} has no probabilities, leave it out"),
         (paper and not network, f": the protocol of the paper selects epochs, and {kind} has none"),
@@ -186,15 +184,13 @@ def _arrays(images: ImageData, options: ImageOptions) -> tuple[Pixels, Labels, P
 
 def _augmentation(options: ImageOptions, shape: tuple[int, int, int]) -> Augmentation | None:
     """Return the random changes of the training images, None if there are none."""
-    if not options.shift and not options.flip and not options.mix:
+    if not options.flip and not options.mix:
         return None
 
     def augment(x: Tensor) -> Tensor:
         images = x.reshape(-1, *shape)
         if options.flip:
             images = flipped(images)
-        if options.shift:
-            images = shifted(images, options.shift)
         if options.mix:
             images = mixed(images, options.mix)
         return images.reshape(len(x), -1)
