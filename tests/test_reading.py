@@ -862,6 +862,18 @@ def test_dates_of_letters_with_a_weekday_are_read(tmp_path) -> None:
         assert first == second == 1_704_096_000.0 + 86_400 * days.index(day)
 
 
+def test_a_word_before_a_date_is_a_weekday(tmp_path) -> None:
+    days = ["before 3 May 2024", "after 3 May 2024"] * 20
+    assert column(read(tmp_path, csv_of(a=days, y=Y))).kind == "text"
+    days = ["TUE 31 Dec 2024", "Wednesday, 1 Jan 2025"] * 20
+    assert column(read(tmp_path, csv_of(a=days, y=Y))).kind == "date"
+
+
+def test_a_time_among_numbers_is_the_odd_value(tmp_path) -> None:
+    with pytest.raises(TableError, match=r"39 of 40 values are numbers; not: '14:30' \(row 40\)"):
+        all_used(tmp_path, csv_of(a=[*range(100, 139), "14:30"], y=Y), {})
+
+
 def test_times_of_the_day_beside_durations_are_refused(tmp_path) -> None:
     words = ["1:30 pm", "2:30 pm", "25:00:00"]
     with pytest.raises(TableError, match=r"2 of 3 values are times; not: '25:00:00' \(row 3\)"):

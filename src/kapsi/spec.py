@@ -26,7 +26,7 @@ MAX_HEADS = 4096
 MAX_TEXT = 1_000_000
 """Characters of a specification in YAML or JSON: 20 seconds of parsing."""
 
-EXAMPLE = "the config.yaml of a run"
+SPEC_EXAMPLE = "the config.yaml of a run"
 """A file with a specification."""
 
 
@@ -475,7 +475,7 @@ def load_spec(path: str | Path) -> ModelSpec:
     Raises:
         SpecError: the file cannot be read, or its content is invalid; the message names the path.
     """
-    spec: ModelSpec = from_dict(read_yaml(path, "specification", EXAMPLE), ModelSpec, str(path))
+    spec: ModelSpec = from_dict(read_yaml(path, "specification", SPEC_EXAMPLE), ModelSpec, str(path))
     return spec
 
 

@@ -360,11 +360,10 @@ def class_weights(words: list[str], problem: TableProblem) -> tuple[float, ...] 
 def read_configuration(path: str) -> Configuration:
     """Return the content of a specification or of a run's config.yaml, in part if need be."""
     from kapsi.recipes import Recipe
-    from kapsi.spec import EXAMPLE as OF_MODEL
-    from kapsi.spec import ModelSpec, from_dict, read_yaml
+    from kapsi.spec import SPEC_EXAMPLE, ModelSpec, from_dict, read_yaml
     from kapsi.training.config import TrainConfig
 
-    data = read_yaml(path, "specification", OF_MODEL)
+    data = read_yaml(path, "specification", SPEC_EXAMPLE)
     data = migrate_run(data) if is_run_of_0_1(data) else data
     names = ("table", "model", "training", "recipe")
     if not isinstance(data, dict) or not set(names) & set(data):

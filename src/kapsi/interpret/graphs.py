@@ -219,7 +219,7 @@ def as_svg(found: Sequence[DependencyGraph]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _positions(count: int) -> list[tuple[float, float]]:
+def _positions(count: int) -> list[Point]:
     """Return the positions of columns around the target, clockwise: on a circle, or at equal heights to its right and left."""
     if count <= ON_CIRCLE:
         angles = [2 * math.pi * k / count for k in range(count)]
@@ -227,7 +227,7 @@ def _positions(count: int) -> list[tuple[float, float]]:
     right = (count + 1) // 2
     high = max(RADIUS, BETWEEN * right / 2)
 
-    def arc(rows: int) -> list[tuple[float, float]]:
+    def arc(rows: int) -> list[Point]:
         heights = [(2 * k + 1) / rows - 1 for k in range(rows)]
         return [(RADIUS * math.sqrt(1 - t**4), high * t) for t in heights]
 

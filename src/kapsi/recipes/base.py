@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -230,6 +231,10 @@ class Recipe(Function, role="recipe"):
     def plan(self, data: RecipeData) -> RecipePlan:
         """Return the heads, and an estimate of the seconds on an idle core."""
 
+    def candidates(self) -> list[HeadRecipe]:
+        """Return the heads that the model may have; none if the recipe does not state them."""
+        return []
+
 
 class HeadRecipe(Recipe):
     """A recipe for one head, or a few, of a layer; a subclass defines `fit`.
@@ -264,6 +269,13 @@ class HeadRecipe(Recipe):
     def reason_against(self, data: RecipeData) -> str | None:
         """Return why the recipe does not suit these rows, such as a loss it has no solver for; None if it does."""
         return None
+
+    def candidates(self) -> list[HeadRecipe]:
+        return [self]
+
+    def residual_share(self, data: RecipeData) -> float:
+        """Return an estimate of the squared error relative to the variance of the targets, without a fit; infinity without one."""
+        return math.inf
 
     def narrowed(self, trial: Self) -> Self:
         """Return the recipe with the options of a trial on one fold that need no further trials."""

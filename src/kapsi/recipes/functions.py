@@ -119,6 +119,9 @@ class FunctionsHead(HeadRecipe, name="functions"):
             return "a quadratic polynomial fits as well"
         return None
 
+    def residual_share(self, data: RecipeData) -> float:
+        return residual_share(data.x, data.y, self.noise) if self.reason_against(data) is None else math.inf
+
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         epochs = sum(NETWORKS[kind].config.epochs + REFIT for kind in self.networks) * self.starts
         return epochs * seconds_of_epoch(5 * 13 * (inputs + outputs) + 100, rows, outputs)

@@ -10,8 +10,7 @@ import torch
 
 from kapsi.data.tabular import Reading, TableProblem
 from kapsi.errors import DataError, SpecError
-from kapsi.recipes.auto import Auto
-from kapsi.recipes.base import HeadRecipe, Recipe, RecipeData, RecipeResult, Watch
+from kapsi.recipes.base import Recipe, RecipeData, RecipeResult, Watch
 from kapsi.tables.configuration import check_loss
 from kapsi.tables.model import TableModel
 from kapsi.tables.preparation import TrainingRows
@@ -65,10 +64,7 @@ def fit_recipe(
     with threads_for(len(data.x) * max(data.inputs, COLUMNS)):
         if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
             y = problem.y[train.rows].astype(np.float64)
-            heads = (
-                recipe.candidates() if isinstance(recipe, Auto) else [recipe] if isinstance(recipe, HeadRecipe) else []
-            )
-            choice = choose_target(data, y, train.weight, str(problem.target), heads)
+            choice = choose_target(data, y, train.weight, str(problem.target), recipe.candidates())
             train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
             data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
         result = recipe.build(data, training.seed, watch)

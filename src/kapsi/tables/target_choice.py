@@ -14,7 +14,6 @@ from kapsi.data.tabular import TargetScale, Transform
 from kapsi.data.tabular.types import Floats
 from kapsi.function import catalogue
 from kapsi.recipes.base import Fold, HeadRecipe, RecipeData
-from kapsi.recipes.functions import FunctionsHead, residual_share
 from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
 
 __all__ = ["TargetChoice", "choose_target", "corrected"]
@@ -62,8 +61,8 @@ def choose_target(
 
     Counts may take the Poisson loss, skewed positive targets a logarithm or the gamma loss, skewed targets with zeros the Tweedie
     loss, others the transformation of Yeo and Johnson. Errors are those of predictions in the unit of the target, weighted as the
-    rows; a change has to be better than the plain target by more than one standard error, but for counts. With `functions` among
-    the heads, a target that neighbors predict with at most a fifth of the error of a change stays plain: it has hardly any noise.
+    rows; a change has to be better than the plain target by more than one standard error, but for counts. A target for which a
+    head, such as `functions`, estimates at most a fifth of the error of a change stays plain: it has hardly any noise.
 
     Args:
         data: the rows, with a plain standardized target and the loss `mse`.
@@ -98,7 +97,8 @@ def choose_target(
     transform, loss = change.trial.scale.transform, change.trial.data.loss
     if float(mean) <= (0.0 if isinstance(loss, Poisson) else error):
         return plain
-    if any(_leaves(head, data, y, weight) <= EXACT * change.mean for head in heads if isinstance(head, FunctionsHead)):
+    variance = _variance(np.ldexp(y, -_exponent(y)), weight)
+    if any(head.residual_share(data) * variance <= EXACT * change.mean for head in heads):
         return plain
     scale = TargetScale.fit(y, weight, transform)
     if transform == "log":
@@ -109,13 +109,8 @@ def choose_target(
     return TargetChoice(scale, loss, note)
 
 
-def _leaves(head: FunctionsHead, data: RecipeData, y: Floats, weight: Floats | None) -> float:
-    """Return an estimate of the squared error of a functions head with the plain target; infinity if it does not suit the rows."""
-    if head.reason_against(data) is not None:
-        return np.inf
-    y = np.ldexp(y, -_exponent(y))
-    variance = float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
-    return residual_share(data.x, data.y, head.noise) * variance
+def _variance(y: Floats, weight: Floats | None) -> float:
+    return float(np.average((y - np.average(y, weights=weight)) ** 2, weights=weight))
 
 
 def _shares(data: RecipeData, folds: list[Fold]) -> Tensor:
@@ -132,7 +127,7 @@ def _options(y: Floats, weight: Floats | None) -> list[tuple[Transform, Loss]]:
     whole = most < EXACT_INTEGERS and bool((y == np.floor(y)).all())
     y = np.ldexp(y, -_exponent(y))  # cubes of huge values overflow
     center = np.average(y, weights=weight)
-    spread = float(np.average((y - center) ** 2, weights=weight)) ** 0.5 or 1.0
+    spread = _variance(y, weight) ** 0.5 or 1.0
     skewness = float(np.average(((y - center) / spread) ** 3, weights=weight))
     options: list[tuple[Transform, Loss]] = []
     if whole and least >= 0 and most > 1:

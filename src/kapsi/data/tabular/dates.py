@@ -14,7 +14,7 @@ CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fra
 TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}}))?)?$"
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
-WEEKDAY = r"(?:[A-Za-z]{3,9},? )?"
+WEEKDAY = r"(?:(?i:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*),? )?"
 SHORT = r"(?P<year>\d{2})"  # 1969 to 2068
 # The order of day and month in the last four is decided by a day above 12.
 FORMATS = {

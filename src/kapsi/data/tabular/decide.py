@@ -282,7 +282,7 @@ class Decider:
             return words.other(kind, values, f"the units are {listed(units)}; convert all values to one unit")
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
-        if kind == "numbers" and not np.isnan(times := _times(words.known)).all():
+        if kind == "numbers" and np.isnan(times := _times(words.known)).sum() < len(odd):
             kind, values = "times", times
         if odd == [name]:
             return words.other(kind, values, "remove the lines that repeat the header")

@@ -300,10 +300,6 @@ class DateColumn:
         to_unit(column, self.unit, self.name, where)
         return Column("date", column.numbers if column.kind == "date" else np.full(len(column), np.nan), unit=self.unit)
 
-    def note(self, column: Column, where: str) -> str:
-        """Return a note on the time zone of a column of another table, empty without a guess."""
-        return to_unit(column, self.unit, self.name, where)[1]
-
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
         missing = column.missing

@@ -307,8 +307,7 @@ class Preprocessing:
         same = len(columns) == len(table.columns)
         if same and all(a is b for a, b in zip(columns.values(), table.columns.values(), strict=True)):
             return table, notes
-        measured = [c for c in self.columns if isinstance(c, NumberColumn | DateColumn)]
-        units = [c for c in measured if c.unit != table.columns[c.name].unit]
+        units = [c for c in self.columns if isinstance(c, NumberColumn) and c.unit != table.columns[c.name].unit]
         notes += filter(None, (c.note(table.columns[c.name], table.name) for c in units))
         return Table(table.name, columns), notes
 
@@ -339,7 +338,7 @@ class Preprocessing:
         """Return plain JSON types for `from_dict`."""
         columns = [{"kind": KIND_OF[type(column)], **column.to_dict()} for column in self.columns]
         for column in columns:
-            if column["kind"] != "number":
+            if column["kind"] != "number":  # numbers have no tuples, and a wide table has 10^5 columns of them
                 column |= {k: list(v) for k, v in column.items() if isinstance(v, tuple)}
         return {"columns": columns}
 
