@@ -124,7 +124,7 @@ class Auto(Recipe, name="auto"):
     def plan(self, data: RecipeData) -> RecipePlan:
         return _AutoSearch(self, data, 0, Watch()).plan()
 
-    def candidates(self) -> list[HeadRecipe]:
+    def possible_heads(self) -> list[HeadRecipe]:
         """Return the heads to compare, the simplest first; always with the constant."""
         heads = list(self.heads) or [h for kind in offered_kinds() for h in kind.offered()]
         if not self.heads:
@@ -246,7 +246,7 @@ class _AutoSearch:
     def _suited(self) -> dict[str, HeadRecipe]:
         """Return the heads that suit the rows, by name in the leaderboard."""
         heads: dict[str, HeadRecipe] = {}
-        for head in self.auto.candidates():
+        for head in self.auto.possible_heads():
             name = head.label()
             if not self.auto.heads and not (self._reads(head) and head.competes(self.data)):
                 continue

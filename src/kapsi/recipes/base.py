@@ -231,7 +231,7 @@ class Recipe(Function, role="recipe"):
     def plan(self, data: RecipeData) -> RecipePlan:
         """Return the heads, and an estimate of the seconds on an idle core."""
 
-    def candidates(self) -> list[HeadRecipe]:
+    def possible_heads(self) -> list[HeadRecipe]:
         """Return the heads that the model may have; none if the recipe does not state them."""
         return []
 
@@ -270,7 +270,7 @@ class HeadRecipe(Recipe):
         """Return why the recipe does not suit these rows, such as a loss it has no solver for; None if it does."""
         return None
 
-    def candidates(self) -> list[HeadRecipe]:
+    def possible_heads(self) -> list[HeadRecipe]:
         return [self]
 
     def residual_share(self, data: RecipeData) -> float:

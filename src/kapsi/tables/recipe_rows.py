@@ -64,7 +64,7 @@ def fit_recipe(
     with threads_for(len(data.x) * max(data.inputs, COLUMNS)):
         if training.loss == "auto" and problem.classes is None and problem.y.ndim == 1:
             y = problem.y[train.rows].astype(np.float64)
-            choice = choose_target(data, y, train.weight, str(problem.target), recipe.candidates())
+            choice = choose_target(data, y, train.weight, str(problem.target), recipe.possible_heads())
             train = replace(train, y=choice.scale.apply(y), scale=choice.scale)
             data, note = replace(data, y=torch.from_numpy(train.y).reshape(-1, 1), loss=choice.loss), choice.note
         result = recipe.build(data, training.seed, watch)

@@ -248,7 +248,7 @@ class _Tuner:
         self.folds = ways.folds(count)
         data = recipe_data(problem, TrainingRows.of(problem, self.rows[self.folds[0][0]], self.seed), config.training)
         suited = cast(Auto, config.recipe).plan(data).heads
-        candidates = [head for head in cast(Auto, config.recipe).candidates() if head.label() in suited]
+        candidates = [head for head in cast(Auto, config.recipe).possible_heads() if head.label() in suited]
         self.kinds: dict[str, list[HeadRecipe]] = {}
         for head in candidates:
             if head.complexity >= 0:
