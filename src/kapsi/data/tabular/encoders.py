@@ -300,6 +300,15 @@ class DateColumn:
         to_unit(column, self.unit, self.name, where)
         return Column("date", column.numbers if column.kind == "date" else np.full(len(column), np.nan), unit=self.unit)
 
+    def note(self, column: Column, where: str) -> str:
+        """Return a note on days without times where the model has hours, empty for others."""
+        known = column.numbers[~column.missing]
+        if not len(known) or "hour" not in self.parts or (known % 86400).any():
+            return ""
+        return (
+            f"column {short(self.name)} has days without times, which count as midnight; the table of the fit has times"
+        )
+
     def transform(self, column: Column) -> Floats:
         """Return (rows, inputs) float64."""
         missing = column.missing

@@ -307,7 +307,8 @@ class Preprocessing:
         same = len(columns) == len(table.columns)
         if same and all(a is b for a, b in zip(columns.values(), table.columns.values(), strict=True)):
             return table, notes
-        units = [c for c in self.columns if isinstance(c, NumberColumn) and c.unit != table.columns[c.name].unit]
+        measured = [c for c in self.columns if isinstance(c, NumberColumn | DateColumn)]
+        units = [c for c in measured if c.unit != table.columns[c.name].unit]
         notes += filter(None, (c.note(table.columns[c.name], table.name) for c in units))
         return Table(table.name, columns), notes
 
