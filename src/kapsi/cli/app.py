@@ -25,7 +25,7 @@ import typer
 
 from kapsi.cli import end
 from kapsi.cli.common import begin, discard, note, say
-from kapsi.cli.configured import Config, ConfiguredCommand
+from kapsi.cli.configured import FILE, Config, ConfiguredCommand
 from kapsi.cli.data import formula_last
 from kapsi.cli.options import as_option
 from kapsi.errors import KapsiError, SpecError, line_of, nearest
@@ -188,30 +188,29 @@ def _usage(error: Any, words: Sequence[str]) -> str:
         return f"there is no command {command_name[1]!r}; {_hint(command_name[1], COMMANDS)}"
     number = re.match(r"Invalid value for '(--[\w-]+)': Input should be (.*)", message, re.DOTALL)
     if number:
-        value = next(iter(_values_of(number[1], words)), os.environ.get(_variable(context, number[1]), ""))
+        value = _source(number[1], context, words)[1]
         wanted = re.sub(r"^(greater|less) ", r"a number \1 ", number[2].partition(",")[0])
         message = f"Invalid value for '{number[1]}': {value}, expected {wanted}"
     choice = re.search(r"'([^']*)' is not one of ('.*')", message, re.DOTALL)
     if choice:
         close = nearest(choice[1], choice[2].strip("'").split("', '"))
         message = message.replace("Value error, ", "") + (f"; did you mean {close[0]}?" if close else "")
-    message = _of_environment(message, context, words)
+    given = re.match(r"Invalid value for '(--[\w-]+)'", message)
+    if given and command is not None:
+        message = message.replace(f"'{given[1]}'", _source(given[1], context, words)[0], 1)
     where = f" (see kapsi {command.name} --help)" if command is not None and command.name else ""
     return f"{message}{where}"
 
 
-def _variable(context: Any, option: str) -> str:
-    """Return the name of the environment variable of an option, empty without one."""
-    return next((str(p.envvar) for p in context.command.params if option in p.opts and p.envvar), "")
-
-
-def _of_environment(message: str, context: Any, words: Sequence[str]) -> str:
-    """Return a message about the value of an option with the name of its environment variable, if the value is from there."""
-    option = re.match(r"Invalid value for '(--[\w-]+)'", message)
-    if option is None or context is None or any(word.partition("=")[0] == option[1] for word in words):
-        return message
-    variable = _variable(context, option[1])
-    return message.replace(f"'{option[1]}'", variable, 1) if variable in os.environ else message
+def _source(option: str, context: Any, words: Sequence[str]) -> tuple[str, str]:
+    """Return the name of an option with its place, and its value: of the command line, the environment or the file of --config."""
+    for value in _values_of(option, words):
+        return f"'{option}'", value
+    parameter = next(p for p in context.command.params if option in p.opts)
+    if parameter.envvar in os.environ:
+        return str(parameter.envvar), os.environ[parameter.envvar]
+    value = (context.default_map or {}).get(parameter.name, "")
+    return f"'{option}'{' in ' + context.meta[FILE] if value else ''}", str(value)
 
 
 def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:

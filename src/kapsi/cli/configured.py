@@ -14,6 +14,8 @@ from kapsi.errors import SpecError, did_you_mean
 
 SECTIONS = ("table", "model", "training", "recipe")
 """Parts of the configuration of a run."""
+FILE = "kapsi.config"
+"""Key of the file of --config in the context of a command."""
 
 
 class ConfiguredCommand(TyperCommand):
@@ -95,13 +97,13 @@ def _read_defaults(context: typer.Context, path: str | None) -> None:
                 f"there are {', '.join(known)}"
             )
         defaults[parameter.name] = _words(value, parameter, f"{path}: {key}")
-    context.default_map = defaults
+    context.default_map, context.meta[FILE] = defaults, path
 
 
 def _words(value: Any, parameter: Any, place: str) -> Any:
     """Return the value of an option in a file as words of the command line."""
     several = getattr(parameter, "multiple", False) or parameter.nargs == -1
-    if isinstance(value, Mapping) and several:
+    if isinstance(value, Mapping) and several and "=" in str(parameter.metavar):
         value = [f"{key}={_word(part, f'{place}.{key}')}" for key, part in value.items()]
     if isinstance(value, list | tuple):
         if not several:
@@ -118,7 +120,8 @@ def _word(value: Any, place: str) -> str:
         return str(value).lower()
     if isinstance(value, str | int | float):
         return str(value)
-    raise SpecError(f"{place}: expected text, a number, true or false; got {type(value).__name__}")
+    got = "no value" if value is None else "a mapping" if isinstance(value, Mapping) else type(value).__name__
+    raise SpecError(f"{place}: expected text, a number, true or false; got {got}")
 
 
 def _options_of_run(table: Mapping[str, Any], path: str) -> dict[str, Any]:
