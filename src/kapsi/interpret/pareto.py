@@ -65,8 +65,7 @@ class FormulaTable:
     """Formulas of a run, the simplest first.
 
     Attributes:
-        rows: the formulas without a better one of the same or less complexity, the simplest first; the formula of the model
-            last, if any.
+        rows: the formulas without a better one of the same or less complexity; the formula of the model last, if any.
         notes: valid range, missing values, and why there is no search or no formula of the model.
     """
 
