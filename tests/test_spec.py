@@ -324,7 +324,8 @@ def test_a_wrong_specification_says_where_and_what_is_allowed(case, tmp_path) ->
     file.write_text(yaml.safe_dump(data))
     with pytest.raises(kp.SpecError) as from_file:
         kp.load_spec(file)
-    assert str(from_file.value) == f"{file}{message.removeprefix('here')}"
+    nothing = ": is empty, expected a specification, such as the config.yaml of a run"
+    assert str(from_file.value) == f"{file}{nothing if data is None else message.removeprefix('here')}"
 
 
 @pytest.mark.parametrize(
@@ -596,7 +597,7 @@ def test_files_that_are_no_specification(tmp_path) -> None:
     (tmp_path / "latin.yaml").write_bytes("widths: é".encode("latin-1"))
     refused(tmp_path / "latin.yaml", "not UTF-8")
     (tmp_path / "empty.yaml").write_text("")
-    refused(tmp_path / "empty.yaml", "a mapping of ModelSpec")
+    refused(tmp_path / "empty.yaml", "is empty, expected a specification")
     (tmp_path / "binary.yaml").write_bytes(bytes(range(32)))
     refused(tmp_path / "binary.yaml", "special characters")
     head = '{"kind": "nested", "parts": [' * 2000 + '"identity"' + "]}" * 2000

@@ -119,12 +119,7 @@ def _of_table(table: TableModel) -> ModelFormula:
         raise FormulaError(
             f"formula: the model has {weights:,} weights, a formula at most {MOST_WEIGHTS:,}; fit a smaller model (--prefer small)"
         )
-    for kind, columns in (("texts", table.preprocessing.texts), ("images", table.preprocessing.images)):
-        for column in columns:
-            raise FormulaError(
-                f"formula: the column {shown(column.name)} holds {kind}, which have no closed form; "
-                f"fit again with --drop {shlex.quote(column.name)}"
-            )
+    check_columns(table.preprocessing)
     scales = input_scales(table.preprocessing)
     symbols = tuple(sympy.Symbol(name, real=True) for name in table.preprocessing.names())
     pairs = zip(symbols, scales, strict=True)
@@ -137,6 +132,16 @@ def _of_table(table: TableModel) -> ModelFormula:
         names = list(table.targets)
         outputs = np.array([unscaled(y, table.scale, i) for i, y in enumerate(outputs)], dtype=object)
     return ModelFormula(dict(zip(names, outputs.tolist(), strict=True)), symbols, tuple(valid_range(table)))
+
+
+def check_columns(preprocessing: Preprocessing) -> None:
+    """Raise `FormulaError` if a column holds texts or images."""
+    for kind, columns in (("texts", preprocessing.texts), ("images", preprocessing.images)):
+        for column in columns:
+            raise FormulaError(
+                f"formula: the column {shown(column.name)} holds {kind}, which have no closed form; "
+                f"fit again with --drop {shlex.quote(column.name)}"
+            )
 
 
 def input_scales(preprocessing: Preprocessing) -> list[tuple[float, float] | None]:

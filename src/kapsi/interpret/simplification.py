@@ -20,7 +20,7 @@ from kapsi.interpret.class_formulas import noise_of_logits
 from kapsi.interpret.edge_fits import FLOOR, EdgeFormula, checked_functions, fitted_edge
 from kapsi.interpret.edges import Edges, edge_functions, shares_of
 from kapsi.interpret.expressions import Floats, evaluate
-from kapsi.interpret.formulas import ModelFormula, class_outputs, input_scales, unscaled, valid_range
+from kapsi.interpret.formulas import ModelFormula, check_columns, class_outputs, input_scales, unscaled, valid_range
 from kapsi.interpret.rows import ModelRows, model_rows
 from kapsi.interpret.search.constants import (
     NODE,
@@ -132,6 +132,7 @@ def simplify(
 
     Raises:
         SpecError: a model that mixes inputs, of more than 400 edges, or unknown functions.
+        FormulaError: a column of texts or images.
 
     Example:
         >>> import torch, kapsi as kp
@@ -145,6 +146,8 @@ def simplify(
     names = checked_functions(functions)
     clock = Stopwatch(check_number("simplify(seconds)", seconds, 0, math.inf))
     task = model_rows(model, data, "simplify")
+    if task.table is not None:
+        check_columns(task.table.preprocessing)
     chosen = torch.linspace(0, len(task.x) - 1, min(len(task.x), MOST_ROWS)).long()
     x = task.x[chosen]
     layers = edge_functions(task.model, x)
