@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d:?\d\d$"
 NO_ZONE = r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
-ONE_OR_ZERO = ("1", "1.0", "0", "0.0")
-"""Numbers that may stand beside true and false."""
+TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
+"""Spellings of flags; a column of numbers alone is none."""
 ZERO_FIRST = r"^[+-]?0\d+$"
 MOSTLY, NEARLY = 0.5, 0.9
 SEVERAL_WORDS = 3
@@ -233,7 +233,7 @@ class Decider:
         if wanted == "date":
             return self._dates(words) or self._other(name, "dates", words, read_dates(words.known)[0])
         if wanted == "numeric":
-            found = self._flags(words, ONE_OR_ZERO) or self._numbers(words, True) or self._seconds_of(words)
+            found = self._flags(words) or self._numbers(words, True) or self._seconds_of(words)
             return found or self._other(name, "numbers", words)
         if self.typed:
             found = self._dates(words) or self._seconds_of(words) or untyped._written_numbers(name, column)
@@ -241,18 +241,16 @@ class Decider:
         return self._guess(name, words)
 
     @staticmethod
-    def _flags(words: Words, numbers: Sequence[str] = ()) -> Column | None:
-        """Return the column as booleans if all strings are true or false, or numbers beside them; otherwise None."""
+    def _flags(words: Words) -> Column | None:
+        """Return the column as booleans if all strings are true or false, or 1 and 0 beside them; otherwise None."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         lower = pc.utf8_lower(words.known)
-        known = pc.is_in(lower, value_set=pa.array(["true", "false", *numbers], lower.type))
+        known = pc.is_in(lower, value_set=pa.array([*TRUE, *FALSE], lower.type))
         if not pc.all(known).as_py() or not words.any_match("(?i)^(true|false)$"):
             return None
-        flags = pc.is_in(lower, value_set=pa.array(["true", *ONE_OR_ZERO[:2]], lower.type)).to_numpy(
-            zero_copy_only=False
-        )
+        flags = pc.is_in(lower, value_set=pa.array(TRUE, lower.type)).to_numpy(zero_copy_only=False)
         form = {"the form": "true and false"}
         return Column("boolean", words.spread(flags.astype(np.float64)), reason="true and false", form=form)
 
@@ -295,7 +293,7 @@ class Decider:
         return words.other(kind, values, "" if self.options else "correct or empty them")
 
     def _guess(self, name: str, words: Words) -> Column:
-        guess = self._flags(words, ONE_OR_ZERO) or self._numbers(words) or self._seconds_of(words) or self._dates(words)
+        guess = self._flags(words) or self._numbers(words) or self._seconds_of(words) or self._dates(words)
         if guess is not None:
             return guess
         other = self._otherwise(words)
