@@ -153,11 +153,13 @@ def short_formulas(
 
 def _undominated(found: list[FormulaRow]) -> list[FormulaRow]:
     """Return the formulas without one of the same or less complexity, error and cost, the simplest first."""
+
+    def error(row: FormulaRow) -> float:
+        return row.rmse if np.isnan(row.log_loss) else row.log_loss
+
     kept: list[FormulaRow] = []
     for row in sorted(found, key=lambda row: (row.complexity, row.cost)):
-        error = row.rmse if np.isnan(row.log_loss) else row.log_loss
-        errors = [other.rmse if np.isnan(other.log_loss) else other.log_loss for other in kept]
-        if all(error < e * (1 - 1e-9) or row.cost < o.cost - 1e-9 for o, e in zip(kept, errors, strict=True)):
+        if all(error(row) < error(o) * (1 - 1e-9) or row.cost < o.cost - 1e-9 for o in kept):
             kept.append(row)
     return kept
 
