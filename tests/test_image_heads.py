@@ -209,6 +209,15 @@ def test_the_budget_shortens_the_fit() -> None:
     assert Auto().plan(data).seconds < 4 * head.fit_cost(data, 200) + 60
 
 
+def test_a_plan_counts_the_weights_of_the_network() -> None:
+    data, head = rows_of(), ImageProductsHead(width=64, epochs=1, shift=0, flip=False)
+    (network,) = head.fit(data).layers[0].heads
+    weights = sum(p.numel() for p in network.kappa.parameters())
+    # In training a weight, its gradient and two moments.
+    assert 16 * weights <= head.plan(data).bytes <= 100 * weights
+    assert Auto(heads=(head,)).plan(data).bytes == head.plan(data).bytes
+
+
 @pytest.mark.all_heads
 def test_images_texts_and_numbers_are_one_layer() -> None:
     rng = np.random.default_rng(0)

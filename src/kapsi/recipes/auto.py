@@ -219,7 +219,8 @@ class _AutoSearch:
         share = (1 - COMPARISON) * self.budget
         fits = {name: self._fit_seconds(head, self._rows_of_fit(head, share)) for name, head in heads.items()}
         seconds = {name: self._cost({name: head}, rows) + fits[name] for name, head in heads.items()}
-        return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget))
+        memory = max(head.memory(self.data, self._rows_of_fit(head, share)) for head in heads.values())
+        return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget), memory)
 
     @property
     def budget(self) -> float:

@@ -188,12 +188,14 @@ class RecipePlan(NamedTuple):
         skipped: reasons of the heads left out.
         rows: number of rows of the comparison.
         seconds: an estimate of all, at most the budget.
+        bytes: an estimate of the memory of the largest head, besides the rows.
     """
 
     heads: dict[str, float]
     skipped: dict[str, str]
     rows: int
     seconds: float
+    bytes: int
 
 
 class Watch:
@@ -289,6 +291,10 @@ class HeadRecipe(Recipe):
         """Return an estimate of the CPU seconds of one fit to some of the rows."""
         return self.seconds(rows, data.x.shape[1], data.outputs)
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        """Return an estimate of the bytes that a fit to some of the rows needs, besides the rows."""
+        return 0
+
     def least_budget(self, data: RecipeData) -> float:
         """Return the seconds that the default budget has at least if the recipe suits the rows."""
         return 0.0
@@ -336,9 +342,10 @@ class HeadRecipe(Recipe):
 
     def plan(self, data: RecipeData) -> RecipePlan:
         if reason := self.reason_against(data):
-            return RecipePlan({}, {self.label(): reason}, len(data.x), 0.0)
-        seconds = 6 * self.seconds(len(data.x), data.x.shape[1], data.outputs)
-        return RecipePlan({self.label(): seconds}, {}, len(data.x), seconds)
+            return RecipePlan({}, {self.label(): reason}, len(data.x), 0.0, 0)
+        rows = len(data.x)
+        seconds = 6 * self.cost(data, rows)
+        return RecipePlan({self.label(): seconds}, {}, rows, seconds, self.memory(data, rows))
 
     def build(self, data: RecipeData, seed: int = 0, watch: Watch | None = None) -> RecipeResult:
         if reason := self.reason_against(data):

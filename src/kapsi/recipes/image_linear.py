@@ -71,6 +71,9 @@ class ImageLinearHead(ImageHead, name="image_linear"):
         pixels = data.images().shape[1]
         return 0.05 + 2e-10 * len(PENALTIES) * STEPS * rows * pixels * data.outputs
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        return 12 * rows * data.images().shape[1]
+
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
         if self.l2 is None:

@@ -83,6 +83,11 @@ class ImagePatchesHead(ImageHead, name="image_patches"):
     def fit_cost(self, data: RecipeData, rows: int) -> float:
         return self._seconds(data, rows, 0)
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        kappa, (_, height, width) = self.kappa(data), data.shapes[0]
+        columns, responses = kappa.out_features(math.prod(data.shapes[0])), height * width * kappa.count
+        return 4 * min(rows, CHUNK) * responses + 12 * rows * columns + 24 * columns**2
+
     def _seconds(self, data: RecipeData, rows: int, held_out: int) -> float:
         kappa, (channels, height, width) = self.kappa(data), data.shapes[0]
         patches = math.prod(max(1, side - self.size + 1) for side in (height, width))

@@ -49,6 +49,9 @@ with some rows."""
 PER_WEIGHT, PER_STEP = 8e-11, 5e-3
 """CPU seconds of a weight and a row, and of a step."""
 
+BYTES = 64
+"""Bytes of a weight: gradient and moments in training, then two networks in float64 and their copies in the sum of heads."""
+
 SMOOTHING = 0.1
 """Label smoothing."""
 
@@ -154,11 +157,15 @@ class ImageProductsHead(ImageHead, name="image_products"):
     def _batch(self, rows: int) -> int:
         return min(256, max(32, 2 ** round(math.log2(max(1, rows) / 32))))
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        return BYTES * self._weights(data)
+
+    def _weights(self, data: RecipeData) -> int:
+        model = Model(self._spec(data.images().shape[1] or 1, data.outputs), device="meta")
+        return sum(parameter.numel() for parameter in model.parameters())
+
     def _seconds(self, data: RecipeData, rows: int, epochs: int) -> float:
-        pixels = data.images().shape[1]
-        model = Model(self._spec(pixels or 1, data.outputs), device="meta")
-        weights = sum(parameter.numel() for parameter in model.parameters())
-        return epochs * (rows * weights * PER_WEIGHT + rows / self._batch(rows) * PER_STEP)
+        return epochs * (rows * self._weights(data) * PER_WEIGHT + rows / self._batch(rows) * PER_STEP)
 
     def _spec(self, pixels: int, outputs: int, *, dropout: bool = True) -> ModelSpec:
         width = self.width or min(256, max(16, 2 * pixels))

@@ -23,6 +23,7 @@ from kapsi.recipes.fold_newton import fold_newton_path, is_small
 from kapsi.recipes.solve import (
     CHUNK,
     CONSTANT,
+    MAX_STORED,
     Basis,
     DesignRows,
     correlated_ridge_path,
@@ -119,6 +120,11 @@ class LinearInParameters(HeadRecipe):
         width = self.width(rows, inputs)
         small = min(rows, width)
         return 0.005 + 2e-10 * rows * width * small + 1e-9 * small**3 + 4e-8 * rows * small * outputs
+
+    def memory(self, data: RecipeData, rows: int) -> int:
+        width = self.width(rows, data.x.shape[1])
+        # The columns of all rows and of folds, and the matrices of a decomposition.
+        return 8 * (5 * min(rows * width, MAX_STORED) + 8 * min(rows, width) ** 2)
 
     def reason_against(self, data: RecipeData) -> str | None:
         if not (data.loss.closed_form or data.loss.has_curvature):

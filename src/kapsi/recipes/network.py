@@ -96,6 +96,12 @@ class NetworkHead(HeadRecipe, name="network"):
         steps = schedule.epochs * math.ceil(rows / schedule.batch)
         return steps * (2e-4 + 1.5 * self.networks * schedule.batch * (3e-10 * weights + 3e-9 * sum(sizes)))
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        sizes = (data.x.shape[1], *self.widths, data.outputs)
+        weights, batch = sum(a * b for a, b in pairwise(sizes)), self._schedule(rows).batch
+        # A weight with gradient and two moments, and the values of a batch with their gradients, in float32.
+        return max(TOGETHER, self.networks) * (16 * weights + 8 * batch * sum(sizes))
+
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
         recipe = self if self.decay is not None else self.cross_fit(data, data.folds(5), seed).recipe
         rows = torch.arange(len(data.x))

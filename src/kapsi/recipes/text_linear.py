@@ -35,6 +35,9 @@ WORSE = 2
 ROUGH, EXACT = 1e-3, 1e-5
 """Relative decrease of the loss that ends the Newton steps, in comparisons and in the fit."""
 
+VECTORS = 10
+"""Vectors as long as the coefficients that a Newton step holds."""
+
 PRODUCTS = 250
 """Products with the rows in a fit, for the estimate of time."""
 
@@ -115,6 +118,11 @@ class TextHead(HeadRecipe):
         entries = 0 if data.text is None else data.text.nnz + data.x.numel()
         each = 5e-9 * max(1, data.outputs - 1) * entries * rows / max(1, len(data.x))
         return 0.05 + PRODUCTS * each
+
+    def memory(self, data: RecipeData, rows: int) -> int:
+        entries = 0 if data.text is None else data.text.nnz + data.x.numel()
+        # The rows and their transpose, and the vectors of a Newton step.
+        return 24 * entries + 8 * VECTORS * data.inputs * data.outputs
 
     def scale(self, data: RecipeData) -> Tensor:
         """Return the factors of all columns, `(m,)`."""

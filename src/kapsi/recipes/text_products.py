@@ -112,6 +112,10 @@ class TextProductsHead(TextNaiveBayesHead, name="text_products"):
         each = 5e-9 * (4 * self.rank + 2 * data.outputs) * entries * rows / max(1, len(data.x))
         return super().cost(data, rows) + MOST_STEPS * each
 
+    def memory(self, data: RecipeData, rows: int) -> int:
+        factors = 2 * self.rank * (data.inputs + data.outputs)
+        return super().memory(data, rows) + 8 * 2 * (HISTORY + 2) * factors
+
     @torch.no_grad()
     def fit(self, data: RecipeData, seed: int = 0) -> Model:
         recipe = self

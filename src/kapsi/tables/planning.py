@@ -49,7 +49,7 @@ class FitPlan(NamedTuple):
         recipe: heads and seconds of one part; None for a specification.
         widths: widths of a specification.
         parameters: number of parameters of a specification.
-        bytes: an estimate of the memory of the encoded table and of a pass of a specification.
+        bytes: an estimate of the memory of the encoded table and of the largest head, or of a pass of a specification.
     """
 
     columns: tuple[PlannedColumn, ...]
@@ -87,6 +87,7 @@ def plan_fit(problem: TableProblem, config: RunConfig) -> FitPlan:
     widths: tuple[int, ...] = ()
     if config.recipe is not None:
         plan = config.recipe.plan(recipe_data(problem, train, config.training))
+        memory += plan.bytes
     elif config.model is not None:
         model = Model(config.model.sized(inputs, count), device="meta")
         widths = tuple(width for width in model.spec.widths if width is not None)
