@@ -100,6 +100,18 @@ class FunctionsHead(HeadRecipe, name="functions"):
         return 60.0
 
     def reason_against(self, data: RecipeData) -> str | None:
+        return self._reason_of_size(data) or self._reason_of_noise(data, self._share(data))
+
+    def residual_share(self, data: RecipeData) -> float:
+        if self._reason_of_size(data) is not None:
+            return math.inf
+        share = self._share(data)
+        return share if self._reason_of_noise(data, share) is None else math.inf
+
+    def _share(self, data: RecipeData) -> float:
+        return residual_share(data.x, data.y, self.noise) if self.noise < 1 else 0.0
+
+    def _reason_of_size(self, data: RecipeData) -> str | None:
         rows, inputs = data.x.shape
         if not data.loss.closed_form:
             return f"functions fits squared errors, not {data.loss.name}"
@@ -112,15 +124,14 @@ class FunctionsHead(HeadRecipe, name="functions"):
                 return f"functions is for at most {most:,} {what}, not {count:,}"
         if rows < 30 * inputs:
             return f"functions needs 30 rows for each input, not {rows} for {inputs}"
-        share = residual_share(data.x, data.y, self.noise) if self.noise < 1 else 0.0
+        return None
+
+    def _reason_of_noise(self, data: RecipeData, share: float) -> str | None:
         if share > self.noise:
             return f"the targets have noise: {share:.2g} of their variance is left by neighbors, at most {self.noise:g} is allowed"
         if self.noise < 1 and _quadratic_share(data.x, data.y) <= 2 * share:
             return "a quadratic polynomial fits as well"
         return None
-
-    def residual_share(self, data: RecipeData) -> float:
-        return residual_share(data.x, data.y, self.noise) if self.reason_against(data) is None else math.inf
 
     def seconds(self, rows: int, inputs: int, outputs: int) -> float:
         epochs = sum(NETWORKS[kind].config.epochs + REFIT for kind in self.networks) * self.starts
