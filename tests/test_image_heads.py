@@ -209,6 +209,16 @@ def test_the_budget_shortens_the_fit() -> None:
     assert Auto().plan(data).seconds < 4 * head.fit_cost(data, 200) + 60
 
 
+@pytest.mark.all_heads
+@pytest.mark.parametrize("rows", [60, 240, 400])
+def test_few_large_images_have_the_network(rows: int) -> None:
+    y, x = torch.arange(rows) % 2, torch.zeros(rows, 0, dtype=torch.float64)
+    pixels = torch.zeros(rows, 3 * 64 * 64, dtype=torch.uint8)
+    shapes = ((3, 64, 64),)
+    data = RecipeData(x, y, kp.CrossEntropy(), 2, x[0] > 0, pixels=pixels, shapes=shapes, others=False)
+    assert {"image_products", "image_patches"} <= Auto().plan(data).heads.keys()
+
+
 def test_a_plan_counts_the_weights_of_the_network() -> None:
     data, head = rows_of(), ImageProductsHead(width=64, epochs=1, shift=0, flip=False)
     (network,) = head.fit(data).layers[0].heads

@@ -83,7 +83,9 @@ class ImageProductsHead(ImageHead, name="image_products"):
     flip: bool | None = None
 
     def least_budget(self, data: RecipeData) -> float:
-        return 4 * self.fit_cost(data, len(data.x))  # comparisons have the larger part of a budget
+        rows = len(data.x)
+        # Comparisons have the larger part of a budget; of few rows they train as long as the fit, on repeated folds.
+        return max(4 * self.fit_cost(data, rows), 6 * self.cost(data, rows))
 
     def cost(self, data: RecipeData, rows: int) -> float:
         return self._seconds(data, rows, self._compared(rows))
