@@ -13,7 +13,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -138,7 +138,7 @@ def page(records: Sequence[Record]) -> str:
     """Return the page of the results."""
     tables = sorted({record["table"] for record in records})
     by_table = {name: [record for record in records if record["table"] == name] for name in tables}
-    regressions = [name for name in tables if "calibration" not in by_table[name][0]]
+    regressions = [name for name in tables if not any({"accuracy", "calibration"} & set(record) for record in by_table[name])]
     classes = [name for name in tables if name not in regressions]
     lines = [
         "# Intervals",
@@ -165,15 +165,17 @@ def page(records: Sequence[Record]) -> str:
         "| table | accuracy | calibration error |",
         "|---|---|---|",
         *(
-            f"| {name} | {mean(by_table[name], 'accuracy'):.3f} | {mean(by_table[name], 'calibration'):.3f} |"
+            f"| {name} | {cell(by_table[name], 'accuracy')} | {cell(by_table[name], 'calibration')} |"
             for name in classes
         ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def section(title: str, names: Iterable[str], by_table: Mapping[str, Sequence[Record]], size: str) -> list[str]:
-    """Return a table of coverages."""
+def section(title: str, names: Sequence[str], by_table: Mapping[str, Sequence[Record]], size: str) -> list[str]:
+    """Return a table of coverages; nothing without names."""
+    if not names:
+        return []
     header = ["table", "rows", "splits", *(f"coverage {level:g}" for level in LEVELS), f"{size} (0.9)", "by chance"]
     lines = [f"## {title}", "", f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     means: list[list[float]] = [[] for _ in LEVELS]
@@ -192,8 +194,22 @@ def section(title: str, names: Iterable[str], by_table: Mapping[str, Sequence[Re
 
 
 def mean(records: Sequence[Record], key: str) -> float:
-    """Return the mean of a figure over the splits, 0 if it has none."""
-    return float(np.mean([record.get(key, 0.0) for record in records]))
+    """Return the mean of a figure over the splits that have it, NaN if none has.
+
+    Example:
+        >>> mean([{"accuracy": 0.75}, {"split": 1}], "accuracy"), mean([{"split": 1}], "accuracy")
+        (0.75, nan)
+    """
+    values = [record[key] for record in records if key in record]
+    return float(np.mean(values)) if values else math.nan
+
+
+def cell(records: Sequence[Record], key: str) -> str:
+    """Return the mean of a figure with the number of its splits where some lack it, and a dash if all do."""
+    known, average = sum(key in record for record in records), mean(records, key)
+    if not known:
+        return "–"
+    return f"{average:.3f}" + (f" ({known} of {len(records)} splits)" if known < len(records) else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

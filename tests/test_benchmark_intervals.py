@@ -39,6 +39,13 @@ def test_the_page_has_means_and_standard_errors(intervals) -> None:
     assert "| c | 0.700 | 0.040 |" in text
 
 
+def test_missing_figures_are_left_out_of_a_mean(intervals) -> None:
+    record = {"table": "c", "split": 0, "rows": 1200, "held_out": 600, "covered": [0.78, 0.9], "size": [1.0, 1.25]}
+    text = intervals.page([record, {**record, "split": 1, "accuracy": 0.7, "calibration": 0.04}])
+    assert "| c | 0.700 (1 of 2 splits) | 0.040 (1 of 2 splits) |" in text
+    assert "| c | 0.700 (1 of 2 splits) | – |" in intervals.page([record, {**record, "accuracy": 0.7}])
+
+
 def test_deviations_are_compared_with_those_by_chance(intervals) -> None:
     record = {"table": "t", "split": 0, "rows": 30, "held_out": 20, "covered": [0.4, 0.91], "size": [1.0, 1.5]}
     counts = stats.betabinom(20, 9, 2)  # the 9th of 10 scores sets the quantile for 0.8

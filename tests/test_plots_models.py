@@ -188,6 +188,7 @@ def test_dollar_signs_of_names_are_no_formulas(tmp_path: Path) -> None:
         (lambda: kp.plots.learning_curves(None), "learning_curves: expected records of epochs.*, got None"),
         (lambda: kp.plots.learning_curves([1]), "learning_curves: expected records of epochs.*, got 1"),
         (lambda: kp.plots.importances(5), "importances: expected importances of columns.*, got 5"),
+        (lambda: kp.plots.importances([]), r"importances: expected importances of columns.*, got \[\]"),
         (lambda: kp.plots.effect({}), r"effect: expected an effect of a column.*, got \{\}"),
         (lambda: kp.plots.pair_effect(None), "pair_effect: expected an interaction.*, got None"),
         (lambda: kp.plots.roc(Y, P, positive="x"), r"roc\(positive\): expected one of the labels .*, got 'x'"),

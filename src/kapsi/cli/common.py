@@ -175,8 +175,16 @@ def score_rows(
 
 
 def number(mean: float, std: float | None, least: float = 1e-3) -> str:
-    """Return a score with four digits, with its standard deviation if there is one."""
-    shape = ".4f" if max(abs(mean), std or 0.0) < 1e5 and (mean == 0 or abs(mean) >= least) else ".4g"
+    """Return a score with four decimals, a large one as a whole number, with its standard deviation if there is one.
+
+    Example:
+        >>> number(0.75, None), number(38878.2971, 512.5), number(183213.4, None), number(1.2345e-5, None)
+        ('0.7500', '38878 ± 512', '183213', '1.234e-05')
+    """
+    largest = max(abs(mean), std or 0.0)
+    shape = ".4f" if largest < 1e4 else ".0f" if largest < 1e9 else ".4g"
+    if mean != 0 and abs(mean) < least:
+        shape = ".4g"
     return f"{mean:{shape}}" if std is None else f"{mean:{shape}} ± {std:{shape}}"
 
 

@@ -8,6 +8,7 @@ import typer
 
 from kapsi.cli.common import announce_recovery, say, show_json, table
 from kapsi.cli.options import Json, Settings
+from kapsi.cli.runs import score_names, score_text, scores_of
 from kapsi.text import counted
 
 if TYPE_CHECKING:
@@ -118,15 +119,12 @@ def _facts(fitted: TableModel, manifest: dict[str, Any]) -> list[tuple[str, str]
     rows = [("task", task), ("inputs", ", ".join(names[:MOST_INPUTS]) + more)]
     keys = [key for key in ("table", "rows", "folds", "seed", "created") if manifest.get(key) is not None]
     rows += [(key, str(manifest[key])) for key in keys]
-    for title, entry in (("versions", manifest.get("versions")), *_scores(manifest)):
-        if isinstance(entry, dict):
-            rows.append((title, ", ".join(f"{key} {value}" for key, value in entry.items())))
+    versions = manifest.get("versions")
+    if isinstance(versions, dict):
+        rows.append(("versions", ", ".join(f"{key} {value}" for key, value in versions.items())))
+    for name, scores in scores_of(manifest).items():
+        rows.append((f"scores of {name}", ", ".join(score_text(scores, key, manifest) for key in score_names(scores))))
     return [(title, " ".join(value.split())) for title, value in rows]
-
-
-def _scores(manifest: dict[str, Any]) -> list[tuple[str, Any]]:
-    scores = manifest.get("scores")
-    return [(f"scores of {name}", entry) for name, entry in scores.items()] if isinstance(scores, dict) else []
 
 
 def _specified(path: str, sets: list[str]) -> Model:

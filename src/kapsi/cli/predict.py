@@ -118,10 +118,11 @@ def _contributions(loaded: LoadedRun) -> Callable[[Table], dict[str, list[float]
             "--explain: the run keeps no rows as a background (before 0.2, or a very wide table); fit again"
         )
     if loaded.model.classes is not None:
-        several = "logits minus their mean"
         labels = loaded.model.classes
-        scale = f"the log odds of {label_text(labels[1])}" if len(labels) == 2 else several
-        note(f"contributions are to {scale}: base + contributions give it, a softmax the probabilities")
+        scale = "the logits minus their mean; the softmax gives the probabilities"
+        if len(labels) == 2:
+            scale = f"the log odds of {label_text(labels[1])}, log(p/(1 − p))"
+        note(f"base and contributions add up to {scale}")
     return explainer_of(loaded)
 
 

@@ -82,25 +82,27 @@ def _line(path: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a run; `manifest` is untrusted, because listing does not verify checksums."""
     if not manifest:
         return (path.name, *["-"] * 6, "damaged")
-    model = _scores(manifest).get("kapsi", {})
-    scores = [_score(model, name, manifest) for name in _names(model)[:2]]
+    model = scores_of(manifest).get("kapsi", {})
+    scores = [score_text(model, name, manifest) for name in score_names(model)[:2]]
     created = str(manifest.get("created", "-"))[:16].replace("T", " ")
     cells = [manifest.get(name) for name in ("target", "rows", "folds")]
     target, rows, folds = ("-" if cell is None else f"{cell:,}" if type(cell) is int else str(cell) for cell in cells)
     return (path.name, target, rows, folds, *[*scores, "-", "-"][:2], created, "")
 
 
-def _scores(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def scores_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the scores of each model of a run."""
     scores = manifest.get("scores")
     entries = scores.items() if isinstance(scores, dict) else ()
     return {name: entry for name, entry in entries if isinstance(entry, dict)}
 
 
-def _names(scores: Mapping[str, Any]) -> list[str]:
+def score_names(scores: Mapping[str, Any]) -> list[str]:
+    """Return the names of the scores of a model."""
     return [name for name in scores if not name.endswith(" std")]
 
 
-def _score(scores: Mapping[str, Any], name: str, manifest: Mapping[str, Any]) -> str:
+def score_text(scores: Mapping[str, Any], name: str, manifest: Mapping[str, Any]) -> str:
     """Return name and value of a score, with the standard deviation over folds if there are any."""
     from kapsi.cli.common import number
 
@@ -128,11 +130,11 @@ def _compare(paths: Sequence[str], json: bool) -> None:
         return
     for text in _differences(paths, manifests):
         note(text)
-    measured = list(dict.fromkeys(name for m in manifests for name in _names(_scores(m).get("kapsi", {}))))
+    measured = list(dict.fromkeys(name for m in manifests for name in score_names(scores_of(m).get("kapsi", {}))))
     rows = [("", *paths)]
     for name in measured:
-        parts = [_scores(m).get("kapsi", {}) for m in manifests]
-        cells = [_score(part, name, m).removeprefix(f"{name} ") for part, m in zip(parts, manifests, strict=True)]
+        parts = [scores_of(m).get("kapsi", {}) for m in manifests]
+        cells = [score_text(part, name, m).removeprefix(f"{name} ") for part, m in zip(parts, manifests, strict=True)]
         rows.append((name, *cells))
     for name in ("parameters", "rows"):
         rows.append((name, *(f"{m[name]:,}" if name in m else "-" for m in manifests)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import sympy
 
 from kapsi.data.tabular import DateColumn, NumberColumn, Preprocessing, TargetScale
+from kapsi.data.tabular.dates import date_text
 from kapsi.data.tabular.types import label_text
 from kapsi.errors import FormulaError, printable, shown
 from kapsi.interpret.closed_forms import model_expressions
@@ -197,7 +197,7 @@ def valid_range(table: TableModel) -> list[str]:
         dates = {column.name for column in table.preprocessing.columns if isinstance(column, DateColumn)}
         known = []
         for name, ends in table.ranges.inputs.items():
-            low, high = (_day(end) if name in dates else f"{end:g}" for end in ends)
+            low, high = (date_text(end) if name in dates else f"{end:g}" for end in ends)
             known.append(f"{name} {low} to {high}")
         if known:
             notes.append(f"valid in the range of the training rows: {_listed(known)}")
@@ -205,11 +205,6 @@ def valid_range(table: TableModel) -> list[str]:
     if means:
         notes.append(f"a missing number counts as the mean of its column: {_listed(means)}")
     return notes
-
-
-def _day(seconds: float) -> str:
-    """Return seconds since 1970 as a date, with the time if it is not midnight."""
-    return str(np.datetime64(math.floor(seconds), "s")).removesuffix("T00:00:00")
 
 
 def _listed(parts: Sequence[str]) -> str:

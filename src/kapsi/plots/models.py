@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kapsi.errors import DataError, check_integer
+from kapsi.errors import DataError, check_integer, refuse
 from kapsi.interpret.effect import Effect
 from kapsi.interpret.importance import Importance, PairEffect
 from kapsi.plots.arguments import (
@@ -168,10 +168,15 @@ def importances(shown: Sequence[Importance], ax: Axes | None = None, *, most: in
         shown: importances of `kp.interpret.importances`.
         ax: axes to draw on; None for a new figure.
         most: maximum number of columns.
+
+    Raises:
+        DataError: no importances, or values of another kind.
     """
     most = check_integer("importances(most)", most, 1, error=DataError)
     wanted = "importances of columns, such as kp.interpret.importances(model, x)"
     bars = check_kinds("importances", shown, Importance, wanted)[:most][::-1]
+    if not bars:
+        refuse("importances", wanted, shown, DataError)
 
     def draw(axes: Any) -> None:
         axes.barh([_plain(one.column) for one in bars], [one.share for one in bars], color=ACCENT, height=0.6)

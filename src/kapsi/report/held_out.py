@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kapsi.data.tabular.dates import date_text
 from kapsi.data.tabular.types import Ints
 from kapsi.html import Markup, data_table, joined, tag
 from kapsi.plots.curves import above_thresholds, average_precision, reliability, roc_area
@@ -185,5 +186,5 @@ def _value(column: Any, place: int) -> str:
     if column.kind == "image":
         return "(image)"
     if column.kind == "date":
-        return str(np.datetime64(int(value), "s"))
+        return date_text(float(value))
     return short(str(value), LONGEST_VALUE) if column.kind == "text" else figure(float(value))

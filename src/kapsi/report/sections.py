@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kapsi.data.tabular.dates import date_text
 from kapsi.html import Markup, data_table, tag
 from kapsi.interpret.graphs import DependencyGraph, as_svg
 from kapsi.report.charts import (
@@ -126,7 +127,7 @@ def care(facts: Facts) -> Markup:
     notes = [str(note) for note in facts.manifest.get("notes", ())] + facts.notes
     scored = facts.manifest.get("scored_rows", 0)
     if 0 < scored < 100:
-        notes.append(f"The scores are of {scored} rows only: expect other rows to differ.")
+        notes.append(f"The scores are from only {scored} rows, and will differ on other rows.")
     if facts.labels:
         counts = np.bincount(facts.predictions.y, minlength=len(facts.labels))
         rare = int(counts.argmin())
@@ -203,8 +204,9 @@ def effect_section(facts: Facts) -> Markup:
     names = f" of the class {facts.labels[1]}" if len(facts.labels) == 2 else ""
     lead = (
         f"How the prediction changes with each column, in {unit}{names}, with mean 0. "
-        "Bars show the density of the rows, bands the uncertainty of the rows (bootstrap, 90 %). "
-        "“exact”: the model is a sum of this curve and a function of the other columns."
+        "Bars show the density of the rows, bands the uncertainty by the choice of the rows (bootstrap, 90 %). "
+        "“exact”: the model is the sum of this curve and a function of the other columns. “on average”: the effect of the "
+        "column depends on other columns."
     )
     several = _legend(outputs) if len(outputs) > 1 else Markup("")
     few = counted(len(flat), "column")
@@ -318,8 +320,9 @@ def column_section(facts: Facts) -> Markup:
                 values = "images"
             elif column.kind == "text":
                 values = f"{len(column.coded()[1]):,} distinct"
-            elif column.kind != "date" and not column.missing.all():
-                values = f"{figure(float(np.nanmin(column.numbers)))} to {figure(float(np.nanmax(column.numbers)))}"
+            elif not column.missing.all():
+                shown = date_text if column.kind == "date" else figure
+                values = " to ".join(shown(float(end(column.numbers))) for end in (np.nanmin, np.nanmax))
         unit = getattr(encoder, "unit", "")
         rows.append((encoder.name, kinds.get(encoder.wanted, encoder.wanted), unit, values, lost))
     header = ("column", "kind", "unit", "values of kept rows", "missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,16 @@ def _amount(parts: Any, name: str) -> Floats:
         return np.full(len(parts), np.nan)
     text = pc.replace_substring(pc.fill_null(pc.struct_field(parts, name), ""), ",", ".")
     return to_floats(pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text))
+
+
+def date_text(seconds: float) -> str:
+    """Return seconds since 1970 as a date, with the time if it is not midnight.
+
+    Example:
+        >>> date_text(86400.0), date_text(90.0)
+        ('1970-01-02', '1970-01-01T00:01:30')
+    """
+    return str(np.datetime64(math.floor(seconds), "s")).removesuffix("T00:00:00")
 
 
 def read_dates(strings: Any, before: str = "") -> tuple[Floats, str, bool]:
