@@ -138,7 +138,9 @@ def page(records: Sequence[Record]) -> str:
     """Return the page of the results."""
     tables = sorted({record["table"] for record in records})
     by_table = {name: [record for record in records if record["table"] == name] for name in tables}
-    regressions = [name for name in tables if not any({"accuracy", "calibration"} & set(record) for record in by_table[name])]
+    regressions = [
+        name for name in tables if not any({"accuracy", "calibration"} & set(record) for record in by_table[name])
+    ]
     classes = [name for name in tables if name not in regressions]
     lines = [
         "# Intervals",

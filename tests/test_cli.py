@@ -233,7 +233,9 @@ def test_specification_files(good, table, suffix):
     first, second = model["layers"][0]["heads"]
     assert first["expansion"]["intervals"] == 6
     assert second["reconciliation"] == {"kind": "low_rank", "rank": 3}
-    assert good("info", "run").count("layers.0.heads.1") == 2
+    shown = good("info", "run")
+    assert shown.count("layers.0.heads.1") == 2
+    assert re.search(r"scores of kapsi +(accuracy|r2) -?\d\.\d{4}, (log loss|rmse) \d\.\d{4}\n", shown)
 
 
 def test_a_run_is_replaced_only_when_asked(good, bad):
