@@ -80,7 +80,7 @@ def test_two_layers_and_two_heads() -> None:
 
 
 def test_a_function_without_closed_form_is_named() -> None:
-    with pytest.raises(FormulaError, match="PairSplines has no closed form"):
+    with pytest.raises(FormulaError, match="pair_splines has no closed form"):
         formula(kp.Model(kp.rpn([3, 1], kp.expansion.PairSplines()), seed=0))
 
 

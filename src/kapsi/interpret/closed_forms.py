@@ -53,7 +53,7 @@ def _of_model(model: Model, inputs: Array) -> Array:
             inputs = inputs / len(outputs) if isinstance(fusion, Mean) and len(outputs) > 1 else inputs
         else:
             fused = functools.partial(_fused, layer, len(outputs))
-            inputs = traced(fused, np.concatenate(outputs), type(fusion).__name__)
+            inputs = traced(fused, np.concatenate(outputs), fusion.name)
         for step, process in zip(layer.output, layer.spec.output, strict=True):
             inputs = traced(step, inputs, process.name)
     return inputs
@@ -68,14 +68,14 @@ def _of_head(head: Head, inputs: Array) -> Array:
     """Return the outputs of a head."""
     spec, owner = head.spec, head._owner[0] if head._owner else head
     if not isinstance(spec.fusion, Sum):
-        raise FormulaError(f"formula: channels fused by {type(spec.fusion).__name__} have no closed form")
+        raise FormulaError(f"formula: channels fused by {spec.fusion.name} have no closed form")
     weights = (
         head.weights().dense().sum(0) if spec.channels > 1 else head.weights().dense().reshape(head.out_features, -1)
     )
     matrix = weights.numpy()
     if matrix.size > MOST_WEIGHTS:
         raise FormulaError(
-            f"formula: {type(spec.expansion).__name__} has {matrix.size:,} weights, at most {MOST_WEIGHTS:,} make a formula"
+            f"formula: {spec.expansion.name} has {matrix.size:,} weights, at most {MOST_WEIGHTS:,} make a formula"
         )
     x = inputs
     for step, process in zip(owner.before, spec.before, strict=True):
@@ -88,7 +88,7 @@ def _of_head(head: Head, inputs: Array) -> Array:
     else:
         outputs = contracted(spec.expansion, x, owner.kappa, matrix)
     if not isinstance(spec.remainder, ZeroRemainder):
-        outputs = outputs + traced(head.remainder, inputs, type(spec.remainder).__name__)
+        outputs = outputs + traced(head.remainder, inputs, spec.remainder.name)
     if head.bias is not None:
         outputs = outputs + np.array([sympy.Float(b) for b in head.bias.tolist()], dtype=object)
     return outputs
@@ -131,7 +131,7 @@ def contracted(expansion: Expansion, x: Array, tensors: Any, matrix: Any) -> Arr
         return np.array([sympy.Add(*_splines(expansion, x, tensors, row)) for row in matrix], dtype=object)
     if isinstance(expansion, TreeLeaves):
         return _trees(expansion, x, tensors, matrix)
-    columns = traced(lambda t: expansion(t, tensors).dense(), x, type(expansion).__name__)
+    columns = traced(lambda t: expansion(t, tensors).dense(), x, expansion.name)
     return _product(matrix, columns)
 
 
