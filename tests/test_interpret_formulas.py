@@ -14,10 +14,11 @@ import kapsi as kp
 from kapsi.clock import Stopwatch
 from kapsi.data.problems import problem
 from kapsi.data.tabular import write_table
+from kapsi.data.tabular.dates import date_text
 from kapsi.errors import FormulaError
 from kapsi.interpret import formula, short_formulas
 from kapsi.interpret.expressions import complexity, evaluate, slope
-from kapsi.interpret.formulas import ModelFormula, _day, _listed
+from kapsi.interpret.formulas import ModelFormula, _listed
 from kapsi.interpret.pareto import FormulaRow, _undominated
 from kapsi.interpret.search import search_formula
 from kapsi.interpret.search.constants import Fit, SearchRows, description_length, fit, simple_numbers
@@ -406,7 +407,7 @@ def test_a_formula_with_a_better_one_of_less_complexity_is_left_out() -> None:
 
 
 def test_ranges_of_dates_are_dates_and_long_lists_are_cut() -> None:
-    assert [_day(seconds) for seconds in (1579910400.0, 1579910460.0)] == ["2020-01-25", "2020-01-25T00:01:00"]
+    assert [date_text(seconds) for seconds in (1579910400.0, 1579910460.0)] == ["2020-01-25", "2020-01-25T00:01:00"]
     assert _listed(["a"] * 13) == ", ".join("a" * 13)
     assert _listed(["a"] * 20) == f"{', '.join('a' * 12)}, and of 8 others"
 
