@@ -18,6 +18,7 @@ import pytest
 from kapsi.cli import app as application
 from kapsi.cli import common, main
 from kapsi.cli.app import COMMANDS
+from kapsi.cli.common import run_data
 from kapsi.data.tabular import write_table
 
 QUICK = ("--head", "linear", "--folds", "2")
@@ -226,6 +227,12 @@ def test_each_command_with_json_writes_one_object(good) -> None:
     assert all(case["within"] for case in cases)
     runs = json.loads(good("runs", "list", ".", "--json"))["runs"]
     assert [run["run"] for run in runs] == ["r"]
+
+
+def test_a_single_split_has_no_deviation_in_json() -> None:
+    scores = {"kapsi": {"r2": 0.5, "r2 std": 0.0}}
+    assert run_data("r", {"scores": scores, "folds": None})["scores"] == {"kapsi": {"r2": 0.5}}
+    assert run_data("r", {"scores": scores, "folds": 2})["scores"] == scores
 
 
 def test_json_and_predictions_do_not_share_the_output(good, bad) -> None:

@@ -7,6 +7,8 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,7 @@ import kapsi as kp
 from kapsi.cli import common, main
 from kapsi.data.tabular import Column, TargetScale, write_table
 from kapsi.recipes import Conformal, Quantiles, RecipeData
-from kapsi.tables.intervals import group_names
+from kapsi.tables.intervals import Decisions, decided, group_names, known_intervals
 from kapsi.training.run_folder import _fingerprint
 
 
@@ -382,7 +384,7 @@ def test_the_classifier_decides_by_costs_and_recall() -> None:
     new, truth = noisy(4000, 1)
     positive = classifier.predict_proba(new)[:, 1]
     assert (classifier.decide(new, costs={True: 4}) == (4 * positive > 1 - positive)).all()
-    found = classifier.decide(new, costs={False: 2}, recall=(np.True_, 0.95))
+    found = classifier.decide(new, recall=(np.True_, 0.95))
     assert abs(found[truth > 0].mean() - 0.95) < 0.03
     for options, message in (
         ({"recall": 0.9}, "recall=0.9: expected a label and a share"),
@@ -390,8 +392,33 @@ def test_the_classifier_decides_by_costs_and_recall() -> None:
         ({"costs": {True: "2"}}, "label True: expected a number, got '2'"),
         ({"costs": {True: 10**400}}, "label True: expected a number, got 1000"),
         ({"costs": {"yes": 2}}, "cost 'yes': there is no such class; there are false, true"),
+        (
+            {"costs": {False: 2}, "recall": (True, 0.9)},
+            "recall true=0.9: its threshold decides on 'true', where a cost has",
+        ),
     ):
         with pytest.raises(kp.SpecError, match=message):
             classifier.decide(new, **options)
     with pytest.raises(kp.SpecError, match="set intervals=True, and fit again"):
         kp.RPNClassifier(heads=["linear"]).fit(x, y > 0).decide(new, recall=(True, 0.9))
+
+
+def test_costs_beside_a_recall_decide_among_the_other_classes() -> None:
+    outputs = np.array([[0.3, 0.35, 0.35], [0.1, 0.4, 0.5], [0.2, 0.6, 0.2]])
+    known = SimpleNamespace(conformal=SimpleNamespace(threshold=lambda code, share: 0.45))
+
+    def codes(labels: str, **decisions: Any) -> list[int]:
+        return decided(labels.split(), outputs, Decisions(**decisions), lambda: known).tolist()  # type: ignore[arg-type, return-value]
+
+    assert codes("a b c", recall=("c", 0.9)) == [1, 2, 1]
+    assert codes("a b c", recall=("c", 0.9), costs=(("a", 2.0),)) == [0, 2, 1]
+    with pytest.raises(kp.SpecError, match=r"recall c=0\.9: its threshold decides on 'c', where a cost has no effect"):
+        codes("a b c", recall=("c", 0.9), costs=(("c", 2.0),))
+
+
+def test_classes_that_are_flags_are_named_in_any_case() -> None:
+    outputs = np.array([[0.6, 0.4]])
+    for label in ("true", "True", "TRUE"):
+        assert decided(["false", "true"], outputs, Decisions(costs=((label, 2.0),)), known_intervals).tolist() == [1]
+    with pytest.raises(kp.SpecError, match="cost 'Yes': there is no such class; there are no, yes"):
+        decided(["no", "yes"], outputs, Decisions(costs=(("Yes", 2.0),)), known_intervals)

@@ -181,6 +181,11 @@ def test_failed_trials_have_reasons(optuna, monkeypatch) -> None:
         (("--inner-folds", "1"), "kapsi: --inner-folds 1: must be at least 2\n"),
         (("--storage", "none://x"), "kapsi: --storage none://x: cannot be opened: "),
         (("--storage", "none://user:secret@x"), "kapsi: --storage none://user:***@x: cannot be opened: "),
+        (("--only-trials",), "kapsi: --only-trials: needs --storage, where another process finds the trials"),
+        (
+            ("--storage", "t.csv"),
+            "kapsi: --storage t.csv: cannot be opened: the file is not one of trials; give a file",
+        ),
         (("--storage", "/dev/full"), "kapsi: --storage /dev/full: cannot be opened: is not a regular file"),
         (("--output", "t.csv"), "not a folder, never replaced"),
         (("--target", "z"), "kapsi: t.csv: "),
@@ -190,7 +195,7 @@ def test_refused(optuna, kapsi, options, said) -> None:
     code, out, err = kapsi("tune", "t.csv", *(() if "--target" in options else ("--target", "y")), *options)
     assert (code, out) == (2, "")
     assert said in err.splitlines(keepends=True)[-1]
-    assert len([line for line in err.splitlines() if not line.startswith("note: ")]) == 1
+    assert len([line for line in err.splitlines() if not line.startswith("note: ") or " trial" in line]) == 1
     assert os.listdir() == ["t.csv"]
 
 

@@ -211,8 +211,15 @@ def machine_line(task: str, scores: list[Scores], rows: str) -> str:
 
 
 def run_data(path: str | Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a run for JSON: its path and run.json without the list of files."""
-    return {"run": str(path), **{k: v for k, v in manifest.items() if k not in ("format", "format_version", "files")}}
+    """Return the facts of a run for JSON: its path and run.json without the list of files, and deviations of folds only."""
+    facts = {name: value for name, value in manifest.items() if name not in ("format", "format_version", "files")}
+    if not facts.get("folds"):
+        facts["scores"] = {
+            model: {name: value for name, value in part.items() if not name.endswith(" std")}
+            for model, part in facts.get("scores", {}).items()
+            if isinstance(part, dict)
+        }
+    return {"run": str(path), **facts}
 
 
 def show_complete(path: Path, manifest: dict[str, Any], task: str, json: bool = False) -> None:

@@ -25,7 +25,15 @@ def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
     if json:
         data = plan._asdict() | {"columns": [column._asdict() for column in plan.columns]}
         data["recipe"] = None if plan.recipe is None else plan.recipe._asdict()
-        show_json({"table": problem.name, "target": problem.target, "task": problem.task, **data})
+        show_json(
+            {
+                "table": problem.name,
+                "target": problem.target,
+                "task": problem.task,
+                "table_rows": len(problem.y),
+                **data,
+            }
+        )
         return
     rows = [("column", "encoded as", "inputs", "missing")]
     rows += [(c.name, c.kind, f"{c.inputs:,}", f"{c.missing:,}") for c in plan.columns[:MOST_COLUMNS]]

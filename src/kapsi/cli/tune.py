@@ -96,6 +96,8 @@ def tune(
     options = {**locals(), **of_reading}
     if open_ and (no_report or only_trials):
         raise SpecError(f"--open: needs the report; leave {'--no-report' if no_report else '--only-trials'} out")
+    if only_trials and storage is None:
+        raise SpecError("--only-trials: needs --storage, where another process finds the trials")
     from kapsi.recipes import Auto
     from kapsi.tables import TableConfig, TuneConfig, tune_problem
 
@@ -122,7 +124,6 @@ def tune(
     if storage is None:
         study = TuneConfig(trials, timeout, inner_folds, str(place))
         check_place(place, repr(str(output or place.parent)), "give another --output")
-    begin(f"{counted(trials, 'trial')} on {counted(len(problem.y), 'row')} of {problem.name}")
     finished: list[int] = []
     with _resumable(place, storage is None, finished):
         report = tune_problem(
@@ -132,6 +133,7 @@ def tune(
             output,
             overwrite=overwrite,
             refit=not only_trials,
+            on_begin=lambda: begin(f"{counted(trials, 'trial')} on {counted(len(problem.y), 'row')} of {problem.name}"),
             on_trial=lambda row, count: _show_trial(row, count, finished),
         )
     page = None if report.report is None else fit_page(report.report.path, no_report=no_report, open_=open_)

@@ -341,6 +341,8 @@ def decided(
     """
 
     def code(label: str, option: str) -> int:
+        if label not in labels and label.lower() in labels and {*labels} == {"false", "true"}:
+            label = label.lower()  # True in Python, TRUE in a table
         if label not in labels:
             raise SpecError(f"{option} {label!r}: there is no such class; there are {', '.join(labels[:10])}")
         return labels.index(label)
@@ -356,6 +358,11 @@ def decided(
         if not 0 < share < 1:
             raise SpecError(f"recall {label}={share:g}: expected a share above 0 and below 1")
         place = code(label, "recall")
+        if costs[place] != 1 or (len(labels) == 2 and (costs != 1).any()):
+            raise SpecError(
+                f"recall {label}={share:g}: its threshold decides on {label!r}, where a cost has no effect; "
+                "leave the cost or the recall out"
+            )
         threshold = known().conformal.threshold(place, share)
         others = np.where(np.arange(len(labels)) == place, -1.0, outputs * costs).argmax(1)
         chosen = np.where(outputs[:, place] >= threshold - 1e-12, place, others)

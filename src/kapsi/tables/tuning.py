@@ -170,6 +170,7 @@ def tune_problem(
     *,
     overwrite: bool = False,
     refit: bool = True,
+    on_begin: Callable[[], None] = lambda: None,
     on_trial: Callable[[TrialRow | None, int], None] | None = None,
 ) -> TuneReport:
     """Tune a model of the features and target of a table, as `tune`.
@@ -180,6 +181,7 @@ def tune_problem(
         study: trials, time and place.
         output, overwrite: see `tune`.
         refit: fit the best configuration; False runs trials only, for a study completed by another process.
+        on_begin: called before the first trial, after all checks.
         on_trial: called after each trial with its row, None for a trial given up, and the number of finished trials.
 
     Raises:
@@ -190,6 +192,7 @@ def tune_problem(
     if refit and output is not None:
         check_new(output, overwrite=overwrite)
     tuner = _Tuner(problem, config, study)
+    on_begin()
     tuner.run(on_trial)
     best, front = tuner.best(), tuner.front()
     summary = {"trials": tuner.counts(), "best": best.number, "front": [finite(row._asdict()) for row in front]}
@@ -490,6 +493,8 @@ def _study(name: str, config: TuneConfig) -> Any:
             return optuna.create_study(storage=storage, study_name=name, pruner=pruner, load_if_exists=True)
         except Exception as error:  # of many drivers
             reason = one_line(error).partition(" (Background")[0]
+            if isinstance(error, ValueError | KeyError) and "://" not in str(config.storage):
+                reason = "the file is not one of trials"
             example = "give a file, or a URL such as sqlite:///study.db"
             raise SpecError(f"TuneConfig(storage=…): cannot be opened: {reason}; {example}") from error
 
