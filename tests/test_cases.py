@@ -347,7 +347,7 @@ def test_compact_dates_have_a_note_and_an_option(run):
 
 def test_a_row_of_totals_is_refused(run):
     put("t.csv", text(a=A, b=B, y=Y) + f"Total,,{Y.sum()}\n")
-    message = "row 121, the last one, has the sums of the rows above it ('y'); remove the row"
+    message = "row 121 ('Total') summarizes the other rows ('y'); remove the row"
     assert message in run("fit", "t.csv", "--target", "y", "--output", "r")[2]
 
 
@@ -357,7 +357,7 @@ def test_predictions_outside_of_several_targets_are_counted_and_marked(run):
     put("n.csv", f"a\n20\n{A.max() + 5}\n")
     _, out, err = run("predict", "r", "n.csv", "--output", "-", "--outside")
     assert [row["prediction_outside"] for row in csv.DictReader(io.StringIO(out))] == ["false", "true"]
-    assert re.search(r"1 of 2 predictions is outside .* targets, [\d.]+ to [\d.]+, -[\d.]+ to -[\d.]+\n", err)
+    assert re.search(r"1 of 2 predictions is outside .* targets, 'y': [\d.]+ to [\d.]+, 'z': -[\d.]+ to -[\d.]+\n", err)
 
 
 def test_the_examples_of_the_documentation_run_as_written(run):

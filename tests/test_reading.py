@@ -68,6 +68,43 @@ CASES = {
         {},
         "'0000-00-00' (row 2)",
     ),
+    "`9:30 a.m.`, `9:30 P.M.`": (
+        csv_of(a=["9:30 a.m.", "9:30 P.M.", "12:00 a.m."], y=Y[:3]),
+        {},
+        [34200.0, 77400.0, 0.0],
+    ),
+    "times with the name of a zone, such as `EST` or `Europe/Berlin`": (
+        csv_of(a=["2024-01-02 10:00 EST", "2024-01-03 11:00 EST", "2024-01-04 11:00 EST"], y=Y[:3]),
+        {},
+        "'2024-01-02 10:00 EST' has a time zone by name, which may have several meanings; write the offset from UTC",
+    ),
+    "digits of other scripts, such as `١٢٫٥` and `１２．５`": (
+        csv_of(a=["١٢٫٥", "１２．５", "7"], y=Y[:3]),
+        {},
+        [12.5, 12.5, 7.0],
+    ),
+    "`20 ‰`": (csv_of(a=["20 ‰", "5‰", "1.5 ‰"], y=Y[:3]), {}, [20.0, 5.0, 1.5]),
+    "`50.00 CR` beside `20.00 DR`": (
+        csv_of(a=["50.00 CR", "20.00 DR", "7.00 DR"], y=Y[:3]),
+        {},
+        "are credits, debits or plain amounts; write them with the sign of their effect, such as -50.00",
+    ),
+    "one `2` among `true` and `false`": (
+        csv_of(a=["true", "false"] * 19 + ["2", "0"], y=Y),
+        {},
+        "39 of 40 values are true or false; not: '2' (row 39)",
+    ),
+    "the output of psql or mysql, with ruled lines": (
+        " a | y\n---+---\n 1 | 2\n 3 | 4\n(2 rows)\n",
+        {},
+        "line 2 is a ruled line, as databases print tables; export it as CSV (psql --csv, mysql --batch)",
+    ),
+    "the LIBSVM format (`1 1:0.5 3:2`), ARFF": ("1 1:0.5 3:2\n0 2:1.5\n", {}, "the content is in the LIBSVM format"),
+    "EBCDIC": (
+        csv_of(a=X, y=Y).encode("cp037"),
+        {},
+        "the text is in EBCDIC, as of a mainframe; --encoding cp037 reads it",
+    ),
     '`sep=;` in the first line (Excel), `="12.5"`': (
         'sep=;\na;y\n="12.5";1\n="1.25";2\n',
         {},
@@ -188,7 +225,7 @@ CASES = {
         "'2024-01-02T10:00:00+02:00' has a time zone, and '2024-01-03T10:00:00' has none",
     ),
     "`14:30 pm` among times": (csv_of(a=["2:30 pm", "3:30 pm", "14:30 pm"], y=Y[:3]), {}, "'14:30 pm' (row 3)"),
-    "lines that repeat the header": (
+    "lines that repeat the header, in any case": (
         csv_of(a=with_word("a", 7), y=Y),
         {},
         "39 of 40 values are numbers; not: 'a' (row 7); remove the lines that repeat the header",
@@ -247,7 +284,8 @@ OTHER = {
     "lists, structs and binary columns of Parquet",
     "repeated names of columns",
     '`"12.5"` as text in Parquet',
-    "a last row of totals",
+    "rows of totals or means at the beginning or the end",
+    "an archive that is damaged or cut off",
     "`12KB`, `[1.5 2]`, `2 days 1h`, `20,-` and other quantities",
     "`5 mg`, `10 mg`, … (3 to 20 distinct, one unit)",
     "times with a zone (an offset, `Z`, a zone of Parquet) where the fit had times without, and vice versa",
@@ -587,7 +625,9 @@ def test_units_beside_a_part_of_the_numbers(tmp_path) -> None:
 def test_times_of_two_parts_are_read_alike_in_all_tables(tmp_path) -> None:
     run = fitted(tmp_path, a=[f"{i}:30" for i in range(40)], y=[i + 0.5 for i in range(40)])
     assert run.predict({"a": ["20:30", "35:30"]}) == pytest.approx([20.5, 35.5], abs=0.1)
-    with pytest.raises(TableError, match="has durations, and the table of the fit has times such as 19:30"):
+    with pytest.raises(
+        TableError, match="has durations such as '25:20:30', and the table of the fit has times without seconds"
+    ):
         run.predict({"a": ["25:20:30"] * 2})
 
 
@@ -597,7 +637,9 @@ def test_times_with_and_without_seconds_are_never_mixed(tmp_path, first, then) -
     with pytest.raises(TableError, match="'19:30' may be hours and minutes or minutes and seconds; write 19:30:00 or"):
         all_used(tmp_path, csv_of(a=[first, then], y=Y[:2]), {})
     fitted, new = (column(read(tmp_path, csv_of(a=[word] * 2, y=Y[:2]))) for word in (first, then))
-    with pytest.raises(TableError, match=r"has times such as .*; write the times of both tables in one way"):
+    with pytest.raises(
+        TableError, match=r"has times with(out)? seconds such as .*; write the times of both tables in one way"
+    ):
         to_unit(new, fitted.unit, "a", "n.csv")
     noon = column(read(tmp_path, csv_of(a=["2:30 pm", first], y=Y[:2])))
     assert to_unit(new, noon.unit, "a", "n.csv") == (1.0, "")
@@ -651,9 +693,47 @@ def test_words_for_missing_values_leave_one_class(tmp_path) -> None:
 def test_a_last_row_of_totals_is_refused(tmp_path, name) -> None:
     group, numbers = ["u", "v"] * 10, [f"{i * i % 17 + 0.25}" for i in range(20)]
     total = str(sum(map(float, numbers)))
-    with pytest.raises(TableError, match=r"row 21, the last one, has the sums of the rows above it \('b', 'y'\)"):
+    how = r"\('Total'\) summarizes the other rows" if name else "has the sums of the rows above it"
+    with pytest.raises(TableError, match=rf"row 21 {how} \('b', 'y'\); remove the row, or --numeric 'b' keeps it"):
         used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, total], y=[*numbers, total])))
     assert used(read(tmp_path, csv_of(a=[*group, name], b=[*numbers, "9"], y=[*numbers, "9"]))).y[-1] == 9
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("name", "statistic"), [("MEAN", np.mean), ("Grand total:", np.sum)])
+def test_named_summaries_are_refused_at_both_ends(tmp_path, name, statistic, first) -> None:
+    numbers = [f"{i * i % 17 + 0.25}" for i in range(20)]
+    value = f"{statistic(np.array(numbers, float)):.3f}"
+
+    def ends(values: list[str], end: str) -> list[str]:
+        return [end, *values] if first else [*values, end]
+
+    names, row = [f"n{i}" for i in range(20)], 1 if first else 21
+    summarized = csv_of(a=ends(names, name), b=ends(numbers, value), y=ends(numbers, value))
+    with pytest.raises(TableError, match=re.escape(f"row {row} ('{name}') summarizes the other rows ('b', 'y')")):
+        used(read(tmp_path, summarized))
+    other = used(read(tmp_path, csv_of(a=ends(names, name), b=ends(numbers, "99"), y=ends(numbers, "-7"))))
+    assert f"row {row} is called '{name}'; remove it if it summarizes other rows" in other.notes
+
+
+@pytest.mark.parametrize("word", ["Total", "Mean Green"])
+def test_categories_and_names_are_no_summaries(tmp_path, word) -> None:
+    names = ["Total", "North"] * 10 if word == "Total" else [*(f"n{i}" for i in range(19)), word]
+    assert not [note for note in used(read(tmp_path, csv_of(a=names, b=X[:20], y=Y[:20]))).notes if "summar" in note]
+
+
+@pytest.mark.parametrize("suffix", [".csv.gz", ".csv.zst", ".zip"])
+def test_damaged_archives_have_a_remedy(tmp_path, suffix) -> None:
+    content, name = csv_of(a=X * 50, y=Y * 50).encode(), f"t{suffix}"
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("t.csv", content)
+    whole = {
+        ".csv.gz": gzip.compress(content),
+        ".csv.zst": pa.compress(content, codec="zstd", asbytes=True),
+        ".zip": (tmp_path / "t.zip").read_bytes(),
+    }[suffix]
+    with pytest.raises(TableError, match=r"is damaged or cut off \(.*\); download or compress it again"):
+        all_used(tmp_path, whole[: len(whole) // 2], {"name": name})
 
 
 def test_a_last_row_that_looks_like_totals_is_kept_on_request(tmp_path) -> None:
@@ -762,8 +842,16 @@ def test_dates_of_earlier_files_take_any_zone(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("first", "then", "message"),
     [
-        (["36:10:05", "40:00:00"], "2:30 pm", "has times of the day, and the table of the fit has durations; write"),
-        (["2:30 pm", "4:30 am"], "36:10:05", "has durations, and the table of the fit has times of the day; write"),
+        (
+            ["36:10:05", "40:00:00"],
+            "2:30 pm",
+            "has times of the day such as '2:30 pm', and the table of the fit has durations; write",
+        ),
+        (
+            ["2:30 pm", "4:30 am"],
+            "36:10:05",
+            "has durations such as '36:10:05', and the table of the fit has times of the day; write",
+        ),
         (["36:10:05", "40:00:00"], "1:20:30", ""),
         (["2:30 pm", "4:30 am"], "1:20:30", ""),
         (["P1D", "PT1H"], "36:10:05", ""),

@@ -62,7 +62,7 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
     at_once = getattr(sys.modules[command.__module__], "at_once", None)
 
     @functools.wraps(command)
-    def loaded(*arguments: Any, config: str | None = None, **options: Any) -> None:
+    def loaded(*arguments: Any, context: typer.Context, config: str | None = None, **options: Any) -> None:
         if at_once is not None and (first := at_once(**options)):
             begin(first)
         first_command = "torch" not in sys.modules
@@ -74,12 +74,20 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except SpecError as error:
-            raise type(error)(as_option(str(error), options)) from error
+            raise type(error)(as_option(str(error), options, functools.partial(_place, context))) from error
 
     signature = inspect.signature(command, eval_str=True)
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Config)
-    loaded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), config])  # type: ignore[attr-defined]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    loaded.__signature__ = signature.replace(parameters=[*signature.parameters.values(), config, context])  # type: ignore[attr-defined]
     return loaded
+
+
+def _place(context: typer.Context, name: str) -> str:
+    """Return where the value of an option is from: empty for the command line, ` in ` and the file of --config or the variable."""
+    source = getattr(context.get_parameter_source(name), "name", "")
+    variable = next((str(p.envvar) for p in context.command.params if p.name == name), "")
+    return {"DEFAULT_MAP": f" in {context.meta.get(FILE)}", "ENVIRONMENT": f" in {variable}"}.get(source, "")
 
 
 COMMANDS = _register()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -40,12 +40,13 @@ PLACE = re.compile(r"[A-Z]\w*(?:\.(\w+)(?:\[(\d+)\])?|\((\w+)=[^()]*\)): (.*)")
 """TableConfig(folds=1): …, Auto.heads[1]: …"""
 
 
-def as_option(message: str, given: Mapping[str, Any]) -> str:
+def as_option(message: str, given: Mapping[str, Any], place: Callable[[str], str] = lambda name: "") -> str:
     """Return a message about the argument of a class with the option of the command line in its place, if there is one.
 
     Args:
         message: the message of an error.
         given: values of the options by the names of their parameters; None for options left out.
+        place: returns the place of an option outside of the command line, ` in FILE`, by the name of the parameter.
 
     Example:
         >>> as_option("TableConfig(folds=1): folds must be at least 2", {"folds": 1})
@@ -64,7 +65,7 @@ def as_option(message: str, given: Mapping[str, Any]) -> str:
     if isinstance(value, list | tuple):
         value = value[int(found[2])] if found[2] else ""
     shown = re.sub(r"(://[^/@\s:]*):[^/@\s]*@", r"\1:***@", str(value))  # the password of a database
-    option = f"--{name.replace('_', '-')} {shown}".rstrip()
+    option = f"--{name.replace('_', '-')} {shown}".rstrip() + place(name)
     return f"{option}: {found[4].removeprefix(f'{argument} ')}"
 
 

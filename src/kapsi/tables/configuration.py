@@ -191,8 +191,11 @@ def resolve_run(problem: TableProblem, config: RunConfig) -> RunConfig:
     training = config.training
     classes = problem.classes is not None
     check_loss(problem, training.loss)
-    for metric in config.table.metrics:
-        metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
+    for i, metric in enumerate(config.table.metrics):
+        try:
+            metric.check_loss(CrossEntropy() if classes else MSE(), outputs)
+        except SpecError as error:
+            raise SpecError(f"TableConfig.metrics[{i}]: {str(error).removeprefix('metrics: ')}") from None
     if config.recipe is not None:
         return RunConfig(table, None, training, config.recipe)
     width = len(problem.preprocessing.names())

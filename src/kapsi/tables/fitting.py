@@ -396,10 +396,11 @@ def _notes_on_scores(
 ) -> list[str]:
     """Return notes on better baselines, and on held-out rows without R², out of range, or with unseen values."""
     notes = better_baselines(scores, problem.task)
+    targets = problem.target if isinstance(problem.target, tuple) else (problem.target,)
     for name, _, test in parts if problem.task == "regression" else ():
         if len(test):
             where = f"held-out rows of {name}" if len(parts) > 1 else "validation rows"
-            notes += notes_on_scores(problem.y[test], where, metrics)
+            notes += notes_on_scores(problem.y[test], where, metrics, targets)
     if len(parts) == 1 and fitted.model.ranges is not None:
         notes += fitted.model.ranges.shifted(problem.features, parts[0][2])
     if problem.held is None:

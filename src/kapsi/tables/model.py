@@ -23,7 +23,7 @@ from kapsi.data.tabular import (
     target_of,
 )
 from kapsi.data.tabular.roles import weights_of
-from kapsi.data.tabular.types import label_text
+from kapsi.data.tabular.types import label_text, short
 from kapsi.data.tabular.units import shared_unit
 from kapsi.errors import ScaleWarning, TableError
 from kapsi.modules import Model
@@ -162,7 +162,7 @@ class TableModel:
             TableError: columns are missing or have another type than in training.
         """
         features, notes = self.preprocessing.check(table)
-        tally = Tally(self.ranges)
+        tally = Tally(self.ranges, targets=self.targets)
         return self._predicted(features, tally, None, flags=False), condensed([*notes, *table.notes, *tally.notes()])
 
     def predict_file(
@@ -193,7 +193,7 @@ class TableModel:
         """
         if len(set(keep)) < len(keep):
             raise TableError(f"--keep: a column is named twice, {', '.join(keep)}")
-        tally = Tally(self.ranges)
+        tally = Tally(self.ranges, targets=self.targets)
         notes: list[str] = []
         kinds, categories = self.preprocessing.kinds(), self.preprocessing.categories()
         for batch in read_batches(path, self.reading, kinds, keep, self.decimal, categories):
@@ -239,20 +239,22 @@ class TableModel:
         y = target_of(table, self.target, self.task, self.classes, self.units, units)
         known = y >= 0 if self.task == "classification" else ~np.isnan(y.reshape(len(y), -1)).any(1)
         if not known.any():
-            raise TableError(f"{table.name}: the target {self.target!r} is missing in every row; no row can be scored")
+            raise TableError(
+                f"{table.name}: the target {short(self.target)} is missing in every row; no row can be scored"
+            )
         others = (*self.targets, self.weight)
         rest = Table(table.name, {name: c for name, c in table.columns.items() if name not in others})
         features, notes = self.preprocessing.check(rest)
         notes += [note for column in self.preprocessing.images for note in features.columns[column.name].notes]
         if not known.all():
-            notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {self.target!r}")
+            notes.append(f"ignored {int((~known).sum())} of {len(y)} rows without a target {short(self.target)}")
         rows = np.flatnonzero(known)
         name = self.weight if self.weight in table.columns else None
         if self.weight is not None:
             text = "the rows count as its weights" if name else "without it, all rows count the same"
             notes.append(f"the model was fitted with the weights {self.weight!r}: {text}")
         if self.task == "regression":
-            notes += notes_on_scores(y[rows], "scored rows")
+            notes += notes_on_scores(y[rows], "scored rows", targets=self.targets)
         scores = scores_of(self.outputs(features, rows), y[rows], weights_of(table, name, rows))
         return scores, len(rows), condensed([*table.notes, *units, *notes])
 

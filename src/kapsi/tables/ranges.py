@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kapsi.data.tabular import Table, Unseen, unseen_notes
+from kapsi.data.tabular.types import short
 from kapsi.errors import TableError, shown
 from kapsi.text import counted
 
@@ -95,7 +96,7 @@ class Ranges:
         counts = {name: int(mask.sum()) for name, mask in masks.items() if mask.sum() > 3 + 0.1 * len(rows)}
         if not counts:
             return []
-        named = ", ".join(f"column {name!r}: {counts[name]:,}" for name in list(counts)[:MOST_NAMED])
+        named = ", ".join(f"column {short(name)}: {counts[name]:,}" for name in list(counts)[:MOST_NAMED])
         more = f", and {len(counts) - MOST_NAMED} more columns" if len(counts) > MOST_NAMED else ""
         return [f"held-out rows are outside of the range of the training rows ({named}{more} of {len(rows):,} rows)"]
 
@@ -143,6 +144,7 @@ class Tally:
 
     Args:
         ranges: ranges of the training rows; None for a run of 0.1, without notes.
+        targets: names of the targets, for the notes.
     """
 
     ranges: Ranges | None
@@ -151,6 +153,7 @@ class Tally:
     predictions: int = 0
     columns: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, Unseen] = field(default_factory=dict)
+    targets: Sequence[str] = ()
 
     def add(
         self, features: Table, outputs: npt.NDArray[np.float64], unseen: Mapping[str, Unseen] | None = None
@@ -193,13 +196,15 @@ class Tally:
         notes = unseen_notes(self.unseen)
         if self.inputs:
             most = sorted(self.columns, key=lambda name: -self.columns[name])
-            named = ", ".join(f"column {name!r}: {self.columns[name]:,}" for name in most[:MOST_NAMED])
+            named = ", ".join(f"column {short(name)}: {self.columns[name]:,}" for name in most[:MOST_NAMED])
             more = f", and {len(most) - MOST_NAMED} more columns" if len(most) > MOST_NAMED else ""
             verb = "is" if self.inputs == 1 else "are"
             where = f"{self.inputs:,} of {counted(self.rows, 'row')} {verb} outside of the range of the training rows"
             notes.append(f"{where} ({named}{more}); predictions there are extrapolated")
         if self.predictions and self.ranges is not None and self.ranges.target is not None:
-            limits = [f"{low:.6g} to {high:.6g}" for low, high in self.ranges.targets.tolist()[:MOST_NAMED]]
+            names = [f"{short(name)}: " for name in self.targets] if len(self.targets) > 1 else [""]
+            intervals = zip(names, self.ranges.targets.tolist(), strict=False)
+            limits = [f"{name}{low:.6g} to {high:.6g}" for name, (low, high) in intervals][:MOST_NAMED]
             verb = "is" if self.predictions == 1 else "are"
             count = f"{self.predictions:,} of {counted(self.rows, 'prediction')}"
             where = f"{count} {verb} outside of the range of the training targets"

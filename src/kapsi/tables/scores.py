@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from kapsi.data.tabular import TableProblem, TargetScale
+from kapsi.data.tabular.types import short
 from kapsi.tables.preparation import TrainingRows
 from kapsi.text import counted
 from kapsi.training.losses import MSE, CrossEntropy
@@ -169,13 +170,16 @@ def better_baselines(scores: Mapping[str, Sequence[Scores]], task: str) -> list[
     return notes
 
 
-def notes_on_scores(y: npt.NDArray[Any], rows: str, metrics: Sequence[Metric] = ()) -> list[str]:
+def notes_on_scores(
+    y: npt.NDArray[Any], rows: str, metrics: Sequence[Metric] = (), targets: Sequence[str] = ()
+) -> list[str]:
     """Return notes on scores without meaning: R² if a target is the same in all scored rows, MAPE if a target is 0.
 
     Args:
         y: the targets of the scored rows, (rows,) or (rows, targets).
         rows: name of these rows.
         metrics: the further metrics.
+        targets: names of the targets; one of several is named in a note.
 
     Example:
         >>> notes_on_scores(np.array([2.0, 2.0]), "scored rows")
@@ -183,12 +187,14 @@ def notes_on_scores(y: npt.NDArray[Any], rows: str, metrics: Sequence[Metric] = 
         >>> notes_on_scores(np.array([2.0, 0.0]), "validation rows", [MAPE()])
         ['the target is 0 in 1 of 2 validation rows: mape has no meaning; use mae']
     """
-    notes = []
-    if (y == y[:1]).all(0).any():
-        notes.append(f"the target is the same in all {rows}: R² has no meaning (1 for exact predictions, else 0)")
-    zeros = int((y.reshape(len(y), -1) == 0).any(1).sum())
-    if zeros and any(isinstance(metric, MAPE) for metric in metrics):
-        notes.append(f"the target is 0 in {zeros} of {len(y)} {rows}: mape has no meaning; use mae")
+    notes, columns = [], y.reshape(len(y), -1)
+    names = [f"the target {short(name)}" for name in targets] if len(targets) > 1 else ["the target"] * columns.shape[1]
+    for name in dict.fromkeys(np.array(names)[(columns == columns[:1]).all(0)].tolist()):
+        notes.append(f"{name} is the same in all {rows}: R² has no meaning (1 for exact predictions, else 0)")
+    zero = columns == 0
+    if zero.any() and any(isinstance(metric, MAPE) for metric in metrics):
+        name, zeros = names[int(zero.sum(0).argmax())], int(zero.sum(0).max())
+        notes.append(f"{name} is 0 in {zeros} of {len(y)} {rows}: mape has no meaning; use mae")
     return notes
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kapsi.data.tabular import TargetScale, Transform
-from kapsi.data.tabular.types import Floats
+from kapsi.data.tabular.types import Floats, short
 from kapsi.function import catalogue
 from kapsi.recipes.base import Fold, HeadRecipe, RecipeData
 from kapsi.training.losses import MSE, Gamma, Loss, Poisson, Tweedie
@@ -105,7 +105,9 @@ def choose_target(
         scale = replace(scale, factor=change.factor)
     how = f"the loss {loss.name} with a logarithmic link" if loss.log_link else f"a transformation ({transform})"
     less = 100 * float(mean) / base.mean
-    note = f"the target {name!r} is fitted with {how}: {less:.0f} % less squared error on held-out rows than without"
+    note = (
+        f"the target {short(name)} is fitted with {how}: {less:.0f} % less squared error on held-out rows than without"
+    )
     return TargetChoice(scale, loss, note)
 
 

@@ -11,7 +11,12 @@ import numpy.typing as npt
 from kapsi.data.tabular.types import Floats, to_floats
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d+))?)? ?(?P<half>[AaPp][Mm])?"
+GAP = "[ \u00a0\u202f]?"
+HALF = r"[AaPp](?:[Mm]|\. ?[Mm]\.)"
+"""am or a.m., in any case."""
+CLOCK = (
+    rf"(?P<hour>\d{{1,2}}):(?P<minute>\d{{2}})(?::(?P<second>\d{{2}})(?:[.,](?P<fraction>\d+))?)?{GAP}(?P<half>{HALF})?"
+)
 TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}}))?)?$"
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
@@ -30,7 +35,11 @@ FORMATS = {
     "month/day/year": rf"^{MONTH}[/-]{DAY}[/-]{YEAR}{TIME}",
     "day/month/short year": rf"^{DAY}/{MONTH}/{SHORT}{TIME}",
     "month/day/short year": rf"^{MONTH}/{DAY}/{SHORT}{TIME}",
+    "name day time year": rf"^{WEEKDAY}{NAME} +{DAY} {CLOCK}(?P<zone> (?:UTC|GMT))? {YEAR}$",  # as ctime and date write it
 }
+ZONE_NAME = r"(?:[A-Z]{3,5}|[CEMP]T|\[?[A-Z][A-Za-z]+/[A-Za-z_/]+\]?)"
+NAMED_ZONE = rf"(:\d\d[0-9:.,]*(?:{GAP}{HALF})?(?:[+-]\d\d:?\d\d)?) ?{ZONE_NAME}( \d{{4}})?$"
+"""A time with the name of a zone behind, such as EST or Europe/Berlin: EST is a zone in America and in Australia."""
 
 
 SECONDS_OF = {"weeks": 604_800.0, "days": 86_400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
@@ -183,7 +192,7 @@ def _clock(parts: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
     import pyarrow.compute as pc
 
     hour, minute, second = (_number(parts, name) for name in ("hour", "minute", "second"))
-    half = [str(text).lower() for text in pc.struct_field(parts, "half").to_pylist()]
+    half = [str(text).lower().replace(".", "").replace(" ", "") for text in pc.struct_field(parts, "half").to_pylist()]
     afternoon, morning = ([word == name for word in half] for name in ("pm", "am"))
     last = np.where(np.logical_or(afternoon, morning), 12, 23)
     good = ~np.asarray(parts.is_null().to_numpy(zero_copy_only=False)) & (hour <= last) & (minute < 60) & (second < 60)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kapsi.data.tabular.dates import read_dates, read_durations, read_times
+from kapsi.data.tabular.dates import GAP, HALF, NAMED_ZONE, read_dates, read_durations, read_times
 from kapsi.data.tabular.numerals import (
     LEAST_WITH_UNIT,
     MULTIPLES,
@@ -40,12 +40,14 @@ from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
 IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d:?\d\d$"
-NO_ZONE = r"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?( ?[AaPp][Mm])?$"
+NO_ZONE = rf"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?({GAP}{HALF})?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 """Spellings of flags; a column of numbers alone is none."""
 ZERO_FIRST = r"^[+-]?0\d+$"
+SIDES = r"(?i)(\d) ?(cr|dr)\.?$"
+"""A credit or a debit: which of them is positive depends on the account."""
 MOSTLY, NEARLY = 0.5, 0.9
 SEVERAL_WORDS = 3
 DATES = (19000101, 21001231)
@@ -230,13 +232,14 @@ class Decider:
             return Column("real", np.full(len(column), np.nan), reason="no values")
         if wanted in ("categorical", "text"):
             return words.text(REQUESTED, free=wanted == "text")
+        read = words.with_ascii_digits()
         if wanted == "date":
-            return self._dates(words) or self._other(name, "dates", words, read_dates(words.known)[0])
+            return self._dates(read) or self._other(name, "dates", read, read_dates(read.known)[0])
         if wanted == "numeric":
-            found = self._flags(words) or self._numbers(words, True) or self._seconds_of(words)
-            return found or self._other(name, "numbers", words)
+            found = self._flags(read) or self._numbers(read, True) or self._seconds_of(read)
+            return found or self._other(name, "numbers", read)
         if self.typed:
-            found = self._dates(words) or self._seconds_of(words) or untyped._written_numbers(name, column)
+            found = self._dates(read) or self._seconds_of(read) or untyped._written_numbers(name, column)
             return found or words.text("text")
         return self._guess(name, words)
 
@@ -257,7 +260,7 @@ class Decider:
     def _written_numbers(self, name: str, column: Any) -> Column | None:
         """Return texts of a typed file as numbers if some have a decimal mark; None for other texts, such as codes."""
         words = self._words(name, column)
-        if not words.any_match(rf"^\W?({SIGN})? ?[\d.,]*[.,]\d"):
+        if not words.with_ascii_digits().any_match(rf"^\W?({SIGN})? ?[\d.,]*[.,]\d"):
             return None
         guess = self._guess(name, words)
         if guess.kind not in ("integer", "real"):
@@ -286,13 +289,14 @@ class Decider:
             return words.other(kind, values, "write decimal marks and separators of thousands alike in all of them")
         if kind == "numbers" and np.isnan(times := _times(words.known)).sum() < len(odd):
             kind, values = "times", times
-        if odd == [name]:
+        if [word.lower() for word in odd] == [name.lower()]:
             return words.other(kind, values, "remove the lines that repeat the header")
-        if any(map(is_truth, odd)) and set(values[~np.isnan(values)].tolist()) <= {0.0, 1.0}:
-            kind, values = "true or false", np.where([is_truth(word) for word in words.list], 1.0, values)
+        if words.share(flags := _flags_among(words)) >= max(MOSTLY, words.share(values)):
+            kind, values = "true or false", flags
         return words.other(kind, values, "" if self.options else "correct or empty them")
 
-    def _guess(self, name: str, words: Words) -> Column:
+    def _guess(self, name: str, written: Words) -> Column:
+        words = written.with_ascii_digits()
         guess = self._flags(words) or self._numbers(words) or self._seconds_of(words) or self._dates(words)
         if guess is not None:
             return guess
@@ -300,10 +304,9 @@ class Decider:
         if other:
             return unusable(words.rows, other, words)
         numbers = self._read(words).values
-        share, odd = (
-            words.share(numbers),
-            [word for word, number in zip(words.list, numbers, strict=True) if number != number],
-        )
+        flags = words.share(_flags_among(words))
+        share = max(words.share(numbers), flags if flags >= NEARLY else 0.0)
+        odd = [word for word, number in zip(words.list, numbers, strict=True) if number != number]
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
         signed = self._read(words, partly=".+" if np.isnan(numbers).sum() > LEAST_WITH_UNIT else "%")
         if signed.bare and not np.isnan(signed.values).any():
@@ -315,7 +318,7 @@ class Decider:
             values = read(words.known) if words.has_digits else np.empty(0)
             if len(values) and words.share(values) >= MOSTLY and (~np.isnan(values)).sum() > 1:
                 return self._other(name, kind, words, values)
-        text = words.text(f"{len(words.known)} different texts")
+        text = written.text(f"{len(words.known)} different texts")
         if share >= MOSTLY:
             problem = self._problem(name, "numbers", words, numbers)
             text.notes = (f"column {short(name)}{problem}; its values are categories now",)
@@ -323,7 +326,12 @@ class Decider:
         return text
 
     def _otherwise(self, words: Words) -> str:
-        """Return a message about strings written as numbers with other marks than the given marks; empty for other strings."""
+        """Return a message about credits and debits, and numbers with other marks than the given marks; empty for other strings."""
+        found = [re.search(SIDES, word) for word in words.list] if words.any_match(SIDES) else []
+        sides = {part[2].lower() if part else "": word for word, part in zip(words.list, found, strict=False)}
+        if len(sides) > 1 and all(is_number(re.sub(SIDES, r"\1", word)) for word in words.list):
+            remedy = "write them with the sign of their effect, such as -50.00, without CR and DR"
+            return f": {listed(sides.values())} are credits, debits or plain amounts; {remedy}"
         given = {name: getattr(self.reading, name) for name in ("decimal", "thousands")}
         options = " ".join(f"--{name} {mark}" for name, mark in given.items() if mark)
         if not options or not words.has_digits:
@@ -393,7 +401,7 @@ class Decider:
         times, example = read_times(words.known), short(words.list[0])
         paired = [word for word in words.list if re.fullmatch(r"\d+:\d\d", word)]
         # 19:30 may be minutes and seconds beside 1:20:30, but not beside 2:30 pm.
-        full, half = words.any_match(r"^\d+:\d+:\d[^ ]*$"), words.any_match("(?i)[ap]m$")
+        full, half = words.any_match(r"^\d+:\d+:\d[^ ]*$"), words.any_match(f"{HALF}$")
         clock = not np.isnan(times).any()
         seconds = times if clock else read_durations(pc.replace_substring_regex(words.known, r"^(\d+:\d\d)$", r"\1:00"))
         if np.isnan(seconds).any():
@@ -406,14 +414,14 @@ class Decider:
             reason, unit = "times of the day", TIME_OF_DAY if half else CLOCK if full else PAIRS
         else:
             reason, unit = ("hours and minutes", PAIRS) if paired else ("durations", DURATION)
-        column = Column("real", words.spread(seconds), reason=f"{reason}, in seconds", unit=unit)
+        column = Column("real", words.spread(seconds), reason=f"{reason}, in seconds", unit=unit, example=example)
         if full or not clock:
             more = "; the model of minutes and seconds is the same" if paired else ""
             has = "times" if clock else reason
             column.notes = (f"column {short(words.name)} has {has} such as {example}; read as seconds{more}",)
         column.form = {"the form": "times"}
         if (paired or full) and not half:
-            column.form["the form of times"] = "14:30" if paired else "14:30:00"
+            column.form["the form of times"] = "without seconds" if paired else "with seconds"
         return column
 
     def _dates(self, words: Words) -> Column | None:
@@ -422,7 +430,7 @@ class Decider:
             return None
         seconds, form, doubt = read_dates(words.known, self._before(words.name, "the form").removeprefix("dates as "))
         if not len(seconds) or np.isnan(seconds).any():
-            return None
+            return _with_named_zones(words, seconds)
         if doubt:
             text = (
                 f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
@@ -438,6 +446,23 @@ class Decider:
         unit = zone_of(zoned=bool(zone) or words.any_match(IN_UTC), unzoned=bool(without))
         written = {"the form": reason} | ({"the time zone": "given" if zone else "missing"} if zone or without else {})
         return Column("date", words.spread(seconds), reason=reason, unit=unit, form=written)
+
+
+def _with_named_zones(words: Words, seconds: Floats) -> Column | None:
+    """Return times with names of zones as an unusable column, None for other strings; `seconds` are those of dates."""
+    import pyarrow.compute as pc
+
+    if not words.any_match(NAMED_ZONE):
+        return None
+    without = pc.replace_substring_regex(words.known, NAMED_ZONE, r"\1\2")
+    times = max(read_dates(without)[0], _times(without), key=words.share)
+    if words.share(times) < MOSTLY:
+        return None
+    example = short(words.known.filter(np.isnan(seconds) & ~np.isnan(times))[0].as_py())
+    remedy = "write the offset from UTC, such as -05:00, or no zone if all times have the same"
+    return unusable(
+        words.rows, f": {example} has a time zone by name, which may have several meanings; {remedy}", words
+    )
 
 
 def number_form(decimal: str = "", thousands: str = "", sign: str = "", *, flags: bool = False) -> dict[str, str]:
@@ -460,6 +485,12 @@ def unusable(rows: int, problem: str, words: Words | None = None) -> Column:
     text = words.text("")
     codes, known = text.coded()
     return Column("unusable", codes=codes, words=known, problem=problem)
+
+
+def _flags_among(words: Words) -> Floats:
+    """Return 1 for the spellings of true and false, NaN for other strings; NaN alone without `true` and `false`."""
+    spelled = [is_truth(word) or word.lower() in (*TRUE, *FALSE) for word in words.list]
+    return np.where(spelled, 1.0, np.nan) if any(map(is_truth, words.list)) else np.full(words.count, np.nan)
 
 
 def _are_huge(numbers: Iterable[int | None]) -> bool:

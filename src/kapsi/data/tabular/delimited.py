@@ -20,6 +20,7 @@ from kapsi.data.tabular.source import (
     check_text,
     find_encoding,
     foreign,
+    is_ebcdic,
     open_table,
     reading_file,
     sample_of,
@@ -84,6 +85,12 @@ class TextFile:
                 )
         if not sample.strip(b" \t\r\n\xef\xbb\xbf"):
             reject(self.where, "the file is empty; a table has a header line and at least one row")
+        if reading.encoding is None and is_ebcdic(sample):
+            lines = b"\x15" not in sample  # read as U+0085, which ends no line here
+            remedy = (
+                "--encoding cp037 reads it, or convert it to UTF-8" if lines else "convert it to UTF-8, line ends too"
+            )
+            reject(self.where, f"the text is in EBCDIC, as of a mainframe; {remedy}")
         self.encoding, _, note = find_encoding(sample, complete, reading.encoding)
         self.notes = () if note is None else (note,)
         self.sample, self.complete, self.default = sample, complete, default

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kapsi.data.tabular.numerals import decimal_mark
 from kapsi.data.tabular.reading import Reading
-from kapsi.data.tabular.types import NUMBER, listed, reject
+from kapsi.data.tabular.types import NUMBER, listed, reject, short
 from kapsi.data.tabular.words import MISSING_WORDS, WEAK_WORDS
 
 SEPARATORS = ",;\t|"
@@ -21,6 +21,9 @@ MOST_RECORDS = 200
 NUMERIC = re.compile(NUMBER.replace(r"\.?", "[.,]?").replace(r"|\.", "|[.,]"))
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
+RULE = re.compile(r"\s*[-+=]*-{2,}\+[-+=]*\s*$|\s*\+[-=+]*-{2,}\+\s*$")
+COUNT = re.compile(r"\(?\d+ rows?( in set.*| selected.*| affected.*)?\)?\.?", re.IGNORECASE)
+"""The line below the names and the last line of a table as databases print it."""
 BLANK_BEFORE_QUOTE = re.compile(r'(?:^|[,;\t|])[ \t]+"', re.MULTILINE)
 
 
@@ -99,6 +102,10 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
             reject(where, f"--skip {reading.skip} leaves out all {len(lines)} lines; give a smaller number")
         reject(where, "the file is empty; a table has a header line and at least one row")
     body = lines[first:]
+    for number, line in enumerate(body[:3], first + 1):
+        if RULE.match(line) and len(body) > 1:
+            remedy = "export it as CSV (psql --csv, mysql --batch), or remove the ruled lines and the number of rows"
+            reject(where, f"line {number} is a ruled line, as databases print tables; {remedy}")
     separator, blanks = _separator(body, reading, default)
     # Lines of wide tables have megabytes.
     plain = '"' not in text or not BLANK_BEFORE_QUOTE.search("".join(body))
@@ -340,4 +347,6 @@ def ragged(row: Sequence[str], line: int, dialect: Dialect) -> str:
     mark = "blanks" if dialect.blanks else repr(dialect.separator)
     hint = f"; --comment {row[0].strip()[:1]} leaves out such lines" if row[0].strip()[:1] in ("#", "%", "/") else ""
     values = "1 value" if len(row) == 1 else f"{len(row)} values"
+    if len(row) == 1 and COUNT.fullmatch(row[0].strip()):
+        return f"line {line} is {short(row[0].strip())}, no row; remove the line"
     return f"line {line} has {values}, the header has {dialect.width}; quote values that hold {mark}{hint}"

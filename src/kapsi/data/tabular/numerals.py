@@ -15,7 +15,7 @@ from kapsi.data.tabular.types import Floats, parse_numbers
 CURRENCIES = "$€£¥₹₽₩"
 CODES = "USD|EUR|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|RUB|KRW|ZAR|MXN"
 SIGN = rf"[{re.escape(CURRENCIES)}]|[A-Z]{{1,2}}\$|Fr\.|{CODES}"
-SYMBOLS = re.escape(f"{CURRENCIES}%°/²³")
+SYMBOLS = re.escape(f"{CURRENCIES}%‰°/²³")
 BLANK = " \u00a0\u202f\u2009"
 EXPONENT = r"([eEdD][+-]?\d+)?"
 FIRST = 1000
@@ -29,6 +29,8 @@ AMOUNTS = {"m": 1e6, "b": 1e9, "t": 1e12}
 """Suffixes of amounts of money; without a currency, m may be meters."""
 SUFFIXED = "K, M, B"
 """The unit of numbers that had different suffixes."""
+TRAILING_MINUS = r"^([0-9.,' ]*[.,][0-9]+)-$"
+"""An amount as SAP writes it; without decimals, 3- is a school grade as well."""
 GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 """A decimal point, or a point between thousands."""
 # Numbers that have one reading only: 0,5 and 1.234,5 and 1.234.567 have a decimal comma.
@@ -190,7 +192,8 @@ def read_numbers(
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
     units = units or len(strings) > LEAST_WITH_UNIT
-    core, signs, bare = _without_signs(pc.replace_substring(strings, "−", "-"), units, f"{SIGN}|{partly or SIGN}")
+    minus = pc.replace_substring_regex(pc.replace_substring(strings, "−", "-"), TRAILING_MINUS, r"-\1")
+    core, signs, bare = _without_signs(minus, units, f"{SIGN}|{partly or SIGN}")
     core, factors, suffixes, unclear = _without_suffixes(core, money=bool(re.fullmatch(SIGN, signs)))
     ways = [
         way
@@ -230,10 +233,10 @@ def _without_signs(strings: Any, units: bool, partly: str) -> tuple[Any, str, st
     sign, suffix = SIGN, "|".join((*MULTIPLES, *AMOUNTS, *WORDS))
     before = (rf"^(\(?[+-]?)(?:{sign})[{BLANK}]?", rf"^\(?[+-]?(?P<sign>{sign})[{BLANK}]?[0-9+-]")
     after = (
-        rf"[{BLANK}]?(?:{sign}|%)(\)?)$",
-        rf"[0-9.,](?:[{BLANK}]?(?:{suffix}))?[{BLANK}]?(?P<sign>{sign}|%)\)?$",
+        rf"[{BLANK}]?(?:{sign}|[%‰])(\)?)$",
+        rf"[0-9.,](?:[{BLANK}]?(?:{suffix}))?[{BLANK}]?(?P<sign>{sign}|[%‰])\)?$",
     )
-    unit = (rf"[{BLANK}]?[A-Za-zµ°%/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%/²³]{{1,8}})$")
+    unit = (rf"[{BLANK}]?[A-Za-zµ°%‰/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%‰/²³]{{1,8}})$")
     for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
         found = [text for text in pc.unique(signs).to_pylist() if text is not None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from kapsi.data.tabular.types import (
     short,
 )
 from kapsi.data.tabular.units import to_unit
+from kapsi.data.tabular.words import SUMMARIES, summary
 
 INDEX = re.compile(r"__index_level_\d+__")
 SENTINELS = (-9999, -99999, -999, -99, 9999, 99999, 999)
@@ -28,6 +30,10 @@ NEVER = 221845392000.0
 """Seconds from 1970 to the year 9000."""
 FAR = 5.0
 LEAST_ROWS = 10
+EDGE = 8
+"""Rows at each end of a table among which named summaries are looked for: pandas' `describe` has eight."""
+NEAR = 1e-3
+"""Allowed relative deviation of a named summary, for rounded numbers."""
 LARGE_WEIGHT = 1e100
 
 
@@ -51,39 +57,97 @@ def index_columns(table: Table) -> dict[str, str]:
     return found
 
 
-def check_totals(table: Table, numeric: Collection[str] = ()) -> None:
-    """Refuse a last row with the sums of the rows above it, in at least half of the columns of numbers with a value there.
+def check_totals(table: Table, numeric: Collection[str] = ()) -> list[str]:
+    """Refuse rows that summarize the other rows; return notes on rows that may.
 
-    Columns with mostly zeros do not count, nor doubling ones, such as 1, 1, 2, 4, 8.
+    These are rows at the beginning or the end with a name such as Total or Mean and this statistic of the other rows, and the
+    first row and the last three rows with the sums of the rows below or above, in at least half of the columns of numbers with
+    a value there. For sums without a name, columns of mostly zeros do not count, nor doubling ones, such as 1, 1, 2, 4, 8.
 
     Args:
         table: the table.
-        numeric: columns whose values are all numbers, as stated by the user: one of them with a sum keeps the row.
+        numeric: columns whose values are all numbers, as stated by the user: one of them with a summary keeps the row.
 
     Example:
         >>> rows = np.array([*range(1, 11), 55.0])
         >>> check_totals(Table("t.csv", {"a": Column("real", rows)}), numeric=["a"])
+        []
         >>> check_totals(Table("t.csv", {"a": Column("real", rows)}))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        kapsi.errors.TableError: t.csv: row 11, the last one, has the sums of the rows above it ('a'); remove the row, or ...
+        kapsi.errors.TableError: t.csv: row 11 has the sums of the rows above it ('a'); remove the row, or --numeric 'a' keeps it
     """
-    totals: list[str] = []
-    known = 0
-    for names, values in table.blocks() if table.rows >= LEAST_ROWS else ():
-        last, above = values[:, -1], np.nan_to_num(values[:, :-1])
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = np.abs(last - above.sum(1)) <= 1e-9 * np.abs(last)
-        sums &= (
-            np.isfinite(last)
-            & (np.abs(last) / 2 > np.abs(above).max(1))
-            & (2 * np.count_nonzero(above, axis=1) >= table.rows)
+    named = _named_summaries(table)
+    others = np.setdiff1d(np.arange(table.rows), list(named))
+    for row, word in named.items() if len(others) > 2 else ():
+        statistic = SUMMARIES[summary(word)]
+        if statistic is not None:
+            _refuse_summary(
+                table,
+                row,
+                f"({short(word)}) summarizes the other rows",
+                _matches(table, row, others, statistic),
+                numeric,
+            )
+    for row in (*range(table.rows - 1, table.rows - 4, -1), 0) if table.rows >= LEAST_ROWS else ():
+        _refuse_summary(
+            table, row, f"has the sums of the rows {'above' if row else 'below'} it", _sums(table, row), numeric
         )
-        totals += [names[i] for i in np.flatnonzero(sums)]
-        known += int((~np.isnan(last)).sum())
-    if totals and 2 * len(totals) >= known and not set(numeric) & set(totals):
-        row = f"row {table.rows:,}, the last one, has the sums of the rows above it ({listed(totals, 3)})"
-        reject(table.name, f"{row}; remove the row, or --numeric {short(totals[0])} keeps it")
+    leading = [row for row, word in named.items() if SUMMARIES[summary(word)] is not None]
+    return [f"row {row + 1:,} is called {short(named[row])}; remove it if it summarizes other rows" for row in leading]
+
+
+def _refuse_summary(table: Table, row: int, text: str, found: tuple[list[str], int], numeric: Collection[str]) -> None:
+    """Refuse a row with summaries in some columns, at least half of those that count."""
+    names, known = found
+    if names and 2 * len(names) >= known and not set(numeric) & set(names):
+        remedy = f"remove the row, or --numeric {short(names[0])} keeps it"
+        reject(table.name, f"row {row + 1:,} {text} ({listed(names, 3)}); {remedy}")
+
+
+def _named_summaries(table: Table) -> dict[int, str]:
+    """Return the rows at both ends with the name of a summary that no other row of the column has, and these names."""
+    ends = sorted({*range(min(EDGE, table.rows)), *range(max(0, table.rows - EDGE), table.rows)})
+    found: dict[int, str] = {}
+    for column in table.columns.values():
+        if column.kind not in ("text", "unusable"):
+            continue
+        codes, words = column.coded()
+        for row in ends:
+            if codes[row] >= 0 and summary(words[codes[row]]) and np.count_nonzero(codes == codes[row]) == 1:
+                found.setdefault(row, words[codes[row]])
+    return found
+
+
+def _matches(table: Table, row: int, others: Ints, statistic: Callable[..., Any]) -> tuple[list[str], int]:
+    """Return the columns with a statistic of other rows in a row, up to rounding, and the number of columns with a value there."""
+    names, known = [], 0
+    for part, values in table.blocks():
+        rest, value = values[:, others], values[:, row]
+        use = np.flatnonzero(
+            np.isfinite(value) & (np.nanmax(np.nan_to_num(np.abs(rest)), axis=1) > 0) & ~np.isnan(rest).all(1)
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected, spread = statistic(rest[use], axis=1), np.nanstd(rest[use], axis=1)
+            near = np.isfinite(expected) & (np.abs(value[use] - expected) <= NEAR * np.abs(expected))
+        names += [part[i] for i in use[near & (spread > 0)]]
+        known += len(use)
+    return names, known
+
+
+def _sums(table: Table, row: int) -> tuple[list[str], int]:
+    """Return the columns with the sum of the rows above in a row (below the first row), and the number of columns with a value."""
+    names, known = [], 0
+    for part, values in table.blocks():
+        value, others = values[:, row], values[:, 1:] if row == 0 else values[:, :row]
+        with np.errstate(over="ignore", invalid="ignore"):
+            near = np.abs(value - np.nansum(others, axis=1)) <= 1e-9 * np.abs(value)
+        for i in np.flatnonzero(near & np.isfinite(value)):
+            rest = np.nan_to_num(others[i])
+            if abs(value[i]) / 2 > np.abs(rest).max() and 2 * np.count_nonzero(rest) >= len(rest):
+                names.append(part[i])
+        known += int((~np.isnan(value)).sum())
+    return names, known
 
 
 def sentinels(features: Table) -> list[str]:

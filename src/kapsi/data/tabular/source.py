@@ -48,8 +48,21 @@ FOREIGN = {
     rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|html|head|\?xml)": "a web page or XML",
     rb"(\xef\xbb\xbf)?\s*[\[{]\s*[\[{]?\s*(\"([^\"\n]|\\.)*\"\s*:|$)": "JSON",
     rb"version https://git-lfs": "a pointer of Git LFS",
+    rb"[-+]?\d+(\.\d+)?(?=[^\n]*[ \t]\d+:(?!\d\d\s)[^\s:])([ \t]+\d+:[^\s:,;]+)+[ \t]*(\r?\n|$)": (
+        "in the LIBSVM format (label index:value), which sklearn.datasets.load_svmlight_file reads"
+    ),
+    rb"(?i)\s*(%[^\n]*\n\s*)*@relation\s": "an ARFF file, which scipy.io.arff.loadarff reads",
+    rb"<stata_dta>": "a Stata file, which pandas.read_stata reads",
+    rb"\$FL[23]": "an SPSS file, which pandas.read_spss reads",
+    rb"HEADER RECORD\*{7}|\0{12}\xc2\xea\x81\x60": "a SAS file, which pandas.read_sas reads",
+    rb"MATLAB 5\.0 MAT-file": "a MATLAB file, which scipy.io.loadmat reads",
+    rb"RD[AX][23]\n|[ABX]\n\0\0\0": "a file of R",
+    rb"Obj\x01": "an Avro file",
+    rb"ORC[\0-\x08]": "an ORC file",
 }
 """Beginnings of files other than tables of text, for messages."""
+EBCDIC = "".join(map(chr, (*range(32, 127), 9, 10, 13, 0x85))).encode("cp037")
+"""The bytes of printable ASCII, tabs and line ends in EBCDIC."""
 CHUNK = 2**20
 SAMPLE, LARGEST_SAMPLE, SAMPLE_LINES = 2**18, 2**27, 40
 
@@ -81,7 +94,21 @@ def reading_file(path: Path) -> Iterator[None]:
         if type(error).__module__.startswith("kapsi"):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise table_error(str(path), f"the file cannot be read ({reason})") from None
+        raise table_error(str(path), _damage(path, error) or f"the file cannot be read ({reason})") from None
+
+
+def _damage(path: Path, error: Exception) -> str:
+    """Return a message about an error of decompression, empty for other errors."""
+    suffix = path.suffix.lower()
+    if suffix not in COMPRESSED or getattr(error, "errno", None) or not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        first = file.read(4)
+    if not first:
+        return "the file is empty; a table has a header line and at least one row"
+    if not any(first.startswith(mark) for mark, true in MAGIC.items() if true == suffix):
+        return f"the content is not that of a {suffix} file; give the file the suffix of its content, such as .csv"
+    return f"the {suffix} file is damaged or cut off ({error}); download or compress it again"
 
 
 def check_regular(path: Path) -> None:
@@ -196,6 +223,13 @@ class TextStream(io.RawIOBase):
         before, after = seen[zero], seen[zero + 2]
         begins = np.isin(before, np.frombuffer(self.separator + b'\n\r" +-', np.uint8))
         self.zeros = bool((begins & (((after >= 48) & (after <= 57)) | np.isin(after, (88, 120)))).any())
+
+
+def is_ebcdic(sample: bytes) -> bool:
+    """Return whether bytes are text of a mainframe: letters, digits and signs are at other places than in ASCII."""
+    part = sample[:4096]
+    high = len(part.translate(None, bytes(range(128))))
+    return 2 * high > len(part) and not part.translate(None, EBCDIC)
 
 
 def foreign(sample: bytes) -> str | None:

@@ -187,14 +187,15 @@ def make_problem(
         table.require(name, "the column to drop")
     roles = {"weight": weight, "group": group, "time": time}
     check_roles(table, targets, drop, roles)
-    check_totals(table, required)
+    doubtful = check_totals(table, required)
     if validation is not None:
         check_validation(validation, targets, roles, where)
+        doubtful += check_totals(validation, required)
         count, table = table.rows, stacked(table, validation)
 
     index = {name: why for name, why in index_columns(table).items() if name not in (*targets, *drop)}
     names = [name for name in table.columns if name not in (*targets, *drop, *index, weight, group)]
-    notes = [*table.notes, *table.use([*targets, *names, *filter(None, (weight, group))])]
+    notes = [*table.notes, *doubtful, *table.use([*targets, *names, *filter(None, (weight, group))])]
     notes += [f"left out the column {short(name)}: {why}" for name, why in index.items()]
     rows = _rows_with_targets(table, targets, strict, notes)
     if len(targets) > 1:

@@ -72,9 +72,23 @@ class Column:
         unit: currency, percent sign or other unit of all numbers, `time of the day`, `duration`, `K, M, B` for suffixes; empty for
             plain numbers; for dates one of `units.ZONES`, empty for days without times.
         form: how the strings of the column are written, for a comparison with further rows.
+        example: a string of a column of times as it is written, for messages.
     """
 
-    __slots__ = ("_codes", "_values", "_words", "doubt", "form", "free", "kind", "notes", "problem", "reason", "unit")
+    __slots__ = (
+        "_codes",
+        "_values",
+        "_words",
+        "doubt",
+        "example",
+        "form",
+        "free",
+        "kind",
+        "notes",
+        "problem",
+        "reason",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -90,10 +104,11 @@ class Column:
         doubt: str = "",
         unit: str = "",
         form: Mapping[str, str] | None = None,
+        example: str = "",
     ) -> None:
         self.kind, self.reason, self.notes, self.problem, self.free = kind, reason, notes, problem, free
         self.doubt, self.unit, self.form = doubt, unit, form or {}
-        self._values, self._codes, self._words = values, codes, words
+        self._values, self._codes, self._words, self.example = values, codes, words, example
 
     def __len__(self) -> int:
         return len(self._values if self._codes is None else self._codes)  # type: ignore[arg-type]
@@ -167,6 +182,7 @@ class Column:
             "doubt": self.doubt,
             "unit": self.unit,
             "form": self.form,
+            "example": self.example,
         }
         return Column(self.kind, **data)
 

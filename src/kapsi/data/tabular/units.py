@@ -17,8 +17,8 @@ PAIRS = "hours and minutes"
 """The unit of times such as 19:30, in seconds; they may be minutes and seconds, the model is the same."""
 TIMES = {
     TIME_OF_DAY: "times of the day",
-    CLOCK: "times such as 1:20:30",
-    PAIRS: "times such as 19:30",
+    CLOCK: "times with seconds",
+    PAIRS: "times without seconds",
     DURATION: "durations",
 }
 ZONED, UNZONED = "time zone", "no time zone"
@@ -26,7 +26,15 @@ ZONED, UNZONED = "time zone", "no time zone"
 ZONES = {ZONED: "times with a time zone", UNZONED: "times without a time zone"}
 NONE = "1"
 """The stated unit of numbers without a unit, such as fractions beside percentages."""
-FACTORS = {("%", NONE): 100.0, (NONE, "%"): 0.01, **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()}}
+FACTORS = {
+    ("%", NONE): 100.0,
+    (NONE, "%"): 0.01,
+    ("‰", NONE): 1000.0,
+    (NONE, "‰"): 0.001,
+    ("%", "‰"): 0.1,
+    ("‰", "%"): 10.0,
+    **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()},
+}
 """Factor from a unit (second) to the unit of the fit (first)."""
 EQUAL = (
     *({TIME_OF_DAY, CLOCK, SECONDS}, {DURATION, CLOCK, SECONDS}, {TIME_OF_DAY, PAIRS}),
@@ -35,9 +43,10 @@ EQUAL = (
 """Units of equal numbers: K, M and B are multiplied on reading, times with a zone are converted to UTC."""
 REMEDIES = {
     "%": "--unit {name}=% takes 12 as 12%, --unit {name}=1 takes 0.12 as 12%",
-    TIME_OF_DAY: "write times as 14:30, or --unit {name}=s takes the numbers as seconds",
-    CLOCK: "write times as 1:20:30, or --unit {name}=s takes the numbers as seconds",
-    PAIRS: "write times as 14:30",
+    "‰": "--unit {name}=‰ takes 12 as 12‰, --unit {name}=1 takes 0.012 as 12‰",
+    TIME_OF_DAY: "write times as hours:minutes, or --unit {name}=s takes the numbers as seconds",
+    CLOCK: "write times as hours:minutes:seconds, or --unit {name}=s takes the numbers as seconds",
+    PAIRS: "write times as hours:minutes",
     **{letter: f"--unit {{name}}={letter} takes 12 as 12{letter}" for letter in MULTIPLES},
 }
 """Units that plain numbers do not have without a statement: numbers may differ by a factor."""
@@ -68,6 +77,7 @@ def to_unit(column: Column, unit: str, name: str, where: str) -> tuple[float, st
     if (unit, given) in FACTORS:
         return FACTORS[unit, given], ""
     has, needs = (described(text) for text in (given, unit))
+    has += f" such as {column.example}" if column.example else ""
     if given in ("", NONE) and unit not in REMEDIES:
         why = f"read in {short(label(unit))}, the unit of the table of the fit"
         return 1.0, f"column {short(name)} has numbers without a unit; {why}"

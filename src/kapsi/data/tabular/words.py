@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,21 @@ MISSING_WORDS = (
 """Spellings of missing values, compared in lower case."""
 WEAK_WORDS = ("-", "--", "–", "—", ".", "..", "...")
 """Missing beside numbers, dates and words; an ordinary category beside other signs such as +."""
+TO_ASCII = {
+    **{zero + digit: str(digit) for zero in (0x660, 0x6F0, 0x966, 0x9E6, 0xFF10) for digit in range(10)},
+    **dict(
+        zip((0x66B, 0xFF0E, 0x66C, 0xFF0C, 0x66A, 0xFF05, 0xFF0D, 0xFF0B, 0xFF1A, 0xFF0F), "..,,%%-+:/", strict=True)
+    ),
+}
+"""Arabic-Indic, Persian, Devanagari, Bengali and full-width digits, and the marks beside them."""
+SUMMARIES: Mapping[str, Callable[..., Any] | None] = {
+    **dict.fromkeys(("total", "totals", "grand total", "sum", "summe", "gesamt", "somme"), np.nansum),
+    **dict.fromkeys(("mean", "average", "avg", "mittelwert", "durchschnitt", "moyenne", "promedio"), np.nanmean),
+    **dict.fromkeys(("median", "std", "sd", "stdev", "min", "max", "minimum", "maximum", "count", "25%", "50%", "75%")),
+}
+"""Names of rows that summarize the other rows, in lower case, and their statistics; the last ones only stand beside others.
+
+An ordinary row often has the median of whole numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +116,14 @@ class Words:
         known = trimmed.filter(pa.array(~(masks[0] | masks[1])))
         return cls(codes, every, masks[0], masks[1], known, name, form)
 
+    def with_ascii_digits(self) -> Words:
+        """Return the strings with the digits and marks of other scripts, such as full-width ones, as ASCII."""
+        import pyarrow as pa
+
+        if not self.any_match(f"[{''.join(map(chr, TO_ASCII))}]"):
+            return self
+        return replace(self, known=pa.array([word.translate(TO_ASCII) for word in self.list], self.known.type))
+
     @property
     def rows(self) -> int:
         return len(self.codes)
@@ -174,6 +197,8 @@ class Words:
         more = f" and {len(odd) - 10} more" if len(odd) > 10 else ""
         total = int(counts[~self.missing].sum())
         options = " ".join(f"--missing {word}" for word in found)
+        if not remedy and all(summary(self.all[int(i)].as_py()) for i in odd):
+            remedy = "remove the rows that summarize others"
         if not remedy and len(odd) == 1 and first[odd[0]] == self.rows - 1 > MANY:
             options = f"remove the last row if it is a sum or a comment; {options}"
         remedy = remedy or f"{options if len(odd) <= 3 else '--missing WORD for each'} treats them as missing"
@@ -187,3 +212,14 @@ class Words:
         position = np.full(len(self.all) + 1, -1, dtype=np.int64)
         position[:-1][~(self.missing | self.weak)] = [place[word] for word in strings]
         return Column("text", codes=position[self.codes], words=words, reason=reason, free=free, form=self.form)
+
+
+def summary(word: str) -> str:
+    """Return the key of `SUMMARIES` of a name of a row, empty for other names.
+
+    Example:
+        >>> summary(" Grand Total:"), summary("Mean Green")
+        ('grand total', '')
+    """
+    name = word.strip(BLANKS + ":*").lower()
+    return name if name in SUMMARIES else ""
