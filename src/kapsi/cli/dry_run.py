@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kapsi.cli.common import notes, say, show_json, table
 from kapsi.cli.info import amount
+from kapsi.errors import shown
 from kapsi.text import counted
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def show_plan(problem: TableProblem, config: RunConfig, json: bool) -> None:
         say("", f"heads are compared on {compared:,} of {plan.rows:,} training rows")
     else:
         say(f"widths {', '.join(map(str, plan.widths))}: {plan.parameters:,} parameters")
-    what = f"{problem.task} of {problem.target!r}" if isinstance(problem.target, str) else f"{plan.outputs} targets"
+    what = (
+        f"{problem.task} of {shown(problem.target)}" if isinstance(problem.target, str) else f"{plan.outputs} targets"
+    )
     say(f"{what}: {counted(len(problem.y), 'row')}, {counted(plan.inputs, 'input')}, {counted(plan.outputs, 'output')}")
     say(f"memory: about {amount(plan.bytes)}B besides the table and the libraries")
     parts = f"{plan.parts} fit{'s' * (plan.parts > 1)}"

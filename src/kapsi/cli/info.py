@@ -9,6 +9,7 @@ import typer
 from kapsi.cli.common import announce_recovery, say, show_json, table
 from kapsi.cli.options import Json, Settings
 from kapsi.cli.runs import score_names, score_text, scores_of
+from kapsi.errors import shown
 from kapsi.text import counted
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def amount(number: int) -> str:
 
 def _facts(fitted: TableModel, manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """Return titles and values of the manifest of a run."""
-    task = f"{fitted.task} of {fitted.target!r}"
+    task = f"{fitted.task} of {shown(fitted.target)}"
     if fitted.classes is not None:
-        shown = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
-        task += f", {len(fitted.classes)} classes: {shown}"
+        classes = ", ".join(map(str, fitted.classes[:10])) + (", …" if len(fitted.classes) > 10 else "")
+        task += f", {len(fitted.classes)} classes: {classes}"
     names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 13]}...{n[-10:]}" for n in fitted.preprocessing.described()]
     more = f" and {len(names) - MOST_INPUTS:,} more" if len(names) > MOST_INPUTS else ""
     rows = [("task", task), ("inputs", ", ".join(names[:MOST_INPUTS]) + more)]

@@ -18,7 +18,7 @@ import torch
 
 from kapsi.calibrate import calibrate
 from kapsi.data.tabular import TableProblem, unseen_notes
-from kapsi.errors import RunError, ScaleWarning, SpecError, TableError
+from kapsi.errors import RunError, ScaleWarning, SpecError, TableError, shown
 from kapsi.files import plain, resolve, show
 from kapsi.modules import Model, scale_last_layer
 from kapsi.recipes import LeaderboardRow, Recipe
@@ -381,8 +381,8 @@ def _check_weights(problem: TableProblem, config: RunConfig, parts: list[_Rows])
         for kind, rows in (("training", train), ("held-out", test)):
             if len(rows) and not problem.weight[rows].any():
                 raise TableError(
-                    f"{problem.name}: the weight {config.table.weight!r} is 0 in all {counted(len(rows), f'{kind} row')} of the "
-                    f"{part}; leave rows of weight 0 out of the table, or change --folds, --time or --group"
+                    f"{problem.name}: the weight {shown(config.table.weight)} is 0 in all {counted(len(rows), f'{kind} row')} of "
+                    f"the {part}; leave rows of weight 0 out of the table, or change --folds, --time or --group"
                 )
     return parts
 
@@ -410,7 +410,7 @@ def _notes_on_scores(
         new = np.setdiff1d(problem.y[problem.held], problem.y[~problem.held])
         if len(new):
             labels = ", ".join(repr(problem.classes[code]) for code in new[:10])
-            notes.append(f"classes of {problem.target!r} without a training row: {labels}; no model predicts them")
+            notes.append(f"classes of {shown(problem.target)} without a training row: {labels}; no model predicts them")
     return notes
 
 
@@ -434,7 +434,7 @@ def _run_folder(problem: TableProblem, output: str | Path | None, overwrite: boo
 def _notes_on_replaced(where: Path, problem: TableProblem) -> list[str]:
     """Return a note if a run to be replaced has another table or target: tables in two folders may have the same name."""
     old = peek(resolve(where)) or {}
-    of = f"{old.get('table')}, {old.get('rows')} rows, target {old.get('target')!r}, {old.get('created')}"
+    of = f"{old.get('table')}, {old.get('rows')} rows, target {shown(old.get('target'))}, {old.get('created')}"
     target = list(problem.target) if isinstance(problem.target, tuple) else problem.target
     same = old.get("table_sha256") == problem.digest
     if not old or (same and old.get("target") == target):
