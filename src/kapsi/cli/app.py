@@ -62,7 +62,9 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
     at_once = getattr(sys.modules[command.__module__], "at_once", None)
 
     @functools.wraps(command)
-    def loaded(*arguments: Any, context: typer.Context, config: str | None = None, **options: Any) -> None:
+    def loaded(
+        *arguments: Any, context: typer.Context | None = None, config: str | None = None, **options: Any
+    ) -> None:
         if at_once is not None and (first := at_once(**options)):
             begin(first)
         first_command = "torch" not in sys.modules
@@ -83,8 +85,10 @@ def _loading(command: Callable[..., None]) -> Callable[..., None]:
     return loaded
 
 
-def _place(context: typer.Context, name: str) -> str:
+def _place(context: typer.Context | None, name: str) -> str:
     """Return where the value of an option is from: empty for the command line, ` in ` and the file of --config or the variable."""
+    if context is None:
+        return ""
     source = getattr(context.get_parameter_source(name), "name", "")
     variable = next((str(p.envvar) for p in context.command.params if p.name == name), "")
     return {"DEFAULT_MAP": f" in {context.meta.get(FILE)}", "ENVIRONMENT": f" in {variable}"}.get(source, "")
