@@ -217,9 +217,10 @@ class _AutoSearch:
         compared = self._compared(heads)
         rows = len(self.data.x) if compared is None else len(compared)
         share = (1 - COMPARISON) * self.budget
-        fits = {name: self._fit_seconds(head, self._rows_of_fit(head, share)) for name, head in heads.items()}
+        fitted = {name: self._rows_of_fit(head, share) for name, head in heads.items()}
+        fits = {name: self._fit_seconds(head, fitted[name]) for name, head in heads.items()}
         seconds = {name: self._cost({name: head}, rows) + fits[name] for name, head in heads.items()}
-        memory = max(head.memory(self.data, self._rows_of_fit(head, share)) for head in heads.values())
+        memory = max(head.memory(self.data, fitted[name]) for name, head in heads.items())
         return RecipePlan(seconds, self.skipped, rows, min(sum(seconds.values()), self.budget), memory)
 
     @property
