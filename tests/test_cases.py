@@ -327,7 +327,7 @@ def test_times_of_the_day_are_the_same_from_text_and_parquet(run):
 
 
 def test_quantities_that_are_not_read_are_named(run):
-    for word, other in (("[{:.2f} 1]",) * 2, ("{:.2f}KB", "{:.2f}MB"), ("{:.0f} days 1h",) * 2):
+    for word, other in (("[{:.2f} 1]",) * 2, ("{:.0f} days 1h",) * 2):
         values = [(word, other)[i % 2].format(value) for i, value in enumerate(10 * A)]
         put("t.csv", text(a=values, b=B, y=Y))
         code, _, err = run("fit", "t.csv", "--target", "y", "--output", "r", "--overwrite")

@@ -11,6 +11,10 @@ import numpy.typing as npt
 from kapsi.data.tabular.types import Floats, to_floats
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTH_NAME = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
+)
 GAP = "[ \u00a0\u202f]?"
 HALF = r"[AaPp](?:[Mm]|\. ?[Mm]\.)"
 """am or a.m., in any case."""
@@ -54,7 +58,7 @@ DURATIONS = (
 
 
 def read_times(strings: Any) -> Floats:
-    """Return times of the day, such as 14:30 or 2:30 pm, in trimmed Arrow strings as seconds, NaN where a string is none.
+    """Return times of the day, such as 14:30, 2:30 pm or 2 pm, in trimmed Arrow strings as seconds, NaN where a string is none.
 
     Example:
         >>> import pyarrow as pa
@@ -63,6 +67,7 @@ def read_times(strings: Any) -> Floats:
     """
     import pyarrow.compute as pc
 
+    strings = pc.replace_substring_regex(strings, rf"^(\d{{1,2}})({GAP}{HALF})$", r"\1:00\2")
     seconds, good = _clock(pc.extract_regex(strings, f"^{CLOCK}$"))
     return np.where(good, seconds, np.nan)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kapsi.data.tabular.dates import GAP, HALF, NAMED_ZONE, read_dates, read_durations, read_times
+from kapsi.data.tabular.dates import GAP, HALF, MONTH_NAME, NAMED_ZONE, read_dates, read_durations, read_times
 from kapsi.data.tabular.numerals import (
     LEAST_WITH_UNIT,
     MULTIPLES,
@@ -43,6 +43,9 @@ IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d:?\d\d$"
 NO_ZONE = rf"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?({GAP}{HALF})?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
+MOST_UNITS = 4
+"""Numbers with more different letters behind them are codes, such as seats."""
+ORDINALS = ("st", "nd", "rd", "th")
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 """Spellings of flags; a column of numbers alone is none."""
 ZERO_FIRST = r"^[+-]?0\d+$"
@@ -282,7 +285,7 @@ class Decider:
         if signed.bare and not np.isnan(signed.values).any():
             stated = f", or --unit {short(name)}={signed.signs} takes 12 as 12{signed.signs}" if self.options else ""
             return words.other("numbers without a unit", values, f"write the unit behind all of them{stated}")
-        units = units_of(odd) if kind == "numbers" else []
+        units = units_of(odd) if kind == "numbers" else {}
         if len(units) > 1:
             return words.other(kind, values, f"the units are {listed(units)}; convert all values to one unit")
         if kind == "numbers" and odd and not any(map(is_truth, odd)) and all(map(is_number, odd)):
@@ -304,13 +307,14 @@ class Decider:
         if other:
             return unusable(words.rows, other, words)
         numbers = self._read(words).values
+        signed = self._read(words, partly=".+" if np.isnan(numbers).sum() > LEAST_WITH_UNIT else "[%‰]")
+        if signed.bare and not np.isnan(signed.values).any():
+            return self._other(name, "numbers", words, numbers)
+        numbers = max(signed.values, numbers, key=words.share)
         flags = words.share(_flags_among(words))
         share = max(words.share(numbers), flags if flags >= NEARLY else 0.0)
         odd = [word for word, number in zip(words.list, numbers, strict=True) if number != number]
         wordy = any(not any(letter.isdigit() for letter in word) for word in odd)
-        signed = self._read(words, partly=".+" if np.isnan(numbers).sum() > LEAST_WITH_UNIT else "%")
-        if signed.bare and not np.isnan(signed.values).any():
-            return self._other(name, "numbers", words, numbers)
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
             return self._other(name, "numbers", words, numbers)
@@ -319,6 +323,10 @@ class Decider:
             if len(values) and words.share(values) >= MOSTLY and (~np.isnan(values)).sum() > 1:
                 return self._other(name, kind, words, values)
         text = written.text(f"{len(words.known)} different texts")
+        mixed = (_dates_without_year(words) or _mixed_units(words)) if len(words.known) > MANY else ""
+        if mixed:
+            keep = f", or keep the texts with --categorical {short(name)}" if self.options else ""
+            return unusable(words.rows, mixed + keep, words)
         if share >= MOSTLY:
             problem = self._problem(name, "numbers", words, numbers)
             text.notes = (f"column {short(name)}{problem}; its values are categories now",)
@@ -396,7 +404,7 @@ class Decider:
         """Return times of the day or durations as seconds, None if some strings are neither."""
         import pyarrow.compute as pc
 
-        if not words.any_match(r":|^[+-]?P|^-?\d+ day"):
+        if not words.any_match(rf":|^[+-]?P|^-?\d+ day|^\d{{1,2}}{GAP}{HALF}$"):
             return None
         times, example = read_times(words.known), short(words.list[0])
         paired = [word for word in words.list if re.fullmatch(r"\d+:\d\d", word)]
@@ -430,7 +438,7 @@ class Decider:
             return None
         seconds, form, doubt = read_dates(words.known, self._before(words.name, "the form").removeprefix("dates as "))
         if not len(seconds) or np.isnan(seconds).any():
-            return _with_named_zones(words, seconds)
+            return _with_named_zones(words)
         if doubt:
             text = (
                 f": {short(words.list[0])} and all other dates may be day/month or month/day; write them as 2024-12-31"
@@ -448,20 +456,21 @@ class Decider:
         return Column("date", words.spread(seconds), reason=reason, unit=unit, form=written)
 
 
-def _with_named_zones(words: Words, seconds: Floats) -> Column | None:
-    """Return times with names of zones as an unusable column, None for other strings; `seconds` are those of dates."""
+def _with_named_zones(words: Words) -> Column | None:
+    """Return times with letters behind, such as EST, as an unusable column, None for other strings."""
     import pyarrow.compute as pc
 
     if not words.any_match(NAMED_ZONE):
         return None
+    zoned = pc.match_substring_regex(words.known, NAMED_ZONE).to_numpy(zero_copy_only=False)
     without = pc.replace_substring_regex(words.known, NAMED_ZONE, r"\1\2")
     times = max(read_dates(without)[0], _times(without), key=words.share)
-    if words.share(times) < MOSTLY:
+    if words.share(times) < MOSTLY or np.isnan(times[zoned]).all():
         return None
-    example = short(words.known.filter(np.isnan(seconds) & ~np.isnan(times))[0].as_py())
-    remedy = "write the offset from UTC, such as -05:00, or no zone if all times have the same"
+    example = short(words.known.filter(zoned & ~np.isnan(times))[0].as_py())
+    remedy = "write a zone as its offset from UTC, such as -05:00, or leave it out if all times have the same"
     return unusable(
-        words.rows, f": {example} has a time zone by name, which may have several meanings; {remedy}", words
+        words.rows, f": {example} has letters behind the time, whose meaning is not certain; {remedy}", words
     )
 
 
@@ -531,6 +540,24 @@ def _is_string(kind: Any) -> bool:
 
 def _ticks(unit: str) -> float:
     return {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+
+
+def _mixed_units(words: Words) -> str:
+    """Return a message about numbers with several units, such as GB and MB; empty for other strings and for codes such as 12A."""
+    units = units_of(words.list) if words.has_digits else {}
+    code = all(len(unit) == 1 and unit.isalpha() for unit in units) or {*map(str.lower, units)} <= {*ORDINALS}
+    if code or not 1 < len(units) <= MOST_UNITS:
+        return ""
+    return f": {listed(units.values())} have different units; convert all values to one unit"
+
+
+def _dates_without_year(words: Words) -> str:
+    """Return a message about dates such as 3-Mar or Mar 24, empty for other strings."""
+    if not words.has_digits or not words.all_match(rf"(?i)^(\d{{1,2}}[- .]*{MONTH_NAME}|{MONTH_NAME}[- .]*\d{{1,2}})$"):
+        return ""
+    return (
+        f": {short(words.list[0])} may be a day of the year or a month of a year; write dates as 2024-12-31 or 2024-12"
+    )
 
 
 def _times(strings: Any) -> Floats:

@@ -21,9 +21,17 @@ MOST_RECORDS = 200
 NUMERIC = re.compile(NUMBER.replace(r"\.?", "[.,]?").replace(r"|\.", "|[.,]"))
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
-RULE = re.compile(r"\s*[-+=]*-{2,}\+[-+=]*\s*$|\s*\+[-=+]*-{2,}\+\s*$")
+RULE = re.compile(r"\s*[-+=]*-{2,}\+[-+=]*\s*$|\s*\+[-=+]*-{2,}\+\s*$|\s*\|([ :]*-+[ :]*\|)+\s*$")
 COUNT = re.compile(r"\(?\d+ rows?( in set.*| selected.*| affected.*)?\)?\.?", re.IGNORECASE)
 """The line below the names and the last line of a table as databases print it."""
+PRINTED = (
+    (
+        "databases print tables",
+        "export it as CSV (psql --csv, mysql --batch), or remove the ruled lines and the number of rows",
+    ),
+    ("Markdown has tables", "save it as CSV (DataFrame.to_csv), or remove the ruled lines and the outer bars"),
+)
+"""Where ruled lines without and with | come from, and remedies."""
 BLANK_BEFORE_QUOTE = re.compile(r'(?:^|[,;\t|])[ \t]+"', re.MULTILINE)
 
 
@@ -104,8 +112,8 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
     body = lines[first:]
     for number, line in enumerate(body[:3], first + 1):
         if RULE.match(line) and len(body) > 1:
-            remedy = "export it as CSV (psql --csv, mysql --batch), or remove the ruled lines and the number of rows"
-            reject(where, f"line {number} is a ruled line, as databases print tables; {remedy}")
+            source, remedy = PRINTED["|" in line]
+            reject(where, f"line {number} is a ruled line, as {source}; {remedy}")
     separator, blanks = _separator(body, reading, default)
     # Lines of wide tables have megabytes.
     plain = '"' not in text or not BLANK_BEFORE_QUOTE.search("".join(body))

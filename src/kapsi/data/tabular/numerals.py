@@ -123,18 +123,36 @@ def is_number(word: str) -> bool:
     return any(re.match(way.pattern(), word) for way in WAYS)
 
 
-def units_of(words: Iterable[str]) -> list[str]:
-    """Return the different signs before or behind the numbers of some words; empty unless all are numbers with a sign.
+def units_of(words: Iterable[str]) -> dict[str, str]:
+    """Return the different signs before or behind the numbers of some words, each with its first word.
+
+    Empty unless all words are numbers with a sign.
 
     Example:
         >>> units_of(["12 kg", "3 lb", "4.5kg"]), units_of(["12 kg", "many"])
-        (['kg', 'lb'], [])
+        ({'kg': '12 kg', 'lb': '3 lb'}, {})
     """
     before, number, after = rf"(?:{SIGN})[{BLANK}]?", r"[+-]?[0-9.,]*[0-9]", rf"[{BLANK}]?([^\W\d_]|[{SYMBOLS}]){{1,8}}"
     pattern = re.compile(rf"(?P<before>{before})?{number}(?P<after>{after})?")
-    parts = [pattern.fullmatch(word) for word in words]
-    found = [((part["before"] or "") + (part["after"] or "")).strip() if part else "" for part in parts]
-    return list(dict.fromkeys(found)) if all(found) else []
+    found: dict[str, str] = {}
+    for word in words:
+        part = pattern.fullmatch(word)
+        unit = ((part["before"] or "") + (part["after"] or "")).strip() if part else ""
+        if not unit:
+            return {}
+        found.setdefault(unit, word)
+    return found
+
+
+def is_plural(first: str, second: str) -> bool:
+    """Return whether one of two units is the plural of the other.
+
+    Example:
+        >>> is_plural("year", "years"), is_plural("m", "ms")
+        (True, False)
+    """
+    one, many = sorted((first, second), key=len)
+    return len(one) > 1 and many == f"{one}s"
 
 
 def decimal_mark(words: Iterable[str]) -> str | None:
@@ -239,7 +257,9 @@ def _without_signs(strings: Any, units: bool, partly: str) -> tuple[Any, str, st
     unit = (rf"[{BLANK}]?[A-Za-zµ°%‰/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%‰/²³]{{1,8}})$")
     for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
-        found = [text for text in pc.unique(signs).to_pylist() if text is not None]
+        found = sorted((text for text in pc.unique(signs).to_pylist() if text is not None), key=len, reverse=True)
+        if len(found) == 2 and is_plural(*found):
+            del found[1]
         if len(found) != 1 or found[0] in WORDS:
             continue
         if not signs.null_count or re.fullmatch(partly, found[0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED
+from kapsi.data.tabular.numerals import MULTIPLES, SUFFIXED, is_plural
 from kapsi.data.tabular.types import Column, short, table_error
 
 SECONDS = "s"
@@ -72,7 +72,12 @@ def to_unit(column: Column, unit: str, name: str, where: str) -> tuple[float, st
         (100.0, '')
     """
     given = column.unit
-    if given == unit or any({given, unit} <= units for units in EQUAL) or column.missing.all():
+    if (
+        given == unit
+        or is_plural(given, unit)
+        or any({given, unit} <= units for units in EQUAL)
+        or column.missing.all()
+    ):
         return 1.0, ""
     if (unit, given) in FACTORS:
         return FACTORS[unit, given], ""
