@@ -573,6 +573,42 @@ def test_accountants_and_mixed_currencies(tmp_path):
         all_used(tmp_path, csv_of(a=[f"{'€$'[i % 2]}{i}" for i in range(40)], y=Y), {})
 
 
+WRITTEN = {
+    "amounts in parentheses": [f"({i}.5)" if i % 2 else f"{i}.5" for i in range(40)],
+    "dollars in parentheses": [f"(${i}.5)" if i % 2 else f"${i}.5" for i in range(40)],
+    "zones of hours": [f"2024-01-{i % 28 + 1:02} 10:00:00+0{i % 3}" for i in range(40)],
+    "hours": [f"{i % 12 + 1} {'ap'[i % 2]}m" for i in range(40)],
+    "hours and times": [f"{i % 12 + 1} pm" if i % 3 else f"{i % 24}:30" for i in range(40)],
+    "days": [f"{i} day{'s' * (i != 1)}" for i in range(40)],
+    "few days": [f"{i % 7 + 2} days" for i in range(40)],
+    "years": [f"{i} year{'s' * (i != 1)}" for i in range(40)],
+    "month first": [f"{i % 12 + 1}/{i % 28 + 1}/2024" for i in range(40)],
+    "day first": [f"{i % 28 + 1}/{i % 12 + 1}/24 9:05" for i in range(40)],
+    "suffixes": ["1.2K", "3M", "950", "5k"] * 10,
+    "percent": [f"{i}.5%" for i in range(40)],
+    "flags": ["true", "false", "1", "0"] * 10,
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_single_rows_are_read_as_in_the_fit(tmp_path, case) -> None:
+    values = WRITTEN[case]
+    table = read(tmp_path, csv_of(a=values, y=Y))
+    preprocessing = Preprocessing.from_dict(used(table).preprocessing.to_dict())
+    everything = preprocessing.transform(preprocessing.check(table)[0])
+    for i in (0, 1, 2, 3, 11, 30):
+        (tmp_path / "p.csv").write_text(csv_of(a=values[i : i + 1]))
+        kinds = preprocessing.kinds()
+        (batch,) = read_batches(tmp_path / "p.csv", Reading(), kinds, (), table.decimal, preprocessing.categories())
+        np.testing.assert_allclose(
+            preprocessing.transform(preprocessing.check(batch.table)[0]), everything[i : i + 1], err_msg=values[i]
+        )
+        frame = preprocessing.table_of({"a": values[i : i + 1]}, "predict")
+        np.testing.assert_allclose(
+            preprocessing.transform(preprocessing.check(frame)[0]), everything[i : i + 1], err_msg=values[i]
+        )
+
+
 def fitted(folder, weight=None, **columns):
     (folder / "t.csv").write_text(csv_of(**columns))
     fit_table(

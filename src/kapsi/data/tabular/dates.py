@@ -21,7 +21,7 @@ HALF = r"[AaPp](?:[Mm]|\. ?[Mm]\.)"
 CLOCK = (
     rf"(?P<hour>\d{{1,2}}):(?P<minute>\d{{2}})(?::(?P<second>\d{{2}})(?:[.,](?P<fraction>\d+))?)?{GAP}(?P<half>{HALF})?"
 )
-TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}:?\d{{2}}))?)?$"
+TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}(?::?\d{{2}})?))?)?$"
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
 WEEKDAY = r"(?:(?i:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*),? )?"
@@ -42,7 +42,7 @@ FORMATS = {
     "name day time year": rf"^{WEEKDAY}{NAME} +{DAY} {CLOCK}(?P<zone> (?:UTC|GMT))? {YEAR}$",  # as ctime and date write it
 }
 ZONE_NAME = r"(?:[A-Z]{3,5}|[CEMP]T|\[?[A-Z][A-Za-z]+/[A-Za-z_/]+\]?)"
-NAMED_ZONE = rf"(:\d\d[0-9:.,]*(?:{GAP}{HALF})?(?:[+-]\d\d:?\d\d)?) ?{ZONE_NAME}( \d{{4}})?$"
+NAMED_ZONE = rf"(:\d\d[0-9:.,]*(?:{GAP}{HALF})?(?:[+-]\d\d(?::?\d\d)?)?) ?{ZONE_NAME}( \d{{4}})?$"
 """A time with the name of a zone behind, such as EST or Europe/Berlin: EST is a zone in America and in Australia."""
 
 
@@ -209,9 +209,9 @@ def _clock(parts: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
 def _zone(text: str) -> int:
     """Return the offset of a time zone in seconds."""
     digits = text.strip().replace(":", "")
-    if digits[:1] not in ("+", "-") or len(digits) != 5:
+    if digits[:1] not in ("+", "-"):
         return 0
-    return int(digits[0] + "1") * (int(digits[1:3]) * 3600 + int(digits[3:]) * 60)
+    return int(digits[0] + "1") * (int(digits[1:3]) * 3600 + int(digits[3:] or 0) * 60)
 
 
 def calendar(seconds: Floats) -> dict[str, Floats]:

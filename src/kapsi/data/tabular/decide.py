@@ -39,7 +39,7 @@ from kapsi.data.tabular.units import CLOCK, DURATION, PAIRS, TIME_OF_DAY, proble
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
-IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d:?\d\d$"
+IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d(:?\d\d)?$"
 NO_ZONE = rf"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?({GAP}{HALF})?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
@@ -63,7 +63,8 @@ class Decider:
 
     Args:
         reading: options of the user.
-        kinds: kind of some columns by name: "numeric", "categorical", "text", "image" or "date".
+        kinds: kind of some columns by name: "numeric", "categorical", "text", "image" or "date"; behind "date " may stand the
+            form of the dates of a fit, which decides between forms that fit equally well.
         decimal: the decimal mark of the file, None if unknown.
         typed: whether the file has types, as Parquet: texts stay texts, except for dates and numbers with a decimal mark.
         grouped: whether points may stand between thousands without other evidence in the file.
@@ -136,7 +137,7 @@ class Decider:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        kind, wanted = column.type, self.kinds.get(name)
+        kind, wanted = column.type, self.kinds.get(name, "").partition(" ")[0]
         if wanted == "image" or may_be_images(kind):
             images = self.images(name, [column])
             if images is not None:
@@ -161,12 +162,12 @@ class Decider:
             if name not in self.reading.numeric:
                 return unusable(len(typed), f" has {typed.reason}, and the model needs numbers; give numbers")
             return Column("real", typed.values, reason="seconds since 1970")
-        if pa.types.is_integer(kind) and wanted is None and _are_huge(pc.min_max(column).as_py().values()):
+        if pa.types.is_integer(kind) and not wanted and _are_huge(pc.min_max(column).as_py().values()):
             return self._codes(self._words(name, pc.cast(pc.cast(column, pa.string()), pa.large_string())))
         found = self._without_sentinels(typed)
         if typed.unit == DURATION:
             found.notes = (f"column {short(name)} has durations; read as seconds",)
-        if compact and wanted is None:
+        if compact and not wanted:
             example = f"{np.nanmin(typed.numbers):.0f}"
             advice = f"--date {short(name)} reads dates" if self.options else "pd.to_datetime makes them dates"
             found.notes = (f"column {short(name)} has whole numbers such as {example}; {advice}",)
@@ -227,7 +228,7 @@ class Decider:
         free, signed = self.kinds.get(name) == "text", self._before(name, DASH) == CATEGORY
         return Words.of(column, name, given, fitted, typed=self.typed, free=free, signed=signed)
 
-    def _strings(self, name: str, column: Any, wanted: str | None) -> Column:
+    def _strings(self, name: str, column: Any, wanted: str) -> Column:
         """Return a column of strings; each distinct string is judged once."""
         untyped = replace(self, typed=False)
         words = (untyped if wanted in ("numeric", "date") else self)._words(name, column)
@@ -239,7 +240,7 @@ class Decider:
         if wanted == "date":
             return self._dates(read) or self._other(name, "dates", read, read_dates(read.known)[0])
         if wanted == "numeric":
-            found = self._flags(read) or self._numbers(read, True) or self._seconds_of(read)
+            found = self._flags(read) or self._seconds_of(read) or self._numbers(read, True)
             return found or self._other(name, "numbers", read)
         if self.typed:
             found = self._dates(read) or self._seconds_of(read) or untyped._written_numbers(name, column)
@@ -436,7 +437,9 @@ class Decider:
         """Return the column as dates, None if some strings are none."""
         if not words.has_digits:
             return None
-        seconds, form, doubt = read_dates(words.known, self._before(words.name, "the form").removeprefix("dates as "))
+        fitted = self.kinds.get(words.name, "").partition(" ")[2]
+        before = self._before(words.name, "the form").removeprefix("dates as ")
+        seconds, form, doubt = read_dates(words.known, before or fitted)
         if not len(seconds) or np.isnan(seconds).any():
             return _with_named_zones(words)
         if doubt:

@@ -263,6 +263,7 @@ class DateColumn:
         scales: population standard deviation of each part.
         missing: add a 0/1 input that marks missing values.
         unit: whether the fitted times have a zone, see `Column`; empty for days and in earlier files.
+        form: how the fitted dates are written, which decides what 7/3/2024 is; empty for typed files and in earlier files.
     """
 
     name: str
@@ -272,6 +273,7 @@ class DateColumn:
     scales: tuple[float, ...]
     missing: bool
     unit: str = ""
+    form: str = ""
     wanted: ClassVar[str] = "date"
     PARTS: ClassVar[tuple[str, ...]] = ("year", "month", "day of year", "weekday", "hour", "days")
 
@@ -285,7 +287,8 @@ class DateColumn:
         values = {part: numbers for part, numbers in _parts(known, first).items() if len(np.unique(numbers)) > 1}
         centers = [center_and_scale(numbers, weight) for numbers in values.values()]
         means, scales = tuple(mean for mean, _ in centers), tuple(scale for _, scale in centers)
-        return cls(name, first, tuple(values), means, scales, missing=len(known) < len(seconds), unit=column.unit)
+        missing, form = len(known) < len(seconds), column.form.get("the form", "").removeprefix("dates as ")
+        return cls(name, first, tuple(values), means, scales, missing, column.unit, form)
 
     def names(self) -> list[str]:
         """Return the names of the inputs."""
@@ -326,10 +329,8 @@ class DateColumn:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        data = dict(vars(self))
-        if not self.unit:
-            del data["unit"]  # as in earlier files
-        return data
+        # Without unit and form as in earlier files.
+        return {name: value for name, value in vars(self).items() if value != "" or name not in ("unit", "form")}
 
     @classmethod
     def read(cls, data: Mapping[str, Any], where: str) -> Self:
@@ -343,15 +344,25 @@ class DateColumn:
             "scales": list,
             "missing": bool,
             "unit": str,
+            "form": str,
         }
-        values = fields({"unit": "", **data}, where, kinds)
+        values = fields({"unit": "", "form": "", **data}, where, kinds)
         parts = values["parts"]
         if any(part not in cls.PARTS for part in parts) or len(set(map(str, parts))) < len(parts):
             reject(where, f"parts are {short(parts)}; they must be among {listed(cls.PARTS)}")
         means, scales = (numbers(values[key], len(parts), where) for key in ("means", "scales"))
         for scale in scales:
             positive(scale, where)
-        return cls(values["name"], values["first"], tuple(parts), means, scales, values["missing"], values["unit"])
+        return cls(
+            values["name"],
+            values["first"],
+            tuple(parts),
+            means,
+            scales,
+            values["missing"],
+            values["unit"],
+            values["form"],
+        )
 
 
 def _parts(seconds: Floats, first: float) -> dict[str, Floats]:

@@ -209,9 +209,9 @@ def read_numbers(
     doubtful = settled is None and grouped and _are_grouped(strings)
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
-    units = units or len(strings) > LEAST_WITH_UNIT
+    known, units = units, units or len(strings) > LEAST_WITH_UNIT
     minus = pc.replace_substring_regex(pc.replace_substring(strings, "−", "-"), TRAILING_MINUS, r"-\1")
-    core, signs, bare = _without_signs(minus, units, f"{SIGN}|{partly or SIGN}")
+    core, signs, bare = _without_signs(minus, units, f"{SIGN}|{partly or SIGN}", brackets=known)
     core, factors, suffixes, unclear = _without_suffixes(core, money=bool(re.fullmatch(SIGN, signs)))
     ways = [
         way
@@ -240,11 +240,11 @@ def _are_grouped(strings: Any) -> bool:
     return len(pointed) > 0 and bool(pc.all(pc.match_substring_regex(pointed, GROUPED)).as_py())
 
 
-def _without_signs(strings: Any, units: bool, partly: str) -> tuple[Any, str, str]:
+def _without_signs(strings: Any, units: bool, partly: str, *, brackets: bool) -> tuple[Any, str, str]:
     """Return strings without the common sign, the sign, and a string without sign.
 
     Signs are currencies, the percent sign and, with `units`, other units; strings without sign may stand beside signs that match
-    `partly`.
+    `partly`. With `brackets`, numbers are negative in parentheses also if all are: without, (1) and (2) may be marks.
     """
     import pyarrow.compute as pc
 
@@ -271,7 +271,7 @@ def _without_signs(strings: Any, units: bool, partly: str) -> tuple[Any, str, st
                 found[0],
                 strings[int(pc.index(signs.is_null(), True).as_py())].as_py() if signs.null_count else "",
             )
-    if not pc.all(pc.match_substring(strings, "(")).as_py():
+    if brackets or not pc.all(pc.match_substring(strings, "(")).as_py():
         strings = pc.replace_substring_regex(strings, r"^\(([0-9][0-9.,' ]*)\)$", r"-\1")
     return strings, "", ""
 

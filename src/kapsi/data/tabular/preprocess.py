@@ -259,8 +259,11 @@ class Preprocessing:
         return {name: count for name, count in counts.items() if count.unseen or count.empty or count.damaged}
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of each column for `read_table`."""
-        return {column.name: column.wanted for column in self.columns}
+        """Return the kind of each column for `read_table`, that of dates with their form."""
+        forms = {
+            column.name: f" {column.form}" for column in self.columns if isinstance(column, DateColumn) and column.form
+        }
+        return {column.name: column.wanted + forms.get(column.name, "") for column in self.columns}
 
     def categories(self) -> dict[str, tuple[str, ...]]:
         """Return the categories of each column of text for `read_table`."""

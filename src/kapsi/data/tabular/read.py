@@ -40,7 +40,7 @@ def read_table(
     Args:
         path: the file.
         reading: options; others are guessed from the file.
-        kinds: kind of some columns by name, "numeric", "categorical", "text", "image" or "date", in addition to the options.
+        kinds: kind of some columns by name, see `Decider`, in addition to the options.
         decimal: decimal mark of a text file without numbers to show the mark.
         categories: categories of a fit by column; these words are not missing values.
 
@@ -69,7 +69,7 @@ def read_table(
         return table
     check_regular(path)
     suffix, compression = table_suffix(path)
-    wanted, given = {**(kinds or {}), **given}, {**given, **dict.fromkeys(reading.units(), "unit")}
+    wanted, given = {**given, **(kinds or {})}, {**given, **dict.fromkeys(reading.units(), "unit")}
     notes: tuple[str, ...] = ()
     if suffix in PARQUET_SUFFIXES:
         if kinds is None:

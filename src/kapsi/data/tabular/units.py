@@ -33,6 +33,7 @@ FACTORS = {
     (NONE, "‰"): 0.001,
     ("%", "‰"): 0.1,
     ("‰", "%"): 10.0,
+    ("days", DURATION): 1 / 86_400,  # a fit on many whole days has days
     **{(SUFFIXED, letter): size for letter, size in MULTIPLES.items()},
 }
 """Factor from a unit (second) to the unit of the fit (first)."""
