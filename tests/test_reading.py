@@ -114,6 +114,28 @@ CASES = {
         {},
         "line 2 is a ruled line, as Markdown has tables; save it as CSV (DataFrame.to_csv), or remove the ruled lines",
     ),
+    "`–1.5` with a dash, `－1.5`": (csv_of(a=["–1.5", "－2.5", "−3"], y=Y[:3]), {}, [-1.5, -2.5, -3.0]),
+    "`Jan 1980`, `2024.12.31`, `31.12.24`": (
+        csv_of(a=["Jan 1970", "Feb 1970", "Mar-1970"], y=Y[:3]),
+        {},
+        [0.0, 31 * 86400.0, 59 * 86400.0],
+    ),
+    "`24/01/15`, `24/01/16`, …": (
+        csv_of(a=[f"24/0{i // 28 + 1}/{i % 28 + 1:02}" for i in range(40)], y=Y),
+        {},
+        "'24/01/01' and all other dates may be day/month or month/day",
+    ),
+    "`14.30 Uhr`": (csv_of(a=["14.30 Uhr", "9.05 Uhr", "0.00 Uhr"], y=Y[:3]), {}, [52200.0, 32700.0, 0.0]),
+    "one `#` line of names before rows": (
+        "# a y\n1 2\n3 4\n5 7\n",
+        {},
+        [1.0, 3.0, 5.0],
+    ),
+    "a last line such as `Source: me`": (
+        csv_of(a=X, y=Y) + "Source: me\n",
+        {},
+        "line 42 has 1 value, the header has 2; quote values that hold ',', or remove the line if it is no row",
+    ),
     "`20 ‰`": (csv_of(a=["20 ‰", "5‰", "1.5 ‰"], y=Y[:3]), {}, [20.0, 5.0, 1.5]),
     "`50.00 CR` beside `20.00 DR`": (
         csv_of(a=["50.00 CR", "20.00 DR", "7.00 DR"], y=Y[:3]),
@@ -571,6 +593,91 @@ def test_accountants_and_mixed_currencies(tmp_path):
     assert column(read(tmp_path, csv_of(a=["(4111.4)", "5", "2.5"], y=Y[:3]))).numbers.tolist() == [-4111.4, 5, 2.5]
     with pytest.raises(TableError, match=re.escape("column 'a': '€0', '$1' have different units; convert all values")):
         all_used(tmp_path, csv_of(a=[f"{'€$'[i % 2]}{i}" for i in range(40)], y=Y), {})
+
+
+def test_codes_are_no_quantities(tmp_path) -> None:
+    for values in (
+        [f"192.168.{100 + i % 3}.{101 + i}" for i in range(40)],
+        [f"+49 171 {200 + i} 567" for i in range(40)],
+        [f"{100 + i}{('CS', 'EE', 'MA')[i % 3]}" for i in range(40)],
+        [f"{i}²" for i in range(40)],
+    ):
+        table = read(tmp_path, csv_of(a=values, y=Y))
+        assert (column(table).kind, column(table).values.tolist()) == ("text", values)
+    assert column(read(tmp_path, csv_of(a=[f"{i} m²" for i in range(40)], y=Y))).unit == "m²"
+
+
+def test_a_leading_zero_among_numbers_has_a_note(tmp_path) -> None:
+    notes = column(read(tmp_path, csv_of(a=["07", *range(1, 40)], y=Y))).notes
+    assert notes == (
+        "column 'a' has numbers with leading zeros, such as '07', read as codes; --numeric 'a' reads numbers",
+    )
+    assert column(read(tmp_path, csv_of(a=[f"{i:03}" for i in range(40)], y=Y))).notes == ()
+
+
+def test_classes_like_quantities_have_a_note(tmp_path) -> None:
+    table = read(tmp_path, csv_of(a=X, y=["1.5±0.1", "2.5±0.1", "3.5±0.1", "4.5±0.1"] * 10))
+    assert (
+        used(table).notes[0]
+        == "the target 'y' has 4 classes; values such as '1.5±0.1' are not read as numbers or dates"
+    )
+    table = read(tmp_path, csv_of(a=X, y=["low", "mid", "high", "top"] * 10))
+    assert used(table).notes == ()
+
+
+def test_a_grade_between_other_rows_is_no_summary(tmp_path) -> None:
+    grades = ["Very poor", "Poor", "Average", "Good", "Excellent"]
+    all_used(tmp_path, csv_of(g=grades, y=[10, 20, 30, 40, 50]), {})
+    with pytest.raises(TableError, match=r"'Average'.* summarizes the other rows"):
+        used(
+            read(
+                tmp_path, csv_of(g=[*grades[:2], *grades[3:], "Average"], x=[1, 5, 2, 9, 4.25], y=[10, 20, 40, 50, 30])
+            )
+        )
+
+
+@pytest.mark.parametrize(("first", "then"), [("Mon Jan  1 10:00:00 2024", "2024-01-05T10:00:00+02:00")])
+def test_zones_of_ctime_are_compared(tmp_path, first, then) -> None:
+    run = fitted(tmp_path, a=[first.replace("  1", f" {i % 28 + 1:2}") for i in range(40)], y=Y)
+    with pytest.raises(TableError, match="has times with a time zone"):
+        run.predict({"a": [then]})
+
+
+def test_flags_are_no_numbers_in_a_model_of_numbers(tmp_path) -> None:
+    run = fitted(tmp_path, a=X, f=[i % 3 // 2 for i in range(40)], y=Y)
+    with pytest.raises(TableError, match="'a' has true and false, and the table of the fit has numbers; write numbers"):
+        run.predict({"a": ["true", "false"], "f": [0, 1]})
+    flags = run.predict({"a": ["20.5", "20.5"], "f": ["false", "true"]})
+    assert flags == pytest.approx(run.predict({"a": [20.5, 20.5], "f": [0, 1]}))
+
+
+def test_stated_numbers_of_dates_are_seconds(tmp_path) -> None:
+    content = csv_of(a=[f"1970-01-{i % 28 + 1:02}" for i in range(40)], y=Y)
+    first = column(read(tmp_path, content, numeric=["a"]))
+    assert first.values[:2].tolist() == [0.0, 86400.0]
+    (batch,) = read_batches(tmp_path / "t.csv", Reading(numeric=["a"]), {"a": "numeric"})
+    np.testing.assert_array_equal(batch.table.columns["a"].values, first.values)
+
+
+def test_given_encodings_are_kept_or_refused(tmp_path) -> None:
+    late = csv_of(g=["ab"] * 60_000, y=[1, 2] * 30_000).encode()
+    with pytest.raises(TableError, match="a row behind the first ones is not ascii text; give another --encoding"):
+        read(tmp_path, late + "é,3\n".encode("latin-1"), encoding="ascii")
+    with pytest.raises(TableError, match="line 1 is not utf-16 text; give another --encoding"):
+        read(tmp_path, csv_of(a=X, y=Y), encoding="utf-16")
+
+
+def test_an_archive_with_another_compression_is_refused(tmp_path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr(".DS_Store", "")
+        archive.writestr("t.csv", csv_of(a=X, y=Y))
+    assert read_table(tmp_path / "t.zip").rows == 40
+    data = bytearray((tmp_path / "t.zip").read_bytes())
+    for mark, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        data[data.rindex(mark) + at] = 9
+    (tmp_path / "t.zip").write_bytes(data)
+    with pytest.raises(TableError, match=r"cannot be read .*; extract the table, or compress it with deflate"):
+        read_table(tmp_path / "t.zip")
 
 
 WRITTEN = {

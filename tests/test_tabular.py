@@ -189,8 +189,8 @@ def test_a_lone_column_keeps_quoted_missing_values(tmp_path):
         ("a,b\n1,2\n".encode("utf-16-le"), ["t.csv", "NUL", "--encoding utf-16-le"]),
         (b'a,b\n1,"x\ny"\n\n1,2,3\n', ["t.csv", "line 5 has 3 values", "header has 2"]),
         (b"a,b\n1\n", ["t.csv", "line 2 has 1 value,", "header has 2"]),
-        (b'a,b\n"' + b"x" * 200_000 + b'",2,3\n', ["t.csv", "not readable as CSV"]),
-        (b'"' + b"x" * 200_000 + b'",b\n1\n', ["t.csv", "not readable as CSV"]),
+        (b'a,b\n"' + b"x" * 200_000 + b'",2,3\n', ["t.csv", "line 2 has 3 values"]),
+        (b'"' + b"x" * 200_000 + b'",b\n1\n', ["t.csv", "line 2 has 1 value, the header has 2"]),
         (b'a,b\n1,"x\n2,y\n3,z\n', ["t.csv", "quote is opened and never closed", "'x'"]),
     ],
 )
@@ -286,7 +286,8 @@ def test_bad_parquet_is_refused(tmp_path):
 
 cells_of_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 names = cells_of_text.map(lambda name: f"n{name}n")  # blanks at the ends are left out, and numbers are no names
-words = cells_of_text.filter(lambda word: word.strip().lower() not in (*MISSING_WORDS, *WEAK_WORDS))
+trimmed = cells_of_text.filter(lambda word: word == word.strip(" \t\r\n\u00a0"))  # blanks around texts are left out
+words = trimmed.filter(lambda word: word.strip().lower() not in (*MISSING_WORDS, *WEAK_WORDS))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt", ".parquet"])

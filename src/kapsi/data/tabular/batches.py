@@ -180,8 +180,8 @@ def _text(
             notes = (*file.notes, *file.dialect.notes)
             table = Table(file.where, by_name([names[i] for i in used], typed), notes=notes)
             yield TableBatch(table, dict(zip(keep, passed, strict=True)), others)
-    except UnicodeDecodeError:
-        reject(file.where, "a row behind the first ones is not UTF-8 text; save the table as UTF-8")
+    except UnicodeError:
+        file.reject_encoding()
 
 
 def _rows(
@@ -249,7 +249,7 @@ def _strings(file: TextFile, wanted: Sequence[int]) -> Iterator[Any]:
             if "straddling object" in str(error) and size < 2**30:
                 size *= 16
             elif "invalid UTF8" in str(error):
-                reject(file.where, "a row behind the first ones is not UTF-8 text; save the table as UTF-8")
+                file.reject_encoding()
             elif plain:
                 plain = False
             else:

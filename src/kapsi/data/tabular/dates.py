@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ MONTH_NAME = (
 GAP = "[ \u00a0\u202f]?"
 HALF = r"[AaPp](?:[Mm]|\. ?[Mm]\.)"
 """am or a.m., in any case."""
-CLOCK = (
-    rf"(?P<hour>\d{{1,2}}):(?P<minute>\d{{2}})(?::(?P<second>\d{{2}})(?:[.,](?P<fraction>\d+))?)?{GAP}(?P<half>{HALF})?"
-)
-TIME = rf"(?:[T ]+{CLOCK}(?P<zone> ?(?:Z|UTC|GMT|[+-]\d{{2}}(?::?\d{{2}})?))?)?$"
+HOUR = r"(?P<hour>\d{1,2})"
+MINUTES = rf":(?P<minute>\d{{2}})(?::(?P<second>\d{{2}})(?:[.,](?P<fraction>\d+))?)?{GAP}(?P<half>{HALF})?"
+CLOCK = HOUR + MINUTES
+TIME = rf"(?:[T ]+{HOUR}(?:{MINUTES})?(?P<zone> ?(?:Z|(?:UTC|GMT)?[+-]\d{{2}}(?::?\d{{2}})?|UTC|GMT))?)?$"
+"""A time behind a date; the minutes may be left out, as in 2024-12-31 14."""
 YEAR, MONTH, DAY = r"(?P<year>\d{4})", r"(?P<month>\d{1,2})", r"(?P<day>\d{1,2})"
 NAME = r"(?P<month>[A-Za-z]{3})[a-z]*"
 WEEKDAY = r"(?:(?i:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*),? )?"
@@ -32,7 +34,10 @@ FORMATS = {
     "year-month": rf"^(?P<year>1[89]\d\d|2[01]\d\d)-(?P<month>\d{{2}})(?P<day>){TIME}",
     "yearmonthday": rf"^{YEAR}(?P<month>\d{{2}})(?P<day>\d{{2}}){TIME}",
     "year/month/day": rf"^{YEAR}/{MONTH}/{DAY}{TIME}",
+    "year.month.day": rf"^{YEAR}\.{MONTH}\.{DAY}{TIME}",
     "day.month.year": rf"^{DAY}\.{MONTH}\.{YEAR}{TIME}",
+    "day.month.short year": rf"^(?P<day>\d\d)\.(?P<month>\d\d)\.{SHORT}{TIME}",
+    "name year": rf"^{NAME}\.?[- ]{YEAR}(?P<day>){TIME}",
     "day-name-year": rf"^{WEEKDAY}{DAY}[- ]{NAME}[- ,]+{YEAR}{TIME}",
     "name day, year": rf"^{WEEKDAY}{NAME}[- ]{DAY},? {YEAR}{TIME}",
     "day/month/year": rf"^{DAY}[/-]{MONTH}[/-]{YEAR}{TIME}",
@@ -68,6 +73,7 @@ def read_times(strings: Any) -> Floats:
     import pyarrow.compute as pc
 
     strings = pc.replace_substring_regex(strings, rf"^(\d{{1,2}})({GAP}{HALF})$", r"\1:00\2")
+    strings = pc.replace_substring_regex(strings, r"^(\d{1,2})[.:](\d\d) Uhr$", r"\1:\2")
     seconds, good = _clock(pc.extract_regex(strings, f"^{CLOCK}$"))
     return np.where(good, seconds, np.nan)
 
@@ -154,7 +160,17 @@ def read_dates(strings: Any, before: str = "") -> tuple[Floats, str, bool]:
     if counts.get(before) == counts[best]:
         return parsed[before], before, False
     ways = [parsed[name] for name, count in counts.items() if count == counts[best] and count]
-    return parsed[best], best, not all(np.array_equal(ways[0], way, equal_nan=True) for way in ways)
+    doubt = not all(np.array_equal(ways[0], way, equal_nan=True) for way in ways)
+    return parsed[best], best, doubt or (best == "day/month/short year" and _year_may_be_first(strings))
+
+
+def _year_may_be_first(strings: Any) -> bool:
+    """Return whether all of 24/01/15, 24/01/16, … have a day at the end, and the numbers in front vary less, as years do."""
+    import pyarrow.compute as pc
+
+    parts = pc.extract_regex(strings, rf"^{SHORT}/{MONTH}/{DAY}{TIME}")
+    first, last = (pc.count_distinct(pc.struct_field(parts, name)).as_py() for name in ("year", "day"))
+    return first < last and not np.isnan(_seconds(parts)).any()
 
 
 def _seconds(parts: Any) -> Floats:
@@ -208,7 +224,7 @@ def _clock(parts: Any) -> tuple[Floats, npt.NDArray[np.bool_]]:
 
 def _zone(text: str) -> int:
     """Return the offset of a time zone in seconds."""
-    digits = text.strip().replace(":", "")
+    digits = re.sub("UTC|GMT|[: ]", "", text)
     if digits[:1] not in ("+", "-"):
         return 0
     return int(digits[0] + "1") * (int(digits[1:3]) * 3600 + int(digits[3:] or 0) * 60)

@@ -12,10 +12,14 @@ import numpy as np
 
 from kapsi.data.tabular.dates import GAP, HALF, MONTH_NAME, NAMED_ZONE, read_dates, read_durations, read_times
 from kapsi.data.tabular.numerals import (
+    ADDRESS,
+    CLOCK_WORD,
     LEAST_WITH_UNIT,
     MULTIPLES,
     SIGN,
     SUFFIXED,
+    TELEPHONE,
+    UNITS,
     Numbers,
     Numerals,
     is_number,
@@ -39,13 +43,10 @@ from kapsi.data.tabular.units import CLOCK, DURATION, PAIRS, TIME_OF_DAY, proble
 from kapsi.data.tabular.words import CATEGORY, DASH, MANY, Words
 
 INTEGER = r"^[+-]?\d+$"
-IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)$", r":\d\d.*[+-]\d\d(:?\d\d)?$"
-NO_ZONE = rf"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?({GAP}{HALF})?$"
+IN_UTC, ZONE = r":\d\d.*(Z|UTC|GMT)( \d{4})?$", r":\d\d.*[+-]\d\d(:?\d\d)?$"
+NO_ZONE = rf"[T ]\d\d?:\d\d(:\d\d([.,]\d+)?)?({GAP}{HALF})?( \d{{4}})?$"
 """Times in UTC, with an offset from UTC, and without a zone."""
 SIGN_TRAIT = "the sign"
-MOST_UNITS = 4
-"""Numbers with more different letters behind them are codes, such as seats."""
-ORDINALS = ("st", "nd", "rd", "th")
 TRUE, FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
 """Spellings of flags; a column of numbers alone is none."""
 ZERO_FIRST = r"^[+-]?0\d+$"
@@ -241,6 +242,8 @@ class Decider:
             return self._dates(read) or self._other(name, "dates", read, read_dates(read.known)[0])
         if wanted == "numeric":
             found = self._flags(read) or self._seconds_of(read) or self._numbers(read, True)
+            if found is None and name in self.reading.numeric and (dates := self._dates(read)):
+                return dates if dates.problem else Column("real", dates.values, reason="seconds since 1970")
             return found or self._other(name, "numbers", read)
         if self.typed:
             found = self._dates(read) or self._seconds_of(read) or untyped._written_numbers(name, column)
@@ -319,15 +322,15 @@ class Decider:
         many = int((~np.isnan(numbers)).sum()) > MANY
         if (share >= MOSTLY and many) or (share >= NEARLY and wordy and len(words.known) > SEVERAL_WORDS):
             return self._other(name, "numbers", words, numbers)
+        mixed = (_dates_without_year(words) or _mixed_units(words)) if len(words.known) > MANY else ""
+        if mixed:
+            keep = f", or keep the texts with --categorical {short(name)}" if self.options else ""
+            return unusable(words.rows, mixed + keep, words)
         for kind, read in (("dates of one form", lambda known: read_dates(known)[0]), ("times", _times)):
             values = read(words.known) if words.has_digits else np.empty(0)
             if len(values) and words.share(values) >= MOSTLY and (~np.isnan(values)).sum() > 1:
                 return self._other(name, kind, words, values)
         text = written.text(f"{len(words.known)} different texts")
-        mixed = (_dates_without_year(words) or _mixed_units(words)) if len(words.known) > MANY else ""
-        if mixed:
-            keep = f", or keep the texts with --categorical {short(name)}" if self.options else ""
-            return unusable(words.rows, mixed + keep, words)
         if share >= MOSTLY:
             problem = self._problem(name, "numbers", words, numbers)
             text.notes = (f"column {short(name)}{problem}; its values are categories now",)
@@ -365,7 +368,9 @@ class Decider:
         if np.isnan(found.values).any():
             return None
         if not forced and words.all_match(INTEGER) and words.any_match(ZERO_FIRST):
-            return words.text("codes with leading zeros")
+            return self._zeros(words)
+        if not forced and (words.all_match(ADDRESS) or words.all_match(TELEPHONE)):
+            return words.text("addresses or telephone numbers")
         if found.doubt:
             word, first, second = found.doubt
             marks = "--decimal ',' or --thousands ','" if "," in word else "--decimal . or --thousands ."
@@ -400,12 +405,27 @@ class Decider:
             column.notes = (f"{text} is read as {np.abs(found.values).max():,.15g}",)
         return self._without_sentinels(column)
 
+    def _zeros(self, words: Words) -> Column:
+        """Return whole numbers, some with leading zeros, as text; with a note if they have different lengths, as numbers have."""
+        column = words.text("codes with leading zeros")
+        if len({len(word) for word in words.list}) > 1:
+            example = short(words.first(ZERO_FIRST))
+            advice = (
+                f"--numeric {short(words.name)} reads numbers"
+                if self.options
+                else "convert them to use them as numbers"
+            )
+            column.notes = (
+                f"column {short(words.name)} has numbers with leading zeros, such as {example}, read as codes; {advice}",
+            )
+        return column
+
     @staticmethod
     def _seconds_of(words: Words) -> Column | None:
         """Return times of the day or durations as seconds, None if some strings are neither."""
         import pyarrow.compute as pc
 
-        if not words.any_match(rf":|^[+-]?P|^-?\d+ day|^\d{{1,2}}{GAP}{HALF}$"):
+        if not words.any_match(rf":|^[+-]?P|^-?\d+ day|^\d{{1,2}}{GAP}{HALF}$|{CLOCK_WORD}$"):
             return None
         times, example = read_times(words.known), short(words.list[0])
         paired = [word for word in words.list if re.fullmatch(r"\d+:\d\d", word)]
@@ -548,8 +568,8 @@ def _ticks(unit: str) -> float:
 def _mixed_units(words: Words) -> str:
     """Return a message about numbers with several units, such as GB and MB; empty for other strings and for codes such as 12A."""
     units = units_of(words.list) if words.has_digits else {}
-    code = all(len(unit) == 1 and unit.isalpha() for unit in units) or {*map(str.lower, units)} <= {*ORDINALS}
-    if code or not 1 < len(units) <= MOST_UNITS:
+    letters = all(len(unit) == 1 and unit.isalpha() for unit in units)  # as of seats, 12A and 12B
+    if len(units) < 2 or letters or not all(unit in UNITS or re.fullmatch(SIGN, unit) for unit in units):
         return ""
     return f": {listed(units.values())} have different units; convert all values to one unit"
 

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from kapsi.data.tabular.decide import ZERO_FIRST, Decider
 from kapsi.data.tabular.dialect import Dialect, find_dialect
@@ -102,8 +102,9 @@ class TextFile:
 
         try:
             text = codecs.getincrementaldecoder(self.encoding)().decode(self.sample, final=self.complete)
-        except UnicodeDecodeError as error:
-            line = self.sample.count(b"\n", 0, error.start) + 1
+        except UnicodeError as error:
+            start = error.start if isinstance(error, UnicodeDecodeError) else 0  # UTF-16 without a mark has no place
+            line = self.sample.count(b"\n", 0, start) + 1
             raise table_error(self.where, f"line {line} is not {self.encoding} text; give another --encoding") from None
         check_text(text.encode(), self.where)
         mark = "\ufeff" * (len(text) - len(text.lstrip("\ufeff")))
@@ -149,16 +150,28 @@ class TextFile:
         with reading_file(self.path):
             try:
                 columns, digest, decider = self._columns(names, decider)
-            except UnicodeDecodeError:
+            except UnicodeError:
                 columns, digest, decider = self._again(names, decider)
             except pa.ArrowInvalid as error:
-                if "invalid UTF8" not in str(error) or self.reading.encoding is not None:
+                if "invalid UTF8" not in str(error):
                     raise table_error(self.where, f"not readable as CSV ({str(error)[:200]})") from None
                 columns, digest, decider = self._again(names, decider)
         return TextTable(names, columns, digest, (*self.notes, *self.dialect.notes), decider.decimal)
 
+    def reject_encoding(self) -> NoReturn:
+        """Refuse bytes that are no text in the encoding behind the first lines.
+
+        Raises:
+            TableError: always.
+        """
+        remedy = "save the table as UTF-8" if self.reading.encoding is None else "give another --encoding"
+        name = "UTF-8" if self.encoding == "utf-8" else self.encoding
+        reject(self.where, f"a row behind the first ones is not {name} text; {remedy}")
+
     def _again(self, names: list[str], decider: Decider) -> tuple[list[Column], str, Decider]:
-        """Read a text with bytes outside of UTF-8 behind the first lines."""
+        """Read a text with bytes outside of UTF-8 behind the first lines, unless the user has given the encoding."""
+        if self.reading.encoding is not None:
+            self.reject_encoding()
         with open_table(self.path, self.compression) as raw:
             self.encoding, _, note = western(raw.read())
         self.notes = (*self.notes, note)

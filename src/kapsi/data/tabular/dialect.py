@@ -21,6 +21,8 @@ MOST_RECORDS = 200
 NUMERIC = re.compile(NUMBER.replace(r"\.?", "[.,]?").replace(r"|\.", "|[.,]"))
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$")
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
+NO_UNITS = ("missing", "unknown", "error", "invalid", "undefined", "pending", "tbd", "not available")
+"""Words of a first row of values that may not be read yet."""
 RULE = re.compile(r"\s*[-+=]*-{2,}\+[-+=]*\s*$|\s*\+[-=+]*-{2,}\+\s*$|\s*\|([ :]*-+[ :]*\|)+\s*$")
 COUNT = re.compile(r"\(?\d+ rows?( in set.*| selected.*| affected.*)?\)?\.?", re.IGNORECASE)
 """The line below the names and the last line of a table as databases print it."""
@@ -123,8 +125,8 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
     if (
         counted
         and len(names) == len(counted[0][0]) > 1
-        and _looks_like_values(counted[0][0])
         and not _looks_like_values(names)
+        and _is_a_row(*[row for row, _ in counted])
     ):
         counted.insert(0, (names, 0))
         notes = ()
@@ -133,7 +135,8 @@ def find_dialect(text: str, complete: bool, reading: Reading, where: str, defaul
     if (
         not comment
         and reading.comment is None
-        and any(row[0].startswith("#") and len(row) != len(counted[0][0]) for row, _ in counted[1:])
+        and (marked := [row for row, _ in counted[1:] if row[0].startswith("#")])
+        and all(len(row) != len(counted[0][0]) for row in marked)
     ):
         draft, notes = (
             replace(draft, comment="#", plain=False),
@@ -235,6 +238,11 @@ def _is_value(word: str) -> bool:
     return _is_number(word) or _is_missing(word)
 
 
+def _is_a_row(first: Sequence[str], *others: Sequence[str]) -> bool:
+    """Return whether the first line below a comment is a row: it looks like values, or has a number in a column of numbers."""
+    return _looks_like_values(first) or any(_is_number(word) and _numeric(others, i) for i, word in enumerate(first))
+
+
 def _looks_like_values(row: Sequence[str]) -> bool:
     """Return whether at least half of the names of a header are numbers, other than column numbers or years in order."""
     numbers = [name.strip() for name in row if _is_number(name)]
@@ -334,6 +342,8 @@ def _units(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str] | N
     if len(rows) < 4 or len(rows[0]) != len(names):
         return None
     words = {i: word.strip() for i, word in enumerate(rows[0]) if word.strip() and not _is_value(word)}
+    if all(word.lower() in NO_UNITS for word in words.values()):
+        return None
     units = [word for i, word in words.items() if _numeric(rows[1:], i)]
     if len(units) < 2:
         return None
@@ -357,4 +367,6 @@ def ragged(row: Sequence[str], line: int, dialect: Dialect) -> str:
     values = "1 value" if len(row) == 1 else f"{len(row)} values"
     if len(row) == 1 and COUNT.fullmatch(row[0].strip()):
         return f"line {line} is {short(row[0].strip())}, no row; remove the line"
+    if len(row) == 1 and not hint:
+        hint = ", or remove the line if it is no row"
     return f"line {line} has {values}, the header has {dialect.width}; quote values that hold {mark}{hint}"

@@ -21,6 +21,7 @@ from kapsi.data.tabular.types import (
     listed,
     reject,
     short,
+    table_error,
 )
 from kapsi.data.tabular.units import to_unit
 
@@ -125,8 +126,16 @@ class NumberColumn:
     def accept(self, column: Column, where: str) -> Column:
         """Return the column as numbers in the unit of the fit; reject text, infinite values and another unit."""
         kind = column.kind if column.kind in ("integer", "boolean") else "real"
+        if kind == "boolean" and not self._may_be_flags() and not column.missing.all():
+            problem = f"column {short(self.name)} has true and false, and the table of the fit has numbers"
+            raise table_error(where, f"{problem}; write numbers")
         factor, _ = to_unit(column, self.unit, self.name, where)
         return Column(kind, as_numbers(column, self.name, where) * factor, unit=self.unit)
+
+    def _may_be_flags(self) -> bool:
+        """Return whether the fitted values may be 0 and 1 alone: mean p and variance p (1 − p), or a constant."""
+        variance = self.mean * (1 - self.mean)
+        return self.mean in (0, 1) or math.isclose(self.scale**2, variance, rel_tol=1e-6)
 
     def note(self, column: Column, where: str) -> str:
         """Return a note on the unit of a column of another table, empty without a guess."""

@@ -29,8 +29,22 @@ AMOUNTS = {"m": 1e6, "b": 1e9, "t": 1e12}
 """Suffixes of amounts of money; without a currency, m may be meters."""
 SUFFIXED = "K, M, B"
 """The unit of numbers that had different suffixes."""
+CLOCK_WORD = "Uhr"
+"""Behind a German time, such as 14.30 Uhr."""
+ADDRESS = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
+TELEPHONE = r"^\+\d{1,3}( \d+){2,}$"
+_UNITS = (
+    "g kg mg µg ug t lb lbs oz m cm mm km µm um nm in ft yd mi l ml cl dl L mL gal s sec min h hr hrs d ms µs us ns B KB MB GB "
+    "TB kB KiB MiB GiB TiB V mV kV A mA µA W kW MW Wh kWh MWh Hz kHz MHz GHz Pa hPa kPa MPa bar mbar psi °C °F K J kJ MJ cal "
+    "kcal N kN Nm mol mmol ppm ppb pct % ‰ ° m² km² cm² m³ cm³ m/s km/h mph kn rpm kbps Mbps Gbps second seconds minute minutes "
+    "hour hours day days week weeks month months year years yr yrs"
+)
+UNITS = frozenset(_UNITS.split())
+"""Units that are certain: other letters behind numbers may be parts of codes, such as 101CS."""
 TRAILING_MINUS = r"^([0-9.,' ]*[.,][0-9]+)-$"
 """An amount as SAP writes it; without decimals, 3- is a school grade as well."""
+MINUS = r"−|^([^0-9]?)[–－﹣]"
+"""A minus sign of typography, an en dash before a number, and full-width signs."""
 GROUPED = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"
 """A decimal point, or a point between thousands."""
 # Numbers that have one reading only: 0,5 and 1.234,5 and 1.234.567 have a decimal comma.
@@ -150,9 +164,9 @@ def is_plural(first: str, second: str) -> bool:
     Example:
         >>> is_plural("year", "years"), is_plural("m", "ms")
         (True, False)
-    """
+    """  # 5 mAs is no plural of 5 mA
     one, many = sorted((first, second), key=len)
-    return len(one) > 1 and many == f"{one}s"
+    return len(one) > 1 and one.islower() and many == f"{one}s"
 
 
 def decimal_mark(words: Iterable[str]) -> str | None:
@@ -210,7 +224,7 @@ def read_numbers(
     if settled != "," and not np.isnan(plain).any() and not doubtful:
         return Numbers(plain)
     known, units = units, units or len(strings) > LEAST_WITH_UNIT
-    minus = pc.replace_substring_regex(pc.replace_substring(strings, "−", "-"), TRAILING_MINUS, r"-\1")
+    minus = pc.replace_substring_regex(pc.replace_substring_regex(strings, MINUS, r"\1-"), TRAILING_MINUS, r"-\1")
     core, signs, bare = _without_signs(minus, units, f"{SIGN}|{partly or SIGN}", brackets=known)
     core, factors, suffixes, unclear = _without_suffixes(core, money=bool(re.fullmatch(SIGN, signs)))
     ways = [
@@ -254,13 +268,15 @@ def _without_signs(strings: Any, units: bool, partly: str, *, brackets: bool) ->
         rf"[{BLANK}]?(?:{sign}|[%‰])(\)?)$",
         rf"[0-9.,](?:[{BLANK}]?(?:{suffix}))?[{BLANK}]?(?P<sign>{sign}|[%‰])\)?$",
     )
-    unit = (rf"[{BLANK}]?[A-Za-zµ°%‰/²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[A-Za-zµ°%‰/²³]{{1,8}})$")
+    # 10² is no number with a unit.
+    letter = r"\pLΩ°%‰/"
+    unit = (rf"[{BLANK}]?[{letter}²³]+$", rf"[0-9.,][{BLANK}]?(?P<sign>[{letter}][{letter}²³]{{0,7}})$")
     for removed, pattern in (before, after, *[unit] * units):
         signs = pc.struct_field(pc.extract_regex(strings, pattern), "sign")
         found = sorted((text for text in pc.unique(signs).to_pylist() if text is not None), key=len, reverse=True)
         if len(found) == 2 and is_plural(*found):
             del found[1]
-        if len(found) != 1 or found[0] in WORDS:
+        if len(found) != 1 or found[0] in WORDS or found[0] == CLOCK_WORD:
             continue
         if not signs.null_count or re.fullmatch(partly, found[0]):
             # Accountants write negative amounts in parentheses.

@@ -326,7 +326,7 @@ class Preprocessing:
             infinite = set(np.flatnonzero(np.isinf(values).any(1)).tolist())
             for i, name in enumerate(names):
                 column = table.columns[name]
-                if i not in infinite and fitted.get(name) == column.unit:
+                if i not in infinite and fitted.get(name) == column.unit and column.kind != "boolean":
                     columns[name] = column
         for encoder in self.columns:
             if encoder.name not in columns:

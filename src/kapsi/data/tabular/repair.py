@@ -55,6 +55,7 @@ def repaired(stream: TextStream, dialect: Dialect, line: int) -> Iterator[list[s
             end += 1
             yield text
 
+    csv.field_size_limit(2**31 - 1)  # of the whole process: 131,072 characters by default
     try:
         for row in dialect.records(counted()):
             if len(row) > dialect.width and not any(value.strip() for value in row[dialect.width :]):

@@ -116,7 +116,10 @@ def _named_summaries(table: Table) -> dict[int, str]:
         for row in ends:
             if codes[row] >= 0 and summary(words[codes[row]]) and np.count_nonzero(codes == codes[row]) == 1:
                 found.setdefault(row, words[codes[row]])
-    return found
+    # Between other rows, Average may be a grade.
+    first = next((row for row in range(table.rows) if row not in found), table.rows)
+    last = next((row for row in reversed(range(table.rows)) if row not in found), -1)
+    return {row: word for row, word in sorted(found.items()) if row < first or row > last}
 
 
 def _matches(table: Table, row: int, others: Ints, statistic: Callable[..., Any]) -> tuple[list[str], int]:

@@ -45,7 +45,7 @@ FOREIGN = {
     rb"\x93NUMPY": "a NumPy array",
     rb"\x80[\x02-\x05].{0,12}c|\x80[\x04\x05]\x95": "a pickle of Python",
     rb"%PDF": "a PDF file",
-    rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|html|head|\?xml)": "a web page or XML",
+    rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|!--|\?xml|[a-z]+[ >])": "a web page or XML",
     rb"(\xef\xbb\xbf)?\s*[\[{]\s*[\[{]?\s*(\"([^\"\n]|\\.)*\"\s*:|$)": "JSON",
     rb"version https://git-lfs": "a pointer of Git LFS",
     rb"[-+]?\d+(\.\d+)?(?=[^\n]*[ \t]\d+:(?!\d\d\s)[^\s:])([ \t]+\d+:[^\s:,;]+)+[ \t]*(\r?\n|$)": (
@@ -58,6 +58,9 @@ FOREIGN = {
     rb"MATLAB 5\.0 MAT-file": "a MATLAB file, which scipy.io.loadmat reads",
     rb"RD[AX][23]\n|[ABX]\n\0\0\0": "a file of R",
     rb"Obj\x01": "an Avro file",
+    rb"BZh[1-9]1AY|\xfd7zXZ|7z\xbc\xaf": "compressed in another way than .gz, .zip and .zst",
+    rb"\x89PNG|\xff\xd8\xff|GIF8": "an image",
+    rb"(?s:.{257})ustar": "a tar archive",
     rb"ORC[\0-\x08]": "an ORC file",
 }
 """Beginnings of files other than tables of text, for messages."""
@@ -90,7 +93,8 @@ def reading_file(path: Path) -> Iterator[None]:
         raise table_error(str(path), "there is no such file; check the path") from None
     except UnicodeDecodeError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        # ValueError: a NUL in the name; NotImplementedError: a compression that zipfile cannot read
         if type(error).__module__.startswith("kapsi"):
             raise
         reason = getattr(error, "strerror", None) or error
@@ -108,6 +112,8 @@ def _damage(path: Path, error: Exception) -> str:
         return "the file is empty; a table has a header line and at least one row"
     if not any(first.startswith(mark) for mark, true in MAGIC.items() if true == suffix):
         return f"the content is not that of a {suffix} file; give the file the suffix of its content, such as .csv"
+    if isinstance(error, NotImplementedError):
+        return f"the {suffix} file cannot be read ({error}); extract the table, or compress it with deflate"
     return f"the {suffix} file is damaged or cut off ({error}); download or compress it again"
 
 
@@ -129,7 +135,9 @@ def open_table(path: Path, compression: str | None) -> Any:
     if compression == "zip":
         archive = zipfile.ZipFile(path)
         names = [
-            n for n in archive.namelist() if not n.endswith("/") and not n.startswith("__MACOSX") and "/." not in n
+            n
+            for n in archive.namelist()
+            if not n.endswith("/") and not n.startswith(("__MACOSX", ".")) and "/." not in n
         ]
         if len(names) != 1:
             reject(str(path), f"the archive has {len(names)} files ({listed(names, 5)}); give an archive of one table")

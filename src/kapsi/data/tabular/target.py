@@ -323,6 +323,9 @@ def _classes_of(
             )
         codes, words = column.take(rows).coded()
         labels = list(words)
+        like, reason = ([], "") if column.reason == REQUESTED else _quantities(words, target, few=True)
+        if len(like) > MOSTLY_LIKE * len(words):
+            notes.append(f"the target {short(target)} has {len(words)} classes{reason}")
     else:
         values, codes = np.unique(column.numbers[rows], return_inverse=True)
         bad = values[(values != np.floor(values)) | (np.abs(values) > EXACT_INTEGERS)]
