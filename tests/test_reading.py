@@ -328,6 +328,7 @@ def test_text_files(tmp_path, case):
 
 
 OTHER = {
+    "a quote that is opened in one row and closed in a later one",
     "`-`, `n/a` as texts in Parquet files and data frames",
     "a table for prediction that does not show its decimal mark",
     ".gz, .zip, .zst",
@@ -593,6 +594,16 @@ def test_accountants_and_mixed_currencies(tmp_path):
     assert column(read(tmp_path, csv_of(a=["(4111.4)", "5", "2.5"], y=Y[:3]))).numbers.tolist() == [-4111.4, 5, 2.5]
     with pytest.raises(TableError, match=re.escape("column 'a': '€0', '$1' have different units; convert all values")):
         all_used(tmp_path, csv_of(a=[f"{'€$'[i % 2]}{i}" for i in range(40)], y=Y), {})
+
+
+def test_a_quote_over_several_rows_is_refused(tmp_path) -> None:
+    rows = [f"{'abcdef'[i % 6]},{i}.5,{i}\n" for i in range(40)]
+    for first, last in ((5, 8), (5, 6)):
+        broken = [f'"{row}' if i in (first, last) else row for i, row in enumerate(rows)]
+        with pytest.raises(TableError, match=r"column 'g': .* \(row 6\) has rows in quotes; remove or close the quote"):
+            read(tmp_path, "g,x,y\n" + "".join(broken))
+    table = read(tmp_path, csv_of(g=['"a, b\nc, d"', "e"] * 20, x=X, y=Y))
+    assert column(table, "g").values[0] == "a, b\nc, d"
 
 
 def test_codes_are_no_quantities(tmp_path) -> None:

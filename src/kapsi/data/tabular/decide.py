@@ -100,7 +100,7 @@ class Decider:
         """The numbers declared missing by the user."""
         import pyarrow as pa
 
-        numbers = parse_numbers(pa.array(self.reading.missing, pa.large_string()))
+        numbers = parse_numbers(pa.array([word.strip() for word in self.reading.missing], pa.large_string()))
         return numbers[~np.isnan(numbers)]
 
     def column(self, name: str, column: Any) -> Column:

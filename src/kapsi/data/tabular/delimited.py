@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kapsi.data.tabular.decide import ZERO_FIRST, Decider
 from kapsi.data.tabular.dialect import Dialect, find_dialect
-from kapsi.data.tabular.numerals import decimal_marks
+from kapsi.data.tabular.numerals import decimal_marks, is_number
 from kapsi.data.tabular.reading import Reading
 from kapsi.data.tabular.repair import RepairedRows
 from kapsi.data.tabular.source import (
@@ -156,7 +156,26 @@ class TextFile:
                 if "invalid UTF8" not in str(error):
                     raise table_error(self.where, f"not readable as CSV ({str(error)[:200]})") from None
                 columns, digest, decider = self._again(names, decider)
+        self._check_rows_in_quotes(names, columns)
         return TextTable(names, columns, digest, (*self.notes, *self.dialect.notes), decider.decimal)
+
+    def _check_rows_in_quotes(self, names: Sequence[str], columns: Sequence[Column]) -> None:
+        """Refuse texts whose lines are rows: a quote was opened in one row and closed in a later one."""
+        numbers = [i for i, column in enumerate(columns) if column.kind in ("integer", "real")]
+        for i, column in enumerate(columns):
+            if column.kind != "text":
+                continue
+            codes, words = column.coded()
+            for code, word in enumerate(words):
+                if "\n" not in word:
+                    continue
+                first, *lines = (line.split(self.dialect.separator) for line in word.split("\n")[:-1])
+                whole = [[""] * i + first, *lines]
+                told = numbers if lines else [place for place in numbers if place > i]
+                if told and all(_is_row(line, len(columns), numbers, i * (not k)) for k, line in enumerate(whole)):
+                    row = codes.tolist().index(code) + 1
+                    text = f"column {short(names[i])}: {short(word)} (row {row}) has rows in quotes"
+                    reject(self.where, f"{text}; remove or close the quote")
 
     def reject_encoding(self) -> NoReturn:
         """Refuse bytes that are no text in the encoding behind the first lines.
@@ -330,6 +349,11 @@ class TextFile:
         table, _ = self._arrow_or_repaired(again, again)
         found = dict(zip(times, table.columns, strict=True))
         return [found.get(i, column) for i, column in enumerate(columns)]
+
+
+def _is_row(line: Sequence[str], width: int, numbers: Sequence[int], start: int) -> bool:
+    """Return whether the parts of a line, those from `start`, are a row with numbers at the given places."""
+    return len(line) == width and all(is_number(line[i].strip()) for i in numbers if i >= start)
 
 
 def _is_time(column: Any) -> bool:
