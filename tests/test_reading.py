@@ -606,6 +606,14 @@ def test_a_quote_over_several_rows_is_refused(tmp_path) -> None:
     assert column(table, "g").values[0] == "a, b\nc, d"
 
 
+def test_empty_columns_are_listed_in_their_order(tmp_path) -> None:
+    names = [f"e{i}" for i in range(20)]
+    notes = used(read(tmp_path, csv_of(a=X, y=Y, **{name: [""] * 40 for name in names}))).notes
+    assert notes == (
+        f"dropped 20 columns that are empty or the same in every row: {', '.join(map(repr, names[:10]))} and 10 more",
+    )
+
+
 def test_codes_are_no_quantities(tmp_path) -> None:
     for values in (
         [f"192.168.{100 + i % 3}.{101 + i}" for i in range(40)],

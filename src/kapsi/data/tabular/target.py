@@ -378,7 +378,7 @@ def informative(table: Table, names: list[str], rows: Ints, notes: list[str], re
     for name in names:
         if name in empty and name in required:
             reject(table.name, f"the column {short(name)} has no value in any used row; leave its option out")
-    dropped = dict.fromkeys(empty, "it has no values")
+    dropped = {name: "it has no values" for name in names if name in empty}
     texts: dict[str, Column] = {}
     constant = _constant(features, rows)
     kept: list[str] = []
